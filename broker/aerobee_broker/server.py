@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -67,6 +68,7 @@ from aerobee_broker.transactions.producers import Producers
 from aerobee_broker.transactions.transactions import Transactions
 from aerobee_store import MessageStore, SystemClock
 from aerobee_store.clock import Clock
+from aerobee_store.deferred import load_deferred
 
 if TYPE_CHECKING:
     from aerobee_broker.replication.leadership import Leadership
@@ -368,6 +370,8 @@ async def _serve(
                     registrar.listening(listening.remoting, listening)
                     services.append(tasks.create_task(registrar.run(), name=registrar.name))
                 ready.reason = None
+                if config.listen.front != "native" or config.listen.remoting is not None:
+                    _load_deferred()
                 announce(listening, process.metrics_address)
                 ends = (stopping,) if keeping is None else (stopping, keeping)
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)  # cancelled if a service dies
@@ -422,7 +426,13 @@ async def _listen(
     methods: dict[str, Method] = {}  # complete before the loop accepts the first connection
     server: Server
     if config.listen.front == "native":
-        server = front = Front(methods, config.front, counters.front, protocols=(remoting.protocol(),))
+        server = front = Front(
+            methods,
+            config.front,
+            counters.front,
+            protocols=(remoting.protocol(),),
+            first_connection=_load_deferred if config.listen.remoting is None else lambda: None,
+        )
         try:
             listening = listen_native(front, config)
         except BaseException:
@@ -503,6 +513,11 @@ async def _listen(
     }
     await server.start()
     return server, draining, listening
+
+
+def _load_deferred() -> None:
+    """Import, in a thread, what serving clients needs and a broker at rest does not."""
+    threading.Thread(target=load_deferred, name="aerobee-imports", daemon=True).start()
 
 
 def _warn(config: BrokerConfig) -> None:

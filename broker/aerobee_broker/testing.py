@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -31,9 +31,9 @@ from typing import Any, Final
 
 import uvloop
 
-from aerobee_broker import server  # noqa: F401  # imported before it is needed: that is what this process is for
 from aerobee_broker.commands import serve
 from aerobee_broker.errors import BrokerError
+from aerobee_store.deferred import load_deferred
 from aerobee_store.errors import StoreError
 from aerobee_store.travelling_clock import TravellingClock
 
@@ -56,9 +56,12 @@ class Order:
 def main(control: socket.socket) -> int:
     """Fork a broker for each order; return its exit code in each broker, and here after the last order."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the test runner
-    gc.collect()
-    gc.freeze()  # imported modules stay shared with all brokers
+    serve.import_broker()  # now, to share the modules with all brokers
+    is_loaded = False
     while True:
+        if not is_loaded and not select.select([control], [], [], 0)[0]:  # while no broker is asked for
+            load_deferred()
+            is_loaded = True
         data, descriptors, _, _ = socket.recv_fds(control, _ORDER_SIZE_MAX, 2)
         if not data:
             return 0

@@ -14,11 +14,10 @@ zeros of a blank, and its durable end can be reported to the other broker.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 from aerobee_store.config import StoreConfig
+from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import NO_ROOM
 from aerobee_store.durability.durability import Durability
 from aerobee_store.errors import LogMismatchError, StoreFullError
@@ -26,12 +25,22 @@ from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.queues.dispatch import Dispatch, ReceivedRecords, ReceivedUnits
 from aerobee_store.queues.multi_dispatch import MultiDispatch
 from aerobee_store.queues.queue_table import QueueTable
-from aerobee_store.queues.record_units import batch_queue_units, queue_units
 from aerobee_store.records import record
 from aerobee_store.records.delay_levels import DelayLevels
 from aerobee_store.records.record import StopReason
-from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.stats import StoreStats
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from aerobee_store.queues import record_units
+    from aerobee_store.records import record_batch
+    from aerobee_store.records.record_batch import RecordBatch
+else:
+    np = deferred("numpy")
+    record_batch = deferred("aerobee_store.records.record_batch")
+    record_units = deferred("aerobee_store.queues.record_units")
+
 
 _BATCH_RECORDS: Final = 4096
 
@@ -112,7 +121,7 @@ class LogFollower:
             yield position, None
         while position < len(buffer):
             limit = min(len(buffer), position + segment_size - (base + position) % segment_size)
-            batch = RecordBatch.parse(
+            batch = record_batch.RecordBatch.parse(
                 buffer,
                 base_physical_offset=base,
                 start=position,
@@ -160,7 +169,7 @@ class LogFollower:
 
     def _derived(self, batch: RecordBatch) -> ReceivedRecords:
         units: list[ReceivedUnits] = []
-        for found in queue_units(batch, self._multi_dispatch, self._levels):
+        for found in record_units.queue_units(batch, self._multi_dispatch, self._levels):
             queue = self._queues.simple_queue_unless_batch(found.topic, found.queue_id)
             if queue is None:
                 continue
@@ -171,7 +180,7 @@ class LogFollower:
                 offset = int(found.queue_offsets[first])
                 units.append(ReceivedUnits(queue, offset, found.units[first:last].tobytes(), times))
         batch_units = []
-        for topic, queue_id, of_queue in batch_queue_units(batch):
+        for topic, queue_id, of_queue in record_units.batch_queue_units(batch):
             batch_queue = self._queues.batch_queue_unless_simple(topic, queue_id)
             if batch_queue is not None:
                 batch_units.append((batch_queue, of_queue))

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
+from aerobee_store.deferred import deferred
 from aerobee_store.errors import CorruptRecordError, RecordNotFoundError
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.maintenance.unit_repair import UnitRepair
@@ -17,9 +18,15 @@ from aerobee_store.queues.consume_queue import FILLER_SIZE, ConsumeQueue
 from aerobee_store.queues.index_file import IndexService
 from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.queues.topic_removal import DeletedTopics
-from aerobee_store.records import inner_batch, properties, record
+from aerobee_store.records import properties, record
 from aerobee_store.records.record import Message, Record, TransactionType
 from aerobee_store.stats import StoreStats
+
+if TYPE_CHECKING:
+    from aerobee_store.records import inner_batch
+else:
+    inner_batch = deferred("aerobee_store.records.inner_batch")
+
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import perf_counter
-from typing import Final, Literal, ParamSpec, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, ParamSpec, Protocol, Self, TypeVar
 
 from aerobee_store.clock import Clock, SystemClock
 from aerobee_store.config import StoreConfig
@@ -53,10 +53,13 @@ from aerobee_store.queues.topic_removal import DeletedTopics, TopicRemoval
 from aerobee_store.record_runs import RecordRuns, RunReader
 from aerobee_store.records.properties import Host
 from aerobee_store.records.record import Draft, Message, Record
-from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.running_flags import RunningFlags, RunningState
 from aerobee_store.stats import StoreStats
 from aerobee_store.store_status import StoreState, StoreStatus
+
+if TYPE_CHECKING:
+    from aerobee_store.records.record_batch import RecordBatch
+
 
 _log = logging.getLogger(__name__)
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, NamedTuple
 
 from aerobee_store.clock import Clock
 from aerobee_store.config import StoreConfig
+from aerobee_store.deferred import deferred
 from aerobee_store.durability.durability import Durability
 from aerobee_store.errors import (
     InvalidMessageError,
@@ -32,7 +30,7 @@ from aerobee_store.queues.multi_dispatch import (
     without_offsets,
 )
 from aerobee_store.queues.queue_table import QueueTable
-from aerobee_store.records import inner_batch, properties, record
+from aerobee_store.records import properties, record
 from aerobee_store.records.delay_levels import SCHEDULE_TOPIC, DelayLevels
 from aerobee_store.records.properties import Host
 from aerobee_store.records.record import (
@@ -43,8 +41,18 @@ from aerobee_store.records.record import (
     Draft,
     Message,
 )
-from aerobee_store.records.record_batch import RecordBatch, write_place
 from aerobee_store.stats import StoreStats
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from aerobee_store.records import inner_batch, record_batch
+    from aerobee_store.records.record_batch import RecordBatch
+else:
+    np = deferred("numpy")
+    record_batch = deferred("aerobee_store.records.record_batch")
+    inner_batch = deferred("aerobee_store.records.inner_batch")
 
 
 class Appended(NamedTuple):
@@ -295,7 +303,7 @@ class MessageWriter:
         part.keep_properties()  # the caller owns the buffer, and dispatch comes later
         queue_offset = queue.next_offset
         queue.next_offset += last - first
-        _, physical_offsets = write_place(
+        _, physical_offsets = record_batch.write_place(
             part,
             data,
             np.arange(queue_offset, queue.next_offset),
@@ -330,7 +338,9 @@ class MessageWriter:
             digits = inner_batch.base_digits(queue_offset)
             data[base_position : base_position + len(digits)] = digits
             part = batch.slice(row, row + 1)
-            write_place(part, data, [queue_offset], physical_offset, now, self._config.store_host, born_host)
+            record_batch.write_place(
+                part, data, [queue_offset], physical_offset, now, self._config.store_host, born_host
+            )
             self._log.append(data)
             entries.append(
                 _entry_of(self._levels, topic, values, queue, queue_offset, physical_offset, size, now, count)

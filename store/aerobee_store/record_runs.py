@@ -9,11 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-import numpy.typing as npt
-
+from aerobee_store.deferred import deferred
 from aerobee_store.errors import CorruptRecordError, RecordNotFoundError
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.maintenance.unit_repair import UnitRepair
@@ -23,8 +21,18 @@ from aerobee_store.queues.consume_queue import FILLER_SIZE, ConsumeQueue, Units
 from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.records import properties
 from aerobee_store.records import record as record_codec
-from aerobee_store.records.record_columns import Booleans, Integers, heads_at
 from aerobee_store.stats import StoreStats
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from aerobee_store.records import record_columns
+    from aerobee_store.records.record_columns import Booleans, Integers
+else:
+    np = deferred("numpy")
+    record_columns = deferred("aerobee_store.records.record_columns")
+
 
 _log = logging.getLogger(__name__)
 
@@ -76,11 +84,11 @@ class RunReader:
         """As MessageStore.read_runs."""
         queue = self._queues.find(topic, queue_id)
         if queue is None:
-            return RecordRuns("empty", [], _NONE, 0, 0, 0)
+            return RecordRuns("empty", [], _none(), 0, 0, 0)
         low, high = queue.min_offset, self.max_offset(topic, queue_id, flushed_only=flushed_only)
         if not low <= queue_offset < high:
             there = outside(queue_offset, low, high)
-            return RecordRuns(there.status, [], _NONE, there.next_offset, low, high)
+            return RecordRuns(there.status, [], _none(), there.next_offset, low, high)
         stop = high if end_offset is None else min(high, end_offset)
         if isinstance(queue, BatchConsumeQueue):
             return self._read_batches(queue, queue_offset, stop, high, max_bytes)
@@ -157,7 +165,7 @@ class RunReader:
             starts = position[first:last] - file.start_offset
             ends = starts + size[first:last]
             rows = ((size[first:last] >= record_codec.RECORD_SIZE_MIN) & (ends <= file.committed)).nonzero()[0]
-            head = heads_at(file.view, starts[rows])
+            head = record_columns.heads_at(file.view, starts[rows])
             rows += first
             ok = (head["total_size"] == size[rows]) & (head["physical_offset"] == position[rows])
             ok &= (head["magic"] == record_codec.MAGIC_V1) | (head["magic"] == record_codec.MAGIC_V2)
@@ -211,7 +219,8 @@ class RunReader:
         return RecordRuns("found" if runs else "no-match", runs, size, next_offset, low, high, lost)
 
 
-_NONE: Final = np.zeros(0, np.int64)
+def _none() -> Integers:
+    return np.zeros(0, np.int64)
 
 
 def _fitting(size: Integers, max_bytes: int) -> int:

@@ -95,6 +95,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    import_broker()
     import asyncio
 
     import uvloop
@@ -103,6 +104,17 @@ def run(arguments: argparse.Namespace) -> int:
     prepare_process()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(config, asyncio.Event()))
+
+
+def import_broker() -> None:
+    """Import what every broker needs, without garbage collections: they take a sixth of the time, and nothing imported
+    becomes garbage."""
+    gc.disable()
+    try:
+        from aerobee_broker import server  # noqa: F401
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def load_config(arguments: argparse.Namespace, settings: Mapping[str, object] | None = None) -> BrokerConfig:

@@ -6,13 +6,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from aerobee_broker.delivery.property_search import search
 from aerobee_broker.errors import InvalidFilterError
 from aerobee_store import MessageStore, ReadResult, Record
+from aerobee_store.deferred import deferred
 from aerobee_store.records.message_fields import is_for
 
 if TYPE_CHECKING:
+    from aerobee_broker.delivery import property_search
     from aerobee_broker.delivery.sql_filter import Expression
+else:
+    property_search = deferred("aerobee_broker.delivery.property_search")
 
 TAGS_LENGTH_MAX: Final = 16_384  # characters of an expression
 _TAGS_LENGTH_CACHED_MAX: Final = 256  # keeps the cache below 8 MiB for any expressions
@@ -66,7 +69,7 @@ class MessageFilter:
             if not all(is_for(record, group) for record in result.records):
                 return replace(result, records=[record for record in result.records if is_for(record, group)])
             return result
-        found = search(store, topic, queue_id, queue_offset, self.condition, count, max_bytes)
+        found = property_search.search(store, topic, queue_id, queue_offset, self.condition, count, max_bytes)
         if found is not None:
             return replace(found, records=[record for record in found.records if self.passes(record, group)])
         wider = max(count, _CONDITIONS_MIN)

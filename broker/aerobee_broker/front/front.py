@@ -50,7 +50,9 @@ class Front:
         counters: FrontCounters,
         *,
         protocols: Sequence[DetectedProtocol] = (),
+        first_connection: Callable[[], None] = lambda: None,
     ) -> None:
+        """`first_connection` is called once, when the first client connects."""
         self._loop = asyncio.get_running_loop()
         self._methods = methods
         self._config = config
@@ -63,6 +65,7 @@ class Front:
         self._handshakes: set[asyncio.Task[None]] = set()
         self._sockets: dict[Path, int] = {}  # Unix sockets of ours, and their inodes
         self._silent: dict[socket.socket, int] = {}  # accepted, without a byte yet: for how many ticks
+        self._first_connection: Callable[[], None] | None = first_connection
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
 
     async def start(self) -> None:
@@ -118,6 +121,9 @@ class Front:
 
     def _accepted(self, accepted: socket.socket, security: Security, tls: TlsContext | None) -> None:
         self._counters.accepted += 1
+        if self._first_connection is not None:
+            self._first_connection()
+            self._first_connection = None
         if self._count() >= self._config.connection_count_max:
             self._counters.refused["connection_count_max"] += 1
             accepted.close()

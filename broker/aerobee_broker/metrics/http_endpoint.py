@@ -1,123 +1,32 @@
 """/metrics, /healthz and /readyz over HTTP.
 
-Served by a thread, so that they answer even if the event loop does not: data of the broker is read on the loop, and a
-loop that does not answer in time makes the answer 503.
+Served by threads, so that they answer even if the event loop does not: data of the broker is read on the loop, and a
+loop that does not answer in time makes the answer 503. The first connection loads the server (http_server.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import logging
-import os
+import select
 import socket
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
-from socketserver import ThreadingMixIn
-from typing import Any, Final, Protocol
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
-from wsgiref.types import StartResponse, WSGIEnvironment
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aerobee_broker.config import Address
+from aerobee_broker.metrics.reserved_descriptors import ReservedDescriptors
 
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
+
+    from aerobee_broker.metrics.http_server import HttpServer
+
 LOOP_TIMEOUT_SECONDS: Final = 2.0  # Kubernetes' probes give up after 1 s, Prometheus' scrapes after 10 s
-_CONNECTIONS_MAX: Final = 16  # at a time
-_DESCRIPTORS_KEPT: Final = 4
 METRICS_TIMEOUT_SECONDS: Final = 8.0  # it is made in many steps
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True  # a stuck reader must not keep the process alive
-    allow_reuse_address = True
-
-    def __init__(self, *arguments: Any) -> None:
-        self._free = threading.BoundedSemaphore(_CONNECTIONS_MAX)
-        self._silent: dict[int, Any] = {}  # connections that have not sent their request yet, oldest first
-        self._kept: list[int] = []  # descriptors for probes when clients use all others
-        super().__init__(*arguments)
-        self._keep()
-
-    def _keep(self) -> None:
-        with suppress(OSError):
-            while len(self._kept) < _DESCRIPTORS_KEPT:
-                self._kept.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-
-    def server_close(self) -> None:
-        super().server_close()
-        while self._kept:
-            os.close(self._kept.pop())
-
-    def get_request(self) -> Any:
-        """Accept, with a reserved descriptor if no other is left."""
-        while True:
-            try:
-                return super().get_request()
-            except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE):
-                    raise
-                if not self._kept:
-                    time.sleep(0.1)  # the connection still waits: without a pause this would be called at once again
-                    raise
-                os.close(self._kept.pop())
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve the connection in a thread of its own. At the limit, the oldest connection without a request is
-        closed."""
-        if not self._free.acquire(blocking=False) and not (self._end_oldest_silent() and self._free.acquire(timeout=1)):
-            self.shutdown_request(request)
-            return
-        self._silent[id(request)] = request
-        super().process_request(request, client_address)
-
-    def _end_oldest_silent(self) -> bool:
-        with suppress(StopIteration, KeyError, OSError, RuntimeError):
-            self._silent.pop(next(iter(self._silent))).shutdown(socket.SHUT_RDWR)
-            return True
-        return False
-
-    def request_received(self, request: Any) -> None:
-        """The connection has sent a whole request: it is no longer closed in favour of others."""
-        self._silent.pop(id(request), None)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._silent.pop(id(request), None)
-            self._free.release()
-            self._keep()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A peer that disconnects early is not an error."""
-        level = logging.DEBUG if isinstance(sys.exception(), OSError) else logging.ERROR
-        _log.log(level, "connection failed peer=%s", client_address, exc_info=True)
-
-
-class _Server6(_Server):
-    address_family = socket.AF_INET6
-
-
-class _QuietHandler(WSGIRequestHandler):
-    timeout = 10  # seconds for a peer that connects and sends nothing
-    server_version, sys_version = "aerobee", ""
-    error_message_format, error_content_type = "%(message)s\n", "text/plain; charset=utf-8"
-
-    def parse_request(self) -> bool:
-        parsed = super().parse_request()
-        self.server.request_received(self.request)  # type: ignore[attr-defined]  # a _Server
-        return parsed
-
-    def log_message(self, format: str, *args: object) -> None:
-        _log.debug("request peer=%s %s", self.client_address[0], format % args)
-
-    def address_string(self) -> str:
-        return str(self.client_address[0])  # without asking a name server
 
 
 class MetricsText(Protocol):
@@ -151,29 +60,54 @@ class HttpEndpoint:
         self._metrics_text = metrics
         self._ready = readiness
         self._loop = asyncio.get_running_loop()
-        self._server: _Server | None = None
         self._thread: threading.Thread | None = None
+        self._end: socket.socket | None = None  # closing it ends the thread
 
     def start(self) -> Address:
         """Bind and serve; return the address with the real port. OSError if it cannot be bound."""
-        kind = _Server6 if ":" in self._address.host else _Server
-        self._server = kind((self._address.host, self._address.port), _QuietHandler)
-        self._server.set_app(self._answer)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="aerobee-http", daemon=True
-        )
+        family = socket.AF_INET6 if ":" in self._address.host else socket.AF_INET
+        listener = socket.create_server((self._address.host, self._address.port), family=family)
+        self._end, ended = socket.socketpair()
+        self._thread = threading.Thread(target=self._serve, args=(listener, ended), name="aerobee-http", daemon=True)
         self._thread.start()
-        return Address(self._address.host, self._server.server_address[1])
+        return Address(self._address.host, listener.getsockname()[1])
 
     async def stop(self) -> None:
         """Stop serving and free the port."""
-        server, thread = self._server, self._thread
-        if server is None or thread is None:
+        end, thread = self._end, self._thread
+        if end is None or thread is None:
             return
-        self._server = None
-        await asyncio.to_thread(server.shutdown)
-        server.server_close()
+        self._end = None
+        end.close()
         await asyncio.to_thread(thread.join)
+
+    def _serve(self, listener: socket.socket, ended: socket.socket) -> None:
+        """Accept connections until the other end of `ended` is closed."""
+        reserved = ReservedDescriptors()
+        server: HttpServer | None = None
+        waiting = select.poll()
+        waiting.register(listener, select.POLLIN)
+        waiting.register(ended, select.POLLIN)
+        with listener, ended:
+            while ended.fileno() not in dict(waiting.poll()):
+                if server is None:
+                    server = self._load_server(listener, reserved)
+                if server is not None:
+                    server.handle_request()
+        reserved.close()
+
+    def _load_server(self, listener: socket.socket, reserved: ReservedDescriptors) -> HttpServer | None:
+        """The server; None if there are no descriptors for its modules' files at the moment."""
+        try:
+            from aerobee_broker.metrics import http_server
+
+            return http_server.HttpServer(listener, self._answer, reserved)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            if not reserved.give_up_one():
+                time.sleep(0.1)
+            return None
 
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         kind = "text/plain; charset=utf-8"

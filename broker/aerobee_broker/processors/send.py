@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import topic_name
@@ -26,15 +26,6 @@ from aerobee_broker.message_mapping import (
 )
 from aerobee_broker.metrics.counters import BrokerCounters, SentCounters
 from aerobee_broker.processors.route import ACCEPTED_TYPES
-from aerobee_broker.processors.send_batch import packed_batch
-from aerobee_broker.processors.send_columns import (
-    AnySendRequest,
-    SendColumns,
-    SendShapes,
-    send_answer,
-    send_answer_of_one,
-)
-from aerobee_broker.processors.send_shapes import pack_shapes
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, TopicConfig, light_topic_name
 from aerobee_broker.timer.recall_handle import RecallHandle
@@ -44,8 +35,18 @@ from aerobee_broker.validation import check_message
 from aerobee_proto import v2
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
+from aerobee_store.deferred import deferred
 from aerobee_store.records.properties import INNER_MULTI_DISPATCH, jump_hash
 from aerobee_store.records.record import Draft, Message
+
+if TYPE_CHECKING:
+    from aerobee_broker.processors import send_batch, send_columns, send_shapes
+    from aerobee_broker.processors.send_columns import AnySendRequest, SendColumns, SendShapes
+else:
+    send_batch = deferred("aerobee_broker.processors.send_batch")
+    send_columns = deferred("aerobee_broker.processors.send_columns")
+    send_shapes = deferred("aerobee_broker.processors.send_shapes")
+
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 _ENTRY: Final = v2.SendResultEntry(status=_OK)
@@ -103,19 +104,19 @@ class SendProcessor:
 
     async def answer(self, request: AnySendRequest, client: Client) -> v2.SendMessageResponse | bytes:
         """As `process`, for a request that may have been read as columns; the answer may then be encoded bytes."""
-        if isinstance(request, SendShapes):
+        if isinstance(request, send_columns.SendShapes):
             answer = await self._process_batch(request, client)
             if answer is not None:
                 return answer
             request = request.otherwise()
-        if isinstance(request, SendColumns):
+        if isinstance(request, send_columns.SendColumns):
             answer = await self._process_batch(request, client)
             if answer is not None:
                 return answer
             request = request.whole()
         messages, queue_offsets, recall_handles = await self._store_all(request, client)
         if len(messages) == 1 and not recall_handles:
-            return send_answer_of_one(messages[0].system_properties.message_id.encode(), queue_offsets[0])
+            return send_columns.send_answer_of_one(messages[0].system_properties.message_id.encode(), queue_offsets[0])
         return _response(messages, queue_offsets, recall_handles)
 
     async def process(self, request: v2.SendMessageRequest, client: Client) -> v2.SendMessageResponse:
@@ -223,10 +224,10 @@ class SendProcessor:
         queue_id = destination.take_queue()
         now_ms, limits = self._clock.now_ms(), self._settings.current.limits
         place = destination.topic, queue_id, client.peer, now_ms, limits, self._store.config
-        if isinstance(request, SendShapes):
-            packed = pack_shapes(request.shapes, *place)
+        if isinstance(request, send_columns.SendShapes):
+            packed = send_shapes.pack_shapes(request.shapes, *place)
         else:
-            packed = await packed_batch(request, *place)
+            packed = await send_batch.packed_batch(request, *place)
         if packed is None or revision != self._tables.topics.revision:
             return None
         batch, message_ids = packed
@@ -238,7 +239,7 @@ class SendProcessor:
         counter.add_many(batch.size, appended.count)
         await self._store.wait_stored(appended.end)
         counter.milliseconds.observe((perf_counter() - started) * 1000)
-        return send_answer(message_ids, appended.first_queue_offset)
+        return send_columns.send_answer(message_ids, appended.first_queue_offset)
 
     async def _append_halves(
         self, messages: Sequence[v2.Message], to_store: list[Message], client: Client

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aerobee_broker.byte_budget import Share
 from aerobee_broker.clients.accounts import Account
@@ -32,7 +32,6 @@ from aerobee_broker.processors.recall import RecallProcessor
 from aerobee_broker.processors.receive import ReceiveProcessor
 from aerobee_broker.processors.route import RouteProcessor
 from aerobee_broker.processors.send import SendProcessor
-from aerobee_broker.processors.send_columns import read_send_request
 from aerobee_broker.processors.telemetry import TelemetryProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.services.errors import status_of
@@ -45,6 +44,13 @@ from aerobee_broker.services.rpc import (
     service_methods,
 )
 from aerobee_proto import v2
+from aerobee_store.deferred import deferred
+
+if TYPE_CHECKING:
+    from aerobee_broker.processors import send_columns
+else:
+    send_columns = deferred("aerobee_broker.processors.send_columns")
+
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
 
@@ -102,7 +108,7 @@ class MessagingService:
                 "SyncLiteSubscription": self._processors.lite.sync,
             },
             streams={"ReceiveMessage": self._receive, "PullMessage": self._pull},
-            readers={"SendMessage": read_send_request},
+            readers={"SendMessage": lambda data, read: send_columns.read_send_request(data, read)},
             conversations={"Telemetry": self._telemetry},
         )
 

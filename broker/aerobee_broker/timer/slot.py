@@ -5,10 +5,15 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+from aerobee_store.deferred import deferred
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    np = deferred("numpy")
 
 
 class Due(NamedTuple):
@@ -24,9 +29,10 @@ class LoadedSlot:
     """The remaining units of a slot, in due order."""
 
     def __init__(self) -> None:
-        self._due: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-        self._offsets = self._write_times = self._due
-        self._rolls = np.zeros(0, np.bool_)
+        self._due: npt.NDArray[np.int64] | array[int] = array("q")
+        self._offsets: npt.NDArray[np.int64] | array[int] = self._due
+        self._write_times: npt.NDArray[np.int64] | array[int] = self._due
+        self._rolls: npt.NDArray[np.bool_] | array[int] = array("b")
         self._next = 0
         self._late: list[Due] = []  # a heap: units that were added after the slot was loaded
 

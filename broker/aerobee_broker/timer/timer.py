@@ -26,9 +26,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 from aerobee_broker.errors import BrokerError
 from aerobee_broker.key_query import newest_with_key
@@ -42,6 +40,7 @@ from aerobee_broker.timer.state import TIMER_ORIGIN, TimerParts, TimerState
 from aerobee_broker.timer.stats import TimerStats
 from aerobee_store import MessageStore, SyncTimeoutError
 from aerobee_store.clock import Clock
+from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import File
 from aerobee_store.records import properties as p
 from aerobee_store.records.properties import java_hash
@@ -49,6 +48,12 @@ from aerobee_store.records.record import Message
 from aerobee_store.timer.checkpoint import TimerCheckpoint
 from aerobee_store.timer.files import TIMER_QUEUE_ID, TIMER_TOPIC, TimerFiles
 from aerobee_store.timer.log import DELETE
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = deferred("numpy")
+
 
 _log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from aerobee_pipeline.jobs.result import JobResult
 from aerobee_pipeline.splits import LogSplit, read_split, store_files
 from aerobee_store.disk.file_system import DiskFileSystem
 from aerobee_store.queues.batch_consume_queue import BATCH_UNIT_DTYPE, BatchConsumeQueue
-from aerobee_store.queues.consume_queue import FILLER_UNIT, UNIT_DTYPE
+from aerobee_store.queues.consume_queue import FILLER_UNIT, UNIT_DTYPE, UNIT_SIZE
 from aerobee_store.queues.index_file import IndexService
 from aerobee_store.queues.multi_dispatch import AS_RECORDED
 from aerobee_store.queues.record_units import batch_queue_units, queue_units
@@ -79,7 +79,7 @@ class _Layout:
 
     @property
     def units_per_file(self) -> int:
-        return self.queue_file_size // UNIT_DTYPE.itemsize
+        return self.queue_file_size // UNIT_SIZE
 
 
 def rebuild(

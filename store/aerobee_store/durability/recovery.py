@@ -13,29 +13,38 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from aerobee_store.clock import Clock
 from aerobee_store.config import StoreConfig
+from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import FileSystem
 from aerobee_store.durability.checkpoint import Checkpoint
 from aerobee_store.durability.log_cut import DIVERGED
 from aerobee_store.durability.situations import Beginning, Found, Situation
 from aerobee_store.log.commit_log import CommitLog, DamagedRange
-from aerobee_store.log.log_scan import LogScan
+from aerobee_store.log.log_scan import LogEnd, LogScan
 from aerobee_store.log.mapped_file import MappedFile
 from aerobee_store.queues.batch_consume_queue import AnyQueue, BatchConsumeQueue, BatchUnits
 from aerobee_store.queues.consume_queue import FILLER_SIZE, ConsumeQueue
 from aerobee_store.queues.index_file import IndexService
 from aerobee_store.queues.multi_dispatch import MultiDispatch
 from aerobee_store.queues.queue_table import QueueTable
-from aerobee_store.queues.record_units import batch_queue_units, queue_units
 from aerobee_store.queues.topic_removal import DeletedTopics
 from aerobee_store.records.delay_levels import DelayLevels
 from aerobee_store.records.record import ScanStop, StopReason
-from aerobee_store.records.record_batch import RecordBatch
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from aerobee_store.queues import record_units
+    from aerobee_store.records import record_batch
+    from aerobee_store.records.record_batch import RecordBatch
+else:
+    np = deferred("numpy")
+    record_batch = deferred("aerobee_store.records.record_batch")
+    record_units = deferred("aerobee_store.queues.record_units")
+
 
 _log = logging.getLogger(__name__)
 
@@ -204,13 +213,13 @@ class Recovery:
         file = self._walker.find(physical_offset)
         if file is None:
             return False
-        batch = RecordBatch.parse(
+        batch = record_batch.RecordBatch.parse(
             file.view,
             base_physical_offset=file.start_offset,
             start=physical_offset - file.start_offset,
             count_max=1,
         )
-        for topic, queue_id, expected in batch_queue_units(batch):
+        for topic, queue_id, expected in record_units.batch_queue_units(batch):
             if (topic, queue_id) == (queue.topic, queue.queue_id):
                 return bool((expected == units).all())
         return False
@@ -313,13 +322,7 @@ class Recovery:
         zeros_end = (self._checkpoint.derived_offset or 0) if self._clean else None
         position = begin
         for found in self._walker.walk(begin, zeros_end=zeros_end):
-            if isinstance(found, RecordBatch):
-                first = int(found.physical_offset[0])
-                if first > position:  # and no damage is between
-                    self._meet(Found.BLANK)
-                position = int(found.physical_offset[-1]) + int(found.size[-1])
-                self._take(found)
-            elif isinstance(found, DamagedRange):
+            if isinstance(found, DamagedRange):
                 position = found.end
                 if self._is_torn_tail(found):
                     self._meet(Found.TORN_TAIL)
@@ -334,13 +337,19 @@ class Recovery:
                 )
                 self._report.damaged.append(found)
                 self._meet(Found.DAMAGE)
-            else:
+            elif isinstance(found, LogEnd):
                 torn = found.stop is not None and found.stop.reason is not StopReason.END_OF_DATA
                 self._meet(Found.TORN_WRITE if torn else Found.END)
                 if found.stop is not None and torn:
                     _log.warning("log ends in a torn write offset=%d reason=%r", found.position, found.stop.detail)
                     self._report.torn = True
                 return found.position
+            else:
+                first = int(found.physical_offset[0])
+                if first > position:  # and no damage is between
+                    self._meet(Found.BLANK)
+                position = int(found.physical_offset[-1]) + int(found.size[-1])
+                self._take(found)
         raise AssertionError("a walk ends with the end of the log")
 
     def _is_torn_tail(self, damaged: DamagedRange) -> bool:
@@ -374,7 +383,7 @@ class Recovery:
             if isinstance(found, DamagedRange):
                 if found.end > last.begin:
                     return found.start <= last.begin
-            elif not isinstance(found, RecordBatch) or int(found.physical_offset[-1]) >= last.begin:
+            elif isinstance(found, LogEnd) or int(found.physical_offset[-1]) >= last.begin:
                 return False
         raise AssertionError("a walk ends with the end of the log")
 
@@ -393,7 +402,7 @@ class Recovery:
             self._index.put(hashes[new], offsets[new], batch.store_timestamp[rows[new]], self._clock.now_ms())
 
     def _take_units(self, batch: RecordBatch) -> None:
-        for found in queue_units(batch, self._multi_dispatch, self._levels):
+        for found in record_units.queue_units(batch, self._multi_dispatch, self._levels):
             counts = found.units["physical_offset"] >= self._deleted.end_of(found.topic)
             if not counts.all():
                 self._meet(Found.DELETED_TOPIC)
@@ -406,7 +415,7 @@ class Recovery:
                 else:
                     stored = batch.store_timestamp[found.rows[counts]] if queue.extends else None
                     self._take_queue(queue, found.queue_offsets[counts], found.units[counts], stored)
-        for topic, queue_id, units in batch_queue_units(batch):
+        for topic, queue_id, units in record_units.batch_queue_units(batch):
             units = units[units["physical_offset"] >= self._deleted.end_of(topic)]
             if len(units) and (batch_queue := self._queues.batch_queue_unless_simple(topic, queue_id)) is not None:
                 added, dropped = batch_queue.complete(units, unsynced=not self._clean)

@@ -16,14 +16,21 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import find_bytes
 from aerobee_store.log.commit_log import CommitLog, DamagedRange
 from aerobee_store.log.mapped_file import MappedFile
 from aerobee_store.records import record
 from aerobee_store.records.record import Record, ScanStop, StopReason
-from aerobee_store.records.record_batch import RecordBatch
+
+if TYPE_CHECKING:
+    from aerobee_store.records import record_batch
+    from aerobee_store.records.record_batch import RecordBatch
+else:
+    record_batch = deferred("aerobee_store.records.record_batch")
+
 
 # Records parsed at once: enough to amortise numpy's fixed costs, few enough for the CPU cache.
 _BATCH_RECORDS: Final = 4096
@@ -108,7 +115,7 @@ class LogScan:
     def _parse(self, file: MappedFile, begin: int, *, end: int | None = None) -> RecordBatch:
         """As many records as one batch takes. Reads nothing after the file's last data unless `end` is: on a file
         system in memory, reading a hole allocates a page, and with no memory left that kills the process."""
-        return RecordBatch.parse(
+        return record_batch.RecordBatch.parse(
             file.view,
             base_physical_offset=file.start_offset,
             start=begin,
@@ -189,7 +196,7 @@ def records_containing(log: CommitLog, mark: bytes, begin: int, *, record_size_m
     if begin >= log.committed:
         return
     for part in LogScan(log.files.files, record_size_max=record_size_max).walk(begin, zeros_end=log.committed):
-        if not isinstance(part, RecordBatch):
+        if isinstance(part, DamagedRange | LogEnd):
             continue
         first, end = int(part.start[0]), int(part.start[-1]) + int(part.size[-1])
         if find_bytes(memoryview(part.buffer), mark, first, end) < 0:

@@ -14,16 +14,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aerobee_store.clock import Clock
+from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import FileSystem, InDiskThread
 from aerobee_store.log.commit_log import CommitLog, DamagedRange
 from aerobee_store.log.log_scan import LogEnd, LogScan
 from aerobee_store.log.mapped_file import MappedFile
 from aerobee_store.records.record import StopReason
-from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.stats import StoreStats
+
+if TYPE_CHECKING:
+    from aerobee_store.records import record_batch
+else:
+    record_batch = deferred("aerobee_store.records.record_batch")
+
 
 _log = logging.getLogger(__name__)
 
@@ -148,7 +154,7 @@ class Scrub:
                 # The start of the next record is unknown without these bytes.
                 start = segment.start_offset + position
                 return _Step(segment.size, DamagedRange(start, segment.end_offset, f"cannot be read: {error}"))
-            batch = RecordBatch.parse(
+            batch = record_batch.RecordBatch.parse(
                 data,
                 base_physical_offset=segment.start_offset + position,
                 check_crc=True,

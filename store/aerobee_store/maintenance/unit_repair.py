@@ -15,21 +15,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-
+from aerobee_store.deferred import deferred
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.log.log_scan import LogScan
 from aerobee_store.queues.batch_consume_queue import BATCH_UNIT_DTYPE, AnyQueue, BatchConsumeQueue
 from aerobee_store.queues.consume_queue import FILLER_SIZE, UNIT_DTYPE, Units
 from aerobee_store.queues.multi_dispatch import AS_RECORDED
-from aerobee_store.queues.record_units import batch_queue_units, queue_units
 from aerobee_store.records import properties
-from aerobee_store.records.record_batch import RecordBatch
-from aerobee_store.records.record_columns import Integers
 from aerobee_store.running_flags import RunningFlags, RunningState
 from aerobee_store.stats import StoreStats
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from aerobee_store.queues import record_units
+    from aerobee_store.records import record_batch
+    from aerobee_store.records.record_batch import RecordBatch
+    from aerobee_store.records.record_columns import Integers
+else:
+    np = deferred("numpy")
+    record_batch = deferred("aerobee_store.records.record_batch")
+    record_units = deferred("aerobee_store.queues.record_units")
+
 
 _log = logging.getLogger(__name__)
 
@@ -148,7 +157,7 @@ class UnitRepair:
         units: list[Units] = [np.zeros(0, dtype)]
         scan = LogScan(self._log.files.files, record_size_max=self._record_size_max)
         for part in scan.walk(begin, zeros_end=self._log.committed):
-            if isinstance(part, RecordBatch):
+            if isinstance(part, record_batch.RecordBatch):
                 for found, of_queue in _units_in(part, queue):
                     numbers.append(found)
                     units.append(of_queue)
@@ -161,7 +170,7 @@ class UnitRepair:
         file = self._log.files.find(physical_offset)
         if file is None or physical_offset >= self._log.committed:
             return None
-        record = RecordBatch.parse(
+        record = record_batch.RecordBatch.parse(
             file.view,
             base_physical_offset=file.start_offset,
             start=physical_offset - file.start_offset,
@@ -185,10 +194,10 @@ def _key(queue: AnyQueue, number: int) -> int:
 def _units_in(batch: RecordBatch, queue: AnyQueue) -> Iterator[tuple[Integers, Units]]:
     """The units of the queue for these records, and what identifies them (see `_key`)."""
     if isinstance(queue, BatchConsumeQueue):
-        for topic, queue_id, units in batch_queue_units(batch):
+        for topic, queue_id, units in record_units.batch_queue_units(batch):
             if (topic, queue_id) == (queue.topic, queue.queue_id):
                 yield units["base_offset"].astype(np.int64), units
     elif queue.topic in batch.topics or len(batch.rows_with(properties.INNER_MULTI_DISPATCH)):
-        for found in queue_units(batch, AS_RECORDED):
+        for found in record_units.queue_units(batch, AS_RECORDED):
             if (found.topic, found.queue_id) == (queue.topic, queue.queue_id):
                 yield found.queue_offsets, found.units

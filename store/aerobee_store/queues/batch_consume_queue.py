@@ -21,34 +21,37 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
+from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import File, FileSystem
-from aerobee_store.queues.consume_queue import ChangedQueues, ConsumeQueue, QueueMisalignedError
+from aerobee_store.queues.consume_queue import ChangedQueues, ConsumeQueue, QueueMisalignedError, UnitFields
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    np = deferred("numpy")
+
 
 BATCH_UNIT: Final = struct.Struct(">qiqqqhii")
 BATCH_UNIT_SIZE: Final = 46
-BATCH_UNIT_DTYPE: Final = np.dtype(
-    [
-        ("physical_offset", ">i8"),
-        ("size", ">i4"),
-        ("tags_code", ">i8"),
-        ("store_timestamp", ">i8"),
-        ("base_offset", ">i8"),
-        ("count", ">i2"),
-        ("compacted_offset", ">i4"),
-        ("reserved", ">i4"),
-    ]
-)
+BATCH_UNIT_DTYPE: Final[UnitFields] = [
+    ("physical_offset", ">i8"),
+    ("size", ">i4"),
+    ("tags_code", ">i8"),
+    ("store_timestamp", ">i8"),
+    ("base_offset", ">i8"),
+    ("count", ">i2"),
+    ("compacted_offset", ">i4"),
+    ("reserved", ">i4"),
+]
 """A unit of a batch consume queue: one record that holds `count` messages."""
-assert BATCH_UNIT.size == BATCH_UNIT_DTYPE.itemsize == BATCH_UNIT_SIZE, "the table above and the structs must agree"
+assert BATCH_UNIT.size == BATCH_UNIT_SIZE, "the table above and the structs must agree"
 
 NOT_COMPACTED: Final = -1
 
-BatchUnits = npt.NDArray[np.void]
+BatchUnits: TypeAlias = "npt.NDArray[np.void]"
 """Units as a structured array of BATCH_UNIT_DTYPE."""
 
 _CHUNK: Final = 4096

@@ -22,21 +22,27 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
+from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import File, FileSystem
 from aerobee_store.errors import StoreError
 from aerobee_store.log.mapped_file import FileRun
 from aerobee_store.queues.consume_queue_ext import ADDRESS_MAX, ConsumeQueueExt
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    np = deferred("numpy")
+
+
 UNIT: Final = struct.Struct(">qiq")
 UNIT_SIZE: Final = 20
 assert UNIT.size == UNIT_SIZE, "the table above and the struct must agree"
-UNIT_DTYPE: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-assert UNIT_DTYPE.itemsize == UNIT_SIZE
+UnitFields: TypeAlias = list[tuple[str, str]]
+"""The fields of a unit, for numpy."""
+UNIT_DTYPE: Final[UnitFields] = [("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")]
 
 FILLER_SIZE: Final = 0x7FFFFFFF
 FILLER_UNIT: Final = UNIT.pack(0, FILLER_SIZE, 0)
@@ -46,7 +52,7 @@ _WAITING_SIZE_MAX: Final = 4096
 _LINEAR_SIZE_MAX: Final = 1 << 16
 _DIRECTORY_LEVELS: Final = 3  # from a file of a queue to the directory of all queues of its kind
 
-Units = npt.NDArray[np.void]
+Units: TypeAlias = "npt.NDArray[np.void]"
 """Units as a structured array of UNIT_DTYPE."""
 
 ChangedQueues = dict["ConsumeQueue", None]
@@ -88,7 +94,7 @@ class ConsumeQueue:
         file_size: int,
         *,
         changed: ChangedQueues | None = None,
-        dtype: np.dtype[np.void] = UNIT_DTYPE,
+        dtype: UnitFields = UNIT_DTYPE,
         extension: ConsumeQueueExt | None = None,
     ) -> None:
         """`changed`: where the queue registers changes to be written or synced; None: the creator keeps track.
@@ -98,7 +104,7 @@ class ConsumeQueue:
         self.topic = topic
         self.queue_id = queue_id
         self._dtype = dtype
-        self._unit_size = dtype.itemsize
+        self._unit_size = sum(int(kind[-1]) for _, kind in dtype)
         self._run = FileRun(file_system, directory, file_size)
         self._starts: list[int] = []
         self._files: dict[int, File] = {}

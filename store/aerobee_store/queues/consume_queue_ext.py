@@ -22,13 +22,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
+from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import File, FileSystem
 from aerobee_store.log.mapped_file import FileRun
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    np = deferred("numpy")
+
 
 EXTENSION_UNIT: Final = struct.Struct(">hqqh")
 EXTENSION_UNIT_SIZE_MIN: Final = 20
@@ -42,7 +47,7 @@ ADDRESS_MAX: Final = -(1 << 31) - 1
 _ADDRESS_ZERO: Final = -(1 << 63)
 _OFFSET_MAX: Final = ADDRESS_MAX - _ADDRESS_ZERO
 
-Integers = npt.NDArray[np.int64]
+Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class ExtensionUnit(NamedTuple):

@@ -22,11 +22,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from aerobee_store.clock import Clock
+from aerobee_store.deferred import deferred
 from aerobee_store.errors import StoreError
 from aerobee_store.queues.batch_consume_queue import (
     BATCH_UNIT,
@@ -38,9 +37,16 @@ from aerobee_store.queues.batch_consume_queue import (
 from aerobee_store.queues.consume_queue import UNIT, UNIT_DTYPE, ConsumeQueue
 from aerobee_store.queues.index_file import IndexService, IntArray
 from aerobee_store.records.properties import index_hashes
-from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.running_flags import RunningFlags
 from aerobee_store.stats import StoreStats
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from aerobee_store.records.record_batch import RecordBatch
+else:
+    np = deferred("numpy")
+
 
 _log = logging.getLogger(__name__)
 

@@ -31,13 +31,18 @@ import struct
 from collections.abc import Generator, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
+from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import File, FileSystem
 from aerobee_store.errors import StoreDirectoryError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    np = deferred("numpy")
+
 
 HEADER: Final = struct.Struct(">qqqqii")
 HEADER_SIZE: Final = 40
@@ -45,9 +50,7 @@ SLOT_SIZE: Final = 4
 ENTRY: Final = struct.Struct(">iqii")
 ENTRY_SIZE: Final = 20
 assert (HEADER.size, ENTRY.size) == (HEADER_SIZE, ENTRY_SIZE), "the table above and the structs must agree"
-ENTRY_DTYPE: Final = np.dtype(
-    [("key_hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
-)
+ENTRY_DTYPE: Final = [("key_hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
 
 _SLOT: Final = struct.Struct(">i")
 _SECONDS_MAX: Final = 0x7FFFFFFF
@@ -59,8 +62,8 @@ LOOKED_PER_STEP: Final = 1 << 11
 # Below this many keys a loop over `struct` calls is faster than numpy with its fixed cost (measured: about 40 keys).
 _VECTOR_MIN: Final = 48
 
-IntArray = npt.NDArray[np.int64]
-Integers = Sequence[int] | IntArray
+IntArray: TypeAlias = "npt.NDArray[np.int64]"
+Integers: TypeAlias = "Sequence[int] | IntArray"
 
 
 def file_size(slot_count: int, entry_count: int) -> int:

@@ -19,13 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aerobee_store.errors import InvalidMessageError
 from aerobee_store.records import properties
 from aerobee_store.records.delay_levels import SCHEDULE_TOPIC
 from aerobee_store.records.record import RECORD_SIZE_MIN, SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED, Message, Record
-from aerobee_store.records.record_batch import RecordBatch
+
+if TYPE_CHECKING:
+    from aerobee_store.records.record_batch import RecordBatch
+
 
 LMQ_PREFIX: Final = "%LMQ%"
 LMQ_QUEUE_ID: Final = 0

@@ -16,13 +16,19 @@ import socket
 import struct
 import sys
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from operator import mul
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
+from aerobee_store.deferred import deferred
 from aerobee_store.errors import InvalidMessageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    np = deferred("numpy")
+
 
 Host = tuple[str, int]
 """IP address as text (never a name) and port."""
@@ -161,7 +167,6 @@ def split_keys(keys: str) -> list[str]:
 _MASK_64: Final = (1 << 64) - 1
 _CHUNK: Final = 256
 _POWERS_OF_31: Final = tuple(pow(31, _CHUNK - 1 - i, 1 << 32) for i in range(_CHUNK))
-_POWERS_OF_31_ARRAY: Final = np.array(_POWERS_OF_31, np.uint32)
 _MATRIX_MIN: Final = 8  # below, numpy's fixed cost exceeds the gain
 _UTF_16: Final = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
 _TAG_LENGTH_CACHED_MAX: Final = 128  # keeps the cache below a megabyte for any tags
@@ -223,6 +228,11 @@ def index_hash(topic: str, key: str) -> int:
     return 0 if value == -(1 << 31) else abs(value)
 
 
+@cache
+def _powers_of_31() -> npt.NDArray[np.uint32]:
+    return np.array(_POWERS_OF_31, np.uint32)
+
+
 def index_hashes(keys: Sequence[tuple[str, str]]) -> list[int]:
     """`index_hash` of many (topic, key) pairs. Keys of equal length, such as message ids, are hashed as a matrix."""
     if len(keys) < _MATRIX_MIN:
@@ -241,7 +251,7 @@ def index_hashes(keys: Sequence[tuple[str, str]]) -> list[int]:
             continue
         text = "".join([keys[row][1] for row in rows]).encode("ascii")
         units = np.frombuffer(text, np.uint8).reshape(len(rows), length)
-        values = np.einsum("ij,j->i", units, _POWERS_OF_31_ARRAY[_CHUNK - length :], dtype=np.uint32, casting="unsafe")
+        values = np.einsum("ij,j->i", units, _powers_of_31()[_CHUNK - length :], dtype=np.uint32, casting="unsafe")
         values += np.array([topic_prefix_hash(keys[row][0]) for row in rows], np.uint32) * np.uint32(
             pow(31, length, 1 << 32)
         )

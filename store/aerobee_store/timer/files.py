@@ -12,14 +12,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
+from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import File, FileSystem
 from aerobee_store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
 from aerobee_store.timer.log import DELETE, UNIT_SIZE, TimerLog, TimerUnit, Units
 from aerobee_store.timer.wheel import SLOT_COUNT, Slot, TimerWheel
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = deferred("numpy")
+
 
 _log = logging.getLogger(__name__)
 

@@ -26,32 +26,34 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
-import numpy as np
-import numpy.typing as npt
-
+from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import File, FileSystem
 from aerobee_store.log.mapped_file import FileRun
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    np = deferred("numpy")
+
 
 UNIT: Final = struct.Struct(">iqiqiqiiq")
 UNIT_SIZE: Final = 52
 assert UNIT.size == UNIT_SIZE, "the table above and the struct must agree"
-UNIT_DTYPE: Final = np.dtype(
-    [
-        ("size", ">i4"),
-        ("previous", ">i8"),
-        ("magic", ">i4"),
-        ("write_time", ">i8"),
-        ("delay", ">i4"),
-        ("physical_offset", ">i8"),
-        ("message_size", ">i4"),
-        ("topic_hash", ">i4"),
-        ("reserved", ">i8"),
-    ]
-)
-assert UNIT_DTYPE.itemsize == UNIT_SIZE
+UNIT_DTYPE: Final = [
+    ("size", ">i4"),
+    ("previous", ">i8"),
+    ("magic", ">i4"),
+    ("write_time", ">i8"),
+    ("delay", ">i4"),
+    ("physical_offset", ">i8"),
+    ("message_size", ">i4"),
+    ("topic_hash", ">i4"),
+    ("reserved", ">i8"),
+]
 _CHECKED_SIZE: Final = 44
 CHECKED: Final = 1 << 32
 """Marks a checksum of ours; RocketMQ writes 0."""
@@ -68,7 +70,7 @@ _MAGIC_MAX: Final = DEFAULT | ROLL | DELETE
 _BLOCK_SIZE: Final = 1 << 16  # bytes read around a unit: other units of its slot are often near
 _SCAN_UNITS: Final = 1 << 14
 
-Units = npt.NDArray[np.void]
+Units: TypeAlias = "npt.NDArray[np.void]"
 """Units as a structured array of UNIT_DTYPE."""
 
 

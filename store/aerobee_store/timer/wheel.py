@@ -19,18 +19,22 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
 
-import numpy as np
-
+from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import File, FileSystem
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = deferred("numpy")
+
 
 SLOT: Final = struct.Struct(">qqqii")
 SLOT_SIZE: Final = 32
 assert SLOT.size == SLOT_SIZE, "the table above and the struct must agree"
-SLOT_DTYPE: Final = np.dtype([("time", ">i8"), ("first", ">i8"), ("last", ">i8"), ("pending", ">i4"), ("magic", ">i4")])
-assert SLOT_DTYPE.itemsize == SLOT_SIZE
+SLOT_DTYPE: Final = [("time", ">i8"), ("first", ">i8"), ("last", ">i8"), ("pending", ">i4"), ("magic", ">i4")]
 
 SLOT_COUNT: Final = 604_800 * 2
 """RocketMQ's: with steps of a second, two weeks."""

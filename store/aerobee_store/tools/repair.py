@@ -312,7 +312,7 @@ def _changes(path: str, before: File | None, after: OverlayFile) -> list[Action]
     """The actions that turn one file into the other."""
     kind = "commitlog" if Path(path).is_absolute() else path.split("/")[0]  # only the log may be elsewhere
     if kind in ("consumequeue", "batchconsumequeue"):
-        return _unit_changes(path, before, after, UNIT_DTYPE if kind == "consumequeue" else BATCH_UNIT_DTYPE)
+        return _unit_changes(path, before, after, np.dtype(UNIT_DTYPE if kind == "consumequeue" else BATCH_UNIT_DTYPE))
     if before is not None and _same(before, after):
         return []
     if kind == "index":

@@ -209,8 +209,10 @@ class StoreFiles:
             files._has_topic = has_topic
         files.not_looked_at = [name for name in names if name not in _LOOKED_AT]
         files._find_segments()
-        files.queue_file_size = files._find_queues("consumequeue", UNIT_DTYPE, files.queues)
-        files.batch_queue_file_size = files._find_queues("batchconsumequeue", BATCH_UNIT_DTYPE, files.batch_queues)
+        files.queue_file_size = files._find_queues("consumequeue", np.dtype(UNIT_DTYPE), files.queues)
+        files.batch_queue_file_size = files._find_queues(
+            "batchconsumequeue", np.dtype(BATCH_UNIT_DTYPE), files.batch_queues
+        )
         files._find_extensions()
         files._find_index()
         files._find_timer_log()
@@ -230,8 +232,8 @@ class StoreFiles:
             self._find_segments_again()
         else:
             self._listings.get(self.log_paths.all[0], self._find_segments_again)
-        self._find_queues("consumequeue", UNIT_DTYPE, self.queues)
-        self._find_queues("batchconsumequeue", BATCH_UNIT_DTYPE, self.batch_queues)
+        self._find_queues("consumequeue", np.dtype(UNIT_DTYPE), self.queues)
+        self._find_queues("batchconsumequeue", np.dtype(BATCH_UNIT_DTYPE), self.batch_queues)
         self.problems.clear()
 
     @property

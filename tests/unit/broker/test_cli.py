@@ -102,6 +102,16 @@ class TestHelp:
             command = line.strip().split("   ")[0].split(" | ")[0].split(" < ")[0]
             build_parser().parse_args(shlex.split(command)[1:])
 
+    def test_one_command_alone_is_parsed_as_among_all(self) -> None:
+        """Of each command the table names the right module."""
+        for name in {path[0] for path in COMMANDS if path}:
+            alone, all_of_them = (
+                next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction)).choices
+                for parser in (build_parser(name), build_parser())
+            )
+            assert len(alone) <= 2
+            assert alone[name].format_help() == all_of_them[name].format_help()
+
     def test_help_does_not_wait_for_grpc(self) -> None:
         """Nothing heavy is imported before a command runs."""
         check = (
@@ -231,7 +241,7 @@ class TestUsage:
         monkeypatch.setattr("aerobee_broker.commands.version.text", lambda: 1 // 0)
         parser = argparse.ArgumentParser()
         parser.set_defaults(run=lambda arguments: 1 // 0)
-        monkeypatch.setattr("aerobee_broker.cli.build_parser", lambda: parser)
+        monkeypatch.setattr("aerobee_broker.cli.build_parser", lambda _command: parser)
         assert main([]) == 1
         (line,) = capsys.readouterr().err.splitlines()
         assert "internal error: ZeroDivisionError" in line

@@ -34,4 +34,4 @@ def test_the_codec_comes_without_the_store() -> None:
     )
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     rest = {name for name in output.split() if not name.startswith("aerobee_store.records")}
-    assert rest == {"aerobee_store", "aerobee_store.errors"}
+    assert rest == {"aerobee_store", "aerobee_store.deferred", "aerobee_store.errors"}

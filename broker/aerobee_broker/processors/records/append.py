@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from aerobee_broker.clients.clients import Client
@@ -15,14 +13,27 @@ from aerobee_broker.clients.naming import topic_name
 from aerobee_broker.config import Settings
 from aerobee_broker.errors import BadRecordError, InvalidRequestError
 from aerobee_broker.metrics.counters import BrokerCounters
-from aerobee_broker.processors.records.checks import check_records
 from aerobee_broker.processors.records.read import SIZE_DTYPE
-from aerobee_broker.processors.wire_columns import read_varint
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import records_v1, v2
 from aerobee_store import AppendedBatch, InvalidRecordError, MessageStore
-from aerobee_store.records.record_batch import RecordBatch
+from aerobee_store.deferred import deferred
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from aerobee_broker.processors import wire_columns
+    from aerobee_broker.processors.records import checks
+    from aerobee_store.records import record_batch
+    from aerobee_store.records.record_batch import RecordBatch
+else:
+    np = deferred("numpy")
+    checks = deferred("aerobee_broker.processors.records.checks")
+    wire_columns = deferred("aerobee_broker.processors.wire_columns")
+    record_batch = deferred("aerobee_store.records.record_batch")
+
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 REQUEST_SIZE_MAX: Final = 8 << 20
@@ -65,11 +76,11 @@ def _read_in_place(data: bytes) -> AppendRequest | None:
         while position < end:
             tag = data[position]
             if tag == _QUEUE_ID:
-                queue_id, position = read_varint(data, position + 1)
+                queue_id, position = wire_columns.read_varint(data, position + 1)
                 if queue_id > 0x7FFFFFFF:
                     return None  # negative, or too large
             elif tag in _BYTES and tag not in found:
-                size, position = read_varint(data, position + 1)
+                size, position = wire_columns.read_varint(data, position + 1)
                 found[tag] = view[position : position + size]
                 position += size
             else:
@@ -137,7 +148,7 @@ class AppendProcessor:
                 v2.Code.MESSAGE_BODY_TOO_LARGE,
                 f"the records of the request take {len(records)} bytes; the limit is {self._size_max}; send fewer",
             )
-        batch = RecordBatch.parse(
+        batch = record_batch.RecordBatch.parse(
             records,
             base_physical_offset=None,
             placed=False,
@@ -151,7 +162,7 @@ class AppendProcessor:
             )
         if batch.end != len(records):
             raise BadRecordError(v2.Code.MESSAGE_CORRUPTED, len(batch), batch.stop.detail or batch.stop.reason.value)
-        check_records(batch, topic, request.queue_id, self._settings.current.limits, self._body_size_max)
+        checks.check_records(batch, topic, request.queue_id, self._settings.current.limits, self._body_size_max)
         return batch
 
 
@@ -159,7 +170,7 @@ def _sizes(record_sizes: bytes | memoryview) -> npt.NDArray[np.int64] | None:
     """What the client says that the sizes are; None if it says nothing. InvalidRequestError."""
     if not record_sizes:
         return None
-    if len(record_sizes) % SIZE_DTYPE.itemsize:
+    if len(record_sizes) % np.dtype(SIZE_DTYPE).itemsize:
         raise InvalidRequestError(
             v2.Code.BAD_REQUEST, f"record_sizes has {len(record_sizes)} bytes, which is not a multiple of 4"
         )

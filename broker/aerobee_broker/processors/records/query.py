@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import topic_name
@@ -17,8 +15,15 @@ from aerobee_broker.processors.records.read import FRAME_SIZE_DEFAULT, FRAME_SIZ
 from aerobee_broker.tables.tables import Tables
 from aerobee_proto import records_v1, v2
 from aerobee_store import MessageStore
+from aerobee_store.deferred import deferred
 from aerobee_store.errors import RecordNotFoundError
 from aerobee_store.records.record import Record
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = deferred("numpy")
+
 
 COUNT_DEFAULT: Final = 64
 COUNT_MAX: Final = 1000

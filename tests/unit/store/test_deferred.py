@@ -1,0 +1,56 @@
+"""Modules that are imported at their first use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aerobee_store.deferred import deferred, load_deferred
+from aerobee_store.queues import batch_consume_queue, consume_queue, index_file
+from aerobee_store.timer import log, wheel
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module that nobody has imported."""
+    (tmp_path / "module_for_deferred.py").write_text("value = [1]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("aerobee_store.deferred._NAMES", {})
+    monkeypatch.delitem(sys.modules, "module_for_deferred", raising=False)
+    return "module_for_deferred"
+
+
+def test_the_first_use_imports_it(module: str) -> None:
+    """And each name is that of the module itself; what it has not is an error that names it."""
+    stand_in = deferred(module)
+    assert module not in sys.modules
+    assert stand_in.value is sys.modules[module].value
+    assert stand_in.value is sys.modules[module].value
+    with pytest.raises(AttributeError, match=r"module_for_deferred.*'missing'"):
+        _ = stand_in.missing
+
+
+def test_all_of_them_can_be_imported_in_advance(module: str) -> None:
+    """As the broker does with its first client."""
+    deferred(module)
+    load_deferred()
+    assert module in sys.modules
+
+
+def test_the_store_can_be_imported_without_numpy() -> None:
+    """The client and a broker at rest need none of it."""
+    check = "import sys, aerobee_store.message_store; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], timeout=60, check=False).returncode == 0
+
+
+def test_the_layouts_for_numpy_and_for_struct_agree() -> None:
+    """A unit, an entry and a slot have one size in both."""
+    assert np.dtype(consume_queue.UNIT_DTYPE).itemsize == consume_queue.UNIT_SIZE
+    assert np.dtype(batch_consume_queue.BATCH_UNIT_DTYPE).itemsize == batch_consume_queue.BATCH_UNIT_SIZE
+    assert np.dtype(index_file.ENTRY_DTYPE).itemsize == index_file.ENTRY_SIZE
+    assert np.dtype(log.UNIT_DTYPE).itemsize == log.UNIT_SIZE
+    assert np.dtype(wheel.SLOT_DTYPE).itemsize == wheel.SLOT_SIZE
