@@ -266,7 +266,7 @@ class Connection:
             await asyncio.sleep(delay)
         raise AssertionError("the loop above has no end")
 
-    async def stream(
+    def stream(
         self,
         select: Callable[[Stubs], UnaryStreamMultiCallable[RequestT, ItemT]],
         request: RequestT,
@@ -275,32 +275,29 @@ class Connection:
         timeout_seconds: float | None,
     ) -> AsyncGenerator[ItemT, None]:
         """The items of a stream, without retries."""
-        peer = self.peer
-        call = select(peer.stubs)(request, timeout=timeout_seconds, metadata=self.signed(metadata))
-        try:
-            async for item in cast("AsyncIterator[ItemT]", call):
-                yield item
-        except grpc.RpcError as rpc:
-            raise self.failed(peer, rpc) from None
-        finally:
-            cast("Any", call).cancel()  # no effect on a finished call
+        return self._items(
+            lambda stubs: select(stubs)(request, timeout=timeout_seconds, metadata=self.signed(metadata))
+        )
 
-    async def exchange(
+    def exchange(
         self,
         select: Callable[[Stubs], StreamStreamMultiCallable[RequestT, ItemT]],
         requests: AsyncIterator[RequestT],
         metadata: Metadata,
     ) -> AsyncGenerator[ItemT, None]:
         """The answers to a stream of requests, without retries and without a deadline."""
+        return self._items(lambda stubs: select(stubs)(cast("Any", requests), metadata=self.signed(metadata)))
+
+    async def _items(self, begin: Callable[[Stubs], object]) -> AsyncGenerator[Any, None]:
         peer = self.peer
-        call = select(peer.stubs)(cast("Any", requests), metadata=self.signed(metadata))
+        call = begin(peer.stubs)
         try:
-            async for item in cast("AsyncIterator[ItemT]", call):
+            async for item in cast("AsyncIterator[Any]", call):
                 yield item
         except grpc.RpcError as rpc:
             raise self.failed(peer, rpc) from None
         finally:
-            cast("Any", call).cancel()
+            cast("Any", call).cancel()  # no effect on a finished call
 
     def failed(self, peer: Peer, rpc: grpc.RpcError) -> ClientError:
         """The error for an unanswered call to `peer`. If the peer is unreachable, the next endpoint is used from now

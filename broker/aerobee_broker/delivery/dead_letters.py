@@ -9,7 +9,6 @@ from aerobee_broker.delivery.subscriptions import DeliveryTables
 from aerobee_broker.tables.topics import TopicConfig, dead_letter_topic
 from aerobee_store import InvalidMessageError, MessageStore, Record
 from aerobee_store.records import properties as p
-from aerobee_store.records.record import SYS_FLAG_TRANSACTION, Message
 
 ATTEMPTS_WITHOUT_END: Final = 1 << 30
 
@@ -46,17 +45,7 @@ class DeadLetters:
             p.DLQ_ORIGIN_TOPIC: record.topic,
             p.DLQ_ORIGIN_MESSAGE_ID: origin_id,
         }
-        message = Message(
-            topic=dead_letter_topic(group),
-            queue_id=0,
-            body=record.body,
-            properties=properties,
-            flag=record.flag,
-            sys_flag=record.sys_flag & ~SYS_FLAG_TRANSACTION,
-            born_timestamp=record.born_timestamp,
-            born_host=record.born_host,
-            reconsume_times=record.reconsume_times,
-        )
+        message = record.to_new_message(dead_letter_topic(group), 0, properties)
         try:
             self._store.append([message], internal=True)
         except InvalidMessageError:

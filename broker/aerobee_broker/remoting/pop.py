@@ -42,7 +42,6 @@ from aerobee_broker.tables.tables import Tables
 from aerobee_store import MessageStore, Record
 from aerobee_store.clock import Clock
 from aerobee_store.records import record
-from aerobee_store.records.record import Message
 
 _COUNT_MAX: Final = 32  # RocketMQ's
 _HELD_SECONDS_MAX: Final = 120.0
@@ -208,20 +207,10 @@ class PopRequests:
             f"{stored.queue_offset} {pop_time} {invisible_ms} {_REVIVE_QUEUE} 0 {self._settings.current.name} "
             f"{stored.queue_id} {stored.queue_offset} {message.receipt_handle}"
         )
+        copy = stored.to_message(stored.topic, stored.queue_id, {**stored.properties, _POP_CK: info})
+        copy.reconsume_times = message.attempt - 1
         return record.encode(
-            Message(
-                stored.topic,
-                stored.queue_id,
-                stored.body,
-                {**stored.properties, _POP_CK: info},
-                flag=stored.flag,
-                sys_flag=stored.sys_flag,
-                born_timestamp=stored.born_timestamp,
-                born_host=stored.born_host,
-                store_host=stored.store_host,
-                reconsume_times=message.attempt - 1,
-                prepared_transaction_offset=stored.prepared_transaction_offset,
-            ),
+            copy,
             queue_offset=stored.queue_offset,
             physical_offset=stored.physical_offset,
             store_timestamp=stored.store_timestamp,

@@ -19,7 +19,6 @@ from aerobee_broker.tables.topics import retry_topic
 from aerobee_broker.timer.level_delay import LevelDelay
 from aerobee_store import CorruptRecordError, MessageStore, RecordNotFoundError
 from aerobee_store.records import properties as p
-from aerobee_store.records.record import Message
 
 _FIRST_LEVEL: Final = 3  # 10 seconds, one level more with each attempt
 
@@ -53,18 +52,10 @@ class RetryRequests:
         for name in (p.WAIT, p.DELAY, p.TIMER_DELAY_SEC, p.TIMER_DELAY_MS, p.TIMER_DELIVER_MS, p.TIMER_OUT_MS):
             properties.pop(name, None)
         topic = await self._send.ensure_topic(retry_topic(group.name), queue_count)
-        message = Message(
-            topic=topic.name,
-            queue_id=offset % max(topic.write_queue_count, 1),
-            body=record.body,
-            properties=properties,
-            flag=record.flag,
-            sys_flag=record.sys_flag,
-            born_timestamp=record.born_timestamp,
-            born_host=record.born_host,
-            store_host=store_host(connection),
-            reconsume_times=record.reconsume_times + 1,
-        )
+        message = record.to_message(topic.name, offset % max(topic.write_queue_count, 1), properties)
+        message.store_host = store_host(connection)
+        message.reconsume_times += 1
+        message.prepared_transaction_offset = 0
         if level < 0 or record.reconsume_times >= limit:
             properties[p.DLQ_ORIGIN_TOPIC] = properties[p.RETRY_TOPIC]
             properties[p.DLQ_ORIGIN_MESSAGE_ID] = record.unique_key or properties[p.ORIGIN_MESSAGE_ID]

@@ -15,7 +15,7 @@ from aerobee_broker.transactions.half_messages import HALF_TOPIC, Outcome, read_
 from aerobee_broker.transactions.transactions import Transactions
 from aerobee_store import CorruptRecordError, MessageStore, Record, RecordNotFoundError
 from aerobee_store.records import properties as p
-from aerobee_store.records.record import Message, encode
+from aerobee_store.records.record import encode
 
 _OUTCOMES: Final[dict[int, Outcome | None]] = {8: Outcome.COMMIT, 12: Outcome.ROLLBACK, 0: None}
 
@@ -60,17 +60,8 @@ class TransactionRequests:
         """Send check number `number` to a producer of the group that sent this half message; False if there is none."""
         producers = self._clients.producers(record.properties.get(p.PRODUCER_GROUP, ""))
         queue_id = record.properties.get(p.REAL_QUEUE_ID, "")
-        original = Message(
-            topic=topic,
-            queue_id=int(queue_id) if queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10 else 0,
-            body=record.body,
-            raw_properties=record.raw_properties,
-            flag=record.flag,
-            sys_flag=record.sys_flag,
-            born_timestamp=record.born_timestamp,
-            born_host=record.born_host,
-            store_host=record.store_host,
-            reconsume_times=record.reconsume_times,
+        original = record.to_message(
+            topic, int(queue_id) if queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10 else 0
         )
         for turn in range(len(producers)):
             producer = producers[(number + turn) % len(producers)]

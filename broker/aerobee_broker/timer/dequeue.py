@@ -13,7 +13,7 @@ from typing import Final
 from aerobee_broker.timer.enqueue import Enqueue
 from aerobee_broker.timer.relocation import stored_again
 from aerobee_broker.timer.slot import Due, LoadedSlot
-from aerobee_broker.timer.state import TIMER_ORIGIN, TimerParts, copy_of, integer
+from aerobee_broker.timer.state import TIMER_ORIGIN, TimerParts, integer
 from aerobee_broker.timer.stats import increment
 from aerobee_store import InvalidMessageError, Record, StoreFullError, SyncTimeoutError
 from aerobee_store.records import properties as p
@@ -211,4 +211,4 @@ def _delivered(record: Record, topic: str, queue_id: int, write_time_ms: int, no
     values[p.TIMER_ENQUEUE_MS] = str(write_time_ms)
     values[p.TIMER_DEQUEUE_MS] = str(now_ms)
     values[TIMER_ORIGIN] = str(record.queue_offset)
-    return copy_of(record, topic, queue_id, values)
+    return record.to_message(topic, queue_id, values)

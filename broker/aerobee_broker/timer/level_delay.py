@@ -205,15 +205,6 @@ def _restored(record: Record) -> Message | None:
     for name in _DROPPED:
         values.pop(name, None)
     values[p.WAIT] = "false"
-    return Message(
-        topic=topic,
-        queue_id=int(queue_id),
-        body=record.body,
-        properties=values,
-        flag=record.flag,
-        sys_flag=record.sys_flag,
-        born_timestamp=record.born_timestamp,
-        born_host=record.born_host,
-        store_host=record.store_host,
-        reconsume_times=record.reconsume_times,
-    )
+    message = record.to_message(topic, int(queue_id), values)
+    message.prepared_transaction_offset = 0
+    return message

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from aerobee_broker.timer.state import TIMER_ORIGIN, TimerParts, copy_of, integer
+from aerobee_broker.timer.state import TIMER_ORIGIN, TimerParts, integer
 from aerobee_broker.timer.stats import increment
 from aerobee_store import Record
 from aerobee_store.records import properties as p
@@ -101,4 +101,4 @@ def stored_again(record: Record, write_time_ms: int, now_ms: int, origin: str) -
     values[p.TIMER_ENQUEUE_MS] = str(write_time_ms)
     values[p.TIMER_DEQUEUE_MS] = str(now_ms)
     values[TIMER_ORIGIN] = origin
-    return copy_of(record, TIMER_TOPIC, TIMER_QUEUE_ID, values)
+    return record.to_message(TIMER_TOPIC, TIMER_QUEUE_ID, values)

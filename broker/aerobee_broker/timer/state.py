@@ -166,23 +166,6 @@ class TimerParts:
         return appended[-1].end
 
 
-def copy_of(record: Record, topic: str, queue_id: int, properties: dict[str, str]) -> Message:
-    """The same message for another queue."""
-    return Message(
-        topic=topic,
-        queue_id=queue_id,
-        body=record.body,
-        properties=properties,
-        flag=record.flag,
-        sys_flag=record.sys_flag,
-        born_timestamp=record.born_timestamp,
-        born_host=record.born_host,
-        store_host=record.store_host,
-        reconsume_times=record.reconsume_times,
-        prepared_transaction_offset=record.prepared_transaction_offset,
-    )
-
-
 def integer(text: str | None) -> int | None:
     """A number that a property gives; None if it is none."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) <= 18 else None

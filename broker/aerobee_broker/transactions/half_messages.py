@@ -122,18 +122,18 @@ def renewed_half(half: Record, checks: int, since_ms: int) -> Message:
     properties = {**half.properties, p.TRANSACTION_CHECK_TIMES: str(checks), SINCE: str(since_ms)}
     # RocketMQ would apply an op of the earlier one to this one.
     properties.pop(p.TRANSACTION_PREPARED_QUEUE_OFFSET, None)
-    return _copy(half, HALF_TOPIC, TRANSACTION_QUEUE_ID, properties)
+    return half.to_new_message(HALF_TOPIC, TRANSACTION_QUEUE_ID, properties)
 
 
 def given_up_half(half: Record) -> Message:
     """The copy that is kept of an abandoned half message."""
-    return _copy(half, GIVEN_UP_TOPIC, TRANSACTION_QUEUE_ID, dict(half.properties))
+    return half.to_new_message(GIVEN_UP_TOPIC, TRANSACTION_QUEUE_ID, dict(half.properties))
 
 
 def committed_message(half: Record, topic: str, queue_id: int) -> Message:
     """The message for consumers."""
     properties = {name: value for name, value in half.properties.items() if name not in _OF_HALF_ONLY}
-    message = _copy(half, topic, queue_id, properties)
+    message = half.to_new_message(topic, queue_id, properties)
     message.sys_flag |= TransactionType.COMMIT
     message.prepared_transaction_offset = half.physical_offset
     return message
@@ -207,20 +207,6 @@ def read_op(record: Record) -> Op | None:
     properties = record.properties
     outcome = _OUTCOMES.get(properties.get(OUTCOME, ""))
     return Op(offsets, outcome, properties.get(p.REAL_TOPIC), properties.get(p.TRANSACTION_ID))
-
-
-def _copy(half: Record, topic: str, queue_id: int, properties: dict[str, str]) -> Message:
-    return Message(
-        topic=topic,
-        queue_id=queue_id,
-        body=half.body,
-        properties=properties,
-        flag=half.flag,
-        sys_flag=half.sys_flag & ~SYS_FLAG_TRANSACTION,
-        born_timestamp=half.born_timestamp,
-        born_host=half.born_host,
-        reconsume_times=half.reconsume_times,
-    )
 
 
 def _number(text: str | None) -> int | None:

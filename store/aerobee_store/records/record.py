@@ -193,6 +193,34 @@ class Record:
     def has_property_crc(self) -> bool:
         return ends_in_property_crc(self.raw_properties)
 
+    def to_message(self, topic: str, queue_id: int, properties: Mapping[str, str] | None = None) -> Message:
+        """The same message for another queue. It remains the message that its first store accepted.
+
+        `properties`: instead of its own.
+        """
+        return Message(
+            topic=topic,
+            queue_id=queue_id,
+            body=self.body,
+            properties={} if properties is None else properties,
+            raw_properties=self.raw_properties if properties is None else None,
+            flag=self.flag,
+            sys_flag=self.sys_flag,
+            born_timestamp=self.born_timestamp,
+            born_host=self.born_host,
+            store_host=self.store_host,
+            reconsume_times=self.reconsume_times,
+            prepared_transaction_offset=self.prepared_transaction_offset,
+        )
+
+    def to_new_message(self, topic: str, queue_id: int, properties: Mapping[str, str]) -> Message:
+        """A message of its own with the same content: outside of any transaction, and stored by this store."""
+        message = self.to_message(topic, queue_id, properties)
+        message.sys_flag &= ~SYS_FLAG_TRANSACTION
+        message.store_host = None
+        message.prepared_transaction_offset = 0
+        return message
+
 
 def ends_in_property_crc(raw_properties: bytes) -> bool:
     """Whether the last 20 bytes have the shape of the record checksum, whatever its digits."""

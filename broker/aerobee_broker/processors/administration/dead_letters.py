@@ -25,7 +25,6 @@ from aerobee_proto import admin_v1, v2
 from aerobee_store import InvalidMessageError, MessageStore, Record
 from aerobee_store.records import properties as p
 from aerobee_store.records.message_fields import ONLY_GROUP
-from aerobee_store.records.record import SYS_FLAG_TRANSACTION, Message
 
 DEAD_LETTER_QUEUE_ID: Final = 0  # there is one queue, as in RocketMQ
 _PAGE_COUNT: Final = 100
@@ -211,20 +210,9 @@ class DeadLetterAdministration:
         properties[RESENT_FROM] = _letter_name(record)
         if not request.topic:
             properties[ONLY_GROUP] = topic.removeprefix(DEAD_LETTER_PREFIX)
-        [place] = self._store.append(
-            [
-                Message(
-                    topic=target.name,
-                    queue_id=queue_id,
-                    body=record.body,
-                    properties=properties,
-                    flag=record.flag,
-                    sys_flag=record.sys_flag & ~SYS_FLAG_TRANSACTION,
-                    born_timestamp=record.born_timestamp,
-                    born_host=record.born_host,
-                )
-            ]
-        )
+        message = record.to_new_message(target.name, queue_id, properties)
+        message.reconsume_times = 0
+        [place] = self._store.append([message])
         self._counters.sent_to(target.name, "normal").add(place.size)
         result.message_id = record.unique_key or ""
         result.topic, result.queue_id, result.queue_offset = target.name, queue_id, place.queue_offset

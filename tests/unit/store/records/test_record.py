@@ -97,6 +97,37 @@ def test_a_message_may_bring_its_store_host() -> None:
     assert record.decode(encode(Message("t", 0, b"", store_host=("1.2.3.4", 5)))).store_host == ("1.2.3.4", 5)
 
 
+def test_a_record_as_a_message_for_another_queue() -> None:
+    """It comes out as it was stored but for what the new queue changes, so that a timer or a client sees no other."""
+    message = Message(
+        topic="t",
+        queue_id=1,
+        body=b"x",
+        properties={"a": "1"},
+        flag=7,
+        sys_flag=TransactionType.COMMIT | 1,
+        born_timestamp=5,
+        born_host=("1.2.3.4", 5),
+        store_host=("6.7.8.9", 10),
+        reconsume_times=3,
+        prepared_transaction_offset=400,
+    )
+    found = record.decode(encode(message))
+    assert record.decode(encode(found.to_message("t", 1))) == found
+    moved = found.to_message("u", 2, {"b": "2"})
+    assert moved == dataclasses.replace(message, topic="u", queue_id=2, properties={"b": "2"})
+    assert record.decode(encode(moved)).properties == {"b": "2"}
+
+
+def test_a_record_as_a_new_message() -> None:
+    """It is outside of the transaction of the record, and stored by the store that it is appended to."""
+    message = Message("t", 1, b"x", sys_flag=TransactionType.ROLLBACK | 1, born_timestamp=5, reconsume_times=3)
+    message.store_host = ("6.7.8.9", 10)
+    message.prepared_transaction_offset = 400
+    made = record.decode(encode(message)).to_new_message("u", 2, {"b": "2"})
+    assert made == Message("u", 2, b"x", {"b": "2"}, sys_flag=1, born_timestamp=5, reconsume_times=3)
+
+
 def test_an_open_property_is_closed_before_the_checksum() -> None:
     """So that the checksum is a property of its own."""
     found = record.decode(encode(Message("t", 0, b"", raw_properties=b"TAGS\x01x"), property_crc=True))
