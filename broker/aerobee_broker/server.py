@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aerobee_broker.byte_budget import ByteBudget
 from aerobee_broker.clients.accounts import Accounts
@@ -18,6 +18,7 @@ from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import ListenError
 from aerobee_broker.front.calls import Method
 from aerobee_broker.front.front import Front
+from aerobee_broker.grpc_methods import grpc_methods
 from aerobee_broker.listeners import Listening, check_certificate, check_ports, listen_native
 from aerobee_broker.metrics.broker_stats import BrokerStats
 from aerobee_broker.metrics.counters import BrokerCounters
@@ -27,39 +28,10 @@ from aerobee_broker.metrics.metrics import Metrics
 from aerobee_broker.namesrv.cluster_routes import ClusterRoutes
 from aerobee_broker.namesrv.registrar import Registrar
 from aerobee_broker.parts import BrokerParts
-from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
-from aerobee_broker.processors.administration.accumulation import Accumulation
-from aerobee_broker.processors.administration.clients import ClientAdministration
-from aerobee_broker.processors.administration.configuration import ConfigurationAdministration
-from aerobee_broker.processors.administration.dead_letters import DeadLetterAdministration
-from aerobee_broker.processors.administration.groups import GroupAdministration
-from aerobee_broker.processors.administration.messages import MessageAdministration
-from aerobee_broker.processors.administration.status import StatusAdministration
-from aerobee_broker.processors.administration.topics import TopicAdministration
-from aerobee_broker.processors.heartbeat import HeartbeatProcessor
-from aerobee_broker.processors.lite import LiteProcessor
-from aerobee_broker.processors.pull import PullProcessor
-from aerobee_broker.processors.query import QueryProcessor
-from aerobee_broker.processors.recall import RecallProcessor
-from aerobee_broker.processors.receive import ReceiveProcessor
-from aerobee_broker.processors.records.append import AppendProcessor
-from aerobee_broker.processors.records.offsets import OffsetsProcessor
-from aerobee_broker.processors.records.query import QueryProcessor as RecordQueryProcessor
-from aerobee_broker.processors.records.read import ReadProcessor
-from aerobee_broker.processors.route import RouteProcessor
-from aerobee_broker.processors.send import SendProcessor
-from aerobee_broker.processors.telemetry import TelemetryProcessor
-from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.remoting.service import RemotingService
 from aerobee_broker.replication.config import Role
 from aerobee_broker.runtime_settings import RuntimeSettings
-from aerobee_broker.services import admin_service, aerobee_admin_service, messaging_service, record_service
-from aerobee_broker.services.admin_service import AdminService
-from aerobee_broker.services.aerobee_admin_service import Administration, aerobee_admin_methods
-from aerobee_broker.services.messaging_service import MessagingProcessors, MessagingService
-from aerobee_broker.services.record_service import RecordService
 from aerobee_broker.services.requests import RequestLimits
-from aerobee_broker.services.standard_services import health_methods, reflection_methods
 from aerobee_broker.tables.tables import BatchTopics, Tables
 from aerobee_broker.tables.topics import is_system_topic
 from aerobee_broker.timer.level_delay import LevelDelay
@@ -76,13 +48,6 @@ if TYPE_CHECKING:
     from aerobee_broker.replication.metrics import MasterCollector
 
 _log = logging.getLogger(__name__)
-
-_SERVICES: Final = (
-    messaging_service.SERVICE,
-    admin_service.SERVICE,
-    aerobee_admin_service.SERVICE,
-    record_service.SERVICE,
-)
 
 
 class Server(Protocol):
@@ -274,12 +239,53 @@ async def _serve(
     is_master: bool,
 ) -> bool:
     """Serve until `stop` is set (False), or another broker may be the master (True)."""
-    settings, clock, accounts = Settings(process.config), process.clock, process.accounts
+    settings, ready = Settings(process.config), process.ready
     runtime_settings = RuntimeSettings.load(settings, store)
-    config, metrics, ready = settings.current, process.metrics, process.ready
-    leadership, is_deposed = process.leadership, False
-    tables = Tables.load(settings, clock, store.file_system, store.in_disk_thread, store.stats)
+    tables = Tables.load(settings, process.clock, store.file_system, store.in_disk_thread, store.stats)
     batch_topics.attach(tables.topics)
+    parts = await _open_parts(process, store, tables, settings)
+    remoting = RemotingService(parts)
+    await asyncio.to_thread(remoting.request_modes.open)
+    process.metrics.attach(parts)
+    is_deposed = False
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = _run_services(parts, remoting, tasks)
+            await asyncio.sleep(0)  # the store's services are up before the first append
+            master = await _open_master(process, settings.current, store) if is_master else None
+            registrar = Registrar(settings, tables)
+            cluster = ClusterRoutes(lambda: registrar.connections, remoting.routes)
+            front = await _listen(parts, runtime_settings, remoting, cluster)
+            serving = _Serving(process, parts, remoting, registrar, master, front)
+            ends = [tasks.create_task(process.stop.wait())]
+            try:
+                await serving.start(tasks, running, ends)
+                ready.reason = None
+                if settings.current.listen.front != "native" or settings.current.listen.remoting is not None:
+                    _load_deferred()
+                announce(serving.front.listening, process.metrics_address)
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)  # cancelled if a service dies
+                is_deposed = not process.stop.is_set()
+                ready.reason = "the lease is lost" if is_deposed else "draining: the broker stops"
+                await serving.drain(is_deposed=is_deposed)
+            finally:
+                process.metrics.detach()
+                ready.reason = ready.reason or "stopping: a service of the broker died"
+                with suppress(asyncio.CancelledError):
+                    await serving.stop()
+            for task in (*running, *ends):
+                task.cancel()
+    except BaseExceptionGroup as group:
+        cause = _first(group)
+        if not isinstance(cause, ListenError):
+            _log.critical("a service failed; the broker stops", exc_info=cause)
+        raise cause from None
+    return is_deposed
+
+
+async def _open_parts(process: _Process, store: MessageStore, tables: Tables, settings: Settings) -> BrokerParts:
+    """The parts of the broker, recovered from the store."""
+    config, clock, accounts = settings.current, process.clock, process.accounts
     if not config.auto_create_topics and all(is_system_topic(topic.name) for topic in tables.topics):
         endpoint = config.listen.grpc.dialled if config.listen.grpc.port else "HOST:PORT"
         _log.info("there are no topics yet; create one with: aerobee topic create NAME --endpoint %s", endpoint)
@@ -299,7 +305,8 @@ async def _serve(
     level_delay = LevelDelay(store, clock)
     await asyncio.to_thread(level_delay.open)
     counters = BrokerCounters()
-    parts = BrokerParts(
+    limits = config.limits
+    return BrokerParts(
         settings=settings,
         clock=clock,
         store=store,
@@ -315,112 +322,55 @@ async def _serve(
         broker_stats=BrokerStats(counters, tables, store, clock),
         loop_delay=LoopDelay(),
         requests=ByteBudget(
-            "requests in progress",
-            total_max=config.limits.request_bytes_max,
-            owner_max=config.limits.request_bytes_per_client_max,
+            "requests in progress", total_max=limits.request_bytes_max, owner_max=limits.request_bytes_per_client_max
         ),
         answers=ByteBudget(
-            "messages for clients",
-            total_max=config.limits.answer_bytes_max,
-            owner_max=config.limits.answer_bytes_per_client_max,
+            "messages for clients", total_max=limits.answer_bytes_max, owner_max=limits.answer_bytes_per_client_max
         ),
     )
-    remoting = RemotingService(parts)
-    await asyncio.to_thread(remoting.request_modes.open)
-    registrar = Registrar(settings, tables)
-    metrics.attach(parts)
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            services = [
-                tasks.create_task(service(), name=name)
-                for name, service in (
-                    ("store", store.run),
-                    (deliveries.name, deliveries.run),
-                    (transactions.name, transactions.run),
-                    (timer.name, timer.run),
-                    (level_delay.name, level_delay.run),
-                    (clients.name, clients.run),
-                    (tables.name, tables.run),
-                    (parts.broker_stats.name, parts.broker_stats.run),
-                    (remoting.name, remoting.run),
-                    (parts.loop_delay.name, parts.loop_delay.run),
-                )
-            ]
-            await asyncio.sleep(0)  # the store's services are up before the first append
-            master: MasterBroker | None = None
-            if is_master:
-                from aerobee_broker.replication import master_broker
 
-                master = await master_broker.MasterBroker.open(config, store, leadership)
-            cluster = ClusterRoutes(lambda: registrar.connections, remoting.routes)
-            server, draining, listening = await _listen(parts, runtime_settings, remoting, cluster)
-            keeping: asyncio.Task[None] | None = None
-            collector: MasterCollector | None = None
-            stopping = tasks.create_task(process.stop.wait())
-            try:
-                if master is not None:
-                    assert listening.remoting is not None, "the configuration says so"
-                    await master.start(registrar, remoting.server, listening.remoting)
-                    keeping = tasks.create_task(master.keep_lease(), name="lease-keeping")
-                    remoting.add(master.handlers)
-                    collector = master.collector
-                    metrics.collectors.append(collector)
-                if config.name_servers:
-                    assert listening.remoting is not None, "the configuration says so"
-                    registrar.listening(listening.remoting, listening)
-                    services.append(tasks.create_task(registrar.run(), name=registrar.name))
-                ready.reason = None
-                if config.listen.front != "native" or config.listen.remoting is not None:
-                    _load_deferred()
-                announce(listening, process.metrics_address)
-                ends = (stopping,) if keeping is None else (stopping, keeping)
-                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)  # cancelled if a service dies
-                is_deposed = not process.stop.is_set()
-                ready.reason = "the lease is lost" if is_deposed else "draining: the broker stops"
-                _log.info("broker draining")
-                draining.set()
-                await registrar.unregister()
-                deliveries.long_polling.drain()
-                clients.close_streams()
-                drain_seconds = 0 if is_deposed else settings.current.listen.drain_seconds
-                await asyncio.gather(server.stop(drain_seconds), remoting.server.stop(drain_seconds))
-                await timer.close()
-                if not is_deposed:  # these append to the log
-                    await deliveries.close()
-                    await transactions.close()
-                await tables.save_all()
-            finally:
-                metrics.detach()
-                ready.reason = ready.reason or "stopping: a service of the broker died"
-                with suppress(asyncio.CancelledError):
-                    await server.stop(0)
-                    await remoting.server.stop(0)
-                    if master is not None:
-                        await master.stop()
-                    if collector is not None:
-                        metrics.collectors.remove(collector)
-            if keeping is not None:
-                keeping.cancel()
-            for service in (*services, stopping):
-                service.cancel()
-    except BaseExceptionGroup as group:
-        cause = _first(group)
-        if not isinstance(cause, ListenError):
-            _log.critical("a service failed; the broker stops", exc_info=cause)
-        raise cause from None
-    return is_deposed
+
+def _run_services(parts: BrokerParts, remoting: RemotingService, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+    """What runs beside the requests, in tasks of the group."""
+    return [
+        tasks.create_task(parts.store.run(), name="store"),
+        *(
+            tasks.create_task(service.run(), name=service.name)
+            for service in (
+                parts.deliveries,
+                parts.transactions,
+                parts.timer,
+                parts.level_delay,
+                parts.clients,
+                parts.tables,
+                parts.broker_stats,
+                remoting,
+                parts.loop_delay,
+            )
+        ),
+    ]
+
+
+async def _open_master(process: _Process, config: BrokerConfig, store: MessageStore) -> MasterBroker:
+    from aerobee_broker.replication import master_broker  # a single broker loads nothing of replication
+
+    return await master_broker.MasterBroker.open(config, store, process.leadership)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GrpcFront:
+    """The gRPC server, its addresses, and the event that ends streams of health and reflection."""
+
+    server: Server
+    listening: Listening
+    draining: asyncio.Event
 
 
 async def _listen(
     parts: BrokerParts, runtime_settings: RuntimeSettings, remoting: RemotingService, cluster: ClusterRoutes
-) -> tuple[Server, asyncio.Event, Listening]:
-    """Bind the gRPC ports and serve every service on them. Setting the event ends streams of health and reflection.
-
-    Raises ListenError.
-    """
-    settings, clock, store, tables = parts.settings, parts.clock, parts.store, parts.tables
-    clients, deliveries, counters = parts.clients, parts.deliveries, parts.counters
-    config = settings.current
+) -> _GrpcFront:
+    """Bind the ports and serve every service on them. Raises ListenError."""
+    config = parts.settings.current
     limits = RequestLimits(parts.requests, body_size_max=config.store.body_size_max)
     remoting_address = None if config.listen.remoting is None else await remoting.listen(config.listen.remoting)
     methods: dict[str, Method] = {}  # complete before the loop accepts the first connection
@@ -429,7 +379,7 @@ async def _listen(
         server = front = Front(
             methods,
             config.front,
-            counters.front,
+            parts.counters.front,
             protocols=(remoting.protocol(),),
             first_connection=_load_deferred if config.listen.remoting is None else lambda: None,
         )
@@ -442,77 +392,75 @@ async def _listen(
         from aerobee_broker.grpcio_listeners import listen_grpcio
 
         server, listening = listen_grpcio(methods, config, request_size_max=limits.request_size_max)
-    listening = replace(listening, remoting=remoting_address)
-    route = RouteProcessor(settings, tables, listening, cluster)
-    send = SendProcessor(settings, store, tables, counters, clock, parts.transactions, parts.timer)
-    processors = MessagingProcessors(
-        route=route,
-        heartbeat=HeartbeatProcessor(clients),
-        telemetry=TelemetryProcessor(settings, tables, clients),
-        send=send,
-        receive=ReceiveProcessor(settings, tables, deliveries, clock),
-        pull=PullProcessor(settings, store, tables, deliveries),
-        lite=LiteProcessor(tables, deliveries),
-        recall=RecallProcessor(tables, parts.timer),
-        acknowledge=AcknowledgeProcessor(settings, deliveries, counters),
-        transaction=TransactionProcessor(parts.transactions, counters),
-    )
-    messaging = MessagingService(parts, limits, processors)
-    accumulation = Accumulation(config=config, store=store, tables=tables, deliveries=deliveries, clock=clock)
-    administration = Administration(
-        topics=TopicAdministration(
-            settings=settings, store=store, tables=tables, clients=clients, deliveries=deliveries, route=route
-        ),
-        groups=GroupAdministration(
-            store=store,
-            tables=tables,
-            clients=clients,
-            deliveries=deliveries,
-            timer=parts.timer,
-            accumulation=accumulation,
-            clock=clock,
-        ),
-        clients=ClientAdministration(
-            config=config, store=store, tables=tables, clients=clients, deliveries=deliveries, clock=clock
-        ),
-        accumulation=accumulation,
-        messages=MessageAdministration(store=store, tables=tables, deliveries=deliveries, send=send, clock=clock),
-        dead_letters=DeadLetterAdministration(
-            store=store, tables=tables, counters=counters, loop_share=deliveries.loop_share
-        ),
-        configuration=ConfigurationAdministration(runtime_settings),
-        status=StatusAdministration(parts, listening),
-    )
-    remoting.administer(administration.topics, administration.groups, runtime_settings, parts.broker_stats)
-    admin = AdminService(
-        accounts=parts.accounts,
-        counters=counters,
-        limits=limits,
-        administration=administration,
-        query=QueryProcessor(store, tables, deliveries),
-    )
-    draining = asyncio.Event()
-    records = RecordService(
-        accounts=parts.accounts,
-        clients=clients,
-        counters=counters,
-        limits=limits,
-        append=AppendProcessor(settings, store, tables, counters),
-        read=ReadProcessor(settings, store, tables, deliveries.long_polling),
-        query=RecordQueryProcessor(store, tables, deliveries.loop_share),
-        offsets=OffsetsProcessor(store, tables),
-        draining=draining,
-    )
-    methods |= {
-        **messaging.methods(),
-        **admin.methods(),
-        **aerobee_admin_methods(administration, counters, limits, parts.accounts),
-        **records.methods(),
-        **health_methods(_SERVICES, draining),
-        **reflection_methods(_SERVICES, draining),
-    }
+    listening, draining = replace(listening, remoting=remoting_address), asyncio.Event()
+    methods |= grpc_methods(parts, limits, runtime_settings, remoting, listening, cluster, draining)
     await server.start()
-    return server, draining, listening
+    return _GrpcFront(server=server, listening=listening, draining=draining)
+
+
+class _Serving:
+    """A broker that answers: with its replicas and name servers, until it drains."""
+
+    def __init__(
+        self,
+        process: _Process,
+        parts: BrokerParts,
+        remoting: RemotingService,
+        registrar: Registrar,
+        master: MasterBroker | None,
+        front: _GrpcFront,
+    ) -> None:
+        self.front = front
+        self._process = process
+        self._parts = parts
+        self._remoting = remoting
+        self._master = master
+        self._registrar = registrar
+        self._collectors: list[MasterCollector] = []
+
+    async def start(
+        self, tasks: asyncio.TaskGroup, running: list[asyncio.Task[None]], ends: list[asyncio.Task[Any]]
+    ) -> None:
+        """Serve replicas and register with name servers, if configured; adds tasks to `running`, and to `ends` those
+        with which serving ends."""
+        listening = self.front.listening
+        address = listening.remoting
+        if self._master is not None:
+            assert address is not None, "the configuration says so"
+            await self._master.start(self._registrar, self._remoting.server, address)
+            ends.append(tasks.create_task(self._master.keep_lease(), name="lease-keeping"))
+            self._remoting.add(self._master.handlers)
+            self._collectors.append(self._master.collector)
+            self._process.metrics.collectors.append(self._master.collector)
+        if self._parts.settings.current.name_servers:
+            assert address is not None, "the configuration says so"
+            self._registrar.listening(address, listening)
+            running.append(tasks.create_task(self._registrar.run(), name=self._registrar.name))
+
+    async def drain(self, *, is_deposed: bool) -> None:
+        """Answer what is in flight, then save everything. A deposed master answers nobody and appends nothing."""
+        _log.info("broker draining")
+        parts = self._parts
+        self.front.draining.set()
+        await self._registrar.unregister()
+        parts.deliveries.long_polling.drain()
+        parts.clients.close_streams()
+        drain_seconds = 0 if is_deposed else parts.settings.current.listen.drain_seconds
+        await asyncio.gather(self.front.server.stop(drain_seconds), self._remoting.server.stop(drain_seconds))
+        await parts.timer.close()
+        if not is_deposed:  # these append to the log
+            await parts.deliveries.close()
+            await parts.transactions.close()
+        await parts.tables.save_all()
+
+    async def stop(self) -> None:
+        """End what still runs, at once."""
+        await self.front.server.stop(0)
+        await self._remoting.server.stop(0)
+        if self._master is not None:
+            await self._master.stop()
+        for collector in self._collectors:
+            self._process.metrics.collectors.remove(collector)
 
 
 def _load_deferred() -> None:

@@ -18,7 +18,7 @@ from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs lack it
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from aerobee_broker import server
+from aerobee_broker import grpc_methods, server
 from aerobee_broker.config import Address, BrokerConfig, ListenConfig
 from aerobee_broker.errors import ListenError
 from aerobee_proto import admin_v1, v2
@@ -257,7 +257,7 @@ async def test_the_state_of_broker_and_store(broker: InProcessBroker, tmp_path: 
 async def test_health(broker: InProcessBroker) -> None:
     """grpc.health.v1 says SERVING for the broker and each service."""
     health = health_pb2_grpc.HealthStub(broker.channel)
-    for service in ("", *server._SERVICES):
+    for service in ("", *grpc_methods.SERVICES):
         response = await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=60)
         assert response.status == health_pb2.HealthCheckResponse.SERVING
 
