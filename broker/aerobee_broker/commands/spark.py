@@ -28,6 +28,15 @@ def add_parser(commands: Commands) -> None:
         commands, "spark", "run Spark jobs: audit, rebuild, export, replay, stats, lag", examples=_EXAMPLES
     )
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_audit(actions)
+    _add_rebuild(actions)
+    _add_export(actions)
+    _add_replay(actions)
+    _add_stats(actions)
+    _add_lag(actions)
+
+
+def _add_audit(actions: Commands) -> None:
     audit = new_command(
         actions,
         "audit",
@@ -36,6 +45,11 @@ def add_parser(commands: Commands) -> None:
         details="Exit code 0: no errors, 1: errors, 2: the store could not be read.",
         examples="  aerobee spark audit --store data\n  aerobee spark audit --store data --no-index --json",
     )
+    _add_log_reading(audit)
+    _add_job(audit)
+
+
+def _add_rebuild(actions: Commands) -> None:
     rebuild = new_command(
         actions,
         "rebuild",
@@ -44,23 +58,16 @@ def add_parser(commands: Commands) -> None:
         details="To use the files, stop the broker and move them into its store.",
         examples="  aerobee spark rebuild --store data --output rebuilt",
     )
-    for job in (audit, rebuild):
-        _add_stores(job, required=True)
-        job.add_argument("--no-queues", action="store_true", help="skip the consume queues")
-        job.add_argument("--no-index", action="store_true", help="skip the index")
-        job.add_argument("--split-bytes", metavar="BYTES", type=options.count, default=128 << 20, help="size of a task")
-        job.add_argument(
-            "--index-counts",
-            metavar=("SLOTS", "ENTRIES"),
-            nargs=2,
-            type=options.count,
-            help="counts of the index files (maxHashSlotNum, maxIndexNum), if the files do not show them",
-        )
+    _add_log_reading(rebuild)
     rebuild.add_argument("--output", metavar="DIR", required=True, help="new directory that all workers can reach")
     rebuild.add_argument(
         "--queue-file-size", metavar="BYTES", type=options.count, help="size of the queue files, if no file shows it"
     )
     rebuild.add_argument("--step-over-damage", action="store_true", help="skip damaged records")
+    _add_job(rebuild)
+
+
+def _add_export(actions: Commands) -> None:
     export = new_command(
         actions,
         "export",
@@ -74,6 +81,10 @@ def add_parser(commands: Commands) -> None:
     )
     export.add_argument("--checkpoint", metavar="PATH", help="write only messages since the last run with this path")
     export.add_argument("--format", default="parquet", help="parquet, iceberg or delta (the last two: their packages)")
+    _add_job(export)
+
+
+def _add_replay(actions: Commands) -> None:
     replay = new_command(
         actions,
         "replay",
@@ -93,6 +104,10 @@ def add_parser(commands: Commands) -> None:
     )
     replay.add_argument("--rate", metavar="COUNT", type=options.count, help="maximum messages per second")
     replay.add_argument("--format", default="parquet", help="topic of the archive")
+    _add_job(replay)
+
+
+def _add_stats(actions: Commands) -> None:
     stats = new_command(
         actions,
         "stats",
@@ -105,6 +120,10 @@ def add_parser(commands: Commands) -> None:
     stats.add_argument(
         "--top", metavar="COUNT", type=options.count, default=100, help="number of rows by tag or key (default: 100)"
     )
+    _add_job(stats)
+
+
+def _add_lag(actions: Commands) -> None:
     lag = new_command(
         actions,
         "lag",
@@ -113,16 +132,35 @@ def add_parser(commands: Commands) -> None:
         examples="  aerobee spark lag --store data",
     )
     _add_stores(lag, required=True)
-    for job in (audit, rebuild, export, replay, stats, lag):
-        options.add_json(job)
-        job.add_argument("--master", metavar="URL", help="URL of a Spark cluster (default: this machine, all cores)")
-        job.add_argument(
-            "--conf",
-            metavar="NAME=VALUE",
-            action="append",
-            default=[],
-            help="a setting of Spark; repeat it for several",
-        )
+    _add_job(lag)
+
+
+def _add_job(job: argparse.ArgumentParser) -> None:
+    """The options of every job."""
+    options.add_json(job)
+    job.add_argument("--master", metavar="URL", help="URL of a Spark cluster (default: this machine, all cores)")
+    job.add_argument(
+        "--conf",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a setting of Spark; repeat it for several",
+    )
+
+
+def _add_log_reading(job: argparse.ArgumentParser) -> None:
+    """The options of a job that reads logs and compares or makes what is derived from them."""
+    _add_stores(job, required=True)
+    job.add_argument("--no-queues", action="store_true", help="skip the consume queues")
+    job.add_argument("--no-index", action="store_true", help="skip the index")
+    job.add_argument("--split-bytes", metavar="BYTES", type=options.count, default=128 << 20, help="size of a task")
+    job.add_argument(
+        "--index-counts",
+        metavar=("SLOTS", "ENTRIES"),
+        nargs=2,
+        type=options.count,
+        help="counts of the index files (maxHashSlotNum, maxIndexNum), if the files do not show them",
+    )
 
 
 def _add_stores(parser: argparse.ArgumentParser, *, required: bool) -> None:

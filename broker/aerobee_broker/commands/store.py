@@ -36,6 +36,15 @@ def add_parser(commands: Commands) -> None:
         commands, "store", "inspect, verify, dump, back up and repair stores, including RocketMQ's", examples=_EXAMPLES
     )
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_inspect(actions)
+    _add_verify(actions)
+    _add_dump(actions)
+    _add_repair(actions)
+    _add_rebuild(actions)
+    _add_backup(actions)
+
+
+def _add_inspect(actions: Commands) -> None:
     inspect = new_command(
         actions,
         "inspect",
@@ -46,6 +55,11 @@ def add_parser(commands: Commands) -> None:
     inspect.add_argument("directory", metavar="DIR", type=Path, nargs="?", help="directory of a store, in use or not")
     inspect.add_argument("--endpoint", metavar="HOST:PORT", help="ask a running broker instead")
     options.add_connection(inspect)
+    inspect.add_argument("--full", action="store_true", help="read the whole log: count records, find damage")
+    options.add_json(inspect)
+
+
+def _add_verify(actions: Commands) -> None:
     verify = new_command(
         actions,
         "verify",
@@ -57,6 +71,12 @@ Opening the store with a broker repairs missing parts of queues and index and a 
 `log-damaged`, `segment-missing` and `queue-offset-gap` mean that messages are lost.""",
         examples="  aerobee store verify data\n  aerobee store verify data --json",
     )
+    _add_directory(verify)
+    _add_index_counts(verify, "if the files do not show them")
+    options.add_json(verify)
+
+
+def _add_dump(actions: Commands) -> None:
     dump = new_command(
         actions,
         "dump",
@@ -69,63 +89,7 @@ Opening the store with a broker repairs missing parts of queues and index and a 
   aerobee store dump data --topic orders --time 2026-01-31T12:00 2026-01-31T12:30
   aerobee store dump data --offset 1073741824 1074000000""",
     )
-    repair = new_command(
-        actions,
-        "repair",
-        "repair a stopped store; a dry run without --apply",
-        _repair,
-        details="""\
-Prints the repairs; --apply performs them. Make a backup first.
-Damage within the log cannot be repaired; readers skip it.
-Exit code 0: nothing left to repair, 1: problems remain, 2: the store could not be read.""",
-        examples="  aerobee store repair data\n  aerobee store repair data --apply",
-    )
-    rebuild = new_command(
-        actions,
-        "rebuild",
-        "rebuild queues and index of a stopped store from the log",
-        _rebuild,
-        details="Rebuilds both unless --queues or --index is given. A dry run without --apply.",
-        examples="  aerobee store rebuild data\n  aerobee store rebuild data --index --apply",
-    )
-    rebuild.add_argument("--queues", action="store_true", help="the consume queues")
-    rebuild.add_argument("--index", action="store_true", help="the index of keys")
-    backup = new_command(
-        actions,
-        "backup",
-        "copy a store, in use or not",
-        _backup,
-        details="""\
-A copy of a store in use contains all messages stored before the copy began, and is recovered when it is opened.""",
-        examples="  aerobee store backup data /backup/monday\n  aerobee store backup data data.copy --hard-links",
-    )
-    for action in (verify, dump, repair, rebuild, backup):
-        action.add_argument("directory", metavar="DIR", type=Path, help="directory of a store (contains commitlog)")
-    backup.add_argument("target", metavar="TARGET", type=Path, help="new or empty directory of the copy")
-    backup.add_argument(
-        "--hard-links", action="store_true", help="link full segments of the log instead of copying them"
-    )
-    for action in (repair, rebuild):
-        action.add_argument("--apply", action="store_true", help="perform the actions; without this, only print them")
-        action.add_argument("--queue-file-size", metavar="BYTES", type=options.count, help=_SIZE_HELP)
-        action.add_argument("--batch-queue-file-size", metavar="BYTES", type=options.count, help=_SIZE_HELP)
-        action.add_argument(
-            "--index-counts",
-            metavar=("SLOTS", "ENTRIES"),
-            nargs=2,
-            type=options.count,
-            default=(None, None),
-            help="counts of the index files (maxHashSlotNum, maxIndexNum), if no file shows them",
-        )
-    inspect.add_argument("--full", action="store_true", help="read the whole log: count records, find damage")
-    verify.add_argument(
-        "--index-counts",
-        metavar=("SLOTS", "ENTRIES"),
-        nargs=2,
-        type=options.count,
-        default=(None, None),
-        help="counts of the index files (maxHashSlotNum, maxIndexNum), if the files do not show them",
-    )
+    _add_directory(dump)
     dump.add_argument("--topic", help="only the records of one topic")
     dump.add_argument(
         "--time",
@@ -143,8 +107,78 @@ A copy of a store in use contains all messages stored before the copy began, and
         help="only records at these physical offsets, END excluded",
     )
     dump.add_argument("--bodies", action="store_true", help="print bodies above 256 bytes in full, not as hashes")
-    for action in (inspect, verify, repair, rebuild, backup):
-        options.add_json(action)
+
+
+def _add_repair(actions: Commands) -> None:
+    repair = new_command(
+        actions,
+        "repair",
+        "repair a stopped store; a dry run without --apply",
+        _repair,
+        details="""\
+Prints the repairs; --apply performs them. Make a backup first.
+Damage within the log cannot be repaired; readers skip it.
+Exit code 0: nothing left to repair, 1: problems remain, 2: the store could not be read.""",
+        examples="  aerobee store repair data\n  aerobee store repair data --apply",
+    )
+    _add_change(repair)
+
+
+def _add_rebuild(actions: Commands) -> None:
+    rebuild = new_command(
+        actions,
+        "rebuild",
+        "rebuild queues and index of a stopped store from the log",
+        _rebuild,
+        details="Rebuilds both unless --queues or --index is given. A dry run without --apply.",
+        examples="  aerobee store rebuild data\n  aerobee store rebuild data --index --apply",
+    )
+    rebuild.add_argument("--queues", action="store_true", help="the consume queues")
+    rebuild.add_argument("--index", action="store_true", help="the index of keys")
+    _add_change(rebuild)
+
+
+def _add_backup(actions: Commands) -> None:
+    backup = new_command(
+        actions,
+        "backup",
+        "copy a store, in use or not",
+        _backup,
+        details="""\
+A copy of a store in use contains all messages stored before the copy began, and is recovered when it is opened.""",
+        examples="  aerobee store backup data /backup/monday\n  aerobee store backup data data.copy --hard-links",
+    )
+    _add_directory(backup)
+    backup.add_argument("target", metavar="TARGET", type=Path, help="new or empty directory of the copy")
+    backup.add_argument(
+        "--hard-links", action="store_true", help="link full segments of the log instead of copying them"
+    )
+    options.add_json(backup)
+
+
+def _add_directory(action: argparse.ArgumentParser) -> None:
+    action.add_argument("directory", metavar="DIR", type=Path, help="directory of a store (contains commitlog)")
+
+
+def _add_change(action: argparse.ArgumentParser) -> None:
+    """The options of a command that changes files of a stopped store."""
+    _add_directory(action)
+    action.add_argument("--apply", action="store_true", help="perform the actions; without this, only print them")
+    action.add_argument("--queue-file-size", metavar="BYTES", type=options.count, help=_SIZE_HELP)
+    action.add_argument("--batch-queue-file-size", metavar="BYTES", type=options.count, help=_SIZE_HELP)
+    _add_index_counts(action, "if no file shows them")
+    options.add_json(action)
+
+
+def _add_index_counts(action: argparse.ArgumentParser, when: str) -> None:
+    action.add_argument(
+        "--index-counts",
+        metavar=("SLOTS", "ENTRIES"),
+        nargs=2,
+        type=options.count,
+        default=(None, None),
+        help=f"counts of the index files (maxHashSlotNum, maxIndexNum), {when}",
+    )
 
 
 def _inspect(arguments: argparse.Namespace) -> int:

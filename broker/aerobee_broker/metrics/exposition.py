@@ -30,7 +30,8 @@ from aerobee_broker.tables.topics import (
 from aerobee_proto import v2
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
-from aerobee_store.stats import Histogram
+from aerobee_store.stats import Histogram, StoreStats
+from aerobee_store.store_status import StoreStatus
 
 _T = TypeVar("_T")
 _BROKER: Final = ("cluster", "node_type", "node_id")
@@ -390,22 +391,8 @@ class _BrokerCollector:
         for group, pauses in _in_steps(self._tables.groups):
             if pauses:
                 yield None
-            sums: dict[str, list[int]] = {}
-            for queue in self._deliveries.status(group.name):
-                split = split_light_topic_name(queue.topic)  # thousands of these would be too many labels
-                values = sums.setdefault(queue.topic if split is None else split[0], [0, 0, 0, 0, 0])
-                values[0] += queue.lag
-                values[1] += queue.in_flight
-                values[2] += queue.ready
-                if queue.lag:
-                    stored = self._store.store_timestamp_at(queue.topic, queue.queue_id, queue.commit_offset)
-                    if stored is not None:
-                        values[3] = max(values[3], now_ms - stored)
-                if queue.ready_offset is not None:
-                    stored = self._store.store_timestamp_at(queue.topic, queue.queue_id, queue.ready_offset)
-                    if stored is not None:
-                        values[4] = max(values[4], now_ms - stored)
-            for topic, (lag_count, inflight_count, ready_count, age_ms, waiting_ms) in sums.items():
+            progress = self._progress(group.name, now_ms)
+            for topic, (lag_count, inflight_count, ready_count, age_ms, waiting_ms) in progress.items():
                 key = (*self._base, group.name, topic, _flag(_is_retry(topic)), _flag(_is_system(topic, group.name)))
                 lag.add_metric(key, lag_count)
                 inflight.add_metric(key, inflight_count)
@@ -416,6 +403,25 @@ class _BrokerCollector:
         yield from (lag, latency, inflight, ready, queueing)
         yield from self._dead_letters()
         yield from self._revived(total_inflight)
+
+    def _progress(self, group: str, now_ms: int) -> dict[str, list[int]]:
+        """By topic: lag, in flight, ready, milliseconds since the oldest not acknowledged and not taken were stored."""
+        sums: dict[str, list[int]] = {}
+        for queue in self._deliveries.status(group):
+            split = split_light_topic_name(queue.topic)  # thousands of these would be too many labels
+            values = sums.setdefault(queue.topic if split is None else split[0], [0, 0, 0, 0, 0])
+            values[0] += queue.lag
+            values[1] += queue.in_flight
+            values[2] += queue.ready
+            if queue.lag:
+                stored = self._store.store_timestamp_at(queue.topic, queue.queue_id, queue.commit_offset)
+                if stored is not None:
+                    values[3] = max(values[3], now_ms - stored)
+            if queue.ready_offset is not None:
+                stored = self._store.store_timestamp_at(queue.topic, queue.queue_id, queue.ready_offset)
+                if stored is not None:
+                    values[4] = max(values[4], now_ms - stored)
+        return sums
 
     def _dead_letters(self) -> Pieces:
         family = CounterFamily(
@@ -465,8 +471,16 @@ class _StoreCollector:
 
     def collect(self) -> Pieces:
         status, stats = self._store.status(), self._store.stats
+        yield from self._positions(status, stats)
+        yield from self._syncs_and_appends(stats)
+        yield from self._reads(stats)
+        yield from self._segments(status, stats)
+        yield from self._damage_and_recovery(status, stats)
+        yield from self._retention(stats)
+        yield from self._disks(status)
+
+    def _positions(self, status: StoreStatus, stats: StoreStats) -> Pieces:
         oldest = status.oldest_timestamp
-        yield self._gauge("rocketmq_storage_size", "Bytes used on the disk of the store.", status.disk.used)
         unsynced = status.wrote - status.flushed
         yield self._gauge("rocketmq_storage_flush_behind_bytes", "Bytes of the log that no sync has covered.", unsynced)
         behind = status.wrote - status.dispatched
@@ -486,6 +500,13 @@ class _StoreCollector:
             "Milliseconds since the oldest message was stored.",
             0 if oldest is None else max(0, self._clock.now_ms() - oldest),
         )
+        yield self._gauge(
+            "aerobee_store_unsynced_seconds",
+            "How long ago the oldest byte was answered that a power cut could take.",
+            status.unsynced_seconds,
+        )
+
+    def _syncs_and_appends(self, stats: StoreStats) -> Pieces:
         yield self._counter("aerobee_store_syncs", "Syncs of the log.", stats.sync_seconds.count)
         yield self._counter(
             "aerobee_store_sync_failures", "Syncs that failed; one ends the broker.", stats.sync_failures
@@ -510,6 +531,8 @@ class _StoreCollector:
             family = HistogramFamily(name, text, labels=_STORE)
             _add_histogram(family, self._base, histogram)
             yield family
+
+    def _reads(self, stats: StoreStats) -> Pieces:
         reads = CounterFamily(
             "aerobee_store_reads", "Reads of a queue, that found messages or missed them.", labels=(*_STORE, "result")
         )
@@ -531,12 +554,8 @@ class _StoreCollector:
             "Configuration files that were edited or damaged since they were saved.",
             stats.tables_changed,
         )
-        yield self._gauge(
-            "aerobee_store_unsynced_seconds",
-            "How long ago the oldest byte was answered that a power cut could take.",
-            status.unsynced_seconds,
-        )
-        yield self._gauge("aerobee_store_recovery_seconds", "How long opening the store took.", stats.recovery_seconds)
+
+    def _segments(self, status: StoreStatus, stats: StoreStats) -> Pieces:
         yield self._gauge("aerobee_store_segments", "Files of the commit log.", status.segments)
         yield self._gauge(
             "aerobee_store_segments_prepared", "Files of the commit log made in advance.", status.segments_prepared
@@ -555,6 +574,9 @@ class _StoreCollector:
             "Files of the commit log that could not be made in advance.",
             stats.allocation_failures,
         )
+
+    def _damage_and_recovery(self, status: StoreStatus, stats: StoreStats) -> Pieces:
+        yield self._gauge("aerobee_store_recovery_seconds", "How long opening the store took.", stats.recovery_seconds)
         yield self._gauge("aerobee_store_damaged_ranges", "Damaged stretches of the log.", status.damaged_ranges)
         yield self._gauge(
             "aerobee_store_running_flags",
@@ -562,6 +584,8 @@ class _StoreCollector:
             "16 disk full, 32 fenced.",
             status.running_flags.value,
         )
+
+    def _retention(self, stats: StoreStats) -> Pieces:
         yield self._counter(
             "aerobee_store_segments_expired", "Files of the commit log that retention removed.", stats.segments_expired
         )
@@ -586,6 +610,9 @@ class _StoreCollector:
         yield self._counter(
             "aerobee_store_scrubbed_segments", "Old segments read again from end to end.", stats.scrubbed_segments
         )
+
+    def _disks(self, status: StoreStatus) -> Pieces:
+        yield self._gauge("rocketmq_storage_size", "Bytes used on the disk of the store.", status.disk.used)
         yield self._gauge("aerobee_store_disk_bytes", "Size of the disk of the store.", status.disk.total)
         labels = (*_STORE, "path")
         total = GaugeFamily(
