@@ -80,9 +80,14 @@ class Turns:
     def __init__(self) -> None:
         self._started = step_started()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it is time to let other tasks run."""
+        return step_started() - self._started > _TURN_SECONDS
+
     async def next(self) -> None:
         """Between two items: let other tasks run if it is time."""
-        if step_started() - self._started > _TURN_SECONDS:
+        if self.is_over:
             await asyncio.sleep(0)
             self._started = step_started()
 

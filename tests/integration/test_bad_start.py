@@ -64,7 +64,7 @@ def serve(home: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", "aerobee_broker", "serve", "--store", str(home / "store")]
     free = ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--config", str(home / "aerobee.toml")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AEROBEE_")}
-    ended = subprocess.run([*command, *free, *arguments], capture_output=True, timeout=20, env=environment)
+    ended = subprocess.run([*command, *free, *arguments], capture_output=True, timeout=60, env=environment)
     text = ended.stderr.decode()
     assert ended.returncode == 1, (ended.returncode, text)
     assert ended.stdout == b""

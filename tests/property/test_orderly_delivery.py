@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from aerobee_broker.delivery.events import QueueEvent
+from aerobee_broker.delivery.events import QueueEvent, State
 from aerobee_broker.delivery.message_group_order import MessageGroupOrder
 from aerobee_broker.delivery.queue_delivery import QueueDelivery, acknowledged
 
@@ -45,6 +47,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         self.left_out: set[int] = set()
         self.was_standard = False
         self.withdrawn: set[int] = set()  # a crash may forget of these that they were
+        self.pieces: Iterator[State] | None = None  # of a snapshot that is being written
         self.queue = QueueDelivery(START)
         self.queue.keep_order(MessageGroupOrder)
 
@@ -197,6 +200,18 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         """A snapshot says all of it again."""
         self.events.extend(self.queue.states(piece))
 
+    @rule(piece=st.integers(1, 4))
+    def begin_snapshot(self, piece: int) -> None:
+        """A snapshot in steps, between which all else goes on; it may never be finished."""
+        self.pieces = self.queue.states(piece)
+
+    @precondition(lambda self: self.pieces is not None)
+    @rule(count=st.integers(1, 3))
+    def continue_snapshot(self, count: int) -> None:
+        """Each piece is written in the step that makes it."""
+        assert self.pieces is not None
+        self.events.extend(islice(self.pieces, count))
+
     @rule(standard=st.booleans())
     def change_group(self, standard: bool) -> None:
         """The group is a standard group for a moment; while it is one, it may deliver new messages at once."""
@@ -270,7 +285,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
             if offset in self.left_out:
                 self.events.append(restored.finish([offset]))
         restored.keep_order(MessageGroupOrder)
-        self.queue = restored
+        self.queue, self.pieces = restored, None
         self.learn(restored)
         self.expire_model()
         rest = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -70,6 +71,9 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
         self.now = 1_000
         self.nonce = 0
         self.events: list[QueueEvent] = []
+        self.pieces: Iterator[State] | None = None  # of a snapshot that is being written
+        self.pieces_from = 0
+        self.complete: tuple[int, int] | None = None  # where a snapshot began; commit offset at its end
         self.commit_offsets = [100]  # that a save could have had
         self.reset_at = 0  # events up to the last reset
         self.commit_offsets_since = [100]  # and saves that go with a position behind it
@@ -186,6 +190,36 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
         """A snapshot says all of it again."""
         self.events.extend(self.queue.states(piece))
 
+    @rule(piece=st.integers(1, 4))
+    def begin_snapshot(self, piece: int) -> None:
+        """A snapshot in steps, between which all else goes on. The one before it may have been cut off by an error."""
+        self.pieces = self.queue.states(piece)
+        self.pieces_from = len(self.events)
+
+    @precondition(lambda self: self.pieces is not None)
+    @rule(count=st.integers(1, 3))
+    def continue_snapshot(self, count: int) -> None:
+        """With its last piece the replay begins where it began; the commit offset is saved in the same step."""
+        assert self.pieces is not None
+        for _ in range(count):
+            piece = next(self.pieces, None)
+            if piece is None:
+                self.pieces = None
+                self.complete = self.pieces_from, self.queue.commit_offset
+                return
+            self.events.append(piece)
+
+    @precondition(lambda self: self.complete is not None)
+    @rule(twice=st.booleans())
+    def crash_after_snapshot(self, twice: bool) -> None:
+        """The events since the snapshot began tell as much as all events do."""
+        assert self.complete is not None
+        start, commit_offset = self.complete
+        restored = QueueDelivery(commit_offset)
+        for event in self.events[start:] * 2 if twice else self.events[start:]:
+            restored.apply(event)
+        self.check_nothing_lost(restored)
+
     @rule(data=st.data(), twice=st.booleans(), from_snapshot=st.booleans(), piece=st.integers(1, 3))
     def restart(self, data: st.DataObject, twice: bool, from_snapshot: bool, piece: int) -> None:
         """What is read back is what was there, whatever commit offset was saved, and however often it is read."""
@@ -212,6 +246,10 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
         restored = QueueDelivery(self.commit_offsets[0])
         for event in self.events:
             restored.apply(event)
+        self.check_nothing_lost(restored)
+
+    def check_nothing_lost(self, restored: QueueDelivery) -> None:
+        """No finished message comes again, no other is missing, and what is restored is not ahead."""
         for offset in self.model.with_status("finished"):
             assert offset not in restored.in_flight
             assert restored.deliveries_of_waiting(offset) is None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from aerobee_broker.config import Settings
 from aerobee_broker.delivery.events import Delivered, Reset, State
@@ -24,10 +25,12 @@ from aerobee_broker.delivery.journal import (
 )
 from aerobee_broker.delivery.stats import DeliveryStats
 from aerobee_broker.delivery.subscriptions import DeliveryTables, Queue, Subscriptions
+from aerobee_broker.loop_share import Turns
 from aerobee_store import MessageStore, StoreFullError, SyncTimeoutError
 from aerobee_store.clock import Clock
 
 _log = logging.getLogger(__name__)
+_UNSTORED_BYTES_MAX: Final = 1 << 20  # of a snapshot: more would take the room of other messages that wait for the disk
 
 
 class History:
@@ -50,6 +53,7 @@ class History:
         self._stats = stats
         self._journal = Journal(store, store.config.body_size_max)
         self._snapshot_wake = asyncio.Event()
+        self._snapshotting = asyncio.Lock()
         self._events_at_snapshot = 0
 
     # Events
@@ -57,7 +61,8 @@ class History:
     def append(self, kind: EventKind, events: Sequence[bytes], now_ms: int, *, version: int = VERSION) -> None:
         """Append events of one kind, in the step that changes the state. Raises StoreError."""
         self._journal.append(kind, events, now_ms, version=version)
-        if self._journal.event_count - self._events_at_snapshot >= self._settings.current.delivery.snapshot_event_count:
+        count_max = self._settings.current.delivery.snapshot_event_count
+        if self._journal.event_count - self._events_at_snapshot >= count_max and not self._snapshotting.locked():
             self._snapshot_wake.set()
 
     def begin(self, keys: Iterable[QueueKey]) -> bool:
@@ -116,23 +121,51 @@ class History:
         return self._journal.event_count != self._events_at_snapshot
 
     async def snapshot(self) -> None:
-        """Write the whole state to the journal; once it is durable, a replay begins there."""
-        position = self._journal.next_queue_offset
-        events = [
-            encode_state(queue.encoded_key, state)
-            for queue in self._subscriptions
-            if not queue.delivery.is_trivial
-            for state in queue.delivery.states(self._journal.state_entry_count_max)
-        ]
-        for queue in self._subscriptions:
-            self._subscriptions.note_commit(queue)
+        """Write the whole state to the journal; once it is durable, a replay begins there.
+
+        Other tasks run between the steps, and their events lie between the states of the snapshot. A state is appended
+        in the step that reads it, so a replay applies both in the order in which they came about.
+        """
+        async with self._snapshotting:
+            position, count_before = self._journal.next_queue_offset, self._journal.event_count
+            count, stored, turns = 0, self._journal.end, Turns()
+            events: list[bytes] = []
+            for event in self._whole_state():
+                events.append(event)
+                if turns.is_over:
+                    count += self._append_states(events)
+                    if self._journal.end - stored > _UNSTORED_BYTES_MAX:
+                        await self.wait_stored()
+                        stored = self._journal.end
+                    await turns.next()
+            count += self._append_states(events)
+            self._events_at_snapshot = count_before + count
+            self._stats.snapshots += 1
+            await self._store.wait_stored(self._journal.end, durable=True)
+            self._tables.offsets.commit(JOURNAL_TOPIC, JOURNAL_GROUP, JOURNAL_QUEUE_ID, position)
+            self._subscriptions.release_resets(position)  # in the same step: one save contains both
+
+    def _whole_state(self) -> Iterator[bytes]:
+        """The states of all queues as events. Append each before the next step of the event loop."""
+        for queue in list(self._subscriptions):
+            if not queue.delivery.is_trivial:
+                yield from self._states(queue)
+            if not queue.dropped:
+                self._subscriptions.note_commit(queue)
+
+    def _states(self, queue: Queue) -> Iterator[bytes]:
+        for state in queue.delivery.states(self._journal.state_entry_count_max):
+            if queue.dropped:
+                return  # behind its removal in the journal, a state would bring it back
+            yield encode_state(queue.encoded_key, state)
+
+    def _append_states(self, events: list[bytes]) -> int:
+        """Append and clear; returns their number."""
+        count = len(events)
         if events:
             self._journal.append(EventKind.STATE, events, self._clock.now_ms())
-        self._events_at_snapshot = self._journal.event_count
-        self._stats.snapshots += 1
-        await self._store.wait_stored(self._journal.end, durable=True)
-        self._tables.offsets.commit(JOURNAL_TOPIC, JOURNAL_GROUP, JOURNAL_QUEUE_ID, position)
-        self._subscriptions.release_resets(position)  # in the same step: one save contains both
+            events.clear()
+        return count
 
     async def try_snapshot(self) -> None:
         """Try to write a snapshot. A failure only makes the next start replay more."""

@@ -35,6 +35,17 @@ class OffsetRanges:
         """The lowest range; None if the set is empty."""
         return (self._begins[0], self._ends[0]) if self._begins else None
 
+    def gaps(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """The ranges of begin <= offset < end that are not in the set, ascending."""
+        for index in range(bisect_right(self._ends, begin), len(self._begins)):
+            if self._begins[index] >= end:
+                break
+            if begin < self._begins[index]:
+                yield begin, self._begins[index]
+            begin = self._ends[index]
+        if begin < end:
+            yield begin, end
+
     def add(self, begin: int, end: int) -> None:
         """Add begin <= offset < end; existing offsets stay. An empty range adds nothing."""
         if begin >= end:

@@ -25,7 +25,6 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
-from heapq import merge
 from itertools import islice
 from typing import Final, Protocol, TypeVar
 
@@ -279,8 +278,9 @@ class QueueDelivery:
 
         Changes nothing before `deliver`.
         """
-        assert self.is_order_known, "what is not known could come first"
         if self.order is not None:
+            assert not self.order.unknown, "what is not known could come first"
+            assert not self.unread or isinstance(self.order, MessageGroupOrder), "what is not read could come first"
             return self.order.take(count)
         self.make_ready(count)
         if self._ready_order is None:
@@ -433,26 +433,40 @@ class QueueDelivery:
     # The journal's side
 
     def states(self, entry_count_max: int = 1000) -> Iterator[State]:
-        """The whole state, in pieces of at most this many entries; the first has the commit offset. Consume it at
-        once."""
+        """The whole state, in one or more pieces of at most this many entries.
+
+        A piece is made when it is asked for, and holds at that moment: append it to the journal in the same step of the
+        event loop. The state may change between two pieces. A replay of all pieces, and of the events between them,
+        gives the same state, because each piece replaces what was known of its offsets before.
+        """
         assert entry_count_max > 0, "a state without room for entries would not end"
-        self._note_recorded()
-        known = [Entry(offset, attempt, 0, 0, None) for offset, attempt in self.ready.items()]
-        for offset, flight in self.in_flight.items():
-            known.append(Entry(offset, flight.attempt, flight.nonce, flight.invisible_until_ms, flight.client_id))
-        known.sort()
-        waiting = (Entry(offset, 0, 0, 0, None) for offset in merge(self._paged(), self.unread))
-        entries = merge(known, waiting)
-        begin = self.commit_offset
-        left = len(self.in_flight) + self.waiting_count
+        begin, end = self.commit_offset, self.cursor  # later messages have events of their own
         while True:
-            piece = tuple(islice(entries, entry_count_max))
-            left -= len(piece)
-            end = piece[-1].offset + 1 if left else self.cursor
-            yield State(self.commit_offset, begin, end, piece)
-            if not left:
+            piece = self._state_from(max(begin, self.commit_offset), entry_count_max)
+            self._note_recorded_below(piece.end)
+            yield piece
+            if piece.end >= min(end, self.cursor):
                 return
-            begin = end
+            begin = piece.end
+
+    def _state_from(self, begin: int, entry_count_max: int) -> State:
+        """The state from `begin` on, up to the cursor or to this many entries."""
+        entries: list[Entry] = []
+        end = self.cursor
+        for first, last in self.finished.gaps(begin, self.cursor):
+            if last - first > (room := entry_count_max - len(entries)):
+                last = end = first + room
+            entries.extend(map(self._entry, range(first, last)))
+            if end < self.cursor:
+                break
+        return State(self.commit_offset, begin, end, tuple(entries))
+
+    def _entry(self, offset: int) -> Entry:
+        """An unfinished message."""
+        flight = self.in_flight.get(offset)
+        if flight is None:
+            return Entry(offset, self.ready.get(offset, 0), 0, 0, None)
+        return Entry(offset, flight.attempt, flight.nonce, flight.invisible_until_ms, flight.client_id)
 
     def apply(self, event: QueueEvent) -> None:
         """Apply an event from the journal; before an order is kept.
@@ -588,6 +602,11 @@ class QueueDelivery:
         self._recorded_cursor = self.cursor
         if self._unrecorded:
             self._unrecorded = []
+
+    def _note_recorded_below(self, offset: int) -> None:
+        if offset > self._recorded_cursor:
+            self._recorded_cursor = offset
+            self._unrecorded = [unrecorded for unrecorded in self._unrecorded if unrecorded >= offset]
 
     def _finish(self, offset: int) -> None:
         entry = self.in_flight.pop(offset, None)

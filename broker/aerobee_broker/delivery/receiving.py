@@ -282,11 +282,14 @@ class Receiving:
         """Read up to `count` messages that do not wait for another of their message group; None: not yet possible."""
         delivery = queue.delivery
         self._visibility.expire(queue, now_ms)
-        if not self._learn(queue, delivery.keep_order(MessageGroupOrder)):
+        order = delivery.keep_order(MessageGroupOrder)
+        is_all_known = self._learn(queue, order)
+        if order.unknown:
             received.more = True
             return None
         seen: dict[int, Record] = {}
-        received.more |= self._see(queue, count, look.request.wanted, seen)
+        # What is not read yet comes behind all that is known of its message group, and in front of new messages.
+        received.more |= not is_all_known or self._see(queue, count, look.request.wanted, seen)
         reading = _Reading(delivery.cursor)
         offsets = delivery.take_ready(count)
         received.needs_dead_letter_topic |= self._read_ready(queue, reading, offsets, look, received, seen)

@@ -209,6 +209,38 @@ async def test_a_stuck_message_group_stops_no_other_however_much_of_it_waits(sta
     await harness.stop()
 
 
+async def test_the_first_receive_after_a_start_does_not_read_all_that_waits(start: Start) -> None:
+    """The lowest messages are delivered as soon as they are read; the others follow in their order, new ones last."""
+    harness = await start()
+    await harness.send("a", message_group="a")
+    [busy] = await receive(harness, 1)
+    await harness.send(*[f"a{number}" for number in range(1200)], message_group="a")
+    while await receive(harness, 1):
+        pass  # until all are passed over
+    await harness.deliveries._history.snapshot()
+    await harness.tables.save()
+    harness = await harness.crash()
+    queue = harness.deliveries.queue_delivery(TOPIC, LEDGER, 0)
+    assert queue is not None
+    assert len(queue.unread) == 1200
+    await harness.send("a1200", message_group="a")
+    await acknowledge(harness, busy)
+    read_before = harness.store.stats.messages_read
+    found = await receive(harness, 2)
+    assert told(found) == [("a0", 1), ("a1", 1)]
+    assert harness.store.stats.messages_read <= read_before + 300
+    number = 0
+    while number < 1201:
+        assert told(found) == [(f"a{number + index}", 1) for index in range(len(found))]
+        assert found
+        number += len(found)
+        await acknowledge(harness, *found)
+        found = await receive(harness, 1000)
+    assert found == []
+    assert queue.is_trivial
+    await harness.stop()
+
+
 async def test_a_filter_leaves_out_what_a_busy_message_group_kept_waiting(start: Start) -> None:
     """Also when the filter of a later receive is another; what is left out unlocks those behind it."""
     harness = await start()

@@ -1,0 +1,121 @@
+"""A snapshot of the deliveries in steps: what happens between two of them is neither lost nor undone by a replay."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.delivery import history
+from aerobee_broker.delivery.journal import Journal
+from tests.support.delivery_harness import GROUP, TOPIC, Harness, MovableClock, bodies
+
+Interrupt = Callable[..., Awaitable[Harness]]
+
+
+class Interrupted:
+    """Every state ends its turn, and the next of `actions` runs before the state that follows."""
+
+    is_over = True
+    actions: list[Callable[[], Awaitable[object]]]
+
+    async def next(self) -> None:
+        if self.actions:
+            await self.actions.pop(0)()
+
+
+@pytest.fixture
+async def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
+    """Two messages in each state of a snapshot, and a turn for each state."""
+    harness = await Harness.start(tmp_path / "store", MovableClock())
+    monkeypatch.setattr(Journal, "state_entry_count_max", 2)
+    monkeypatch.setattr(history, "Turns", Interrupted)
+    yield harness
+    await harness.stop()
+
+
+async def snapshot_with(harness: Harness, *actions: Callable[[], Awaitable[object]]) -> Harness:
+    """The life after a snapshot with these between its states, and a crash right behind it."""
+    Interrupted.actions = list(actions)
+    await harness.deliveries._history.snapshot()
+    assert not Interrupted.actions, "the snapshot has too few steps for the test"
+    await harness.tables.save()
+    return await harness.crash()
+
+
+async def test_what_happens_between_the_states_counts(harness: Harness) -> None:
+    """Acknowledgements in front of the next state, behind it and in it; deliveries behind the last one."""
+    await harness.send(*(f"m{number}" for number in range(12)))
+    taken = await harness.receive(8, seconds=10_000)
+    handles = {message.record.body.decode(): message for message in taken}
+    await harness.acknowledge(handles["m1"], handles["m3"])
+
+    async def acknowledge_before() -> None:
+        assert await harness.acknowledge(handles["m0"], handles["m2"], handles["m5"]) == [True] * 3
+
+    async def deliver() -> None:
+        [message] = await harness.receive(1, seconds=10_000)
+        handles[message.record.body.decode()] = message
+
+    after = await snapshot_with(harness, acknowledge_before, deliver)
+    try:
+        assert bodies(await after.receive(32)) == ["m10", "m11", "m9"]
+        queue = after.deliveries.queue_delivery(TOPIC, GROUP, 0)
+        assert queue is not None
+        assert sorted(queue.in_flight) == [4, 6, 7, 8, 9, 10, 11]
+        assert await after.acknowledge(*(handles[f"m{number}"] for number in (4, 6, 7, 8))) == [True] * 4
+        assert queue.commit_offset == 9
+    finally:
+        await after.stop()
+
+
+async def test_all_is_finished_between_the_states(harness: Harness) -> None:
+    """The states that are still to come would tell nothing, and what they would have told is finished."""
+    await harness.send(*(f"m{number}" for number in range(8)))
+    taken = await harness.receive(8, seconds=10_000)
+    first, second = [m for m in taken if m.record.queue_offset != 7], [m for m in taken if m.record.queue_offset == 7]
+    await harness.acknowledge(*second)
+
+    async def finish() -> None:
+        assert all(await harness.acknowledge(*first))
+
+    after = await snapshot_with(harness, finish)
+    try:
+        assert await after.receive(32) == []
+        queue = after.deliveries.queue_delivery(TOPIC, GROUP, 0)
+        assert queue is None or queue.is_trivial
+    finally:
+        await after.stop()
+
+
+async def test_a_reset_between_the_states_decides(harness: Harness) -> None:
+    """Back to an offset that the snapshot has passed: everything from there on comes again."""
+    await harness.send(*(f"m{number}" for number in range(8)))
+    assert len(await harness.receive(8, seconds=10_000)) == 8
+
+    async def reset() -> None:
+        await harness.deliveries.reset(TOPIC, GROUP, {0: 1})
+
+    after = await snapshot_with(harness, reset)
+    try:
+        assert bodies(await after.receive(32)) == [f"m{number}" for number in range(1, 8)]
+    finally:
+        await after.stop()
+
+
+async def test_a_group_that_is_deleted_between_the_states_does_not_come_back(harness: Harness) -> None:
+    """Neither with the states that were written before its removal, nor with one behind it."""
+    await harness.send(*(f"m{number}" for number in range(8)))
+    assert len(await harness.receive(8, seconds=10_000)) == 8
+
+    async def delete() -> None:
+        harness.tables.groups.delete(GROUP)
+        await harness.tables.save_groups()
+        await harness.deliveries.delete_group(GROUP)
+
+    after = await snapshot_with(harness, delete)
+    try:
+        assert after.deliveries.queue_delivery(TOPIC, GROUP, 0) is None
+    finally:
+        await after.stop()
