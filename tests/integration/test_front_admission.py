@@ -10,13 +10,14 @@ from typing import Any, Final
 import grpc
 import pytest
 
+from aerobee_broker.front.call import MESSAGE_SIZE_MAX
 from aerobee_broker.front.calls import BidirectionalStream, Context, Methods, ServerStream, Unary
 from aerobee_broker.front.config import FrontConfig
 from aerobee_broker.front.counters import FrontCounters
 from aerobee_broker.front.front import Front
 from aerobee_broker.front.grpcio_front import GrpcioServer
 
-SMALL: Final = 1 << 20  # what a front takes of a request to a method without an admission
+SMALL: Final = MESSAGE_SIZE_MAX  # what a front takes of a request to a method without an admission
 METHOD_SIZES: Final = {"below": SMALL >> 1, "above": SMALL << 1}
 
 
@@ -92,7 +93,7 @@ async def channel(request: pytest.FixtureRequest, judged: Judged) -> AsyncIterat
 @asynccontextmanager
 async def _serving(kind: str, methods: Methods) -> AsyncIterator[str]:
     if kind == "native":
-        front = Front(methods, FrontConfig(message_size_max=SMALL), FrontCounters())
+        front = Front(methods, FrontConfig(), FrontCounters())
         port = front.listen("127.0.0.1", 0, "plain", None)
         stop: Any = front.stop
     else:

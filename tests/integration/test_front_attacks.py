@@ -19,6 +19,7 @@ from typing import Any, Final
 import pytest
 
 from aerobee_broker.front import frames
+from aerobee_broker.front.call import MESSAGE_SIZE_MAX
 from aerobee_broker.front.frames import ErrorCode, Setting
 from aerobee_client import Message, connect
 from aerobee_client.testing import BrokerProcess, run_broker
@@ -35,7 +36,6 @@ TALK: Final = block("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
 IMPATIENT: Final = {
     "front.connection_count_max": 40,
     "front.stream_count_max": 30,
-    "front.message_size_max": 1 << 20,
     "front.connection_request_size_max": 3 << 20,
     "front.request_size_max": 5 << 20,
     "front.connection_answer_size_max": 1 << 20,
@@ -284,7 +284,7 @@ async def test_a_message_that_is_too_large(impatient: BrokerProcess) -> None:
 
     def once() -> None:
         with attacker(impatient.endpoint) as connection:
-            prefix = b"\0" + (2 << 20).to_bytes(4, "big")
+            prefix = b"\0" + (MESSAGE_SIZE_MAX + 1).to_bytes(4, "big")
             connection.send(headers(1, TALK) + frames.frame(frames.DATA, 0, 1, prefix))
             for frame in connection.frames():
                 if frame.kind == frames.HEADERS:

@@ -29,7 +29,7 @@ from aerobee_broker.front.grpcio_front import GrpcioServer
 from aerobee_broker.front.protocol_detection import DetectedProtocol
 
 DETAILS: Final = "not found: é, 100%, 消息\n"
-LARGE: Final = 8 << 20
+LARGE: Final = 3 << 20
 
 
 class Served:
@@ -107,7 +107,7 @@ class Served:
 async def serving(kind: str, served: Served, **bounds: Any) -> AsyncIterator[str]:
     """The address of a front."""
     if kind == "native":
-        front = Front(served.methods(), FrontConfig(**{"message_size_max": 2 * LARGE, **bounds}), FrontCounters())
+        front = Front(served.methods(), FrontConfig(**bounds), FrontCounters())
         port = front.listen("127.0.0.1", 0, "plain", None)
         try:
             yield f"127.0.0.1:{port}"

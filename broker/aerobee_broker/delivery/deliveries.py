@@ -1,8 +1,8 @@
 """The facade of all deliveries.
 
 All calls work alike: find the queues, change the state and append the journal's record in one synchronous step, wait
-for that record, then answer. Because the step has no await, memory and journal always agree, and a snapshot of the
-whole state is consistent by itself.
+for that record, then answer. Because the step has no await, memory and journal always agree. A snapshot is
+written in the same way, one piece of the state in a step.
 
     subscriptions.py   which queues there are, and their state (queue_delivery.py)
     queue_sets.py      the queues of a receive: those of a topic; lite.py: those of a client's lite subscriptions

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from aerobee_broker.front.connection import Connection
 
 _log = logging.getLogger(__name__)
+MESSAGE_SIZE_MAX: Final = 4 << 20  # of a request to a method that has no limit of its own: health, reflection
 _UNREAD_SIZE_MAX: Final = 1 << 20  # bytes of requests that a handler has not read; then its client waits
 _UNSENT_SIZE_MAX: Final = 256 << 10  # bytes of answers that the client has not taken; then its handler waits
 _MESSAGE_OVERHEAD: Final = 64  # bytes, of a message in memory
@@ -85,7 +86,7 @@ class Call:
         self._method = method
         self._coroutine: Coroutine[Any, Any, Any] | None = None
         self._admission = method.admission
-        size_max = connection.config.message_size_max
+        size_max = MESSAGE_SIZE_MAX
         if self._admission is not None:
             size_max = self._admission.request_size_max
         self._reader = MessageReader(head.encoding, size_max)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from aerobee_store.config import Positive, Seconds, Section
-from aerobee_store.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +18,6 @@ class FrontConfig(Section):
     stream_count_max: Positive = 10_000  # calls of one connection at a time; a further one is refused
     header_size_max: Positive = 32 << 10  # of one call, by HTTP/2's rule: names, values and 32 bytes for each
     header_count_max: Positive = 128
-    message_size_max: Positive = 4 << 20  # of a request to a method that has no limit of its own: health, reflection
     connection_request_size_max: Positive = 64 << 20  # of a connection's requests that are incomplete or unread
     request_size_max: Positive = 256 << 20  # the same, of all connections
     connection_answer_size_max: Positive = 64 << 20  # of answers that a connection does not take; then no more calls
@@ -28,14 +26,4 @@ class FrontConfig(Section):
     keepalive_seconds: Seconds = 60.0  # without a byte, until a connection is asked whether it lives
     keepalive_timeout_seconds: Seconds = 20.0  # so long it may take to answer
     stall_seconds: Seconds = 60.0  # a client that takes almost nothing of its answers, or a call whose request stalls
-    cheap_frame_count_max: Positive = 2_000  # frames that cost us more than their sender: at once ...
-    cheap_frame_rate_max: Positive = 500  # ... and a second
-
-    def __post_init__(self) -> None:
-        Section.__post_init__(self)
-        if self.connection_request_size_max < self.message_size_max:
-            raise ConfigError(
-                f"front.connection_request_size_max: {self.connection_request_size_max} is below "
-                f"front.message_size_max, {self.message_size_max}; a message of the maximum size would never be "
-                f"accepted; raise it"
-            )
+    cheap_frame_count_max: Positive = 2_000  # frames that cost us more than their sender at once; a second: a quarter

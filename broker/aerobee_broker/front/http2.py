@@ -300,8 +300,8 @@ class Http2Connection:
         raise _ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, f"a frame of {length} bytes that is not data")
 
     def relax(self) -> None:
-        """To be called once a second: cheap frames are forgiven at this rate."""
-        self._cheap = max(0, self._cheap - self._config.cheap_frame_rate_max)
+        """To be called once a second: a quarter of the cheap frames that may come at once is forgiven."""
+        self._cheap = max(0, self._cheap - max(1, self._config.cheap_frame_count_max // 4))
         self._epoch += 1
 
     def _end(self, code: ErrorCode, text: str, bound: str = "") -> None:

@@ -310,7 +310,7 @@ def test_who_takes_nothing_is_found() -> None:
 )
 def test_floods_of_frames_that_only_cause_work(frame: bytes) -> None:
     """End the connection after the bound, whatever it is; a second in between forgives some."""
-    core = greeted(FrontConfig(cheap_frame_count_max=100, cheap_frame_rate_max=50))
+    core = greeted(FrontConfig(cheap_frame_count_max=100))
     stream = opened(core, ended=False)
     core.send_headers(stream, BLOCK)
     assert not core.receive(frame * 40)
