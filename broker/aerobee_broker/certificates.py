@@ -10,7 +10,10 @@ from __future__ import annotations
 import datetime
 import ipaddress
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 _VALID_DAYS: Final = 30
 _EARLIER: Final = datetime.timedelta(hours=1)  # clients' clocks may be slow
@@ -36,19 +39,6 @@ def development_certificate(host: str) -> Issued:
     def name(text: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
-    def usage(*, signs_certificates: bool) -> x509.KeyUsage:
-        return x509.KeyUsage(
-            digital_signature=True,
-            content_commitment=False,
-            key_encipherment=False,
-            data_encipherment=False,
-            key_agreement=False,
-            key_cert_sign=signs_certificates,
-            crl_sign=signs_certificates,
-            encipher_only=False,
-            decipher_only=False,
-        )
-
     authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     # The number distinguishes the authorities of different starts for clients.
     serial = x509.random_serial_number()
@@ -73,23 +63,15 @@ def development_certificate(host: str) -> Issued:
     authority = (
         builder(authority_name, authority_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage(signs_certificates=True), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
         .sign(authority_key, hashes.SHA256())
     )
-    names: list[x509.GeneralName] = [x509.DNSName("localhost")]
-    addresses = {ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1")}
-    try:
-        addresses.add(ipaddress.ip_address(host))
-    except ValueError:
-        if host != "localhost":
-            names.append(x509.DNSName(host))
-    names += [x509.IPAddress(address) for address in sorted(addresses, key=str)]
     certificate = (
         builder(name("aerobee"), key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(usage(signs_certificates=False), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.SubjectAlternativeName(_names(host)), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
@@ -99,3 +81,33 @@ def development_certificate(host: str) -> Issued:
         certificate.public_bytes(pem) + authority_pem,
         authority_pem,
     )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _names(host: str) -> list[x509.GeneralName]:
+    """What clients may call this machine."""
+    from cryptography import x509
+
+    names: list[x509.GeneralName] = [x509.DNSName("localhost")]
+    addresses = {ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1")}
+    try:
+        addresses.add(ipaddress.ip_address(host))
+    except ValueError:
+        if host != "localhost":
+            names.append(x509.DNSName(host))
+    return [*names, *(x509.IPAddress(address) for address in sorted(addresses, key=str))]

@@ -430,8 +430,9 @@ class _Serving:
             await self._master.start(self._registrar, self._remoting.server, address)
             ends.append(tasks.create_task(self._master.keep_lease(), name="lease-keeping"))
             self._remoting.add(self._master.handlers)
-            self._collectors.append(self._master.collector)
-            self._process.metrics.collectors.append(self._master.collector)
+            collector = self._master.collector
+            self._collectors.append(collector)
+            self._process.metrics.collectors.append(collector)
         if self._parts.settings.current.name_servers:
             assert address is not None, "the configuration says so"
             self._registrar.listening(address, listening)

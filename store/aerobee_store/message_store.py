@@ -122,12 +122,8 @@ class MessageStore:
         self._index = IndexService(file_system, directory / "index", config.index_slot_count, config.index_entry_count)
         dispatch_limits = DispatchLimits(config.dispatch_waiting_count_max, config.dispatch_waiting_bytes_max)
         self._dispatch = Dispatch(self._index, clock, self.stats, dispatch_limits)
-        self._allocation = SegmentAllocation(
-            self._log,
-            self.stats,
-            ThreadPoolExecutor(1, thread_name_prefix="aerobee-allocation-disk"),
-            config,
-        )
+        allocation_disk = ThreadPoolExecutor(1, thread_name_prefix="aerobee-allocation-disk")
+        self._allocation = SegmentAllocation(self._log, self.stats, allocation_disk, config)
         self.running = RunningState()
         self._durability = Durability(
             config, self._log, self._dispatch, self._allocation, self.checkpoint, self.running, self.stats
@@ -143,42 +139,11 @@ class MessageStore:
             durability=self._durability,
             interval_seconds=config.derived_flush_interval_seconds,
         )
-        self.retention = Retention(
-            RetentionParts(
-                file_system=file_system,
-                clock=clock,
-                log=self._log,
-                queues=self._queues,
-                index=self._index,
-                dispatch=self._dispatch,
-                allocation=self._allocation,
-                running=self.running,
-                stats=self.stats,
-                in_disk_thread=self.in_disk_thread,
-                in_log_thread=self._durability.in_sync_thread,
-            ),
-            config,
-        )
-        self.scrub = Scrub(
-            self._log,
-            self.stats,
-            file_system,
-            clock,
-            self.in_disk_thread,
-            bytes_per_second=config.scrub_bytes_per_second,
-            interval_seconds=config.scrub_interval_hours * 3600,
-            record_size_max=config.record_size_max,
-        )
-        self._writer = MessageWriter(
-            config,
-            self._log,
-            self._queues,
-            self._dispatch,
-            self._durability,
-            self.stats,
-            clock,
-        )
-        self.follower = LogFollower(config, self._log, self._queues, self._dispatch, self._durability, self.stats)
+        self.retention = Retention(self._retention_parts(), config)
+        self.scrub = self._new_scrub()
+        parts = (config, self._log, self._queues, self._dispatch, self._durability, self.stats)
+        self._writer = MessageWriter(*parts, clock)
+        self.follower = LogFollower(*parts)
         """Appends the bytes of another broker's log, in a store that follows it."""
         self.replicas: Replicas | None = None
         """The replicas that a send waits for in addition to the local disk; None: none."""
@@ -186,6 +151,33 @@ class MessageStore:
         repair = UnitRepair(self._log, self.running, self.stats, record_size_max=record_size_max)
         self._reader = MessageReader(self._log, self._queues, self._index, self._deleted, repair, self.stats)
         self._run_reader = RunReader(self._log, self._queues, repair, self.stats)
+
+    def _retention_parts(self) -> RetentionParts:
+        return RetentionParts(
+            file_system=self.file_system,
+            clock=self.clock,
+            log=self._log,
+            queues=self._queues,
+            index=self._index,
+            dispatch=self._dispatch,
+            allocation=self._allocation,
+            running=self.running,
+            stats=self.stats,
+            in_disk_thread=self.in_disk_thread,
+            in_log_thread=self._durability.in_sync_thread,
+        )
+
+    def _new_scrub(self) -> Scrub:
+        return Scrub(
+            self._log,
+            self.stats,
+            self.file_system,
+            self.clock,
+            self.in_disk_thread,
+            bytes_per_second=self.config.scrub_bytes_per_second,
+            interval_seconds=self.config.scrub_interval_hours * 3600,
+            record_size_max=self.config.record_size_max,
+        )
 
     @property
     def state(self) -> StoreState:

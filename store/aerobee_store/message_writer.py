@@ -122,28 +122,13 @@ class MessageWriter:
         if named:
             messages, others = self._named_queues(messages)
             drafts = None  # the messages have other properties now
-        queues = self._queues.simple
-        places: list[ConsumeQueue | None] = []
-        made: list[Draft] = []
-        for message in messages:
-            if len(message.body) > config.body_size_max:
-                raise InvalidMessageError(
-                    f"the body has {len(message.body)} bytes; the limit is {config.body_size_max} (store.body_size_max)"
-                )
-            queue = None
-            if not message.sys_flag & SYS_FLAG_PREPARED:
-                queue = queues.get((message.topic, message.queue_id))
-                if queue is None:  # raises for a batch topic, with nothing stored
-                    queue = self._queues.simple_queue(message.topic, message.queue_id)
-            places.append(queue)
-            if drafts is None:
-                made.append(
-                    Draft(
-                        message, store_host=config.store_host, property_crc=config.property_crc, split_batch=split_batch
-                    )
-                )
+        places = self._places(messages)
         if drafts is None:
-            drafts = made
+            host, property_crc = config.store_host, config.property_crc
+            drafts = [
+                Draft(message, store_host=host, property_crc=property_crc, split_batch=split_batch)
+                for message in messages
+            ]
         sizes = [draft.size for draft in drafts]
         log = self._log
         total = sum(sizes)
@@ -167,13 +152,33 @@ class MessageWriter:
                 further += len(entry.others)
             entries.append(entry)
             appended.append(Appended(queue_offset, physical_offset, size, now))
-        stats = self._stats
-        stats.messages_appended += len(appended)
-        stats.bytes_appended += total
-        for size in sizes:
-            stats.record_sizes[size.bit_length()] += 1
+        self._count(sizes)
         self._appended(entries, now, further)
         return appended
+
+    def _places(self, messages: Sequence[Message]) -> list[ConsumeQueue | None]:
+        """The queue of each message; None for a prepared one. InvalidMessageError, with nothing stored."""
+        queues, body_size_max = self._queues.simple, self._config.body_size_max
+        places: list[ConsumeQueue | None] = []
+        for message in messages:
+            if len(message.body) > body_size_max:
+                raise InvalidMessageError(
+                    f"the body has {len(message.body)} bytes; the limit is {body_size_max} (store.body_size_max)"
+                )
+            queue = None
+            if not message.sys_flag & SYS_FLAG_PREPARED:
+                queue = queues.get((message.topic, message.queue_id))
+                if queue is None:  # raises for a batch topic
+                    queue = self._queues.simple_queue(message.topic, message.queue_id)
+            places.append(queue)
+        return places
+
+    def _count(self, sizes: Sequence[int]) -> None:
+        stats = self._stats
+        stats.messages_appended += len(sizes)
+        stats.bytes_appended += sum(sizes)
+        for size in sizes:
+            stats.record_sizes[size.bit_length()] += 1
 
     def draft(self, message: Message) -> Draft:
         """As MessageStore.draft."""

@@ -66,14 +66,15 @@ def fdatasync(directory: Path, size: int, seconds: float) -> Histogram:
 
 
 def _handlers(batch: int, size: int) -> list[grpc.GenericRpcHandler[Any, Any]]:
+    return [
+        grpc.method_handlers_generic_handler("apache.rocketmq.v2.MessagingService", _messaging(batch, size)),
+        grpc.method_handlers_generic_handler("aerobee.v1.RecordService", _records(batch, size)),
+    ]
+
+
+def _messaging(batch: int, size: int) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
     entries = [v2.SendResultEntry(status=_OK, message_id="0" * 34)] * batch
     sent = v2.SendMessageResponse(status=_OK, entries=entries).SerializeToString()
-    appended = records_v1.AppendRecordsResponse(status=_OK, message_count=batch).SerializeToString()
-    frame = records_v1.ReadRecordsResponse(
-        records=os.urandom(_FRAME_COUNT * (size + 150)), next_queue_offset=_FRAME_COUNT
-    ).SerializeToString()
-    end = records_v1.ReadRecordsResponse(status=_OK).SerializeToString()
-
     properties = v2.SystemProperties(message_id="0" * 34, receipt_handle="0" * 60, body_encoding=v2.Encoding.IDENTITY)
     message = v2.Message(topic=v2.Resource(name="t"), system_properties=properties, body=os.urandom(size))
     received = [v2.ReceiveMessageResponse(message=message).SerializeToString()] * _RECEIVED_COUNT
@@ -83,6 +84,47 @@ def _handlers(batch: int, size: int) -> list[grpc.GenericRpcHandler[Any, Any]]:
 
     async def send(request: bytes, context: Any) -> bytes:
         return sent
+
+    async def receive(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        for item in received:
+            yield item
+
+    async def acknowledge(request: bytes, context: Any) -> bytes:
+        return acknowledged
+
+    return {
+        "QueryRoute": grpc.unary_unary_rpc_method_handler(_route),
+        "ReceiveMessage": grpc.unary_stream_rpc_method_handler(receive),
+        "AckMessage": grpc.unary_unary_rpc_method_handler(acknowledge),
+        "SendMessage": grpc.unary_unary_rpc_method_handler(send),
+        "Telemetry": grpc.stream_stream_rpc_method_handler(_telemetry),
+        "NotifyClientTermination": grpc.unary_unary_rpc_method_handler(_goodbye),
+    }
+
+
+async def _route(request: bytes, context: Any) -> bytes:
+    topic = v2.QueryRouteRequest.FromString(request).topic
+    broker, permission = v2.Broker(name="baseline"), v2.Permission.READ_WRITE
+    queue = v2.MessageQueue(topic=topic, broker=broker, permission=permission)
+    return v2.QueryRouteResponse(status=_OK, message_queues=[queue]).SerializeToString()
+
+
+async def _telemetry(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    async for data in requests:
+        settings = v2.TelemetryCommand.FromString(data).settings
+        yield v2.TelemetryCommand(status=_OK, settings=settings).SerializeToString()
+
+
+async def _goodbye(request: bytes, context: Any) -> bytes:
+    return v2.NotifyClientTerminationResponse(status=_OK).SerializeToString()
+
+
+def _records(batch: int, size: int) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    appended = records_v1.AppendRecordsResponse(status=_OK, message_count=batch).SerializeToString()
+    frame = records_v1.ReadRecordsResponse(
+        records=os.urandom(_FRAME_COUNT * (size + 150)), next_queue_offset=_FRAME_COUNT
+    ).SerializeToString()
+    end = records_v1.ReadRecordsResponse(status=_OK).SerializeToString()
 
     async def append(request: bytes, context: Any) -> bytes:
         return appended
@@ -96,44 +138,11 @@ def _handlers(batch: int, size: int) -> list[grpc.GenericRpcHandler[Any, Any]]:
             yield frame
         yield end
 
-    async def route(request: bytes, context: Any) -> bytes:
-        topic = v2.QueryRouteRequest.FromString(request).topic
-        broker, permission = v2.Broker(name="baseline"), v2.Permission.READ_WRITE
-        queue = v2.MessageQueue(topic=topic, broker=broker, permission=permission)
-        return v2.QueryRouteResponse(status=_OK, message_queues=[queue]).SerializeToString()
-
-    async def receive(request: bytes, context: Any) -> AsyncIterator[bytes]:
-        for item in received:
-            yield item
-
-    async def acknowledge(request: bytes, context: Any) -> bytes:
-        return acknowledged
-
-    async def telemetry(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        async for data in requests:
-            settings = v2.TelemetryCommand.FromString(data).settings
-            yield v2.TelemetryCommand(status=_OK, settings=settings).SerializeToString()
-
-    async def goodbye(request: bytes, context: Any) -> bytes:
-        return v2.NotifyClientTerminationResponse(status=_OK).SerializeToString()
-
-    messaging = {
-        "QueryRoute": grpc.unary_unary_rpc_method_handler(route),
-        "ReceiveMessage": grpc.unary_stream_rpc_method_handler(receive),
-        "AckMessage": grpc.unary_unary_rpc_method_handler(acknowledge),
-        "SendMessage": grpc.unary_unary_rpc_method_handler(send),
-        "Telemetry": grpc.stream_stream_rpc_method_handler(telemetry),
-        "NotifyClientTermination": grpc.unary_unary_rpc_method_handler(goodbye),
-    }
-    records = {
+    return {
         "AppendRecords": grpc.unary_unary_rpc_method_handler(append),
         "StreamAppendRecords": grpc.stream_stream_rpc_method_handler(append_stream),
         "ReadRecords": grpc.unary_stream_rpc_method_handler(read),
     }
-    return [
-        grpc.method_handlers_generic_handler("apache.rocketmq.v2.MessagingService", messaging),
-        grpc.method_handlers_generic_handler("aerobee.v1.RecordService", records),
-    ]
 
 
 async def _serve(batch: int, size: int) -> None:

@@ -140,26 +140,7 @@ class SendProcessor:
         transactional = messages[0].system_properties.message_type == TRANSACTION
         turns = Turns()
         revision = self._topics_revision
-        keys_left = _KEYS_MAX
-        for number, message in enumerate(messages):
-            if number:
-                await turns.next()
-            keys_left -= len(message.system_properties.keys)
-            if keys_left < 0:
-                raise InvalidRequestError(
-                    v2.Code.PAYLOAD_TOO_LARGE,
-                    f"the messages of the request have more than {_KEYS_MAX} keys together; send several requests",
-                )
-            if len(messages) > 1 and message.topic != resource:
-                raise InvalidRequestError(
-                    v2.Code.MESSAGE_CORRUPTED, "the messages of the request have different topics; send them one by one"
-                )
-            if (message.system_properties.message_type == TRANSACTION) != transactional:
-                raise InvalidRequestError(
-                    v2.Code.BAD_REQUEST,
-                    "some messages of the request are transactional and some are not; send them separately",
-                )
-            check_message(message, self._settings.current.limits, self._body_size_max, now_ms)
+        await self._check(messages, turns, now_ms)
         while True:
             if destination is None or revision != self._tables.topics.revision:  # a large batch took its time
                 destination = _Destination(await self._tables.topic_in_use(stored_name))
@@ -194,6 +175,31 @@ class SendProcessor:
             if message.system_properties.HasField("delivery_timestamp")
         }
         return messages, queue_offsets, recall_handles
+
+    async def _check(self, messages: Sequence[v2.Message], turns: Turns, now_ms: int) -> None:
+        """Each message by itself, and that they go together. InvalidRequestError."""
+        resource = messages[0].topic
+        transactional = messages[0].system_properties.message_type == TRANSACTION
+        keys_left = _KEYS_MAX
+        for number, message in enumerate(messages):
+            if number:
+                await turns.next()
+            keys_left -= len(message.system_properties.keys)
+            if keys_left < 0:
+                raise InvalidRequestError(
+                    v2.Code.PAYLOAD_TOO_LARGE,
+                    f"the messages of the request have more than {_KEYS_MAX} keys together; send several requests",
+                )
+            if len(messages) > 1 and message.topic != resource:
+                raise InvalidRequestError(
+                    v2.Code.MESSAGE_CORRUPTED, "the messages of the request have different topics; send them one by one"
+                )
+            if (message.system_properties.message_type == TRANSACTION) != transactional:
+                raise InvalidRequestError(
+                    v2.Code.BAD_REQUEST,
+                    "some messages of the request are transactional and some are not; send them separately",
+                )
+            check_message(message, self._settings.current.limits, self._body_size_max, now_ms)
 
     def _destination(self, key: tuple[str, str]) -> _Destination | None:
         """The cached data of the topic with this namespace and name, unless a topic has changed."""

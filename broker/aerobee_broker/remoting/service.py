@@ -47,12 +47,11 @@ class RemotingService:
     def __init__(self, parts: BrokerParts) -> None:
         settings, store, tables, clock = parts.settings, parts.store, parts.tables, parts.clock
         deliveries, transactions, counters = parts.deliveries, parts.transactions, parts.counters
-        level_delay = parts.level_delay
         self._settings = settings
         self._store = store
         self._tables = tables
         self._timer = parts.timer
-        self._level_delay = level_delay
+        self._level_delay = parts.level_delay
         self._clock = clock
         self._transactions = transactions
         self._deliveries = deliveries
@@ -62,27 +61,34 @@ class RemotingService:
         self._permissions = Permissions(parts.accounts, store)
         self.server = RemotingServer(self.handle, requests=parts.requests, answers=parts.answers)
         self.server.closed_listeners.append(self._closed)
-        self._offsets = offsets = OffsetRequests(store, tables, deliveries)
-        pull = PullRequests(settings, store, tables, deliveries, self.clients, offsets, counters)
-        pop = PopRequests(settings, store, tables, deliveries, counters, clock)
+        self._offsets = OffsetRequests(store, tables, deliveries)
         self.request_modes = RequestModes(settings, store, tables, self.clients)
-        send = SendRequests(settings, store, tables, counters, clock, transactions, parts.timer, level_delay)
-        retry = RetryRequests(store, tables, send, level_delay)
         decisions = TransactionRequests(store, transactions, self.clients, counters)
-        queries = QueryRequests(store, tables, deliveries.loop_share)
+        parts.producers.ask_by_group = decisions.ask
+        self.clients.producer_listeners.append(lambda group, producer: transactions.group_ready())
+        send = SendRequests(settings, store, tables, counters, clock, transactions, parts.timer, parts.level_delay)
+        retry = RetryRequests(store, tables, send, parts.level_delay)
         replies = ReplyRequests(settings.current, self.clients, send, clock)
         name_server = NameServerRequests(
             self.routes, KvConfig(), lambda: {"serverMode": "broker", "brokerName": settings.current.name}
         )
-        clients = self.clients
-        parts.producers.ask_by_group = decisions.ask
-        clients.producer_listeners.append(lambda group, producer: transactions.group_ready())
         self._handlers: dict[int, Handler] = {
-            Request.SEND_MESSAGE: send.send,
-            Request.SEND_MESSAGE_V2: send.send_v2,
-            Request.SEND_BATCH_MESSAGE: send.send_v2,
-            Request.SEND_REPLY_MESSAGE: replies.reply,
-            Request.SEND_REPLY_MESSAGE_V2: replies.reply_v2,
+            **_sending(send, replies, decisions),
+            Request.CONSUMER_SEND_MESSAGE_BACK: retry.send_back,
+            **self._receiving(parts),
+            **reading_handlers(QueryRequests(store, tables, deliveries.loop_share), self._offsets, self.clients),
+            Request.UPDATE_CONSUMER_OFFSET: self._offsets.update,
+            Request.LOCK_BATCH_MQ: self.clients.lock,
+            Request.UNLOCK_BATCH_MQ: self.clients.unlock,
+            Request.CHECK_CLIENT_CONFIG: _check_client_config,
+            **{code: self._with_own_routes(handler) for code, handler in name_server.handlers.items()},
+        }
+
+    def _receiving(self, parts: BrokerParts) -> dict[int, Handler]:
+        settings, tables, deliveries, counters = parts.settings, parts.tables, parts.deliveries, parts.counters
+        pull = PullRequests(settings, parts.store, tables, deliveries, self.clients, self._offsets, counters)
+        pop = PopRequests(settings, parts.store, tables, deliveries, counters, parts.clock)
+        return {
             Request.PULL_MESSAGE: pull.pull,
             Request.LITE_PULL_MESSAGE: pull.pull,
             Request.POP_MESSAGE: pop.pop,
@@ -94,23 +100,6 @@ class RemotingService:
             Request.QUERY_ASSIGNMENT: self.request_modes.assignment,
             Request.SET_MESSAGE_REQUEST_MODE: self.request_modes.set,
             Request.GET_ALL_MESSAGE_REQUEST_MODE: self.request_modes.all,
-            Request.CONSUMER_SEND_MESSAGE_BACK: retry.send_back,
-            Request.END_TRANSACTION: decisions.end,
-            Request.QUERY_MESSAGE: queries.by_key,
-            Request.VIEW_MESSAGE_BY_ID: queries.by_place,
-            Request.QUERY_CONSUMER_OFFSET: offsets.query,
-            Request.UPDATE_CONSUMER_OFFSET: offsets.update,
-            Request.GET_MAX_OFFSET: offsets.maximum,
-            Request.GET_MIN_OFFSET: offsets.minimum,
-            Request.SEARCH_OFFSET_BY_TIMESTAMP: offsets.by_time,
-            Request.GET_EARLIEST_MESSAGE_STORE_TIME: offsets.earliest_time,
-            Request.HEART_BEAT: clients.heartbeat,
-            Request.UNREGISTER_CLIENT: clients.unregister,
-            Request.GET_CONSUMER_LIST_BY_GROUP: clients.consumer_ids,
-            Request.LOCK_BATCH_MQ: clients.lock,
-            Request.UNLOCK_BATCH_MQ: clients.unlock,
-            Request.CHECK_CLIENT_CONFIG: _check_client_config,
-            **{code: self._with_own_routes(handler) for code, handler in name_server.handlers.items()},
         }
 
     def administer(
@@ -216,3 +205,30 @@ async def _check_client_config(request: Command, _: Connection) -> Command:
         Subscription(member(found, "topic"), member(found, "subString"), member(found, "expressionType"), 0)
     )
     return answer()
+
+
+def _sending(send: SendRequests, replies: ReplyRequests, decisions: TransactionRequests) -> dict[int, Handler]:
+    return {
+        Request.SEND_MESSAGE: send.send,
+        Request.SEND_MESSAGE_V2: send.send_v2,
+        Request.SEND_BATCH_MESSAGE: send.send_v2,
+        Request.SEND_REPLY_MESSAGE: replies.reply,
+        Request.SEND_REPLY_MESSAGE_V2: replies.reply_v2,
+        Request.END_TRANSACTION: decisions.end,
+    }
+
+
+def reading_handlers(queries: QueryRequests, offsets: OffsetRequests, clients: RemotingClients) -> dict[int, Handler]:
+    """The requests that change nothing of the store, which a replica answers too."""
+    return {
+        Request.QUERY_MESSAGE: queries.by_key,
+        Request.VIEW_MESSAGE_BY_ID: queries.by_place,
+        Request.QUERY_CONSUMER_OFFSET: offsets.query,
+        Request.GET_MAX_OFFSET: offsets.maximum,
+        Request.GET_MIN_OFFSET: offsets.minimum,
+        Request.SEARCH_OFFSET_BY_TIMESTAMP: offsets.by_time,
+        Request.GET_EARLIEST_MESSAGE_STORE_TIME: offsets.earliest_time,
+        Request.HEART_BEAT: clients.heartbeat,
+        Request.UNREGISTER_CLIENT: clients.unregister,
+        Request.GET_CONSUMER_LIST_BY_GROUP: clients.consumer_ids,
+    }

@@ -37,6 +37,7 @@ from aerobee_broker.remoting.offsets import OffsetRequests
 from aerobee_broker.remoting.permissions import Permissions
 from aerobee_broker.remoting.pull import PullRequests
 from aerobee_broker.remoting.queries import QueryRequests
+from aerobee_broker.remoting.service import reading_handlers
 from aerobee_broker.replication import roles
 from aerobee_broker.replication.epochs import Epochs, common_end
 from aerobee_broker.replication.follower import DivergedError, Follower
@@ -124,16 +125,7 @@ class ReplicaBroker:
             **dict.fromkeys(_SENDS, _refuse),
             Request.PULL_MESSAGE: pull.pull,
             Request.LITE_PULL_MESSAGE: pull.pull,
-            Request.QUERY_MESSAGE: queries.by_key,
-            Request.VIEW_MESSAGE_BY_ID: queries.by_place,
-            Request.QUERY_CONSUMER_OFFSET: offsets.query,
-            Request.GET_MAX_OFFSET: offsets.maximum,
-            Request.GET_MIN_OFFSET: offsets.minimum,
-            Request.SEARCH_OFFSET_BY_TIMESTAMP: offsets.by_time,
-            Request.GET_EARLIEST_MESSAGE_STORE_TIME: offsets.earliest_time,
-            Request.HEART_BEAT: clients.heartbeat,
-            Request.UNREGISTER_CLIENT: clients.unregister,
-            Request.GET_CONSUMER_LIST_BY_GROUP: clients.consumer_ids,
+            **reading_handlers(queries, offsets, clients),
             Request.GET_ALL_TOPIC_CONFIG: self._topics,
             Request.GET_ALL_CONSUMER_OFFSET: self._offsets,
             Request.GET_ALL_SUBSCRIPTION_GROUP_CONFIG: self._groups,

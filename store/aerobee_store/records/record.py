@@ -260,23 +260,8 @@ class Draft:
             raise InvalidMessageError(f"the topic takes {topic_size} bytes; version 1 allows {TOPIC_SIZE_MAX_V1}")
         if message.queue_id < 0:
             raise InvalidMessageError(f"queue id {message.queue_id} is negative")
-        raw = message.raw_properties
-        if raw is None:
-            raw = property_codec.encode_properties(message.properties) if message.properties else b""
-        elif raw and ends_in_property_crc(raw):
-            raw = raw[:-PROPERTY_CRC_SIZE]
-        if property_crc and raw and raw[-1] != 2 and not split_batch:
-            raw += b"\x02"
-        if not property_crc and (raw[-1] == 0 if raw else topic[-1] == 0):
-            raise InvalidMessageError(
-                "a record without checksum must not end in a zero byte, because it would look torn"
-            )
+        raw = _encode_properties(message, topic, property_crc=property_crc, split_batch=split_batch)
         properties_size = len(raw) + (PROPERTY_CRC_SIZE if property_crc else 0)
-        if properties_size > property_codec.PROPERTIES_SIZE_MAX:
-            raise InvalidMessageError(
-                f"properties take {properties_size} bytes with separators and checksum, "
-                f"the limit is {property_codec.PROPERTIES_SIZE_MAX}"
-            )
         born_host = encode_host(message.born_host)
         own_host = encode_host(message.store_host or store_host)
         hosts = (len(born_host) != 8) | (len(own_host) != 8) << 1
@@ -333,6 +318,26 @@ class Draft:
         if sum(map(len, parts)) == self.size:
             return b"".join(parts)
         return b"".join((*parts, PROPERTY_CRC_UNPLACED))
+
+
+def _encode_properties(message: Message, topic: bytes, *, property_crc: bool, split_batch: bool) -> bytes:
+    """The properties as they lie in the record, without the checksum. InvalidMessageError."""
+    raw = message.raw_properties
+    if raw is None:
+        raw = property_codec.encode_properties(message.properties) if message.properties else b""
+    elif raw and ends_in_property_crc(raw):
+        raw = raw[:-PROPERTY_CRC_SIZE]
+    if property_crc and raw and raw[-1] != 2 and not split_batch:
+        raw += b"\x02"
+    if not property_crc and (raw[-1] == 0 if raw else topic[-1] == 0):
+        raise InvalidMessageError("a record without checksum must not end in a zero byte, because it would look torn")
+    properties_size = len(raw) + (PROPERTY_CRC_SIZE if property_crc else 0)
+    if properties_size > property_codec.PROPERTIES_SIZE_MAX:
+        raise InvalidMessageError(
+            f"properties take {properties_size} bytes with separators and checksum, "
+            f"the limit is {property_codec.PROPERTIES_SIZE_MAX}"
+        )
+    return raw
 
 
 def encode(
@@ -489,30 +494,13 @@ def peek(
     if position == end:
         return ScanStop(StopReason.END_OF_DATA, position, place_in_log, 0, "0 bytes are left")
 
-    def stop(reason: StopReason, detail: str, size: int = 0) -> ScanStop:
-        return ScanStop(reason, position, place_in_log, size, detail)
-
     def corrupt(detail: str, size: int = 0) -> ScanStop:
         return ScanStop(StopReason.CORRUPT, position, place_in_log, size, detail)
 
-    left = end - position
-    if left < BLANK_SIZE_MIN:
-        if left <= 0 or not any(buffer[position:end]):
-            return stop(StopReason.END_OF_DATA, f"{max(left, 0)} bytes are left")
-        return stop(StopReason.TRUNCATED, f"{left} bytes are left, a record begins with {BLANK_SIZE_MIN}")
-    size, magic = _BLANK.unpack_from(buffer, position)
-    if size == 0 and magic == 0:
-        return stop(StopReason.END_OF_DATA, "zeros")
-    if magic == BLANK_MAGIC:
-        if size < BLANK_SIZE_MIN:
-            return corrupt(f"blank of {size} bytes, the smallest has {BLANK_SIZE_MIN}")
-        return stop(StopReason.BLANK, f"blank of {size} bytes", size)
-    if magic != MAGIC_V1 and magic != MAGIC_V2:
-        return corrupt(f"magic is {magic:08x}, not {MAGIC_V1:08x} or {MAGIC_V2:08x}")
-    if not RECORD_SIZE_MIN <= size <= record_size_max:
-        return corrupt(f"total size is {size}, not {RECORD_SIZE_MIN}..{record_size_max}")
-    if size > left:
-        return stop(StopReason.TRUNCATED, f"total size is {size}, {left} bytes are left")
+    size, magic = _BLANK.unpack_from(buffer, position) if end - position >= BLANK_SIZE_MIN else (0, 0)
+    if (magic != MAGIC_V1 and magic != MAGIC_V2) or not RECORD_SIZE_MIN <= size <= min(record_size_max, end - position):
+        reason, detail, size = _no_record(buffer, position, end - position, size, magic, record_size_max)
+        return ScanStop(reason, position, place_in_log, size, detail)
 
     _, _, body_crc, queue_id, _, queue_offset, own_physical_offset, sys_flag = _START.unpack_from(buffer, position)
     fixed_size: int = FIXED_STRUCTS[sys_flag >> 4 & 3].size
@@ -561,15 +549,12 @@ def peek(
     if check_crc:
         with memoryview(buffer) as view:
             # The record checksum covers the body too, so one of them is enough.
-            if not (has_property_crc and placed):
-                found = record_crc(view[body_start : body_start + body_size])
-                if found != body_crc:
-                    return corrupt(f"body checksum differs: stored {body_crc:08x}, computed {found:08x}", size)
+            if has_property_crc and placed:
+                difference = _record_crc_difference(view[position:record_end])
             else:
-                expected = property_crc_digits(record_crc(view[position : record_end - PROPERTY_CRC_SIZE]))
-                digits = bytes(view[record_end - 11 : record_end - 1])
-                if digits != expected:
-                    return corrupt(f"record checksum differs: stored {digits!r}, computed {expected!r}", size)
+                difference = _body_crc_difference(view[body_start : body_start + body_size], body_crc)
+        if difference:
+            return corrupt(difference, size)
     time_position = STORE_TIMESTAMP_POSITION + (HOST_V6_EXTRA if sys_flag & SYS_FLAG_BORN_HOST_V6 else 0)
     return RecordHeader(
         position,
@@ -587,6 +572,40 @@ def peek(
         properties_size,
         has_property_crc,
     )
+
+
+def _no_record(
+    buffer: ReadableBuffer, position: int, left: int, size: int, magic: int, record_size_max: int
+) -> tuple[StopReason, str, int]:
+    """What lies where no record can: the reason, its description, and the bytes that may be stepped over."""
+    if left < BLANK_SIZE_MIN:
+        if left <= 0 or not any(buffer[position : position + left]):
+            return StopReason.END_OF_DATA, f"{max(left, 0)} bytes are left", 0
+        return StopReason.TRUNCATED, f"{left} bytes are left, a record begins with {BLANK_SIZE_MIN}", 0
+    if size == 0 and magic == 0:
+        return StopReason.END_OF_DATA, "zeros", 0
+    if magic == BLANK_MAGIC:
+        if size < BLANK_SIZE_MIN:
+            return StopReason.CORRUPT, f"blank of {size} bytes, the smallest has {BLANK_SIZE_MIN}", 0
+        return StopReason.BLANK, f"blank of {size} bytes", size
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        return StopReason.CORRUPT, f"magic is {magic:08x}, not {MAGIC_V1:08x} or {MAGIC_V2:08x}", 0
+    if not RECORD_SIZE_MIN <= size <= record_size_max:
+        return StopReason.CORRUPT, f"total size is {size}, not {RECORD_SIZE_MIN}..{record_size_max}", 0
+    return StopReason.TRUNCATED, f"total size is {size}, {left} bytes are left", 0
+
+
+def _body_crc_difference(body: memoryview, stored: int) -> str:
+    """In words; empty if the checksum is right."""
+    found = record_crc(body)
+    return "" if found == stored else f"body checksum differs: stored {stored:08x}, computed {found:08x}"
+
+
+def _record_crc_difference(record: memoryview) -> str:
+    """The same for a record that ends in its checksum."""
+    expected = property_crc_digits(record_crc(record[:-PROPERTY_CRC_SIZE]))
+    digits = bytes(record[-11:-1])
+    return "" if digits == expected else f"record checksum differs: stored {digits!r}, computed {expected!r}"
 
 
 def decode(

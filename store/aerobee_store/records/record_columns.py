@@ -174,14 +174,7 @@ def columns_of(
     `stride`: the size of all records, if they have one.
     """
     count = len(start)
-    if stride and count:
-        head = np.ndarray((count,), HEAD, view, int(start[0]), (stride,))
-        layout: _Layout | int | None = _first_layout(view, start, head, stride)
-        if layout is None:
-            layout = _layout(view, start, size, head)
-    else:
-        head = heads_at(view, start)
-        layout = _layout(view, start, size, head)
+    head, layout = _head_and_layout(view, start, size, stride)
     if isinstance(layout, int):
         return layout
     end = start + size
@@ -241,6 +234,20 @@ class _Layout:
     has_property_crc: Booleans
     topics: tuple[str, ...] = ()
     topic_index: Integers | None = None
+
+
+def _head_and_layout(
+    view: memoryview, start: Integers, size: Integers, stride: int
+) -> tuple[npt.NDArray[np.void], _Layout | int]:
+    """The fixed first fields of all records, and where their parts lie, or the number of a bad record."""
+    if stride and len(start):
+        head = np.ndarray((len(start),), HEAD, view, int(start[0]), (stride,))
+        layout = _first_layout(view, start, head, stride)
+        if layout is not None:
+            return head, layout
+    else:
+        head = heads_at(view, start)
+    return head, _layout(view, start, size, head)
 
 
 def _first_layout(view: memoryview, start: Integers, head: npt.NDArray[np.void], stride: int) -> _Layout | None:

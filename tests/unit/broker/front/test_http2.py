@@ -316,7 +316,7 @@ def test_floods_of_frames_that_only_cause_work(frame: bytes) -> None:
     assert not core.receive(frame * 40)
     for _ in range(20):
         core.relax()
-        core.receive(frame * 20)
+        core.receive(frame * 10)
     assert not core.ended
     assert ended_with(core.receive(frame * 2000)) == (CALM, "cheap_frame_count_max")
     assert core.streams == {}
