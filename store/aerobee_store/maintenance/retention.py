@@ -220,8 +220,7 @@ class Retention:
                 _log.error("segments not removed because dependent data was not saved cause=%r", error)
                 return 0
         going = [file for file in going if file.end_offset <= keep_from]
-        for file in going:
-            _ = file.view  # mapped while it has a name: readers then need no descriptor
+        mappings = [file.view for file in going]  # made while the files have names: readers then need no descriptor
         try:
             await self._in_disk_thread(self._log.files.run.before_removal, [file.start_offset for file in going])
         except OSError as error:
@@ -235,6 +234,9 @@ class Retention:
         await self._correct_queues(min_offset)
         self._log.release(gone)
         await self._in_log_thread(_close_files, gone)
+        await self._in_disk_thread(
+            mappings.clear
+        )  # to unmap a segment frees its pages: some 100 ms, not of this thread
         for file in gone:
             self._first_timestamps.pop(file.start_offset, None)
         self._stats.segments_expired += len(gone)
@@ -310,11 +312,13 @@ class Retention:
             if number % _QUEUES_PER_TURN == 0:
                 await asyncio.sleep(0)
         expired = self._index.release_expired(min_offset)
+        mappings = [file.mapping for file in expired]
         try:
             await self._give_up(self._config.directory / "index", [file.path for file in expired])
         finally:
             for file in expired:
                 file.close()  # not earlier: a running sync may still use it
+        await self._in_disk_thread(mappings.clear)  # as for segments
         self._cleaned_offset = min_offset
 
     async def _give_up(self, directory: Path, paths: Sequence[Path]) -> None:

@@ -109,10 +109,11 @@ class Scrub:
                 position = known - segment.start_offset
                 continue
             try:
-                view = segment.view
+                # No variable keeps the mapping: if retention gives it up meanwhile, the disk thread unmaps it.
+                checking = self._in_disk_thread(self._check, segment, segment.view, position)
             except FileNotFoundError:
                 return  # retention has just unlinked it, and is about to forget it
-            step = await self._in_disk_thread(self._check, segment, view, position)
+            step = await checking
             if segment not in self._log.files.files:
                 return  # removed by retention
             if step.damage is not None:

@@ -210,6 +210,11 @@ class IndexFile:
         self._store_header()
         self.dirty = True
 
+    @property
+    def mapping(self) -> memoryview:
+        """The whole file. Whoever releases it last also unmaps the file, which takes a while."""
+        return self._view
+
     def close(self) -> None:
         self.file.close()
         self.next_entry = 1  # for a search that has not ended yet

@@ -194,7 +194,7 @@ def test_fields_in_any_order_and_twice() -> None:
         [*sent[:-1], sent[-1] + b"\x50\x81\x80\x80\x80\x80\x80\x80\x80\x80\x01"],
     ]
     for case in cases:
-        data = _joined(case)
+        data = joined(case)
         found = packed(data)
         assert found is not None
         assert found == one_by_one(data)
@@ -209,7 +209,7 @@ def test_numbers_of_more_than_32_bits() -> None:
         system = message.system_properties.SerializeToString() + b"\x30" + varint(kind + (1 << 32))
         message.ClearField("system_properties")
         sent[3] = message.SerializeToString() + b"\x1a" + varint(len(system)) + system
-        data = _joined(sent)
+        data = joined(sent)
         assert packed(data) == (one_by_one(data) if is_packed else None)
         assert (one_by_one(data) is not None) == is_packed
 
@@ -219,10 +219,10 @@ def test_a_field_that_is_longer_than_its_message() -> None:
     sent = [each.SerializeToString() for each in messages()]
     assert sent[3].endswith(b"\x22\x04bbbb")
     sent[3] = sent[3][:-5] + b"\x05bbbb"
-    assert packed(_joined(sent)) is None
+    assert packed(joined(sent)) is None
 
 
-def _joined(encoded: list[bytes]) -> bytes:
+def joined(encoded: list[bytes]) -> bytes:
     return b"".join(b"\x0a" + varint(len(each)) + each for each in encoded)
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from aerobee_broker.processors.send_columns import COUNT_MAX, SendShapes, read_send_request
 from aerobee_broker.processors.send_shapes import pack_shapes
+from aerobee_broker.processors.wire_columns import varint
 from aerobee_proto import v2
 from aerobee_store import StoreConfig
-from tests.unit.broker.test_send_batch import LIMITS, NOW, PEER, one_by_one, request_of
+from tests.unit.broker.test_send_batch import LIMITS, NOW, PEER, joined, one_by_one, request_of
 
 COUNT = 40  # a shape needs some messages to be worth it
 
@@ -142,11 +143,100 @@ def test_what_must_be_looked_at_more_closely(change: str) -> None:
 
 
 def test_odd_bytes_of_the_first_message_do_not_hide_those_of_another() -> None:
-    """As many control characters in the second message as the first has bytes beyond ASCII."""
+    """A message with as many control characters as the others have bytes beyond ASCII."""
     made = alike()
-    made[0].user_properties["region"] = "r éé1"
+    for number, message in enumerate(made):
+        message.user_properties["region"] = f"r éé{number % 10}"
     made[1].user_properties["region"] = "r \x02\x02\x01\x011"
     assert shaped(request_of(made)) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda message: setattr(message.system_properties, "message_type", v2.MessageType.TRANSACTION),
+        lambda message: setattr(message.system_properties.born_timestamp, "nanos", -1),
+        lambda message: setattr(message.system_properties.born_timestamp, "seconds", 1 << 36),
+    ],
+    ids=["transactions", "negative nanoseconds", "late"],
+)
+def test_all_messages_are_of_another_kind(change: Callable[[v2.Message], object]) -> None:
+    """The fields that all messages share decide as those of a single one do."""
+    data = request_of(_all(change))
+    found = shaped(data)
+    assert found is None or found == one_by_one(data)
+
+
+def test_times_beyond_the_last_year() -> None:
+    """Such a time is replaced by that of the broker, whichever message has it."""
+    made = alike()
+    for message in made:
+        message.system_properties.born_timestamp.seconds = (1 << 35) - 1
+    made[3].system_properties.born_timestamp.seconds = 1 << 30
+    data = request_of(made)
+    found = shaped(data)
+    assert found is not None
+    assert found == one_by_one(data)
+
+
+def test_a_number_that_ends_early() -> None:
+    """What follows it in its place may be a field again."""
+    encoded = []
+    for number, message in enumerate(alike()):
+        time = b"\x08\x81\x82\x03\x08\x05" if number == 7 else b"\x08\x81\x82\x83\x84\x05"
+        message.system_properties.ClearField("born_timestamp")
+        system = message.system_properties.SerializeToString() + b"\x3a" + varint(len(time)) + time
+        message.ClearField("system_properties")
+        encoded.append(message.SerializeToString() + b"\x1a" + varint(len(system)) + system)
+    assert shaped(joined(encoded)) is None
+
+
+def test_numbers_of_more_than_32_bits() -> None:
+    """Protobuf takes the lower 32 bits of nanoseconds."""
+    encoded = []
+    for message in alike():
+        nanos = message.system_properties.born_timestamp.nanos
+        message.system_properties.ClearField("born_timestamp")
+        time = b"\x08\x01\x10" + varint(nanos + (1 << 32))
+        system = message.system_properties.SerializeToString() + b"\x3a" + varint(len(time)) + time
+        message.ClearField("system_properties")
+        encoded.append(message.SerializeToString() + b"\x1a" + varint(len(system)) + system)
+    data = joined(encoded)
+    found = shaped(data)
+    assert found is None or found == one_by_one(data)
+
+
+def test_shapes_of_several_topics() -> None:
+    """All messages of a request must have one topic."""
+    made = alike(2 * COUNT)
+    for message in made[:COUNT]:
+        message.topic.name = "bills"
+    assert shapes_of_request(request_of(made)) is None
+
+
+def test_a_name_twice_with_an_invalid_value() -> None:
+    """Protobuf checks also the value that it drops."""
+    encoded = [b"\x12\x0b\x0a\x06region\x12\x011" + message.SerializeToString() for message in alike()]
+    assert encoded[7].startswith(b"\x12\x0b\x0a\x06region\x12\x01")
+    encoded[7] = encoded[7].replace(b"\x12\x011", b"\x12\x01\xff", 1)
+    assert shaped(joined(encoded)) is None
+
+
+def test_fields_that_come_twice() -> None:
+    """Protobuf merges them, or takes the last one."""
+    for twice in (b"\x22\x03end", b"\x1a\x05\x0a\x03new", b"\x12\x0b\x0a\x06region\x12\x011"):
+        data = joined([message.SerializeToString() + twice for message in alike()])
+        found = shaped(data)
+        assert found is None or found == one_by_one(data)
+    tags = b"\x0a\x01a\x0a\x01b"
+    encoded = []
+    for message in alike():
+        system = message.system_properties.SerializeToString() + tags
+        message.ClearField("system_properties")
+        encoded.append(message.SerializeToString() + b"\x1a" + varint(len(system)) + system)
+    data = joined(encoded)
+    found = shaped(data)
+    assert found is None or found == one_by_one(data)
 
 
 def test_numbers_of_another_size() -> None:
@@ -158,11 +248,13 @@ def test_numbers_of_another_size() -> None:
     made[5].body += b"b"
     assert len(made[5].SerializeToString()) == len(made[4].SerializeToString())
     assert shaped(request_of(made)) is None
-    made[5] = alike()[5]
-    made[5].system_properties.born_timestamp.seconds = 1 << 28  # a byte less, with the same size of its message
-    made[5].system_properties.born_timestamp.nanos = (1 << 28) - 1
-    data = request_of(made)
-    assert shaped(data) is None
+    made = alike()
+    made[5].system_properties.born_timestamp.seconds = 1 << 27  # a byte less
+    made[5].system_properties.born_timestamp.nanos = 1 << 28
+    for message in made[:5] + made[6:]:
+        message.system_properties.born_timestamp.nanos = (1 << 28) - 1  # a byte less
+    assert len({len(message.SerializeToString()) for message in made}) == 1
+    assert shaped(request_of(made)) is None
 
 
 def test_limits() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import mmap
 import shutil
 import threading
 from collections.abc import Iterator
@@ -363,6 +364,34 @@ async def test_a_reader_keeps_the_bytes_of_a_removed_segment(tmp_path: Path, wri
         assert len(list((tmp_path / "store" / "commitlog").iterdir())) == 1
         assert bytes(view) == before
         assert first.body in before
+
+
+async def test_the_event_loop_unmaps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To unmap a removed segment of usual size takes a tenth of a second: the kernel frees its pages."""
+    unmapped: list[int] = []
+
+    class Mapping(mmap.mmap):
+        def __del__(self) -> None:
+            unmapped.append(threading.get_ident())
+
+    class FullDisk(DiskFileSystem):
+        def usage(self, path: Path) -> DiskUsage:
+            return DiskUsage(total=1 << 40, available=1 << 36)
+
+    monkeypatch.setattr(mmap, "mmap", Mapping)
+    config = replace(StoreConfig.tiny(tmp_path / "store"), disk_force_clean_ratio=0.85, retention_batch_max=30)
+    sender = Sender()
+    with MessageStore.open(config, file_system=FullDisk()) as store:
+        for _ in range(20 * PER_SEGMENT):
+            sender.append(store, [sender.message(2100)])
+        store.flush()
+        indexes = list((tmp_path / "store" / "index").iterdir())
+        assert not unmapped
+        await store.retention.clean()
+        assert store.status().segments == 1
+        assert not indexes[0].exists()
+        assert len(unmapped) >= 20
+        assert threading.get_ident() not in unmapped
 
 
 async def test_messages_can_be_read_while_their_segment_goes(harness: Harness) -> None:
