@@ -426,7 +426,7 @@ class _Serving:
         listening = self.front.listening
         address = listening.remoting
         if self._master is not None:
-            assert address is not None, "the configuration says so"
+            assert address is not None, "checked by the configuration"
             await self._master.start(self._registrar, self._remoting.server, address)
             ends.append(tasks.create_task(self._master.keep_lease(), name="lease-keeping"))
             self._remoting.add(self._master.handlers)
@@ -434,7 +434,7 @@ class _Serving:
             self._collectors.append(collector)
             self._process.metrics.collectors.append(collector)
         if self._parts.settings.current.name_servers:
-            assert address is not None, "the configuration says so"
+            assert address is not None, "checked by the configuration"
             self._registrar.listening(address, listening)
             running.append(tasks.create_task(self._registrar.run(), name=self._registrar.name))
 

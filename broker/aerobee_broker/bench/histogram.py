@@ -1,4 +1,4 @@
-"""Latencies in buckets of equal ratio: bounded memory, and every percentile to within 5 %."""
+"""Latencies in buckets of equal ratio: bounded memory, and percentiles accurate to 5 %."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Histogram:
         self.largest = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one."""
+        """Count one duration."""
         bucket = int(math.log(max(seconds, _SMALLEST_SECONDS) / _SMALLEST_SECONDS, _RATIO))
         self._counts[min(bucket, _BUCKETS - 1)] += 1
         self.count += 1
         self.largest = max(self.largest, seconds)
 
     def percentile(self, share: float) -> float:
-        """The duration, in seconds, that `share` (0 to 1) of all do not exceed; 0 if there is none."""
+        """The duration, in seconds, that a `share` (0 to 1) of all durations does not exceed; 0 without durations."""
         left = math.ceil(self.count * share)
         for bucket, count in enumerate(self._counts):
             left -= count
@@ -35,7 +35,8 @@ class Histogram:
         return self.largest
 
     def bars(self, rows: int = 12) -> list[tuple[float, int]]:
-        """At most so many upper bounds in seconds, evenly in ratio, with the count below each and above the last."""
+        """A limited number of upper bounds in seconds, in equal ratio, each with the count of durations below it and
+        above the previous one."""
         filled = [bucket for bucket, count in enumerate(self._counts) if count]
         if not filled:
             return []

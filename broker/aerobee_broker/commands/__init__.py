@@ -1,4 +1,4 @@
-"""The sub-commands of `aerobee`, one module each: `add_parser` says what it takes, `run` does it.
+"""The sub-commands of `aerobee`, one module each: `add_parser` declares the arguments, `run` executes the command.
 
-The modules import argparse and nothing heavier at their top, so that `aerobee --help` is instant.
+The modules import argparse and nothing heavier at the top, so that `aerobee --help` is fast.
 """

@@ -1,4 +1,4 @@
-"""`aerobee client`: who is connected, what they are doing, and commands for them."""
+"""`aerobee client`: the connected clients, their activity, and requests to them."""
 
 from __future__ import annotations
 

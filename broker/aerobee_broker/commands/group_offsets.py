@@ -1,4 +1,4 @@
-"""`aerobee group lag`, `reset` and `skip`: how far groups are, and moving them."""
+"""`aerobee group lag`, `reset` and `skip`: the lag of groups, and changes of their offsets."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def add_actions(actions: Commands) -> None:
         default=[],
         help="only this queue; may be repeated",
     )
-    which.add_argument("--lite-topic", metavar="NAME", default="", help="only this one")
+    which.add_argument("--lite-topic", metavar="NAME", default="", help="only this lite topic")
     which = skip.add_mutually_exclusive_group(required=True)
     which.add_argument("--queue", metavar="ID", type=options.offset, help="of the topic")
     which.add_argument("--lite-topic", metavar="NAME", default="", help="of the topic")
@@ -148,7 +148,7 @@ def _lag_of_all(arguments: argparse.Namespace) -> int:
 
 
 def print_queues(queues: Iterable[admin_v1.GroupQueueStatus]) -> None:
-    """How far a group is, queue by queue."""
+    """Print the progress of a group in each queue."""
     output.print_table(
         ("topic", "queue", "committed", "next offset", "lag", "in flight", "ready", "retrying", "oldest"),
         (

@@ -1,4 +1,4 @@
-"""`aerobee namesrv`: a name server for brokers of RocketMQ and ours."""
+"""`aerobee namesrv`: a name server for brokers of RocketMQ and of Aerobee."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several commands share: their common arguments, and the way to a broker."""
+"""Arguments that several commands share, and the connection to a broker."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 ENDPOINT_DEFAULT = "127.0.0.1:8081"
 T = TypeVar("T")
-# A command in the text of an error: behind "with:", up to the end of the clause.
+# A command in the text of an error: after "with:", up to the end of the clause.
 _ADVICE = re.compile(r"(?<=with: )aerobee (?:topic|group|client|dlq|config|query|subscription) [^;,`(]*[^;,`(. ]")
 _AGO = re.compile(r"(\d+)\s*(s|m|h|d)")
 _AGO_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 class CommandError(Exception):
-    """A command cannot do what was asked; the text names cause and next step."""
+    """A command failed; the text names the cause and the next step."""
 
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -66,7 +66,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_endpoint(parser: argparse.ArgumentParser) -> None:
-    """`--endpoint` and how to talk to it, for commands that need a broker."""
+    """`--endpoint` and the options of the connection, for commands that need a broker."""
     parser.add_argument(
         "--endpoint",
         metavar="HOST:PORT",
@@ -77,7 +77,7 @@ def add_endpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def connection_options(arguments: argparse.Namespace) -> str:
-    """The options that another command needs to reach the same broker, for advice; empty if the defaults do."""
+    """The options with which another command reaches the same broker, for advice; empty if the defaults suffice."""
     words: list[str] = []
     endpoint = getattr(arguments, "endpoint", None)
     if endpoint is not None and endpoint != (os.environ.get("AEROBEE_ENDPOINT") or ENDPOINT_DEFAULT):
@@ -96,7 +96,7 @@ def connection_options(arguments: argparse.Namespace) -> str:
 
 
 def complete_advice(text: str, arguments: argparse.Namespace) -> str:
-    """`text` with the options of `connection_options` behind each command that it advises."""
+    """`text` with the options of `connection_options` added to each suggested command."""
     given = connection_options(arguments)
     if not given:
         return text
@@ -104,7 +104,7 @@ def complete_advice(text: str, arguments: argparse.Namespace) -> str:
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
-    """TLS, credentials, `--timeout`: what `with_client` reads beside `--endpoint`."""
+    """TLS, credentials, `--timeout`: the arguments that `with_client` reads besides `--endpoint`."""
     parser.add_argument("--tls", action="store_true", help="use TLS; the broker must listen with TLS")
     parser.add_argument(
         "--tls-ca",
@@ -118,7 +118,7 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=Path,
         default=os.environ.get("AEROBEE_CERT_FILE") or None,
-        help="for a broker that asks for a client certificate, PEM; with --tls-key (default: AEROBEE_CERT_FILE)",
+        help="for a broker that requires a client certificate, PEM; with --tls-key (default: AEROBEE_CERT_FILE)",
     )
     parser.add_argument(
         "--tls-key",
@@ -143,7 +143,7 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
 
 
 def with_client(arguments: argparse.Namespace, work: Callable[[Client], Awaitable[T]]) -> T:
-    """The result of `work`, done with a client of the broker that the arguments name."""
+    """Run `work` with a client of the broker that the arguments name; return its result."""
     import asyncio
 
     from aerobee_client import Tls, connect
@@ -157,7 +157,7 @@ def with_client(arguments: argparse.Namespace, work: Callable[[Client], Awaitabl
         async with connect(
             arguments.endpoint,
             request_timeout_seconds=arguments.timeout,
-            retry_seconds=1.0,  # a person, or a script, decides whether to wait longer
+            retry_seconds=1.0,  # the user, or a script, decides whether to wait longer
             credentials=credentials,
             tls=tls,
         ) as client:
@@ -167,7 +167,7 @@ def with_client(arguments: argparse.Namespace, work: Callable[[Client], Awaitabl
 
 
 def _credentials(arguments: argparse.Namespace) -> Credentials | None:
-    """Of the flags, of the file, of the environment: whichever comes first."""
+    """Credentials from the flags, the file or the environment, in this order."""
     from aerobee_client import Credentials
 
     if arguments.access_key or arguments.secret_key:
@@ -178,7 +178,7 @@ def _credentials(arguments: argparse.Namespace) -> Credentials | None:
 
 
 def usage_error(message: str) -> NoReturn:
-    """End as argparse does for wrong arguments."""
+    """Exit as argparse does for wrong arguments."""
     print(f"aerobee: {message}", file=sys.stderr)
     raise SystemExit(2)
 
@@ -217,7 +217,7 @@ def offset(text: str) -> int:
 
 
 def span(text: str) -> int:
-    """Milliseconds from: `500ms`, `5s`, `2m`, `1h`, `1d`."""
+    """Milliseconds from text such as `500ms`, `5s`, `2m`, `1h` or `1d`."""
     if text.endswith("ms") and text[:-2].isascii() and text[:-2].isdigit():
         return int(text[:-2])
     if match := _AGO.fullmatch(text):
@@ -234,7 +234,8 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def moment(text: str) -> int:
-    """Unix milliseconds from: such a number, `now`, a span before now (`15m`), or ISO 8601 (local unless it says)."""
+    """Unix milliseconds from a number, `now`, a duration before now (`15m`), or ISO 8601 (local time unless it has a
+    zone)."""
     if text.isascii() and text.isdigit():
         return int(text)
     now = datetime.now().astimezone()

@@ -1,7 +1,7 @@
-"""What commands print: tables for people, JSON for programs.
+"""Output of commands: tables for people, JSON for programs.
 
 JSON has the names of the protocol's JSON form (`messageId`, `queueOffset`); times are Unix milliseconds, durations
-seconds. A body that is no UTF-8 text stands in `bodyBase64` instead of `body`.
+seconds. A body that is not UTF-8 text is in `bodyBase64` instead of `body`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _BODY_SHOWN = 100  # characters of a body in a table
 
 
 def print_json(value: object, *, at_once: bool = True) -> None:
-    """One document on one line; at once, so that a reader of a pipe sees every message as it comes."""
+    """Print one document on one line, and flush, so that the reader of a pipe sees each message at once."""
     is_unicode = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
     print(json.dumps(value, ensure_ascii=not is_unicode), flush=at_once)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """A table; the line `empty` if it has no rows. Numbers stand to the right."""
+    """Print a table, or the line `empty` if it has no rows. Numbers are aligned right."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -51,7 +51,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
-    """Names and values, one a line."""
+    """Print names and values, one per line."""
     shown = [(name, _cell(value)) for name, value in facts]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
@@ -70,7 +70,7 @@ def time_text(timestamp: int) -> str:
     """Unix milliseconds as local time."""
     try:
         return datetime.fromtimestamp(timestamp / 1000, UTC).astimezone().isoformat(sep=" ", timespec="milliseconds")
-    except (OverflowError, ValueError, OSError):  # a damaged store may say anything
+    except (OverflowError, ValueError, OSError):  # a damaged store may contain any value
         return str(timestamp)
 
 
@@ -87,13 +87,13 @@ def span_text(milliseconds: int) -> str:
 
 
 def age_text(timestamp: int) -> str:
-    """How long ago that was, Unix milliseconds."""
+    """The age of this time, Unix milliseconds."""
     return span_text(int(time.time() * 1000) - timestamp)
 
 
 @contextmanager
 def counting(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """For a terminal, a bar on standard error that is told how many more are done; nothing for anything else."""
+    """A progress bar on standard error if it is a terminal; the caller adds the number of further items."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return
@@ -107,7 +107,7 @@ def counting(what: str, total: int | None = None) -> Iterator[Callable[[int], No
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things: `1 queue`, `2 queues`."""
+    """A count with its noun: `1 queue`, `2 queues`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
@@ -132,7 +132,7 @@ def body_text(body: bytes) -> str:
 
 
 def message_json(message: StoredMessage) -> dict[str, object]:
-    """A message of the client as JSON; what is not set is left out."""
+    """A message of the client as JSON, without unset fields."""
     fields: dict[str, object] = {"topic": message.topic, "messageId": message.message_id}
     try:
         fields["body"] = message.body.decode()
@@ -159,7 +159,7 @@ def message_json(message: StoredMessage) -> dict[str, object]:
 
 
 def protobuf_json(message: ProtobufMessage) -> dict[str, Any]:
-    """A message of the protocol as JSON, with numbers as numbers and without what is not set."""
+    """A message of the protocol as JSON, with numbers as numbers and without unset fields."""
     values: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     if (arguments.id or arguments.time) and (arguments.begin, arguments.end) != (None, None):
         options.usage_error("--begin and --end go with --key, --backlog and --lite-topic, not with an id or --time")
     if begin is not None and end is not None and begin > end:
-        options.usage_error("the begin is after the end; exchange them")
+        options.usage_error("the begin is after the end; swap them")
     if arguments.timeline or arguments.history:
         return timeline.show(arguments, begin, end)
     if arguments.group:

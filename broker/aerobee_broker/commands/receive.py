@@ -1,4 +1,4 @@
-"""`aerobee receive`: take messages for a group."""
+"""`aerobee receive`: receive messages for a group."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
             if not batch:
                 break
-            # Printed before the acknowledgement: what breaks in between comes twice, but is never lost.
+            # Printed before the acknowledgement: after a failure in between, a message comes twice but is never lost.
             if arguments.json:
                 for message in batch:
                     output.print_json(output.message_json(message))

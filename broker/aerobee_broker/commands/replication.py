@@ -1,4 +1,4 @@
-"""`aerobee replication` and `aerobee promote`: who follows whom, and making a replica the master."""
+"""`aerobee replication` and `aerobee promote`: the state of replication, and the promotion of a replica."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _role_lines(found: dict[str, object]) -> list[str]:
     end = found["masterCommitLogMaxOffset"]
     if not found["master"]:
         info = found["haClientRuntimeInfo"]
-        assert isinstance(info, dict), "checked by whoever wrote it"
+        assert isinstance(info, dict), "checked when it was stored"
         state = "connected" if info.get("connected") else f"not connected: {info.get('lastError') or 'no master yet'}"
         return [
             f"replica of {info.get('masterAddr') or 'nobody'}, {state}",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aerobee_broker.listeners import Listening
     from aerobee_store.clock import Clock
 
-_OBJECTS_PER_COLLECTION = 20_000  # a few megabytes at the most
+_OBJECTS_PER_COLLECTION = 20_000  # at most a few megabytes
 _EXAMPLES = """\
   aerobee serve --dev                          for development: topics and groups are created on first use
   aerobee serve --store /var/lib/aerobee       durable: a send is answered once it is on disk
@@ -118,7 +118,8 @@ def import_broker() -> None:
 
 
 def load_config(arguments: argparse.Namespace, settings: Mapping[str, object] | None = None) -> BrokerConfig:
-    """What the command line says, and the environment, and the files that it names; `settings` have full names."""
+    """The configuration from the command line, the environment, and the files that they name. `settings` has full
+    names."""
     from aerobee_broker.config import BrokerConfig
 
     flags = {
@@ -152,7 +153,7 @@ def load_config(arguments: argparse.Namespace, settings: Mapping[str, object] | 
 
 
 def prepare_process() -> None:
-    """Log to standard error, use the descriptors that the process may have, and keep freed memory."""
+    """Configure logging to standard error, the descriptor limit, and the C library's memory allocator."""
     from aerobee_broker.malloc import keep_freed_memory
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -161,21 +162,21 @@ def prepare_process() -> None:
 
 
 def _share_descriptors() -> None:
-    """Use the descriptors that the process may have: the usual limit, 1,024, is for programs that call `select`.
+    """Set the soft descriptor limit to half of the hard limit; the usual 1,024 is for programs that call `select`.
 
-    Half of them is for connections, and for files of queues while there are fewer: the soft limit. The other half only
-    the store takes, when the first is used up (see DiskFileSystem). So whoever opens connections without end is not
-    served at some point, but the store can open the file that it needs next.
+    Connections, and queue files while there are few connections, use the descriptors below the soft limit. Only the
+    store uses the other half, once the first is exhausted (see DiskFileSystem). A client that opens connections without
+    end is refused at some point, but the store can always open its files.
     """
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # a sandbox may forbid it; there are fewer then
+    with suppress(ValueError, OSError):  # a sandbox may forbid it; the lower limit stays
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard == resource.RLIM_INFINITY else hard // 2, hard))
 
 
 async def serve(config: BrokerConfig, stop: asyncio.Event, *, clock: Clock | None = None) -> int:
-    """Run a broker until `stop` is set, or a signal asks for it."""
+    """Run a broker until `stop` is set or a signal arrives."""
     import asyncio
 
     from aerobee_broker import server
@@ -184,7 +185,7 @@ async def serve(config: BrokerConfig, stop: asyncio.Event, *, clock: Clock | Non
 
     def begin_to_stop() -> None:
         stop.set()
-        loop.remove_signal_handler(signal.SIGINT)  # a second Ctrl-C does not wait for the drain
+        loop.remove_signal_handler(signal.SIGINT)  # a second Ctrl-C skips the drain
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, begin_to_stop)
@@ -200,34 +201,33 @@ async def serve(config: BrokerConfig, stop: asyncio.Event, *, clock: Clock | Non
 
 
 def collect_less_garbage() -> None:
-    """Leave what exists now out of every later collection: modules, tables and queues stay as long as the process.
+    """Exclude all existing objects from later garbage collections (modules, tables and queues live as long as the
+    process), and collect less often.
 
-    And collect less often. What calls leave behind goes by its reference counts nearly all; looking through what is in
-    flight every 700 objects, as Python does by default, took 3 % of the processor time of sends.
-
-    Nothing is collected first: a start leaves no garbage in cycles worth it (0 objects measured), and the collection
-    blocks the event loop for 25 ms, on a busy machine for more than 100 ms.
+    Calls leave almost no reference cycles. Python's default, a search through the young objects after every 700
+    allocations, took 3 % of the processor time of sends. No collection runs first: a start leaves no cycles worth it (0
+    objects measured), and a collection blocks the event loop for 25 ms, on a busy machine for more than 100 ms.
     """
     gc.freeze()
     gc.set_threshold(_OBJECTS_PER_COLLECTION, 20, 20)
 
 
 def _announce(config: BrokerConfig, listening: Listening, metrics: Address) -> None:
-    """Scripts wait for the first line; the rest is for a person who looks."""
+    """Print the ready line, for which scripts wait, and hints for a person."""
     tls = "" if listening.tls is None else f" tls={listening.tls}"
     remoting = "" if listening.remoting is None else f" remoting={listening.remoting}"
     print(f"ready grpc={listening.grpc} metrics={metrics}{tls}{remoting}", flush=True)
     if sys.stderr.isatty():
         command = "aerobee"
         if shutil.which(command) is None and not sys.argv[0].endswith(".py"):
-            command = sys.argv[0]  # as it was called, so that the next line can be copied
+            command = sys.argv[0]  # as the command was called, so that the next line can be copied
         heading = "next, in another terminal:"
         for number, line in enumerate(first_steps(config, listening.grpc, command)):
             print(f"{heading if number == 0 else '':{len(heading)}}  {line}", file=sys.stderr)
 
 
 def first_steps(config: BrokerConfig, listening: Address, command: str) -> list[str]:
-    """The commands that send and receive the first message on a broker with this configuration."""
+    """Commands that send and receive a first message on a broker with this configuration."""
     endpoint = str(listening.dialled)
     options = "" if endpoint == ENDPOINT_DEFAULT else f" --endpoint {endpoint}"
     if config.auth.accounts is not None:

@@ -187,7 +187,7 @@ def _stores(arguments: argparse.Namespace) -> dict[str, str]:
         if not separator:
             name, directory = "", text
         if name in stores:
-            options.usage_error(f"--store: give every store a name of its own, such as broker-b={directory}")
+            options.usage_error(f"--store: give each store its own name, such as broker-b={directory}")
         stores[name] = directory
     return stores
 
@@ -230,7 +230,7 @@ def _session(arguments: argparse.Namespace) -> Any:
 
 
 def _run(arguments: argparse.Namespace, job: Any) -> int:
-    """Run a job with a session, and print its result."""
+    """Run a job in a session and print its result."""
     from aerobee_pipeline.errors import OptionError, PipelineError
 
     try:
@@ -249,14 +249,14 @@ def _run(arguments: argparse.Namespace, job: Any) -> int:
 
 
 def _jobs() -> Any:
-    """The jobs, imported once it is known that Spark is there."""
+    """The jobs, imported once Spark is known to be available."""
     from aerobee_pipeline import jobs
 
     return jobs
 
 
 def _cause(error: Exception) -> str:
-    """Our own line of an error that came out of a worker as text with its traceback."""
+    """The message of an error of ours that a worker returned as text with its traceback."""
     lines = [line for line in str(error).splitlines() if line.startswith("aerobee_pipeline.errors.")]
     return lines[-1].partition(": ")[2] if lines else str(error)
 
@@ -271,7 +271,7 @@ def _print(arguments: argparse.Namespace, result: JobResult) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it."""
+    """A value in JSON's types."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list):

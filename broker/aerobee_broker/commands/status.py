@@ -1,4 +1,4 @@
-"""`aerobee status`: a running broker at a glance."""
+"""`aerobee status`: an overview of a running broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXAMPLES = """\
   aerobee status --endpoint broker.example:8081 --json | jq .store.diskUsedBytes
   aerobee status --traffic hour --max 20               the busiest topics and groups
 """
-_TRAFFIC_MAX = 1000  # what the broker gives
+_TRAFFIC_MAX = 1000  # the broker's limit
 _DETAILS = "Exit code 0 if the broker takes messages, else 1. Rates are averages over the last minute."
 
 

@@ -1,4 +1,4 @@
-"""`aerobee store`: look at stores, mend and copy them. Nothing is changed without `--apply`."""
+"""`aerobee store`: inspect, repair and copy stores. Nothing is changed without `--apply`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EXAMPLES = """\
   aerobee store rebuild data                          show the rebuild; --apply performs it
 """
 _SIZE_HELP = "size of the files, if no file shows it (default: the broker's)"
-_CANNOT_LOOK = 2  # exit code of verify: neither clean nor damaged is known
+_CANNOT_LOOK = 2  # exit code of verify: the store's state is unknown
 
 
 def add_parser(commands: Commands) -> None:
@@ -219,7 +219,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _dump(arguments: argparse.Namespace) -> int:
-    # No bar between the lines of a terminal.
+    # No progress bar between output lines on a terminal.
     with _looking_at(arguments.directory) as directory, _progress("dumping", sys.stdout.isatty()) as progress:
         from aerobee_store.tools.dump import dump
 
@@ -316,7 +316,8 @@ def _print_actions(actions: Sequence[Action], *, applied: bool) -> None:
 
 @contextmanager
 def _looking_at(directory: Path, changed: Path | None = None) -> Iterator[Path]:
-    """A directory that ends the command with its own exit code if it cannot be looked at; `changed` is written to."""
+    """Ends the command with its own exit code if the directory cannot be read; `changed` are the files that it
+    writes."""
     from aerobee_store.errors import StoreError
 
     try:
@@ -338,13 +339,13 @@ def _looking_at(directory: Path, changed: Path | None = None) -> Iterator[Path]:
 
 
 def _is_about(path: Path, place: Path) -> bool:
-    """Whether a path is that of a place, lies below it, or is where it would lie."""
+    """Whether a path is the given directory, lies below it, or would lie there."""
     path, place = path.absolute(), place.absolute()
     return path.is_relative_to(place) or place.is_relative_to(path)
 
 
 def _print_report(report: Mapping[str, Any], findings: Sequence[Finding]) -> None:
-    """The report of a tool: its values, then its tables, then its findings."""
+    """Print the report of a tool: its values, its tables, its findings."""
     values = {name: value for name, value in report.items() if name != "findings"}
     facts: list[tuple[str, object]] = []
     for name, value in values.items():
@@ -374,7 +375,7 @@ def _words(name: str) -> str:
 
 
 def _shown(name: str, value: object) -> object:
-    """One value for a person, by the last word of its name."""
+    """A value as text, formatted by the last word of its name."""
     if value is None:
         return "-"
     if isinstance(value, int) and not isinstance(value, bool):
@@ -388,7 +389,7 @@ def _shown(name: str, value: object) -> object:
 
 @contextmanager
 def _progress(what: str, hidden: bool = False) -> Iterator[Callable[[int, int], None] | None]:
-    """For a terminal, a bar on standard error that is told (bytes done, bytes in all); None for anything else."""
+    """A progress bar on standard error if it is a terminal, called with (bytes done, total bytes); otherwise None."""
     if hidden or not sys.stderr.isatty():
         yield None
         return

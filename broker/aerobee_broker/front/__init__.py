@@ -1,1 +1,2 @@
-"""The front end: from the bytes of connections to calls of gRPC methods, and their answers back. Knows no service."""
+"""The front end: turns the bytes of connections into calls of gRPC methods, and their answers into bytes. It does not
+depend on any service."""

@@ -1,8 +1,8 @@
-"""One gRPC call: its handler's coroutine, run without a task, and what the handler sees of the call.
+"""One gRPC call: the coroutine of its handler, run without a task, and the context that the handler sees.
 
-A call steps its coroutine itself, as `asyncio.Task` does: at once when the request is complete, so that an answer that
-needs no wait leaves in the same step of the loop, and then each time what it waits for is done. While it steps it is
-the loop's current task, so `asyncio.timeout` and `TaskGroup` work in handlers.
+A call steps its coroutine itself, as `asyncio.Task` does. The first step runs as soon as the request is complete, so an
+answer that needs no wait leaves in the same step of the loop. Further steps follow when the awaited future is done.
+During a step the call is the loop's current task, so `asyncio.timeout` and `TaskGroup` work in handlers.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
     from aerobee_broker.front.connection import Connection
 
 _log = logging.getLogger(__name__)
-MESSAGE_SIZE_MAX: Final = 4 << 20  # of a request to a method that has no limit of its own: health, reflection
-_UNREAD_SIZE_MAX: Final = 1 << 20  # bytes of requests that a handler has not read; then its client waits
-_UNSENT_SIZE_MAX: Final = 256 << 10  # bytes of answers that the client has not taken; then its handler waits
-_MESSAGE_OVERHEAD: Final = 64  # bytes, of a message in memory
-_COPIED_SIZE_MAX: Final = 64 << 10  # an answer up to that is joined with its prefix, a larger one is not copied
+MESSAGE_SIZE_MAX: Final = 4 << 20  # a request to a method without a limit of its own: health, reflection
+_UNREAD_SIZE_MAX: Final = 1 << 20  # bytes of requests that a handler has not read; beyond it the client waits
+_UNSENT_SIZE_MAX: Final = 256 << 10  # bytes of answers that the client has not read; beyond it the handler waits
+_MESSAGE_OVERHEAD: Final = 64  # bytes of a message in memory
+_COPIED_SIZE_MAX: Final = 64 << 10  # an answer up to this size is joined with its prefix; a larger one is not copied
 
 
 class Call:
-    """A `Context`. Made when the headers have come."""
+    """A `Context`, created when the headers have arrived."""
 
     __slots__ = (
         "_admission",
@@ -93,15 +93,15 @@ class Call:
         self._requests: list[bytes] = []
         self._requests_ended = False
         self._unread_size = 0
-        self._kept = 0  # bytes that were counted as kept for this call
-        self._waiting: asyncio.Future[Any] | None = None  # what the coroutine waits for
+        self._kept = 0  # bytes counted as kept for this call
+        self._waiting: asyncio.Future[Any] | None = None  # the awaited future
         self._read_waiter: asyncio.Future[None] | None = None
         self._write_waiter: asyncio.Future[None] | None = None
         self._cancels = 0
         self._must_cancel = False
         self._headers_sent = False
-        self._trailing = b""  # a block of metadata for the end
-        self._over = False  # the answer is complete, or nobody wants it
+        self._trailing = b""  # a block of metadata for the trailers
+        self._over = False  # the answer is complete, or the client has given it up
         self._deadline: float | None = None
         self.bucket = 0  # of the deadlines
         if head.timeout is not None:
@@ -116,7 +116,7 @@ class Call:
     # --- From the connection --------------------------------------------------------------------------------
 
     def data(self, data: bytes | memoryview, ended: bool) -> None:
-        """Bytes of the request; `ended`: the last ones."""
+        """Bytes of the request have arrived; `ended`: they are the last ones."""
         if self._over:
             return
         if data:
@@ -147,7 +147,7 @@ class Call:
             if self._unread_size > _UNREAD_SIZE_MAX:
                 self._connection.core.hold(self._stream)
         elif len(self._requests) > 1 or (ended and not self._requests):
-            text = f"the method takes one message, {len(self._requests) or 'none'} came"
+            text = f"the method takes one request message, {len(self._requests) or 'none'} arrived"
             self._abort(CallAbortedError(StatusCode.UNIMPLEMENTED, text))
             return
         elif self._coroutine is not None:
@@ -159,7 +159,7 @@ class Call:
         elif self._admission is not None and self._reader.size:
             self._start(self._when_there_is_room(self._method, self._admission))
         if not self._count_kept():
-            text = "too many bytes of requests are under way; try again later"
+            text = "too many bytes of requests are in progress; try again later"
             self._abort(CallAbortedError(StatusCode.RESOURCE_EXHAUSTED, text))
 
     async def _when_there_is_room(self, method: Unary | ServerStream, admission: Admission) -> Any:
@@ -179,7 +179,7 @@ class Call:
         return await method.call(request, self)
 
     def _count_kept(self) -> bool:
-        """Whether what is kept of this call's request is within the bounds."""
+        """Count the bytes kept of this call's request. Returns whether they are within the bounds."""
         kept = self._reader.size + self._unread_size
         if kept == self._kept or self._over:
             return True
@@ -187,7 +187,7 @@ class Call:
         return self._connection.keep(change)
 
     def gone(self) -> None:
-        """The client does not want the answer any more, or cannot get it."""
+        """The client has cancelled the call, or its connection is gone."""
         if not self._over:
             self._end()
             self.cancel()
@@ -199,17 +199,17 @@ class Call:
 
     @property
     def takes_one_request(self) -> bool:
-        """Whether its request ends before its answer begins."""
+        """Whether the request ends before the answer begins."""
         return not isinstance(self._method, BidirectionalStream)
 
     def stall(self) -> None:
-        """The request does not arrive."""
+        """The request stopped arriving."""
         if not self._over:
             text = "the request did not arrive in time; send it again"
             self._abort(CallAbortedError(StatusCode.DEADLINE_EXCEEDED, text))
 
     def drained(self) -> None:
-        """What was written has been taken."""
+        """The client has read the pending output."""
         _resolve(self._write_waiter)
 
     # --- For the handler ------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class Call:
                 raise ClientWentAwayError
 
     async def next_request(self) -> bytes | None:
-        """The next message of a stream of requests; None after the last."""
+        """The next message of a stream of requests; None at its end."""
         while not self._requests:
             if self._requests_ended or self._over:
                 return None
@@ -298,7 +298,7 @@ class Call:
 
     def _step(self, error: BaseException | None) -> None:
         coroutine = self._coroutine
-        assert coroutine is not None, "it waits for something, so it has not ended"
+        assert coroutine is not None, "a coroutine that waits has not ended"
         if self._must_cancel:
             self._must_cancel = False
             error = asyncio.CancelledError()
@@ -347,7 +347,7 @@ class Call:
             self._step(None)
 
     def cancel(self, msg: object = None) -> bool:
-        """As of a task."""
+        """As `asyncio.Task.cancel`."""
         if self._coroutine is None:
             return False
         self._cancels += 1
@@ -356,11 +356,11 @@ class Call:
         return True
 
     def cancelling(self) -> int:
-        """As of a task."""
+        """As `asyncio.Task.cancelling`."""
         return self._cancels
 
     def uncancel(self) -> int:
-        """As of a task."""
+        """As `asyncio.Task.uncancel`."""
         self._cancels = max(0, self._cancels - 1)
         return self._cancels
 
@@ -382,7 +382,7 @@ class Call:
         self._connection.flush_soon()
 
     def _answer(self, response: bytes) -> None:
-        """Send the one message of the answer, and end it."""
+        """Send the only message of the answer, and end the answer."""
         core, stream = self._connection.core, self._stream
         if len(response) <= _COPIED_SIZE_MAX and not self._headers_sent:
             core.respond(stream, HEADERS, message_prefix(len(response)) + response, OK_TRAILERS + self._trailing)
@@ -420,7 +420,7 @@ class Call:
 
 
 class _Refusal:
-    """What a call is answered with instead of by its handler."""
+    """The answer to a call that is refused without calling its handler."""
 
     __slots__ = ("answer",)
 
@@ -429,7 +429,7 @@ class _Refusal:
 
 
 class _Messages:
-    """The requests of a stream, as they come."""
+    """The requests of a stream, in order of arrival."""
 
     __slots__ = ("_call",)
 

@@ -1,7 +1,7 @@
-"""What a gRPC method is, whichever front carries its calls: bytes in, bytes out, and a `Context` for all else.
+"""A gRPC method, independent of the front that carries its calls: bytes in, bytes out, and a `Context` for the rest.
 
-A front is given a table of these by path (`/package.Service/Method`). Messages are bytes here, so a handler decides
-what a call may cost by its headers and its size before it parses anything.
+A front gets a table of methods by path (`/package.Service/Method`). Messages are bytes here, so a handler can limit the
+cost of a call by its headers and its size before it parses anything.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class CallAbortedError(Exception):
 
 
 class ClientWentAwayError(Exception):
-    """What `Context.write` raises on a call whose connection is gone, or that its client has cancelled."""
+    """Raised by `Context.write` when the connection is gone or the client has cancelled the call."""
 
 
 Metadata = Sequence[tuple[str, str | bytes]]
-"""Names in lower case with their values; those of names that end with `-bin` are bytes."""
+"""Names in lower case with their values. Names that end with `-bin` have bytes as values."""
 
 
 class Context(Protocol):
     """One call, as its handler sees it."""
 
     caller: Any
-    """What `Admission.refusal` has found out about the caller; None before."""
+    """What `Admission.refusal` has learned about the caller; None before."""
 
     def metadata(self) -> Metadata:
         """The headers that the client sent, without those of HTTP/2 and gRPC itself."""
@@ -64,53 +64,53 @@ class Context(Protocol):
         """IP address and port of the client; `("127.0.0.1", 1)` on a Unix socket."""
 
     def connection(self) -> str:
-        """A name of the connection, different from those of all others that are open."""
+        """A name of the connection, unique among all open connections."""
 
     def is_secure(self) -> bool:
-        """Whether the connection has TLS."""
+        """Whether the connection uses TLS."""
 
     def certificate_subject(self) -> str | None:
-        """The subject of the client's certificate, which TLS has verified, in RFC 2253's form; None without one."""
+        """The subject of the client's certificate in RFC 2253's form, verified by TLS; None without a certificate."""
 
     def time_remaining(self) -> float | None:
-        """Seconds until the client's deadline; None without one. At its deadline a call is cancelled."""
+        """Seconds until the client's deadline, at which the call is cancelled; None without a deadline."""
 
     async def send_initial_metadata(self, metadata: Metadata = ()) -> None:
-        """Send the headers of the answer now, before there is a message."""
+        """Send the headers of the answer now, before its first message."""
 
     def set_trailing_metadata(self, metadata: Metadata) -> None:
-        """What to send with the status when the call ends."""
+        """Metadata to send with the status when the call ends."""
 
     async def write(self, response: bytes) -> None:
-        """Send one message of a stream of answers. Waits while the client does not take what was written before.
+        """Send one message of a stream of answers. Waits while the client has not read earlier ones.
 
         Raises ClientWentAwayError.
         """
 
 
 class Admission(Protocol):
-    """Decides about a call of one method before its request is read. A front asks in the order of these methods."""
+    """Decides about a call of one method before its request is read. A front calls these methods in this order."""
 
     request_size_max: int
-    """Bytes. Of a larger request nothing is kept, and `too_large` is the answer."""
+    """Bytes. A larger request is discarded and answered with `too_large`."""
 
     def refusal(self, context: Context) -> bytes | None:
-        """The answer to a call that is refused by its headers, and whose request is not read; else None.
+        """The answer to a call that is refused by its headers, before its request is read; otherwise None.
 
-        Of the context only `metadata` and `caller` are used: a front may know no more at this time.
+        Only `metadata` and `caller` of the context may be used, because a front may know no more at this time.
         """
 
     def admits_at_once(self) -> bool:
         """Whether `wait_admitted` would return None at once for every caller."""
 
     async def wait_admitted(self, context: Context) -> bytes | None:
-        """Wait until a request of this caller may be read. The answer if that takes too long; else None.
+        """Wait until a request of this caller may be read. Returns the refusal if that takes too long; otherwise None.
 
-        The bytes of a request count from when the handler is called until it returns.
+        The bytes of a request count from the call of the handler until its return.
         """
 
     def too_large(self, size: int) -> bytes:
-        """The answer to a request of so many bytes."""
+        """The answer to a request of this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +131,11 @@ class ServerStream:
 
 @dataclass(frozen=True, slots=True)
 class BidirectionalStream:
-    """Any number of requests and answers, in any order. Also for one answer to many requests."""
+    """Any number of requests and answers, in any order. Also used for one answer to many requests."""
 
     call: CallBidirectionalStream
     admission: Admission | None = None
-    """Its refusal ends the call before the handler is called; the size is that of one request."""
+    """A refusal ends the call before the handler is called. The size limit applies to each request message."""
 
 
 class CallUnary(Protocol):

@@ -1,4 +1,4 @@
-"""One connection that speaks gRPC: HTTP/2's events to calls, and the output of a tick in one write."""
+"""One connection that speaks gRPC: turns HTTP/2's events into calls, and writes the output of a tick at once."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from aerobee_broker.front.http2 import (
 from aerobee_broker.front.subjects import subject_of
 
 _log = logging.getLogger(__name__)
-_JOINED_SIZE_MAX: Final = 64 << 10  # bytes; more are handed to the transport as they are
-_WRITE_BUFFER: Final = 1 << 20  # bytes in the transport; above that nothing is read or written
+_JOINED_SIZE_MAX: Final = 64 << 10  # bytes; larger buffers are passed to the transport separately
+_WRITE_BUFFER: Final = 1 << 20  # bytes in the transport; above it the connection neither reads nor writes
 _numbers: Final = itertools.count(1)
 TICK_SECONDS: Final = 1.0
-"""How often `Connection.tick` is to be called."""
+"""How often `Connection.tick` must be called."""
 
 
 class Connection(asyncio.Protocol):
-    """`open_connections` is whoever owns it: it is in there from its first byte to its last."""
+    """`open_connections` belongs to the front: the connection is in it while it is open."""
 
     def __init__(
         self,
@@ -65,18 +65,18 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._flushing = False
         self._paused = False
-        self._kept = 0  # bytes of requests that are incomplete or were not read
-        self._silent_ticks = 0  # since the last byte came
-        self._idle_ticks = 0  # without a call
+        self._kept = 0  # bytes of requests that are incomplete or unread
+        self._silent_ticks = 0  # since the last received byte
+        self._idle_ticks = 0  # time without a call
         self._paused_ticks = 0
         self._left_to_pause = 0
-        self._request_ticks = 0  # since requests were last watched for a stall
+        self._request_ticks = 0  # since the last check for stalled requests
         self._stopping = False
 
     # --- The transport --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # of uvloop, which is none by its class
+        transport = cast(asyncio.Transport, transport)  # uvloop's transports are not instances of asyncio.Transport
         self._transport = transport
         transport.set_write_buffer_limits(_WRITE_BUFFER)
         self.peer_address = _address(transport.get_extra_info("peername"))
@@ -109,12 +109,12 @@ class Connection(asyncio.Protocol):
         self.flush()
 
     def eof_received(self) -> None:
-        """The client says no more: nobody waits for answers, as gRPC's clients never close one side only."""
+        """The client has closed its side. gRPC clients never close only one side, so nobody waits for answers."""
 
     def pause_writing(self) -> None:
         self._paused = True
         assert self._transport is not None
-        # Who does not take answers asks for no more of them.
+        # A client that does not read answers may not send further requests.
         if self._transport.is_reading():
             self._transport.pause_reading()
 
@@ -134,13 +134,13 @@ class Connection(asyncio.Protocol):
                 cast(Call, event.stream.call).gone()
 
     def flush_soon(self) -> None:
-        """Write at the end of this tick, or rather at the beginning of the next."""
+        """Write at the end of this tick, in practice at the beginning of the next one."""
         if not self._flushing:
             self._flushing = True
             self.loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write what the core has for the client."""
+        """Write the pending output of the HTTP/2 core."""
         self._flushing = False
         transport = self._transport
         core = self.core
@@ -175,7 +175,7 @@ class Connection(asyncio.Protocol):
         if call_head.plain_error:
             self.core.send_headers(stream, plain_error_headers(call_head.plain_error), ended=True)
         elif method is None:
-            self._refuse(stream, CallAbortedError(StatusCode.UNIMPLEMENTED, "there is no such method"))
+            self._refuse(stream, CallAbortedError(StatusCode.UNIMPLEMENTED, "unknown method"))
         elif call_head.error is not None:
             self._refuse(stream, call_head.error)
         elif head.size > self.config.header_size_max:
@@ -195,7 +195,7 @@ class Connection(asyncio.Protocol):
         self.core.send_headers(stream, _refusal(error), ended=True)
 
     def keep(self, change: int) -> bool:
-        """Count bytes of requests that are kept; whether the bounds allow it."""
+        """Count bytes of kept requests. Returns whether they are within the bounds."""
         self._kept += change
         self.counters.request_size += change
         if change <= 0:
@@ -218,14 +218,14 @@ class Connection(asyncio.Protocol):
     # --- Time -----------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """A second has passed: see who is too slow, idle, or dead."""
+        """Called every second: find connections that are slow, idle or dead."""
         core, config = self.core, self.config
         core.relax()
         if self._transport is None:
             return
         self._silent_ticks += 1
         if self._paused:
-            # The buffer may be large and the client slow; it has to take some of it.
+            # The buffer may be large and the client slow, but the client must read some of it.
             left = self._transport.get_write_buffer_size()
             self._paused_ticks = self._paused_ticks + 1 if left >= self._left_to_pause else 0
             self._left_to_pause = left
@@ -243,7 +243,7 @@ class Connection(asyncio.Protocol):
             self.counters.refused["idle_seconds"] += 1
             self.begin_stop()
         elif self._idle_ticks > config.idle_seconds + config.keepalive_timeout_seconds:
-            self.finish_stop()  # the client sends something, but does not answer
+            self.finish_stop()  # the client sends bytes but does not answer the PING
         elif self._silent_ticks > config.keepalive_seconds + config.keepalive_timeout_seconds:
             self._give_up("keepalive_seconds")
             return
@@ -276,20 +276,20 @@ class Connection(asyncio.Protocol):
     # --- The end --------------------------------------------------------------------------------------------
 
     def begin_stop(self) -> None:
-        """Tell the client to go elsewhere; the connection closes when the calls that it has, or sends before it has
-        heard of it, are answered."""
+        """Send GOAWAY. The connection closes when its calls are answered, those included that the client began before
+        it received the GOAWAY."""
         if not self._stopping:
             self._stopping = True
             self.core.begin_shutdown()
             self.flush()
 
     def finish_stop(self) -> None:
-        """Take no more calls, whether the client has heard of it or not."""
+        """Accept no more calls, whether or not the client has received the GOAWAY."""
         self.core.finish_shutdown()
         self.flush()
 
     def abort(self) -> None:
-        """End it now."""
+        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -1,4 +1,4 @@
-"""What the front end counts: plain numbers, made visible by the metrics."""
+"""Counters of the front end, as plain numbers for the metrics."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class FrontCounters:
-    """Of all connections since the start."""
+    """Totals of all connections since the start."""
 
-    connections: int = 0  # open now
+    connections: int = 0  # open at present
     accepted: int = 0
-    calls: int = 0  # open now
-    request_size: int = 0  # bytes of requests that are incomplete or were not read, now
+    calls: int = 0  # open at present
+    request_size: int = 0  # bytes of requests that are incomplete or unread at present
     refused: Counter[str] = field(default_factory=Counter)
-    """Calls and connections that a bound has ended, by its name."""
+    """Calls and connections ended by a bound, by the bound's name."""

@@ -23,7 +23,7 @@ class Deadlines:
         self._timer_bucket = 0
 
     def add(self, call: Call, deadline: float) -> None:
-        """Call `expire` of it at `deadline`, a time of `time.monotonic`: clients know nothing of this loop's clock."""
+        """Call `expire` at `deadline`, a time of `time.monotonic`, because callers do not know this loop's clock."""
         bucket = math.ceil(deadline * _BUCKETS_PER_SECOND)
         call.bucket = bucket
         calls = self._buckets.get(bucket)
@@ -58,7 +58,7 @@ class Deadlines:
             self._arm(max(min(self._buckets), now + 1))
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching all calls."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -4,7 +4,7 @@ offset  size  field
      0     3  length      of the payload
      3     1  type        DATA, HEADERS, ...
      4     1  flags
-     5     4  stream id   the highest bit means nothing; 0: the connection
+     5     4  stream id   the highest bit is ignored; 0: the connection
      9     -  payload
 """
 
@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What a client sends first."""
+"""The first bytes from a client."""
 
 HEADER_SIZE: Final = 9
 FRAME_SIZE_DEFAULT: Final = 16384
@@ -25,7 +25,7 @@ STREAM_ID_MAX: Final = (1 << 31) - 1
 
 _HEADER: Final = struct.Struct(">IBI")  # length and type in one number
 read_header: Final = _HEADER.unpack_from
-"""(length << 8 | type, flags, stream id) of the frame at an offset."""
+"""(length << 8 | type, flags, stream id) of a frame header."""
 assert _HEADER.size == HEADER_SIZE, "the table above and the struct must agree"
 
 DATA: Final = 0
@@ -47,7 +47,7 @@ HAS_PRIORITY: Final = 0x20
 
 
 class Setting(IntEnum):
-    """What SETTINGS sets."""
+    """The identifiers of SETTINGS."""
 
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
@@ -58,7 +58,7 @@ class Setting(IntEnum):
 
 
 class ErrorCode(IntEnum):
-    """Why a stream or a connection ended (section 7)."""
+    """The reason why a stream or a connection ended (section 7)."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -77,12 +77,12 @@ class ErrorCode(IntEnum):
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """A whole frame."""
+    """A complete frame."""
     return _HEADER.pack(len(payload) << 8 | kind, flags, stream_id) + payload
 
 
 def frame_header(kind: int, flags: int, stream_id: int, size: int) -> bytes:
-    """What goes before a payload of `size` bytes."""
+    """The header of a frame with a payload of `size` bytes."""
     return _HEADER.pack(size << 8 | kind, flags, stream_id)
 
 
@@ -92,7 +92,7 @@ def settings(values: dict[Setting, int]) -> bytes:
 
 
 def window_update(stream_id: int, increment: int) -> bytes:
-    """A WINDOW_UPDATE frame, of a stream or (0) the connection."""
+    """A WINDOW_UPDATE frame for a stream, or for the connection (0)."""
     return frame(WINDOW_UPDATE, 0, stream_id, increment.to_bytes(4, "big"))
 
 
@@ -102,6 +102,6 @@ def rst_stream(stream_id: int, code: ErrorCode) -> bytes:
 
 
 def goaway(last_stream_id: int, code: ErrorCode, text: str = "") -> bytes:
-    """A GOAWAY frame: streams above `last_stream_id` were not and will not be served."""
+    """A GOAWAY frame: streams above `last_stream_id` are not served."""
     payload = last_stream_id.to_bytes(4, "big") + code.to_bytes(4, "big") + text.encode()
     return frame(GOAWAY, 0, 0, payload)

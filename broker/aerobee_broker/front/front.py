@@ -1,7 +1,7 @@
-"""The front end's sockets: it listens, accepts, finds out what a connection speaks, and ends all of it in order.
+"""The front end's sockets: listen, accept, detect the protocol of each connection, and stop in order.
 
-TLS and plaintext share a port. The first byte of a connection tells them apart, and is looked at without being taken,
-so that the one or the other transport can be made of the socket.
+TLS and plaintext share a port. The first byte of a connection tells them apart. It is peeked at, not consumed, so that
+either transport can be created for the socket.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from aerobee_broker.front.protocol_detection import TLS_HANDSHAKE, DetectedProto
 
 _log = logging.getLogger(__name__)
 _BACKLOG: Final = 1024
-_ACCEPTED_AT_ONCE: Final = 64  # connections, before the loop turns to others
+_ACCEPTED_AT_ONCE: Final = 64  # connections accepted before the loop runs other tasks
 _NO_DESCRIPTORS_PAUSE: Final = 1.0  # seconds
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_FAREWELL_SECONDS: Final = 1.0  # until a client that does not answer has heard of the end all the same
-_TLS_FAREWELL_SECONDS: Final = 1.0  # for which the end of TLS waits for the client's; grpcio's clients send none
+_FAREWELL_SECONDS: Final = 1.0  # how long a client that does not answer may take to notice the end
+_TLS_FAREWELL_SECONDS: Final = 1.0  # how long a TLS shutdown waits for the client's; grpcio's clients send none
 _DESCRIPTORS_KEPT: Final = 32  # for HTTP probes and other uses of the process
 Security = Literal["plain", "tls", "both"]
 TlsContext = Callable[[], Awaitable[ssl.SSLContext]]
-"""The context for a connection that begins now: certificates may have changed since the last."""
+"""The TLS context for a new connection: certificates may have changed since the last one."""
 
 
 class Front:
@@ -63,27 +63,27 @@ class Front:
         self._connections: set[Connection] = set()
         self._deciding: set[ProtocolDetector] = set()
         self._handshakes: set[asyncio.Task[None]] = set()
-        self._sockets: dict[Path, int] = {}  # Unix sockets of ours, and their inodes
-        self._silent: dict[socket.socket, int] = {}  # accepted, without a byte yet: for how many ticks
+        self._sockets: dict[Path, int] = {}  # Unix sockets of this front, and their inodes
+        self._silent: dict[socket.socket, int] = {}  # accepted connections without a byte yet: their age in ticks
         self._first_connection: Callable[[], None] | None = first_connection
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
 
     async def start(self) -> None:
-        """Nothing is left to do: connections are served from `listen` on."""
+        """Does nothing: connections are served from `listen` on."""
 
     def listen(self, host: str, port: int, security: Security, tls: TlsContext | None) -> int:
-        """Accept connections there; return the port (for 0, one that was free). OSError.
+        """Accept connections at this address; return the port (for 0, a free one). Raises OSError.
 
-        A name is listened on at each of its addresses. `tls` is needed unless `security` is "plain".
+        A host name is listened on at each of its addresses. `tls` is required unless `security` is "plain".
         """
-        assert tls is not None or security == "plain", "TLS takes a certificate"
+        assert tls is not None or security == "plain", "TLS needs a certificate"
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol, _, address in dict.fromkeys(found):
             listening = socket.socket(family, kind, protocol)
             try:
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
-                    # Like other servers: [::] is also for IPv4, a name has an address for each.
+                    # As in other servers, [::] includes IPv4, and a name may have several addresses.
                     dual = address[0] == "::" and len(found) == 1
                     listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual else 1)
                 listening.bind((address[0], port, *address[2:]))
@@ -95,15 +95,16 @@ class Front:
         return port
 
     def listen_unix(self, path: Path, mode: int, security: Security, tls: TlsContext | None) -> None:
-        """Accept connections on a Unix socket, with these permissions. OSError.
+        """Accept connections on a Unix socket with these permissions. Raises OSError.
 
-        A socket that nobody serves any more is replaced, another file is not. The end of the front removes it.
+        A socket that no process serves any more is replaced; any other file is not. Stopping the front removes the
+        socket.
         """
         remove_stale_socket(path)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listening.bind(str(path))
-            path.chmod(mode)  # nobody can connect before it listens
+            path.chmod(mode)  # clients cannot connect before it listens
             self._listen(listening, security, tls)
         except OSError:
             listening.close()
@@ -140,7 +141,7 @@ class Front:
         return len(self._connections) + len(self._deciding) + len(self._handshakes) + len(self._silent)
 
     def _look(self, accepted: socket.socket, tls: TlsContext | None, *, waiting: bool) -> None:
-        """See whether the first byte is there, and which one it is."""
+        """Peek at the first byte, if it has arrived."""
         try:
             first = accepted.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -182,7 +183,7 @@ class Front:
                     ssl_handshake_timeout=self._config.handshake_seconds,
                     ssl_shutdown_timeout=_TLS_FAREWELL_SECONDS,
                 )
-        except OSError as error:  # also of TLS, and a handshake that takes too long
+        except OSError as error:  # also errors of TLS, and a handshake that takes too long
             self._counters.refused["tls_handshake"] += 1
             _log.debug("connection not accepted: %s", error)
             accepted.close()
@@ -214,7 +215,7 @@ class Front:
                 accepted.close()
 
     async def stop(self, grace_seconds: float) -> None:
-        """Accept nothing more, let calls end for so long, then end what is left."""
+        """Stop accepting, let calls end for this time, then abort the rest."""
         self._stop_listening()
         ends = self._loop.time() + grace_seconds
         heard = min(ends, self._loop.time() + _FAREWELL_SECONDS)
@@ -232,7 +233,7 @@ class Front:
             await asyncio.sleep(0.01)
         self.close()
         for _ in range(3):
-            await asyncio.sleep(0)  # what was aborted hears of it from the loop, and its calls are cancelled
+            await asyncio.sleep(0)  # the loop reports aborted connections, which cancels their calls
 
     def _stop_listening(self) -> None:
         for listener in self._listeners:
@@ -240,12 +241,12 @@ class Front:
         self._listeners.clear()
         for path, inode in self._sockets.items():
             with suppress(OSError):
-                if path.stat().st_ino == inode:  # not that of a broker that has replaced it
+                if path.stat().st_ino == inode:  # not the socket of a broker that has replaced this one
                     path.unlink()
         self._sockets.clear()
 
     def close(self) -> None:
-        """End everything now."""
+        """Close everything at once."""
         self._ticker.cancel()
         self._deadlines.close()
         self._stop_listening()
@@ -261,7 +262,7 @@ class Front:
 
 
 def remove_stale_socket(path: Path) -> None:
-    """Remove a Unix socket that nobody serves. OSError if somebody does, or the file is no socket."""
+    """Remove a Unix socket that no process serves. Raises OSError if one does, or if the file is not a socket."""
     try:
         is_socket = stat.S_ISSOCK(path.lstat().st_mode)
     except FileNotFoundError:
@@ -279,7 +280,7 @@ def remove_stale_socket(path: Path) -> None:
 
 
 def _descriptor_limit() -> int:
-    """The first descriptor that no connection of a client may have."""
+    """The lowest descriptor that client connections must not use."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft - min(_DESCRIPTORS_KEPT, soft // 8)
 
@@ -306,10 +307,10 @@ class _Listener:
                 if error.errno in _NO_DESCRIPTORS:
                     self._pause(str(error.strerror))
                     return
-                continue  # of the connection: it was given up already
-            if accepted.fileno() >= _descriptor_limit():  # the system gives the lowest one that is free
+                continue  # the connection was closed already
+            if accepted.fileno() >= _descriptor_limit():  # the system assigns the lowest free descriptor
                 accepted.close()
-                self._pause("nearly all descriptors are in use, and the rest is kept for /healthz and the store")
+                self._pause("nearly all descriptors are in use, and the rest is reserved for /healthz and the store")
                 return
             self._accepted(accepted)
 

@@ -1,4 +1,4 @@
-"""What gRPC adds to HTTP/2 (its document PROTOCOL-HTTP2): headers, timeouts, messages, statuses.
+"""The parts of gRPC above HTTP/2 (its document PROTOCOL-HTTP2): headers, timeouts, messages, statuses.
 
 A message on a stream:
 
@@ -34,12 +34,12 @@ HEADERS: Final = encoded(
         (b"grpc-accept-encoding", b"identity,gzip"),
     )
 )
-"""What comes before the messages of an answer."""
+"""The response headers before the messages of an answer."""
 OK_TRAILERS: Final = encoded(((b"grpc-status", b"0"),))
 
 
-_NOTHING: Final = 0  # what a header means to a call: nothing, ...
-_OF_GRPC: Final = 1  # ... something to gRPC itself, or else a pair of metadata, or several
+_NOTHING: Final = 0  # the role of a request header for a call: ignored, ...
+_OF_GRPC: Final = 1  # ... used by gRPC itself, or one or more pairs of metadata
 
 
 def _meaning(field: Field) -> object:
@@ -55,7 +55,7 @@ def _meaning(field: Field) -> object:
 
 
 class CallHead:
-    """The headers of a call. Shared by calls whose headers were the same bytes."""
+    """The headers of a call, shared by calls with identical header bytes."""
 
     __slots__ = ("encoding", "error", "metadata", "path", "plain_error", "timeout")
 
@@ -63,7 +63,7 @@ class CallHead:
         self.path = head.path.decode("latin-1")
         self.timeout: float | None = None  # seconds
         self.encoding = b"identity"
-        self.plain_error = b""  # the HTTP status for what is no gRPC at all
+        self.plain_error = b""  # the HTTP status for requests that are not gRPC
         self.error: CallAbortedError | None = None
         content_type = b""
         metadata: list[tuple[str, str | bytes]] = []
@@ -89,13 +89,13 @@ class CallHead:
             self.plain_error = b"415"
         elif self.encoding not in (b"identity", b"gzip"):
             encoding = self.encoding.decode("latin-1")
-            text = f"the grpc-encoding {encoding!r} is not known here; use identity or gzip"
+            text = f"the grpc-encoding {encoding!r} is not supported; use identity or gzip"
             self.error = CallAbortedError(StatusCode.UNIMPLEMENTED, text)
 
 
 @lru_cache(maxsize=64)
 def plain_error_headers(status: bytes) -> bytes:
-    """The answer to what is no gRPC call."""
+    """The answer to a request that is not gRPC."""
     return encoded(((b":status", status), (b"content-length", b"0")))
 
 
@@ -114,7 +114,7 @@ def _binary(value: bytes) -> bytes:
 
 
 def metadata_headers(metadata: Metadata) -> list[tuple[bytes, bytes]]:
-    """Metadata as headers."""
+    """Metadata encoded as headers."""
     headers = []
     for name, value in metadata:
         if isinstance(value, bytes) and name.endswith("-bin"):
@@ -125,11 +125,11 @@ def metadata_headers(metadata: Metadata) -> list[tuple[bytes, bytes]]:
 
 
 def status_headers(code: StatusCode, details: str) -> list[tuple[bytes, bytes]]:
-    """How a call ended."""
+    """The trailers with the status of a call."""
     headers = [(b"grpc-status", b"%d" % code)]
     if details:
         text = details.encode()[:_DETAILS_MAX].decode(errors="ignore").encode()
-        # Percent-encoded are only what is no printable ASCII, and the percent sign.
+        # Only non-printable or non-ASCII characters and the percent sign are percent-encoded.
         headers.append((b"grpc-message", quote_from_bytes(text, _PLAIN).encode()))
     return headers
 
@@ -138,7 +138,7 @@ _PLAIN: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != 
 
 
 class MessageTooLargeError(CallAbortedError):
-    """A message above the bound of its method; `size` is how many bytes it has, or is known to have at least."""
+    """A message above the limit of its method; `size` is its size, or a lower bound of it."""
 
     def __init__(self, size: int, size_max: int) -> None:
         text = f"the request is larger than allowed ({size} vs. {size_max} bytes); send less at a time"
@@ -147,14 +147,14 @@ class MessageTooLargeError(CallAbortedError):
 
 
 def message_prefix(size: int) -> bytes:
-    """What goes before a message of this size that is not compressed."""
+    """The prefix of an uncompressed message of this size."""
     return b"\0" + size.to_bytes(4, "big")
 
 
 class MessageReader:
-    """Takes the messages out of the bytes of one stream.
+    """Extracts the messages from the bytes of one stream.
 
-    `size` is how many bytes are kept: of the message that is incomplete.
+    `size` is the number of kept bytes, those of the incomplete message.
     """
 
     __slots__ = ("_encoding", "_missing", "_parts", "_size_max", "size")
@@ -163,11 +163,11 @@ class MessageReader:
         self._encoding = encoding
         self._size_max = size_max
         self._parts: list[bytes | memoryview] = []
-        self._missing = PREFIX_SIZE  # bytes until the next step: the prefix, or the message with it
+        self._missing = PREFIX_SIZE  # bytes until the next step: the prefix, or prefix and message
         self.size = 0
 
     def feed(self, data: bytes | memoryview) -> list[bytes]:
-        """The messages that `data` completes. CallAbortedError for what is none, or is too large."""
+        """The messages that `data` completes. Raises CallAbortedError for invalid or too large messages."""
         if self.size:
             self._parts.append(data)
             self.size += len(data)
@@ -180,7 +180,7 @@ class MessageReader:
         return self._split(data)
 
     def _joined(self, data: bytes | memoryview) -> list[bytes]:
-        """The message that is complete with `data`, its last part, and those behind it. It is copied once."""
+        """The message that `data` completes, and any further messages in it. It is copied once."""
         rest = self.size - self._missing
         parts: list[bytes | memoryview] = [*self._parts]
         parts[0] = memoryview(self._parts[0])[PREFIX_SIZE:]
@@ -193,7 +193,7 @@ class MessageReader:
         return [message, *self._split(data[len(data) - rest :])] if rest else [message]
 
     def _split(self, data: bytes | memoryview) -> list[bytes]:
-        """The messages in `data`, which begins with one; what is left is kept."""
+        """The messages in `data`, which begins with a message; the rest is kept."""
         messages: list[bytes] = []
         begin, size = 0, len(data)
         missing = PREFIX_SIZE

@@ -1,4 +1,4 @@
-"""The methods behind grpcio's server: the second front, to check the first against."""
+"""Serves the methods with grpcio's server: the second front, used to check the first."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class GrpcioServer:
         self.server = grpc.aio.server(options=options)
 
     async def start(self) -> None:
-        """Serve from now on."""
+        """Start serving."""
         handler = GrpcioHandler(self._methods, has_client_certificates=self._has_client_certificates)
         self.server.add_generic_rpc_handlers((handler,))
         await self.server.start()
 
     async def stop(self, grace_seconds: float) -> None:
-        """Take no more calls, let those that run end for so long, and end what is left."""
+        """Accept no more calls, let running calls end for this time, then end the rest."""
         await self.server.stop(grace_seconds or None)
 
 
@@ -58,20 +58,20 @@ class GrpcioHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generi
         self._has_client_certificates = has_client_certificates
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """What answers a call; None for a method that is not in the table.
+        """The handler of a call; None for a method that is not in the table.
 
-        grpcio asks this when it has the headers of a call, and reads the request afterwards. So the headers are judged
-        here. A call that is refused, or has to wait for room, gets a handler of a stream of requests, which decides
-        itself when it reads one: on the wire that is the same. For all others grpcio reads the one request, which is
-        less work than a stream of requests.
+        grpcio calls this when it has the headers of a call, and reads the request afterwards, so calls are admitted by
+        their headers here. A call that is refused, or has to wait for the byte budget, gets a handler for a stream of
+        requests, which decides before it reads one; on the wire this makes no difference. For all other calls grpcio
+        reads the single request, which costs less than a stream.
 
-        grpcio knows the certificate of a client only when it calls the handler. Where clients have certificates, all
-        calls are judged there, before their request is read.
+        grpcio knows a client's certificate only when it calls the handler. Where clients have certificates, all calls
+        are judged there, before their request is read.
         """
         method = self._methods.get(details.method)
         if method is None:
             return None
-        own = GrpcioContext(details.invocation_metadata or ())  # pairs, by another name
+        own = GrpcioContext(details.invocation_metadata or ())  # pairs, under another type
         admission = method.admission
         is_judged_later = self._has_client_certificates
         refusal = None if admission is None or is_judged_later else admission.refusal(own)
@@ -93,7 +93,7 @@ class GrpcioHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generi
 
 
 class GrpcioContext:
-    """A `Context` over grpcio's. Until `bind` it has the headers only."""
+    """A `Context` on top of grpcio's. Before `bind` it has only the headers."""
 
     __slots__ = ("_context", "_is_bound", "_metadata", "caller")
 
@@ -104,7 +104,7 @@ class GrpcioContext:
         self.caller: Any = None
 
     def bind(self, context: _GrpcioContext) -> None:
-        """From now on this is the context of that call."""
+        """Make this the context of the given call."""
         self._context = context
         self._is_bound = True
 
@@ -214,13 +214,13 @@ async def _both(
 
 
 async def _read(context: _GrpcioContext) -> bytes:
-    """The request of a method that takes one."""
+    """The request of a method with a single request."""
     request = await context.read()
-    return request if isinstance(request, bytes) else b""  # the mark of the end
+    return request if isinstance(request, bytes) else b""  # marks the end
 
 
 def peer_address(peer: str) -> tuple[str, int]:
-    """IP address and port of gRPC's text for a connection: `ipv4:127.0.0.1:50000`, `ipv6:%5B::1%5D:50000`."""
+    """IP address and port from gRPC's text for a connection: `ipv4:127.0.0.1:50000`, `ipv6:%5B::1%5D:50000`."""
     scheme, _, address = unquote(peer).partition(":")
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]").partition("%")[0]

@@ -1,7 +1,8 @@
-"""Header blocks: HPACK by the `hpack` package, and the rules for what they may hold (RFC 9113, section 8).
+"""Header blocks: HPACK with the constants of the `hpack` package, and the rules for valid headers (RFC 9113, section
+8).
 
-Answers are written without HPACK's table and without Huffman codes: they have few headers, nearly all of them constant,
-so a block is encoded once and sent many times, whatever the peer's table is.
+Answers are written without HPACK's dynamic table and without Huffman codes. They have few, mostly constant headers, so
+a block is encoded once and sent many times, independent of the peer's table.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from aerobee_broker.front import huffman
 from aerobee_broker.front.frames import ErrorCode
 
 _INDEXED: Final = bytes(range(0x80, 0xFF))
-"""Fields of one byte that take name and value from a table and change nothing."""
+"""One-byte fields that take name and value from a table and do not change it."""
 _INTEGER_BITS_MAX: Final = 28
 _CACHED_BLOCKS_MAX: Final = 64
-_OVERHEAD: Final = 32  # bytes a header, by HTTP/2's rule for the size of a list
-_TABLE_SIZES_MAX: Final = 8  # of one block; two are of use, and each costs as much as a field
-_HARD_FACTOR: Final = 4  # a list above this many times the limit is not even read to its end
+_OVERHEAD: Final = 32  # bytes per header, by HTTP/2's rule for the size of a header list
+_TABLE_SIZES_MAX: Final = 8  # per block; more than two are never useful, and each costs as much as a field
+_HARD_FACTOR: Final = 4  # a list beyond this multiple of the limit is not decoded to its end
 _CONNECTION_SPECIFIC: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
 )
@@ -33,7 +34,7 @@ _BAD_IN_VALUE: Final = b"\0\r\n"
 
 
 class HeaderBlockError(Exception):
-    """A block that ends the connection: what follows it could not be decoded."""
+    """An error that ends the connection, because later blocks can no longer be decoded."""
 
     def __init__(self, code: ErrorCode, text: str) -> None:
         super().__init__(text)
@@ -41,7 +42,7 @@ class HeaderBlockError(Exception):
 
 
 class Field:
-    """One header, and what is known of it. In a table it stays for many requests, so it is checked once."""
+    """One header with derived facts. Fields in the table serve many requests, so each is checked once."""
 
     __slots__ = ("error", "name", "note", "plain", "size", "value")
 
@@ -51,27 +52,27 @@ class Field:
         self.size: Final = len(name) + len(value) + _OVERHEAD
         self.error: Final = "" if name[:1] == b":" else _field_error(name, value)
         self.plain: Final = not self.error and name[:1] != b":" and name != b"content-length"
-        """Whether nothing but its size matters to HTTP/2."""
-        self.note: object = None  # what a layer above made of it, once
+        """Whether only its size matters to HTTP/2."""
+        self.note: object = None  # cached by the layer above
 
 
 class RequestHead:
-    """The headers of a request, checked. Shared by requests that sent the same bytes."""
+    """The checked headers of a request, shared by requests with identical bytes."""
 
     __slots__ = ("content_length", "error", "fields", "method", "note", "path", "size")
 
     def __init__(self, fields: list[Field], size: int) -> None:
-        """`size` is that of all fields together."""
+        """`size` is the total size of all fields."""
         self.fields = fields
-        self.note: object = None  # what a layer above made of it, once
+        self.note: object = None  # cached by the layer above
         self.content_length: int | None = None
         self.method = self.path = b""
         self.size = size
-        self.error = self._check()  # why this is no request; "" if it is one
+        self.error = self._check()  # the reason why these are not valid request headers; empty if they are
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Names and values."""
+        """All names and values."""
         return [(field.name, field.value) for field in self.fields]
 
     def _check(self) -> str:
@@ -86,7 +87,7 @@ class RequestHead:
                 if regular:
                     return "a pseudo-header after other headers"
                 if name not in _PSEUDO or name in pseudo:
-                    return "a pseudo-header that is unknown or there twice"
+                    return "an unknown or repeated pseudo-header"
                 pseudo[name] = field.value
                 continue
             regular = True
@@ -102,7 +103,7 @@ class RequestHead:
 
 
 def trailers_error(fields: list[Field]) -> str:
-    """Why these are no trailers; empty if they are."""
+    """The reason why these are not valid trailers; empty if they are."""
     for field in fields:
         if field.name[:1] == b":":
             return "a pseudo-header in the trailers"
@@ -135,22 +136,23 @@ _STATIC_COUNT: Final = len(_STATIC)
 
 
 class BlockDecoder:
-    """Decodes the header blocks of one connection, in their order (RFC 7541).
+    """Decodes the header blocks of one connection, in order (RFC 7541).
 
-    The constants are the `hpack` package's. Table and loop are ours: the table keeps fields that were checked and
-    understood when they came, so a request that repeats most of its headers costs a look-up for each.
+    The constants come from the `hpack` package, table and loop do not. The table keeps fields in checked form, so a
+    request that repeats most of its headers costs one look-up for each.
     """
 
     def __init__(self, header_size_max: int) -> None:
         self._size_max = header_size_max * _HARD_FACTOR
-        self._entries: list[Field] = []  # the dynamic table, the newest last
+        self._entries: list[Field] = []  # the dynamic table, newest entry last
         self._entries_size = 0
         self._entries_size_max: int = HeaderTable.DEFAULT_SIZE
         self._heads: dict[bytes, RequestHead] = {}
 
     def request(self, block: bytes) -> RequestHead:
-        """The head that a block says. Raises HeaderBlockError."""
-        # Every byte an index: such a block leaves the table as it is, and says the same until another block changes it.
+        """The request head in a block. Raises HeaderBlockError."""
+        # A block that consists only of indexes does not change the table, and means the same until another block
+        # changes it.
         constant = not block.translate(None, _INDEXED)
         if constant and (known := self._heads.get(block)) is not None:
             return known
@@ -180,20 +182,21 @@ class BlockDecoder:
         table_sizes = 0
         while position < end:
             first = block[position]
-            if first & 0x80:  # a field of a table
+            if first & 0x80:  # a field from a table
                 if first < 0xFF:
                     index = first & 0x7F
                     position += 1
                 else:
                     index, position = _integer(block, position, 0x7F)
                 if index > _STATIC_COUNT:
-                    # Below the first entry there is none: [-0] and beyond the end raise IndexError, as they should.
+                    # Indexes outside the table raise IndexError: [-0] below the first entry, and positions beyond the
+                    # end.
                     field = entries[_STATIC_COUNT - index]
                 elif index:
                     field = _STATIC[index - 1]
                 else:
                     raise ValueError("an indexed field with index 0")
-            elif first & 0x60 == 0x20:  # a new size of the table
+            elif first & 0x60 == 0x20:  # a table size update
                 table_sizes += 1
                 if fields or table_sizes > _TABLE_SIZES_MAX:
                     raise ValueError("a table size update after a field, or too many updates")
@@ -203,7 +206,7 @@ class BlockDecoder:
                 self._entries_size_max = index
                 self._evict()
                 continue
-            else:  # a literal, which the table keeps or does not
+            else:  # a literal, stored in the table or not
                 kept = first & 0x40
                 index, position = _integer(block, position, 0x3F if kept else 0x0F)
                 if index > _STATIC_COUNT:
@@ -226,7 +229,7 @@ class BlockDecoder:
         return fields, size
 
     def _evict(self) -> None:
-        """The oldest entries go until the others fit; one that does not fit by itself goes last."""
+        """Evict the oldest entries until the others fit. An entry larger than the table empties it."""
         count = 0
         while self._entries_size > self._entries_size_max:
             self._entries_size -= self._entries[count].size
@@ -235,7 +238,7 @@ class BlockDecoder:
 
 
 def _integer(block: bytes, position: int, mask: int) -> tuple[int, int]:
-    """A number whose first bits are those of `mask`, and where it ends (RFC 7541, section 5.1)."""
+    """An integer with a prefix of the bits in `mask`, and the offset behind it (RFC 7541, section 5.1)."""
     number = block[position] & mask
     position += 1
     if number == mask:
@@ -245,29 +248,29 @@ def _integer(block: bytes, position: int, mask: int) -> tuple[int, int]:
             number += (byte & 0x7F) << shift
             if byte < 0x80:
                 return number, position
-        raise ValueError("a number that is too large")
+        raise ValueError("an integer that is too large")
     return number, position
 
 
 def _text(block: bytes, position: int) -> tuple[bytes, int]:
-    """A string, and where it ends (section 5.2)."""
+    """A string, and the offset behind it (section 5.2)."""
     first = block[position]
     size, position = _integer(block, position, 0x7F)
     end = position + size
     if end > len(block):
-        raise ValueError("a string that ends after its block")
+        raise ValueError("a string that extends beyond its block")
     text = block[position:end]
     return huffman.decoded(text) if first & 0x80 else text, end
 
 
 def encoded(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A block that leaves the peer's table as it is: literals, and the static table's entry for a status of 200."""
+    """A block that does not change the peer's table: literals, and the static table's entry for a status of 200."""
     block = bytearray()
     for name, value in headers:
         if name == b":status" and value == b"200":
             block.append(0x88)
             continue
-        block.append(0)  # a literal without indexing, with its name
+        block.append(0)  # a literal without indexing, with a literal name
         block += _string(name)
         block += _string(value)
     return bytes(block)

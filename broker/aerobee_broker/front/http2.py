@@ -1,21 +1,20 @@
 """One HTTP/2 connection, the server's side, as a state machine without I/O (RFC 9113).
 
-    receive(bytes) -> events          what the client wants; never raises, whatever the bytes
-    respond, send_*, reset            what the server answers
-    take_output() -> buffers          what has to be written now
+    receive(bytes) -> events          what the client sent; never raises, for any bytes
+    respond, send_*, reset            the server's answers
+    take_output() -> buffers          output to write now
 
-A stream lives from its HEADERS until both sides have ended it or one has reset it. Frames for a stream that is gone are
-told apart by how it went: of those that this side has reset, the client cannot know yet, so what comes is dropped; on
-those that both had ended, nothing may come.
+A stream lives from its HEADERS until both sides have ended it or one has reset it. Frames for a closed stream are
+dropped if this side has reset it, because the client may not know yet. They are an error if both sides had ended it.
 
-Flow control, towards us: the connection's window is given back as bytes arrive, so that no stream can stop another;
-a stream's as they arrive, too, unless it is held, because nobody reads it. So what a client can make us keep is a
-window a stream, which the layer above counts and bounds. Towards the client: what a window does not admit waits in
-`Stream.pending`, and `pending_size` says how much that is.
+Flow control of received data: the connection's window is returned as bytes arrive, so that no stream can block another.
+A stream's window is returned as well, unless the stream is held because its handler does not read. A client can
+therefore make us keep one window per stream, which the layer above counts and limits. Flow control of sent data: bytes
+beyond a window wait in `Stream.pending`, and `pending_size` is their size.
 
-Frames that cost their receiver more than their sender (resets, pings, settings, empty ones, errors) are counted in
-`_cheap`, which `relax` lowers once a second; above the bound the connection ends. Pings and window updates are free as
-long as they follow what we send, for clients measure and account with them.
+Frames that cost their receiver more than their sender (resets, pings, settings, empty frames, errors) are counted in
+`_cheap`, which `relax` lowers once a second; above the limit the connection ends. Pings and window updates that follow
+our frames are free, because clients use them to measure bandwidth and return windows.
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ from aerobee_broker.front.frames import (
 from aerobee_broker.front.header_blocks import BlockDecoder, HeaderBlockError, RequestHead, trailers_error
 
 STREAM_WINDOW: Final = 4 << 20
-"""Bytes that a client may send on a stream before we have taken any. A fast sender far away is not stalled."""
+"""Initial window of a stream, in bytes. It is large enough for a fast sender with a long round trip."""
 CONNECTION_WINDOW: Final = 16 << 20
 FRAME_SIZE_MAX: Final = 256 << 10
-"""Bytes of a DATA frame that a client may send. Bulk requests then take a sixteenth of the frames; a larger one would
-delay the calls beside it on a slow link."""
+"""Maximum size of a DATA frame from a client, in bytes. Bulk requests then need a sixteenth of the frames; a larger
+frame would delay concurrent calls on a slow link."""
 _CONTINUATIONS_MAX: Final = 64  # frames of one header block
-_RESET_STREAMS_MAX: Final = 4096  # how many streams we remember that we have reset
-_TINY: Final = 256  # bytes; a window that makes us send smaller frames than that is a game
-_VIEWED_SIZE_MIN: Final = 16 << 10  # bytes; to copy fewer is as fast as to make a view of them
-_FREE_MAX: Final = 1000  # pings and window updates that a client may save up
+_RESET_STREAMS_MAX: Final = 4096  # how many streams that we have reset are remembered
+_TINY: Final = 256  # bytes; a window that forces us to send smaller frames is treated as an attack
+_VIEWED_SIZE_MIN: Final = 16 << 10  # bytes; up to this size a copy is as fast as a view
+_FREE_MAX: Final = 1000  # pings and window updates that a client may accumulate
 _SHUTDOWN_PING: Final = b"goodbye!"
-_STALL_PROGRESS_MIN: Final = 1024  # bytes of a stream that must come or go while it is watched for a stall
-_STREAMS_PER_CHEAP: Final = 100  # a setting that touches every stream costs accordingly
-_FREE_PER_FRAME: Final = 4  # of those, for each frame of ours
+_STALL_PROGRESS_MIN: Final = 1024  # bytes of a stream that must be transferred between two checks for a stall
+_STREAMS_PER_CHEAP: Final = 100  # a setting that affects every stream costs accordingly
+_FREE_PER_FRAME: Final = 4  # free frames granted for each frame of ours
 
 
 class Stream:
@@ -82,20 +81,20 @@ class Stream:
 
     def __init__(self, stream_id: int, send_window: int, epoch: int) -> None:
         self.id: Final = stream_id
-        self.call: object = None  # the layer above's
+        self.call: object = None  # for the layer above
         self.epoch = epoch
         self.send_window = send_window
         self.receive_window = STREAM_WINDOW
-        self.unreturned = 0  # bytes that arrived and for which the window was not given back
-        self.received = 0  # bytes of DATA, to be compared with the content-length
+        self.unreturned = 0  # bytes received whose window was not returned yet
+        self.received = 0  # bytes of DATA, compared with the content-length
         self.expected: int | None = None
-        self.held = False  # nobody reads: give nothing back
+        self.held = False  # its handler does not read: do not return the window
         self.remote_open = True  # the client may send more
         self.local_open = True  # we may send more
-        self.pending: deque[bytes | memoryview] = deque()  # data that waits for a window, or for the end of the tick
+        self.pending: deque[bytes | memoryview] = deque()  # data that waits for a window or for the end of the tick
         self.pending_size = 0
-        self.trailers: bytes | None = None  # a block to be sent behind `pending`
-        self.watched = False  # tell when nothing is pending any more
+        self.trailers: bytes | None = None  # a header block to send behind `pending`
+        self.watched = False  # report when nothing is pending any more
         self.stall_size = self.stall_ticks = 0  # see `stalled`
         self.stall_received = -1  # see `stalled_requests`
 
@@ -112,7 +111,7 @@ class RequestReceived:
 
 
 class DataReceived:
-    """Bytes of a request. `ended`: the last ones, perhaps none."""
+    """Bytes of a request. `ended`: they are the last ones, possibly none."""
 
     __slots__ = ("data", "ended", "stream")
 
@@ -123,7 +122,7 @@ class DataReceived:
 
 
 class StreamEnded:
-    """The stream is gone before its answer was complete: reset by the client, or because of its mistake."""
+    """The stream was closed before its answer was complete: by the client's reset or its error."""
 
     __slots__ = ("code", "stream")
 
@@ -133,14 +132,15 @@ class StreamEnded:
 
 
 class ConnectionEnded:
-    """Nothing that comes is read any more. Output remains to be written: it says why. All streams are gone."""
+    """No more input is read. The remaining output, which gives the reason, must still be written. All streams are
+    closed."""
 
     __slots__ = ("bound", "code", "text")
 
     def __init__(self, code: int, text: str, bound: str) -> None:
         self.code = code
         self.text = text
-        self.bound = bound  # the name of the bound that has ended it; empty for a mistake of the client
+        self.bound = bound  # the name of the bound that ended the connection; empty for an error of the client
 
 
 Event = RequestReceived | DataReceived | StreamEnded | ConnectionEnded
@@ -154,34 +154,34 @@ class _ConnectionError(Exception):
 
 
 class Http2Connection:
-    """The state machine. `streams` are those that are open on one side at least."""
+    """The state machine. `streams` has those that at least one side has not ended."""
 
     def __init__(self, config: FrontConfig, *, headers_refusal: bytes = b"") -> None:
-        """`headers_refusal` is a block that answers a request whose headers are far too large, before the connection
-        ends: they cannot be skipped, as what follows them may build on them."""
+        """`headers_refusal` is the block that answers a request whose headers are far too large, before the connection
+        ends: such headers cannot be skipped, because later blocks may depend on them."""
         self._config = config
         self._headers_refusal = headers_refusal
         self._decoder = BlockDecoder(config.header_size_max)
         self._buffer = b""
-        self._frame_left = 0  # bytes still to come of the DATA frame whose first ones were handed on ...
+        self._frame_left = 0  # remaining bytes of the DATA frame whose first bytes were passed on ...
         self._frame_ends = False  # ... whether it ends its stream ...
-        self._frame_stream: Stream | None = None  # ... which is None if it takes none
-        # Of other frames, which are kept until they are whole. A block of headers may come in one of them.
+        self._frame_stream: Stream | None = None  # ... which is None if the stream accepts none
+        # Other frames are kept until they are complete. A block of headers may arrive in one of them.
         self._whole_frame_size_max = max(FRAME_SIZE_DEFAULT, 2 * config.header_size_max)
         self._events: list[Event] = []
         self._output: list[bytes | memoryview] = []
-        self._ready: dict[int, Stream] = {}  # have something to send that was not tried yet
-        self._blocked: dict[int, Stream] = {}  # have something to send that their window does not admit
-        self._starved: dict[int, Stream] = {}  # the same, and the connection's window; served in turn
+        self._ready: dict[int, Stream] = {}  # have new data that was not tried yet
+        self._blocked: dict[int, Stream] = {}  # have data that their own window does not admit
+        self._starved: dict[int, Stream] = {}  # have data that the connection's window does not admit; served in turn
         self._handle: Callable[[int, int, int, bytes], None] = self._first_frame
         self._preface_seen = False
-        self._header_stream = 0  # whose header block is being received
+        self._header_stream = 0  # the stream whose header block is being received
         self._header_flags = 0
         self._header_parts: list[bytes] = []
         self._header_size = 0
         self._reset: dict[int, None] = {}
         self._last_stream_id = 0
-        self._served_up_to = STREAM_ID_MAX  # after GOAWAY: later streams are not served
+        self._served_up_to = STREAM_ID_MAX  # after GOAWAY: later streams are refused
         self._send_window = WINDOW_DEFAULT
         self._receive_window = CONNECTION_WINDOW
         self._unreturned = 0
@@ -193,10 +193,10 @@ class Http2Connection:
         self._epoch = 0
         self.streams: dict[int, Stream] = {}
         self.pending_size = 0  # bytes of all streams that wait for windows
-        self.greeted = False  # the client's first SETTINGS have come
+        self.greeted = False  # the client's first SETTINGS have arrived
         self.ended = False
-        self.refusals: list[str] = []  # the bounds that refused streams, by name; the shell takes them
-        self.drained: list[Stream] = []  # watched streams of which nothing is pending any more; the shell takes them
+        self.refusals: list[str] = []  # the bounds that refused streams, by name; the connection reads and clears them
+        self.drained: list[Stream] = []  # watched streams without pending data; the connection reads and clears them
         self._handlers: tuple[Callable[[int, int, bytes], None], ...] = (
             self._data,
             self._headers,
@@ -220,7 +220,7 @@ class Http2Connection:
     # --- What comes -----------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> list[Event]:
-        """Take the next bytes of the connection, however they are split; return what they mean."""
+        """Process the next bytes of the connection, however they are split; return the events."""
         if self.ended:
             return []
         if self._buffer:
@@ -233,7 +233,7 @@ class Http2Connection:
                     if PREFACE.startswith(data):
                         self._buffer = data
                         return []
-                    raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "no HTTP/2 preface")
+                    raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "missing HTTP/2 preface")
                 self._preface_seen = True
                 position = len(PREFACE)
             size = len(data)
@@ -265,16 +265,17 @@ class Http2Connection:
         return events
 
     def _first_of_frame(self, flags: int, stream_id: int, payload: bytes | memoryview, left: int) -> None:
-        """Hand on what has come of a DATA frame, so that a large request is neither kept nor copied until it is whole.
+        """Pass on the received part of a DATA frame, so that a large request is not kept and copied until it is
+        complete.
 
-        `left`: its bytes that are still to come.
+        `left`: bytes of the frame that are still to come.
         """
         self._data(flags, stream_id, payload, left)
         self._frame_left, self._frame_ends = left, bool(flags & frames.END_STREAM)
         self._frame_stream = self.streams.get(stream_id)
 
     def _rest_of_frame(self, data: bytes) -> int:
-        """Hand on what `data` has of that frame; return where it ends in there."""
+        """Pass on the part of that frame that `data` has; return the offset behind it."""
         payload = _part(data, 0, min(len(data), self._frame_left))
         self._frame_left -= len(payload)
         stream = self._frame_stream
@@ -300,7 +301,7 @@ class Http2Connection:
         raise _ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, f"a frame of {length} bytes that is not data")
 
     def relax(self) -> None:
-        """To be called once a second: a quarter of the cheap frames that may come at once is forgiven."""
+        """Called once a second: lower the count of cheap frames by a quarter of the maximum."""
         self._cheap = max(0, self._cheap - max(1, self._config.cheap_frame_count_max // 4))
         self._epoch += 1
 
@@ -318,7 +319,7 @@ class Http2Connection:
         self._buffer = b""
 
     def _spend(self) -> None:
-        """A cheap frame."""
+        """Count a cheap frame."""
         self._cheap += 1
         if self._cheap > self._config.cheap_frame_count_max:
             raise _ConnectionError(
@@ -326,7 +327,7 @@ class Http2Connection:
             )
 
     def _spend_free(self) -> None:
-        """A frame that is free after frames of ours."""
+        """Count a frame that is free in response to frames of ours."""
         if self._free > 0:
             self._free -= 1
         else:
@@ -343,10 +344,10 @@ class Http2Connection:
         if kind <= frames.CONTINUATION:
             self._handlers[kind](flags, stream_id, payload)
         else:
-            self._spend()  # of an extension, to be ignored
+            self._spend()  # of an extension: ignored
 
     def _frame_of_block(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Nothing may come between the frames of a header block."""
+        """No other frame may come between the frames of a header block."""
         if kind != frames.CONTINUATION or stream_id != self._header_stream:
             raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "a frame in the middle of a header block")
         self._header_size += len(payload)
@@ -372,7 +373,7 @@ class Http2Connection:
         raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
 
     def _data(self, flags: int, stream_id: int, payload: bytes | memoryview, left: int = 0) -> None:
-        """A frame, or the first bytes of one of which so many are `left`: it is judged as a whole."""
+        """A frame, or its first bytes with `left` more to come; it is checked as a whole."""
         length = len(payload) + left
         stream = self.streams.get(stream_id)
         if length:
@@ -415,11 +416,11 @@ class Http2Connection:
             self._events.append(DataReceived(stream, payload, ended))
 
     def _late_frame(self, stream_id: int, stream: Stream | None) -> None:
-        """A frame on a stream that takes none."""
+        """A frame on a stream that accepts none."""
         if stream is not None:
             self._fail(stream, ErrorCode.STREAM_CLOSED)
         elif stream_id == 0 or stream_id > self._last_stream_id or not stream_id & 1:
-            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "a frame on a stream that was not opened")
+            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "a frame on an idle stream")
         elif stream_id not in self._reset and stream_id <= self._served_up_to:
             raise _ConnectionError(ErrorCode.STREAM_CLOSED, "a frame on a stream that has ended")
 
@@ -455,7 +456,7 @@ class Http2Connection:
             raise
         self._last_stream_id = stream_id
         if stream_id > self._served_up_to:
-            return  # they came after our GOAWAY; the client sends them elsewhere
+            return  # these came after our GOAWAY; the client sends them to another connection
         if len(self.streams) >= self._config.stream_count_max:
             self._refuse(stream_id, "stream_count_max")
             return
@@ -479,13 +480,13 @@ class Http2Connection:
         self._events.append(RequestReceived(stream, head, ended))
 
     def _refuse(self, stream_id: int, bound: str) -> None:
-        """Serve no such stream now; the client may repeat it."""
+        """Refuse this stream for now; the client may retry it."""
         self.refusals.append(bound)
         self._spend()
         self._send_reset(stream_id, ErrorCode.REFUSED_STREAM)
 
     def _more_headers(self, stream_id: int, block: bytes, ended: bool) -> None:
-        """Trailers, or a mistake. Decoded in any case: the next block builds on this one."""
+        """Trailers, or an error. They are decoded in any case, because the next block depends on them."""
         fields = self._decoder.fields(block)
         stream = self.streams.get(stream_id)
         if stream is None or not stream.remote_open:
@@ -514,7 +515,7 @@ class Http2Connection:
         if stream is None:
             self._spend_free()
             return
-        if stream.epoch >= self._epoch - 1:  # calls are given up, but not at once and in numbers
+        if stream.epoch >= self._epoch - 1:  # calls may be cancelled, but not all at once and in large numbers
             self._spend()
         self._drop(stream)
         self._events.append(StreamEnded(stream, int.from_bytes(payload, "big")))
@@ -557,7 +558,7 @@ class Http2Connection:
             if value > 1:
                 raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
         elif key == Setting.HEADER_TABLE_SIZE and value < 4096:
-            self._table_update = b"\x20"  # we use none; a decoder that has less wants to be told
+            self._table_update = b"\x20"  # our encoder uses no table; a decoder with a smaller one must be told
 
     def _push_promise(self, flags: int, stream_id: int, payload: bytes) -> None:
         raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
@@ -578,7 +579,7 @@ class Http2Connection:
             raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream other than 0")
         if len(payload) < 8:
             raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY shorter than 8 bytes")
-        self._spend()  # the client opens no more streams of ours, and closes when those there are have ended
+        self._spend()  # the client opens no more streams, and closes the connection when the open ones have ended
 
     def _window_update(self, flags: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -612,7 +613,7 @@ class Http2Connection:
             self._drop(stream)
 
     def _fail(self, stream: Stream, code: ErrorCode) -> None:
-        """A mistake on one stream."""
+        """An error on one stream."""
         self._spend()
         self._drop(stream)
         self._send_reset(stream.id, code)
@@ -626,12 +627,11 @@ class Http2Connection:
             self._spend()
             self._output.append(frames.rst_stream(stream_id, code))
 
-    # --- What goes ------------------------------------------------------------------------------------------
-    # Events are handed out together, so the one being handled may be about a stream that is gone by now: what is sent
-    # on such a stream goes nowhere.
+    # --- Output ---------------------------------------------------------------------------------------------
+    # Events are delivered together, so the stream of an event may be closed by now. Output for it is discarded.
 
     def respond(self, stream: Stream, headers: bytes, body: bytes, trailers: bytes) -> None:
-        """A whole answer: blocks of headers and trailers, and the data between them."""
+        """Send a complete answer: blocks of headers and trailers, and the data between them."""
         if not stream.local_open:
             return
         size = len(body)
@@ -662,7 +662,7 @@ class Http2Connection:
             self.send_trailers(stream, trailers)
 
     def send_headers(self, stream: Stream, block: bytes, *, ended: bool = False) -> None:
-        """Send a block at once: of the answer's headers, or with `ended` of the whole answer."""
+        """Send a block at once: the headers of an answer, or with `ended` the whole answer."""
         if not stream.local_open:
             return
         flags = frames.END_STREAM if ended else 0
@@ -679,7 +679,7 @@ class Http2Connection:
             self._end_local(stream)
 
     def send_data(self, stream: Stream, *parts: bytes | memoryview) -> None:
-        """Send bytes, as soon as windows admit them. What is written in one tick goes in as few frames as possible."""
+        """Send bytes as soon as windows admit them. Data written in one tick is sent in as few frames as possible."""
         if not stream.local_open:
             return
         size = sum(map(len, parts))
@@ -689,24 +689,24 @@ class Http2Connection:
         self._ready[stream.id] = stream
 
     def send_trailers(self, stream: Stream, block: bytes) -> None:
-        """End the answer, behind the data that waits."""
+        """End the answer, behind the waiting data."""
         if not stream.local_open:
             return
         stream.trailers = block
         self._ready[stream.id] = stream
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
-        """Give a stream up. There is no event for it."""
+        """Reset the stream. This causes no event."""
         if stream.id in self.streams:
             self._drop(stream)
             self._send_reset(stream.id, code)
 
     def hold(self, stream: Stream) -> None:
-        """Nobody reads this stream: when its window is used up the client has to wait."""
+        """Stop returning the window of this stream, because its handler does not read."""
         stream.held = True
 
     def release(self, stream: Stream) -> None:
-        """Give the window back for what has arrived on a stream."""
+        """Return the window for the bytes received on a stream."""
         stream.held = False
         if stream.unreturned and stream.remote_open:
             self._output.append(frames.window_update(stream.id, stream.unreturned))
@@ -714,27 +714,27 @@ class Http2Connection:
             stream.unreturned = 0
 
     def ping(self) -> None:
-        """Ask whether the client lives; any bytes from it are an answer."""
+        """Ask for a sign of life; any bytes from the client count as one."""
         self._output.append(frame(frames.PING, 0, 0, b"aerobee?"))
 
     def begin_shutdown(self) -> None:
-        """Say that an end is near: clients open streams elsewhere. Those that are on their way are still served."""
+        """Announce the end: clients open new streams elsewhere. Streams already sent are still served."""
         self._output.append(frames.goaway(STREAM_ID_MAX, ErrorCode.NO_ERROR, "the server stops"))
         self._output.append(frame(frames.PING, 0, 0, _SHUTDOWN_PING))
 
     def finish_shutdown(self) -> None:
-        """Serve no further streams. Happens by itself a round trip after `begin_shutdown`."""
+        """Accept no further streams. Happens automatically one round trip after `begin_shutdown`."""
         if self._served_up_to == STREAM_ID_MAX:
             self._served_up_to = self._last_stream_id
             self._output.append(frames.goaway(self._last_stream_id, ErrorCode.NO_ERROR, "the server stops"))
 
     @property
     def is_over(self) -> bool:
-        """Whether there is no stream, and there will be none."""
+        """Whether there is no stream and none will be accepted."""
         return not self.streams and (self.ended or self._served_up_to != STREAM_ID_MAX)
 
     def stalled(self, ticks: int) -> list[Stream]:
-        """To be called at a steady pace: the streams of which the client took next to nothing for so many calls."""
+        """Called at a steady interval: the streams of which the client has read next to nothing for this many calls."""
         found = []
         for waiting in (self._blocked, self._starved):
             for stream in waiting.values():
@@ -748,9 +748,9 @@ class Http2Connection:
         return found
 
     def stalled_requests(self) -> list[Stream]:
-        """To be called at a steady pace: streams that received next to nothing since the call before, while we read.
+        """Called at a steady interval: streams that received next to nothing since the previous call, although we read.
 
-        A stream that its client has ended has received all, and does not count.
+        A stream that the client has ended does not count.
         """
         found = []
         for stream in self.streams.values():
@@ -769,7 +769,7 @@ class Http2Connection:
         return events
 
     def abandon(self) -> list[Event]:
-        """The connection is gone: end every stream, write nothing."""
+        """The connection is lost: end every stream and write nothing."""
         self.ended = True
         self._forget_all()
         self._output.clear()
@@ -777,7 +777,7 @@ class Http2Connection:
         return events
 
     def take_output(self) -> list[bytes | memoryview]:
-        """The buffers to be written now, in their order."""
+        """The buffers to write now, in order."""
         if self._ready:
             ready, self._ready = self._ready, {}
             for stream in ready.values():
@@ -792,7 +792,7 @@ class Http2Connection:
         return bool(self._output or self._ready or (self._starved and self._send_window > 0))
 
     def _pump(self, stream: Stream) -> None:
-        """Send of a stream what the windows admit."""
+        """Send as much of a stream as the windows admit."""
         output = self._output
         pending = stream.pending
         while stream.pending_size:
@@ -806,7 +806,7 @@ class Http2Connection:
                 if self._free > 0:
                     self._free -= 1
                 else:
-                    self._cheap += 1  # ends the connection with the next frame that comes
+                    self._cheap += 1  # the next received frame ends the connection
             elif self._free < _FREE_MAX:
                 self._free += _FREE_PER_FRAME
             stream.pending_size -= size
@@ -863,7 +863,8 @@ class Http2Connection:
 
 
 def _part(data: bytes, begin: int, end: int) -> bytes | memoryview:
-    """That part of what was read; not copied if it is large, and most of it, for it keeps all of it."""
+    """A part of received data. A view if it is large and most of the data, which the view keeps in memory; otherwise a
+    copy."""
     size = end - begin
     return memoryview(data)[begin:end] if size >= _VIEWED_SIZE_MIN and 2 * size >= len(data) else data[begin:end]
 

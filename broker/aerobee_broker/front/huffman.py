@@ -1,8 +1,8 @@
 """HPACK's Huffman code (RFC 7541, section 5.2 and appendix B), decoded up to 16 bits at a time.
 
-Nearly all headers are of characters with 5 to 8 bits, so 16 bits hold two or three of them. What 16 bits mean is worked
-out once and remembered. Anything else (rare characters, long strings, mistakes) is left to the `hpack` package, which
-goes half a byte at a time.
+Characters of typical headers have 5 to 8 bits, so 16 bits hold two or three of them. The meaning of each 16-bit window
+is computed once and cached. Everything else (rare characters, long strings, errors) is left to the `hpack` package,
+which decodes half a byte at a time.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Final
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hpack.huffman_table import decode_huffman
 
-_SHORT: Final = 8  # bits of the codes that are looked up here
+_SHORT: Final = 8  # length of the codes decoded here, in bits
 _WINDOW: Final = 16
-_SIZE_MAX: Final = 64  # bytes; beyond that shifting the number costs more than half a byte at a time
-_REMEMBERED_MAX: Final = 4096  # windows, and ends; digits, letters and what clients send in headers are some hundreds
+_SIZE_MAX: Final = 64  # bytes; beyond it, shifting the number costs more than decoding half a byte at a time
+_REMEMBERED_MAX: Final = 4096  # cached windows and ends; typical headers need some hundreds
 
-_Meaning = tuple[bytes, int]  # characters, and how many bits they have
+_Meaning = tuple[bytes, int]  # characters, and their length in bits
 
 
 def _singles() -> list[_Meaning | None]:
-    """By the next 8 bits: the character that they begin with; None for codes that are longer."""
+    """Index: the next 8 bits. Value: the character that they begin with; None for longer codes."""
     found: list[_Meaning | None] = [None] * (1 << _SHORT)
     for character in range(256):
         length = REQUEST_CODES_LENGTH[character]
@@ -34,7 +34,7 @@ def _singles() -> list[_Meaning | None]:
 
 _SINGLES: Final = _singles()
 _windows: Final[dict[int, _Meaning]] = {}
-_tails: Final[dict[int, bytes]] = {}  # by how many bits there are, and which
+_tails: Final[dict[int, bytes]] = {}  # by the number of bits and their value
 
 
 def decoded(data: bytes) -> bytes:
@@ -63,7 +63,7 @@ def decoded(data: bytes) -> bytes:
 
 
 def _tail(bits: int, left: int) -> bytes | None:
-    """The text of the last `left` bits, fewer than 16, with their padding; None for what is left to the package."""
+    """The text of the last `left` bits, fewer than 16, with padding. None: the package must decode the string."""
     key = left << _WINDOW | bits
     characters = bytearray()
     while left:
@@ -81,7 +81,7 @@ def _tail(bits: int, left: int) -> bytes | None:
 
 
 def _meaning(window: int) -> _Meaning | None:
-    """What 16 bits begin with: as many characters as are whole; None if there is none of 8 bits or less."""
+    """The whole characters at the beginning of 16 bits; None if the first has more than 8 bits."""
     characters = bytearray()
     left = _WINDOW
     while left >= _SHORT:

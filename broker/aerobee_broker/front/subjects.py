@@ -1,6 +1,6 @@
 """The subject of a client's certificate as text, in RFC 2253's form: `CN=checkout,O=Example`.
 
-The same text as of `openssl x509 -noout -subject -nameopt RFC2253` and of grpcio, so that accounts can be found by it.
+The text equals that of `openssl x509 -noout -subject -nameopt RFC2253` and of grpcio, so accounts can be found by it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-# Of the names that `ssl` gives, as OpenSSL abbreviates them.
+# The attribute names of `ssl`, and OpenSSL's abbreviations.
 _NAMES: Final = {
     "commonName": "CN",
     "countryName": "C",
@@ -28,9 +28,9 @@ _SPECIAL: Final = frozenset(b',+"\\<>;')
 
 
 def subject_of(certificate: Mapping[str, Any] | None) -> str | None:
-    """The subject of a certificate as `SSLSocket.getpeercert` returns it.
+    """The subject of a certificate as returned by `SSLSocket.getpeercert`.
 
-    None without a certificate, and for a subject that is empty or has an attribute of a kind that is not known here.
+    None without a certificate, and for a subject that is empty or has an unknown attribute.
     """
     parts = []
     for attributes in reversed((certificate or {}).get("subject", ())):

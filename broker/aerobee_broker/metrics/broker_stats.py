@@ -1,12 +1,11 @@
-"""What went through the broker, by topic and by group, over the last minute, hour and day: RocketMQ's stat sets.
+"""The broker's traffic by topic and by group, over the last minute, hour and day: RocketMQ's stat sets.
 
-Nothing is counted here. Every ten seconds a sample compares the counters with those of the sample before, and keeps
-what came in between, of the topics and groups that had any: 6 such slots are the last minute, 6 of ten minutes the
-hour, 24 of an hour the day. So memory follows what was busy in the last day, and what is idle or gone costs nothing. A
-slot has `KEYS_MAX` topics, and as many pairs of topic and group, at most; the least busy beyond are added up under
-`OTHERS`.
+Every ten seconds a sample is the difference of the counters since the previous sample, for topics and groups with
+traffic. The last minute consists of 6 such slots, the hour of 6 slots of ten minutes, the day of 24 slots of an hour.
+Memory therefore depends on the traffic of the last day; idle and deleted topics cost nothing. A slot has at most
+`KEYS_MAX` topics, and as many pairs of topic and group; the least busy ones beyond are added up under `OTHERS`.
 
-The minute ends now; hour and day too, but they began up to ten minutes, or an hour, earlier than their names say.
+All windows end now. The hour and the day may begin up to ten minutes or an hour earlier than their names say.
 """
 
 from __future__ import annotations
@@ -160,12 +159,12 @@ class BrokerStats:
 
     @property
     def messages_in(self) -> int:
-        """Stored for producers since the start."""
+        """Messages stored for producers since the start."""
         return self._counters.forgotten_in + sum(counters.messages for counters in self._counters.sent.values())
 
     @property
     def messages_out(self) -> int:
-        """Handed to consumers since the start."""
+        """Messages delivered to consumers since the start."""
         return self._counters.forgotten_out + sum(counters.messages for counters in self._counters.received.values())
 
     def topics(self, window: Window) -> dict[str, TopicTraffic]:
@@ -177,7 +176,7 @@ class BrokerStats:
         return self._groups.total(window, self._seconds_since_sample()).traffic
 
     def seconds(self, window: Window) -> float:
-        """The length of the window: at first, the time since the start."""
+        """The length of the window in seconds: at first, the time since the start."""
         return self._topics.total(window, self._seconds_since_sample()).seconds
 
     def per_second(self) -> tuple[float, float]:

@@ -21,8 +21,8 @@ else:
 
 
 MESSAGE_SIZE_BOUNDS: Final = (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)  # bytes, RocketMQ's buckets
-RPC_MILLISECONDS_BOUNDS: Final = (1.0, 3.0, 5.0, 7.0, 10.0, 100.0, 1000.0, 2000.0, 3000.0)  # RocketMQ's too
-CREATE_MILLISECONDS_BOUNDS: Final = (10.0, 100.0, 1000.0, 3000.0, 5000.0)  # and these
+RPC_MILLISECONDS_BOUNDS: Final = (1.0, 3.0, 5.0, 7.0, 10.0, 100.0, 1000.0, 2000.0, 3000.0)  # RocketMQ's buckets, too
+CREATE_MILLISECONDS_BOUNDS: Final = (10.0, 100.0, 1000.0, 3000.0, 5000.0)  # likewise
 LATENCY_MILLISECONDS_BOUNDS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 5000.0)
 
 
@@ -122,7 +122,7 @@ class BrokerCounters:
         return self.received.setdefault((topic, group), ReceivedCounters())
 
     def answered(self, service: str, method: str, code: str) -> Histogram:
-        """The counter; keep it if it is used often."""
+        """The counter of answers; callers may keep it."""
         key = (service, method, code)
         histogram = self.rpc_milliseconds.get(key)
         if histogram is None:
@@ -130,7 +130,7 @@ class BrokerCounters:
         return histogram
 
     def running(self, service: str, method: str) -> Running:
-        """The counter of running calls; keep it."""
+        """The counter of running calls; callers may keep it."""
         return self.running_calls.setdefault((service, method), Running())
 
     def forget(self, is_topic: Callable[[str], bool], is_group: Callable[[str], bool]) -> None:

@@ -38,7 +38,7 @@ _BROKER: Final = ("cluster", "node_type", "node_id")
 _STORE: Final = (*_BROKER, "storage_type", "storage_medium")
 _FAMILY: Final = ("family",)
 _STEP_SECONDS: Final = 0.001
-_SERIES_PER_STEP: Final = 8  # topics or groups: the approximate limit of one step
+_SERIES_PER_STEP: Final = 8  # topics or groups: approximate limit per step
 _PERMISSION_READ: Final = 4
 _PERMISSION_WRITE: Final = 2
 _CONSUME_MODES: Final = {
@@ -79,7 +79,7 @@ class Exposition:
     """All collectors. Without sources, only the process."""
 
     def __init__(self, config: BrokerConfig, further: Sequence[Collector] = ()) -> None:
-        """`further` may change; these collectors are shown in addition."""
+        """`further` may change; these collectors are shown as well."""
         self._config = config
         self._further = further
         self._process = CollectorRegistry()
@@ -89,7 +89,7 @@ class Exposition:
         ProcessCollector(registry=self._process)
 
     def attach(self, sources: BrokerParts | None) -> None:
-        """Show this broker, too, from now on; None: no longer one."""
+        """Show this broker, too, from now on; None: stop showing it."""
         self.collectors.clear()
         if sources is not None:
             self.collectors += (
@@ -108,7 +108,7 @@ class Exposition:
         async with self._rendering:
             left_out = GaugeFamily(
                 "aerobee_metrics_left_out",
-                "Samples of a family that are not shown.",
+                "Samples of a family beyond its limit, which are not shown.",
                 labels=_FAMILY,
             )
             started = step_started()
@@ -150,11 +150,11 @@ class _BrokerCollector:
         yield from self._creations()
         flags = self._store.running.flags
         permission = _PERMISSION_READ * flags.readable + _PERMISSION_WRITE * flags.writable
-        yield self._gauge("rocketmq_broker_permission", "What the broker may do: 2 write, 4 read.", permission)
+        yield self._gauge("rocketmq_broker_permission", "Permissions of the broker: 2 write, 4 read.", permission)
         topics = sum(1 for topic in self._tables.topics if not is_system_topic(topic.name))
-        yield self._gauge("rocketmq_topic_number", "Topics, without the broker's own.", topics)
+        yield self._gauge("rocketmq_topic_number", "Topics, excluding the broker's own.", topics)
         groups = sum(1 for group in self._tables.groups if not is_system_group(group.name))
-        yield self._gauge("rocketmq_consumer_group_number", "Consumer groups, without the broker's own.", groups)
+        yield self._gauge("rocketmq_consumer_group_number", "Consumer groups, excluding the broker's own.", groups)
         yield from self._connections()
         yield from self._consumers()
         yield self._gauge(
@@ -162,20 +162,18 @@ class _BrokerCollector:
         )
         yield from self._front()
         yield from self._event_loop()
-        yield self._gauge("aerobee_clients", "Clients that were heard of within the expiry time.", len(self._clients))
+        yield self._gauge("aerobee_clients", "Clients that sent a call within the expiry time.", len(self._clients))
 
     def _front(self) -> Pieces:
         front = self._counters.front
-        yield self._gauge("aerobee_front_connections", "Connections that are open.", front.connections)
+        yield self._gauge("aerobee_front_connections", "Open connections.", front.connections)
         yield self._gauge("aerobee_front_calls", "Calls whose handlers run or wait.", front.calls)
-        yield self._gauge(
-            "aerobee_front_request_bytes", "Requests that are incomplete or were not read.", front.request_size
-        )
-        accepted = CounterFamily("aerobee_front_connections_accepted", "Connections so far.", labels=_BROKER)
+        yield self._gauge("aerobee_front_request_bytes", "Bytes of incomplete or unread requests.", front.request_size)
+        accepted = CounterFamily("aerobee_front_connections_accepted", "Connections since the start.", labels=_BROKER)
         accepted.add_metric(self._base, front.accepted)
         yield accepted
         refused = CounterFamily(
-            "aerobee_front_refused", "Connections and calls that a bound has ended.", labels=(*_BROKER, "bound")
+            "aerobee_front_refused", "Connections and calls ended by a bound.", labels=(*_BROKER, "bound")
         )
         for bound, count in front.refused.items():
             refused.add_metric((*self._base, bound), count)
@@ -188,18 +186,18 @@ class _BrokerCollector:
         _add_histogram(delay, self._base, self._loop_delay.seconds)
         yield delay
         slow = CounterFamily(
-            "aerobee_event_loop_slow_steps", "Steps of the event loop that took more than 0.1 s.", labels=_BROKER
+            "aerobee_event_loop_slow_steps", "Steps of the event loop longer than 0.1 s.", labels=_BROKER
         )
         slow.add_metric(self._base, self._loop_delay.slow_steps)
         yield slow
         yield self._gauge(
             "aerobee_event_loop_busy_seconds_max",
-            "The most processor time that the event loop used between two beats of its timer, which are 0.05 s apart.",
+            "Most processor time that the event loop used between two firings of its timer, which are 0.05 s apart.",
             self._loop_delay.busy_seconds_max,
         )
-        yield self._gauge("aerobee_request_bytes", "Bytes of the requests in progress.", self._requests.used)
+        yield self._gauge("aerobee_request_bytes", "Bytes of requests in progress.", self._requests.used)
         yield self._gauge(
-            "aerobee_answer_bytes", "Bytes of messages that clients have not taken yet.", self._answers.used
+            "aerobee_answer_bytes", "Bytes of messages that clients have not read yet.", self._answers.used
         )
         refused = CounterFamily(
             "aerobee_byte_refusals", "Calls refused after waiting for memory.", labels=(*_BROKER, "of")
@@ -215,11 +213,11 @@ class _BrokerCollector:
 
     def _traffic(self) -> Pieces:
         labels = (*_BROKER, "topic", "message_type", "is_system")
-        messages = CounterFamily("rocketmq_messages_in", "Messages that were stored.", labels=labels)
-        size = CounterFamily("rocketmq_throughput_in", "Bytes of records that were stored.", labels=labels)
-        sizes = HistogramFamily("rocketmq_message_size", "Bytes of a stored record.", labels=labels)
+        messages = CounterFamily("rocketmq_messages_in", "Messages stored.", labels=labels)
+        size = CounterFamily("rocketmq_throughput_in", "Bytes of stored records.", labels=labels)
+        sizes = HistogramFamily("rocketmq_message_size", "Size of a stored record in bytes.", labels=labels)
         latency = HistogramFamily(
-            "aerobee_send_seconds", "From a send to its messages being stored, by request.", labels=labels
+            "aerobee_send_seconds", "Time from a send until its messages are stored, per request.", labels=labels
         )
         for ((topic, message_type), sent), pauses in _in_steps(self._counters.sent.items()):
             if pauses:
@@ -236,16 +234,16 @@ class _BrokerCollector:
 
     def _deliveries_out(self) -> Pieces:
         labels = (*_BROKER, "topic", "consumer_group", "is_retry", "is_system")
-        messages = CounterFamily("rocketmq_messages_out", "Messages that were delivered.", labels=labels)
-        size = CounterFamily("rocketmq_throughput_out", "Bytes of messages that were delivered.", labels=labels)
+        messages = CounterFamily("rocketmq_messages_out", "Messages delivered.", labels=labels)
+        size = CounterFamily("rocketmq_throughput_out", "Bytes of delivered messages.", labels=labels)
         acknowledged = CounterFamily(
-            "aerobee_acknowledged_messages", "Messages that the group acknowledged.", labels=labels
+            "aerobee_acknowledged_messages", "Messages acknowledged by the group.", labels=labels
         )
         changed = CounterFamily(
-            "aerobee_changed_invisible_times", "Messages whose invisible time the group changed.", labels=labels
+            "aerobee_changed_invisible_times", "Messages whose invisible time the group has changed.", labels=labels
         )
         latency = HistogramFamily(
-            "aerobee_delivery_seconds", "From the storing of a message to a delivery of it.", labels=labels
+            "aerobee_delivery_seconds", "Time from the storing of a message to its delivery.", labels=labels
         )
         for ((topic, group), received), pauses in _in_steps(self._counters.received.items()):
             if pauses:
@@ -261,21 +259,17 @@ class _BrokerCollector:
 
     def _transaction_outcomes(self) -> Pieces:
         labels = (*_BROKER, "topic")
-        committed = CounterFamily(
-            "rocketmq_commit_messages", "Transactional messages that were committed.", labels=labels
-        )
-        rolled_back = CounterFamily(
-            "rocketmq_rollback_messages", "Transactional messages that were rolled back.", labels=labels
-        )
+        committed = CounterFamily("rocketmq_commit_messages", "Committed transactional messages.", labels=labels)
+        rolled_back = CounterFamily("rocketmq_rollback_messages", "Transactional messages rolled back.", labels=labels)
         given_up = CounterFamily(
-            "aerobee_transactions_given_up", "Transactional messages that nobody decided about in time.", labels=labels
+            "aerobee_transactions_given_up", "Transactional messages without a decision in time.", labels=labels
         )
         half = GaugeFamily(
-            "rocketmq_half_messages", "Transactional messages that wait for their decision.", labels=labels
+            "rocketmq_half_messages", "Transactional messages waiting for their decision.", labels=labels
         )
         latency = HistogramFamily(
             "rocketmq_finish_message_latency",
-            "Seconds from a transactional message to its commit; the one duration that RocketMQ has in seconds.",
+            "Seconds from a transactional message to its commit; RocketMQ's only duration in seconds.",
             labels=labels,
         )
         for (topic, count), pauses in _in_steps(self._transactions.topics.items()):
@@ -305,7 +299,7 @@ class _BrokerCollector:
         """RocketMQ's queue lengths: here every call starts at once, so this is the number of running calls."""
         family = GaugeFamily(
             "rocketmq_processor_watermark",
-            "Calls that have begun and not ended, without those that wait for messages.",
+            "Calls in progress, excluding those that wait for messages.",
             labels=(*_BROKER, "processor"),
         )
         counts = dict.fromkeys((*_PROCESSORS.values(), "admin"), 0)
@@ -326,7 +320,7 @@ class _BrokerCollector:
     def _execution_times(self, what: str, times: ExecutionTimes) -> Family:
         family = HistogramFamily(
             f"rocketmq_{what}_create_execution_time",
-            "Milliseconds that creating one took, until it was on disk.",
+            "Milliseconds to create one, until it was on disk.",
             labels=(*_BROKER, "invocation_status", "is_system"),
         )
         for (succeeded, is_system), histogram in times.histograms.items():
@@ -374,16 +368,16 @@ class _BrokerCollector:
         )
         latency = GaugeFamily(
             "rocketmq_consumer_lag_latency",
-            "Milliseconds since the oldest message that the group has not acknowledged was stored.",
+            "Age in milliseconds of the oldest message that the group has not acknowledged.",
             labels=labels,
         )
         inflight = GaugeFamily(
-            "rocketmq_consumer_inflight_messages", "Messages that were delivered and not acknowledged.", labels=labels
+            "rocketmq_consumer_inflight_messages", "Messages delivered and not acknowledged.", labels=labels
         )
         ready = GaugeFamily("rocketmq_consumer_ready_messages", "Messages that could be delivered now.", labels=labels)
         queueing = GaugeFamily(
             "rocketmq_consumer_queueing_latency",
-            "Milliseconds since the oldest message that the group could get and nobody has taken was stored.",
+            "Age in milliseconds of the oldest deliverable message that the group has not received.",
             labels=labels,
         )
         now_ms = self._clock.now_ms()
@@ -443,7 +437,7 @@ class _BrokerCollector:
         """Messages that became visible again because they were not acknowledged in time: RocketMQ's revive."""
         family = CounterFamily(
             "rocketmq_pop_revive_retry_messages",
-            "Messages that became visible again, their invisible time being over.",
+            "Messages that became visible again after their invisible time.",
             labels=(*_BROKER, "consumer_group", "topic", "put_status"),
         )
         for ((topic, group), count), pauses in _in_steps(self._deliveries.stats.expired_of.items()):
@@ -453,14 +447,12 @@ class _BrokerCollector:
         yield family
         late = GaugeFamily(
             "rocketmq_pop_revive_latency",
-            "Milliseconds for which the next such message should have been visible.",
+            "Lateness in milliseconds of the next such message.",
             labels=(*_BROKER, "queue_id"),
         )
         late.add_metric((*self._base, "0"), self._deliveries.expiry_late_ms)
         yield late
-        yield self._gauge(
-            "rocketmq_pop_checkpoint_buffer_size", "Deliveries in memory that wait for their end.", in_flight
-        )
+        yield self._gauge("rocketmq_pop_checkpoint_buffer_size", "Deliveries in memory that have not ended.", in_flight)
 
 
 class _StoreCollector:
@@ -482,51 +474,61 @@ class _StoreCollector:
     def _positions(self, status: StoreStatus, stats: StoreStats) -> Pieces:
         oldest = status.oldest_timestamp
         unsynced = status.wrote - status.flushed
-        yield self._gauge("rocketmq_storage_flush_behind_bytes", "Bytes of the log that no sync has covered.", unsynced)
+        yield self._gauge("rocketmq_storage_flush_behind_bytes", "Bytes of the log that are not synced.", unsynced)
         behind = status.wrote - status.dispatched
         yield self._gauge(
-            "rocketmq_storage_dispatch_behind_bytes", "Bytes of the log that consumers cannot see.", behind
+            "rocketmq_storage_dispatch_behind_bytes", "Bytes of the log that are not dispatched to queues.", behind
         )
         yield self._gauge(
             "aerobee_store_dispatch_waiting_messages",
-            "Messages that were stored and wait for the disk, or for queues and index.",
+            "Stored messages that wait for the disk, or for queues and index.",
             self._store.waiting_count,
         )
         yield self._counter(
-            "aerobee_store_busy_refusals", "Appends that were refused because too much waited.", stats.busy_refusals
+            "aerobee_store_busy_refusals",
+            "Appends refused because too many messages were waiting.",
+            stats.busy_refusals,
         )
         yield self._gauge(
             "rocketmq_storage_message_reserve_time",
-            "Milliseconds since the oldest message was stored.",
+            "Age of the oldest message in milliseconds.",
             0 if oldest is None else max(0, self._clock.now_ms() - oldest),
         )
         yield self._gauge(
             "aerobee_store_unsynced_seconds",
-            "How long ago the oldest byte was answered that a power cut could take.",
+            "Time since the answer for the oldest byte that a power cut could lose.",
             status.unsynced_seconds,
         )
 
     def _syncs_and_appends(self, stats: StoreStats) -> Pieces:
         yield self._counter("aerobee_store_syncs", "Syncs of the log.", stats.sync_seconds.count)
         yield self._counter(
-            "aerobee_store_sync_failures", "Syncs that failed; one ends the broker.", stats.sync_failures
+            "aerobee_store_sync_failures", "Failed syncs; the first ends the broker.", stats.sync_failures
         )
-        family = HistogramFamily("aerobee_store_sync_seconds", "How long a sync of the log took.", labels=_STORE)
+        family = HistogramFamily("aerobee_store_sync_seconds", "Duration of a sync of the log.", labels=_STORE)
         _add_histogram(family, self._base, stats.sync_seconds)
         yield family
-        family = HistogramFamily(
-            "aerobee_store_messages_per_sync", "Messages that one sync made durable.", labels=_STORE
-        )
+        family = HistogramFamily("aerobee_store_messages_per_sync", "Messages made durable by one sync.", labels=_STORE)
         _add_histogram(family, self._base, stats.messages_per_sync)
         yield family
         yield self._counter(
-            "aerobee_store_appended_messages", "Messages in the log, ours included.", stats.messages_appended
+            "aerobee_store_appended_messages",
+            "Messages appended to the log, including the broker's own.",
+            stats.messages_appended,
         )
-        yield self._counter("aerobee_store_appended_bytes", "Bytes in the log, ours included.", stats.bytes_appended)
+        yield self._counter(
+            "aerobee_store_appended_bytes",
+            "Bytes appended to the log, including the broker's own.",
+            stats.bytes_appended,
+        )
         for name, text, histogram in (
-            ("aerobee_store_record_bytes", "Bytes of an appended record.", stats.record_bytes),
-            ("aerobee_store_stored_seconds", "How long a send waited for its records.", stats.stored_seconds),
-            ("aerobee_store_read_seconds", "How long a read of a queue took.", stats.read_seconds),
+            ("aerobee_store_record_bytes", "Size of an appended record in bytes.", stats.record_bytes),
+            (
+                "aerobee_store_stored_seconds",
+                "Time that a send waited for its records to be stored.",
+                stats.stored_seconds,
+            ),
+            ("aerobee_store_read_seconds", "Duration of a read of a queue.", stats.read_seconds),
         ):
             family = HistogramFamily(name, text, labels=_STORE)
             _add_histogram(family, self._base, histogram)
@@ -534,53 +536,51 @@ class _StoreCollector:
 
     def _reads(self, stats: StoreStats) -> Pieces:
         reads = CounterFamily(
-            "aerobee_store_reads", "Reads of a queue, that found messages or missed them.", labels=(*_STORE, "result")
+            "aerobee_store_reads", "Reads of a queue, by result: found or missed.", labels=(*_STORE, "result")
         )
         reads.add_metric((*self._base, "found"), stats.reads_found)
         reads.add_metric((*self._base, "missed"), stats.reads_missed)
         yield reads
         yield self._counter("aerobee_store_read_messages", "Records read from the log.", stats.messages_read)
-        yield self._counter("aerobee_store_read_bytes", "Bytes of these.", stats.bytes_read)
+        yield self._counter("aerobee_store_read_bytes", "Bytes of records read from the log.", stats.bytes_read)
         yield self._counter(
             "aerobee_store_checksum_failures", "Records whose checksum did not match.", stats.checksum_failures
         )
         yield self._counter(
             "aerobee_store_queue_units_repaired",
-            "Units of queues that named another place than their message's.",
+            "Queue units with a wrong physical offset, corrected by a reader.",
             stats.units_repaired,
         )
         yield self._counter(
             "aerobee_store_tables_changed",
-            "Configuration files that were edited or damaged since they were saved.",
+            "Configuration files edited or damaged since they were saved.",
             stats.tables_changed,
         )
 
     def _segments(self, status: StoreStatus, stats: StoreStats) -> Pieces:
         yield self._gauge("aerobee_store_segments", "Files of the commit log.", status.segments)
         yield self._gauge(
-            "aerobee_store_segments_prepared", "Files of the commit log made in advance.", status.segments_prepared
+            "aerobee_store_segments_prepared", "Files of the commit log created in advance.", status.segments_prepared
         )
         if status.pool_buffers_free is not None:
-            yield self._gauge(
-                "aerobee_store_pool_buffers_free", "Write buffers that no segment uses.", status.pool_buffers_free
-            )
+            yield self._gauge("aerobee_store_pool_buffers_free", "Free write buffers.", status.pool_buffers_free)
         family = HistogramFamily(
-            "aerobee_store_allocation_seconds", "How long it took to make one of them.", labels=_STORE
+            "aerobee_store_allocation_seconds", "Duration of creating a file in advance.", labels=_STORE
         )
         _add_histogram(family, self._base, stats.allocation_seconds)
         yield family
         yield self._counter(
             "aerobee_store_allocation_failures",
-            "Files of the commit log that could not be made in advance.",
+            "Failures to create a file of the commit log in advance.",
             stats.allocation_failures,
         )
 
     def _damage_and_recovery(self, status: StoreStatus, stats: StoreStats) -> Pieces:
-        yield self._gauge("aerobee_store_recovery_seconds", "How long opening the store took.", stats.recovery_seconds)
-        yield self._gauge("aerobee_store_damaged_ranges", "Damaged stretches of the log.", status.damaged_ranges)
+        yield self._gauge("aerobee_store_recovery_seconds", "Duration of opening the store.", stats.recovery_seconds)
+        yield self._gauge("aerobee_store_damaged_ranges", "Damaged ranges of the log.", status.damaged_ranges)
         yield self._gauge(
             "aerobee_store_running_flags",
-            "What the store must not do, as bits: 1 not readable, 2 not writeable, 4 queue error, 8 index error, "
+            "Restrictions of the store, as bits: 1 not readable, 2 not writeable, 4 queue error, 8 index error, "
             "16 disk full, 32 fenced.",
             status.running_flags.value,
         )
@@ -591,7 +591,7 @@ class _StoreCollector:
         )
         yield self._counter(
             "aerobee_store_segments_forced",
-            "Of these the ones that were not old enough: the disk was filling up.",
+            "Files of the commit log removed before they expired, because the disk was filling up.",
             stats.segments_forced,
         )
         yield self._counter(
@@ -601,14 +601,14 @@ class _StoreCollector:
         )
         yield self._counter(
             "aerobee_store_retention_failures",
-            "Removals that were put off to the next round.",
+            "Removals postponed to the next round.",
             stats.retention_failures,
         )
         yield self._counter(
-            "aerobee_store_scrubbed_bytes", "Bytes of old segments read again to find damage.", stats.scrubbed_bytes
+            "aerobee_store_scrubbed_bytes", "Bytes of old segments reread to find damage.", stats.scrubbed_bytes
         )
         yield self._counter(
-            "aerobee_store_scrubbed_segments", "Old segments read again from end to end.", stats.scrubbed_segments
+            "aerobee_store_scrubbed_segments", "Old segments completely reread.", stats.scrubbed_segments
         )
 
     def _disks(self, status: StoreStatus) -> Pieces:
@@ -618,7 +618,9 @@ class _StoreCollector:
         total = GaugeFamily(
             "aerobee_store_log_disk_bytes", "Size of the disk of a directory of the log.", labels=labels
         )
-        used = GaugeFamily("aerobee_store_log_disk_used_bytes", "Used of it, by anybody.", labels=labels)
+        used = GaugeFamily(
+            "aerobee_store_log_disk_used_bytes", "Used bytes of this disk, by any program.", labels=labels
+        )
         for path, disk in status.log_disks.items():
             total.add_metric((*self._base, str(path)), disk.total)
             used.add_metric((*self._base, str(path)), disk.used)

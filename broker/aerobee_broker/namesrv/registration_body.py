@@ -1,4 +1,4 @@
-"""What a broker sends with REGISTER_BROKER: its topics, as JSON or compressed. Integers are big-endian and signed.
+"""The body of REGISTER_BROKER: a broker's topics, as JSON or compressed. Integers are big-endian and signed.
 
 The compressed form is one zlib stream of
 
@@ -7,7 +7,7 @@ The compressed form is one zlib stream of
     4 size, the list of filter servers as JSON, which has been empty since RocketMQ 4
     from version 5.0.0 on: 4 count of static topics, each 4 size, JSON; they are not kept
 
-Brokers of RocketMQ 5 that compress say that they do not; the first byte of the body tells.
+Brokers of RocketMQ 5 that compress declare the opposite, so the first byte of the body decides.
 """
 
 from __future__ import annotations

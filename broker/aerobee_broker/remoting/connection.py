@@ -197,7 +197,7 @@ class Connection(asyncio.Protocol):
             answers.give(size, owners)
 
     def _write(self, command: Command) -> None:
-        assert self._transport is not None, "whoever writes has looked"
+        assert self._transport is not None, "checked by the caller"
         try:
             data = encode(command)
         except FrameFormatError as error:
@@ -218,7 +218,7 @@ class Connection(asyncio.Protocol):
             return
         assert self._transport is not None, "it is open"
         self._paused = wanted
-        with suppress(RuntimeError):  # closing by now
+        with suppress(RuntimeError):  # closed in the meantime
             if wanted:
                 self._transport.pause_reading()
             else:
@@ -260,7 +260,7 @@ class RemotingServer:
         """
         self.handler = handler
         self.requests = requests or _budget("requests in progress")
-        self.answers = answers or _budget("answers that were not read")
+        self.answers = answers or _budget("unread answers")
         self.idle_seconds = idle_seconds
         self.connections: set[Connection] = set()
         self.closed_listeners: list[Callable[[Connection], None]] = []

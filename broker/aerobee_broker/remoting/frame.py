@@ -18,9 +18,9 @@ A binary header, which cannot hold codes above 32,767:
         13     4  remark_size       then the remark, UTF-8; 0: none
          -     4  ext_size          then entries: 2 key size, key, 4 value size, value; a value of size 0 is none
 
-Bytes come from anybody: every length is compared with the bytes at hand before it is used, and a frame, a header and
-the number of fields are bounded. What cannot be read raises FrameFormatError. The connection is of no use then, for
-there is no way to find the next frame.
+Input is not trusted: every length is compared with the available bytes before it is used, and frames, headers and the
+number of fields are bounded. Invalid bytes raise FrameFormatError. The connection must be closed then, because the
+start of the next frame is unknown.
 """
 
 from __future__ import annotations

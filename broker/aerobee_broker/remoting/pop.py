@@ -1,18 +1,19 @@
 """POP: consumers of RocketMQ 5 that speak the older protocol receive, as gRPC consumers do, with the same deliveries.
 
-200050  POP_MESSAGE                     messages that are invisible for a while; held until there is one
-200051  ACK_MESSAGE                     one is done
-200052  PEEK_MESSAGE                    messages that the group has not seen, without a delivery
-200053  CHANGE_MESSAGE_INVISIBLETIME    one comes again after another time; clients say so of what failed
-200054  NOTIFICATION                    whether there is a message; held until there is one
-200151  BATCH_ACK_MESSAGE               many are done, as bits behind an offset
+200050  POP_MESSAGE                     receive messages, which become invisible; held while there are none
+200051  ACK_MESSAGE                     acknowledge a message
+200052  PEEK_MESSAGE                    read messages that the group has not received yet, without a delivery
+200053  CHANGE_MESSAGE_INVISIBLETIME    change when a message is redelivered; clients use it for failed messages
+200054  NOTIFICATION                    whether a message is available; held until there is one
+200151  BATCH_ACK_MESSAGE               acknowledge many messages, as bits relative to an offset
 
-A message carries in its property POP_CK what the client sends back as `extraInfo`, fields with blanks between them:
+A message's property POP_CK has the text that the client returns as `extraInfo`, fields separated by blanks:
 
     ckOffset popTime invisibleTime reviveQid retryFlag brokerName queueId queueOffset HANDLE
 
-The last one is ours, the receipt handle. A client that changes the invisible time twice makes the second extraInfo
-itself, without a handle; it is found by what it has then. So is what a batch acknowledges: by the time of the POP.
+The last field, the receipt handle, is an addition of Aerobee. A client that changes the invisible time twice builds the
+second extraInfo itself, without a handle; the message is then found by the other fields. Messages of a batch
+acknowledgement are found by the time of the POP.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _Changed = tuple[str, str, int, int, int]
 
 
 class PopRequests:
-    """Answers them. `handlers` of the service name each."""
+    """Answers these requests. The service's table names each handler."""
 
     def __init__(
         self,
@@ -201,7 +202,7 @@ class PopRequests:
         return found
 
     def _encoded(self, message: DeliveredMessage, pop_time: int, invisible_ms: int) -> bytes:
-        """The record with the property that its acknowledgement needs."""
+        """The record with the property that clients need for the acknowledgement."""
         stored = message.record
         info = (
             f"{stored.queue_offset} {pop_time} {invisible_ms} {_REVIVE_QUEUE} 0 {self._settings.current.name} "
@@ -219,7 +220,7 @@ class PopRequests:
         )
 
     async def acknowledge(self, request: Command, _: Connection) -> Command:
-        """Acknowledging is idempotent. 208 for a message that is visible again, or another consumer's."""
+        """Acknowledging is idempotent. Code 208: the message is visible again, or delivered to another consumer."""
         topic, group, handle = self._handle(request)
         [error] = await self._deliveries.acknowledge(topic, group, [handle])
         if error is not None:
@@ -280,7 +281,7 @@ class PopRequests:
         if len(parts) < _EXTRA_INFO_FIELDS or not parts[1].isascii() or not parts[1].isdigit():
             raise RemotingError(
                 Answer.INVALID_PARAMETER,
-                f"extraInfo has {len(parts)} fields; send back what the message has in its property {_POP_CK}",
+                f"extraInfo has {len(parts)} fields; return the text of the message's property {_POP_CK}",
             )
         place = (topic, group, integer(request, "queueId", bits=32), integer(request, "offset"), int(parts[1][:19]))
         handle = self._changed.get(place)

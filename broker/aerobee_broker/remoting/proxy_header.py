@@ -1,9 +1,9 @@
-"""The header that a balancer sends before the first frame: HAProxy's PROXY protocol, versions 1 and 2.
+"""The header that a load balancer sends before the first frame: HAProxy's PROXY protocol, versions 1 and 2.
 
     version 1    "PROXY TCP4 SOURCE TARGET PORT PORT\r\n", at most 107 bytes
     version 2    12 bytes of signature, version and command, family, 2 bytes of length, so many bytes
 
-It is skipped, as RocketMQ does: the host in a message stays that of the connection, for anybody could send such a
+The header is skipped. The born host of a message stays that of the connection, because any client could send such a
 header.
 """
 
@@ -17,13 +17,13 @@ _TEXT: Final = b"PROXY "
 _TEXT_SIZE_MAX: Final = 107
 _SIGNATURE: Final = b"\r\n\r\n\0\r\nQUIT\n"
 _HEAD_SIZE: Final = 16
-_SIZE_MAX: Final = 4096  # of version 2; addresses and what balancers add to them
+_SIZE_MAX: Final = 4096  # bytes of version 2: addresses and the additions of load balancers
 
 
 def proxy_header_size(data: bytes | bytearray) -> int | None:
-    """The bytes of the header that a connection begins with: 0 if there is none, None if more has to come.
+    """The size of the header at the beginning of a connection: 0 if there is none, None if more bytes are needed.
 
-    Raises FrameFormatError for a header that does not end.
+    Raises FrameFormatError for a header without an end.
     """
     if data[: len(_TEXT)] == _TEXT:
         end = data.find(b"\r\n", 0, _TEXT_SIZE_MAX)

@@ -42,7 +42,8 @@ class ReplyRequests:
         return await self._reply(request, connection, short=True)
 
     async def _reply(self, request: Command, connection: Connection, *, short: bool) -> Command:
-        """Pushed first, then stored in any case; the answer tells whether the waiting client has received it."""
+        """Push the reply to the waiting client, then store it in any case. The answer tells whether the client has
+        received it."""
         await self._send.ensure_topic(f"{self._config.cluster}_REPLY_TOPIC", 1)
         failure = await self._push(request, connection, short=short)
         stored = await (self._send.send_v2 if short else self._send.send)(request, connection)
@@ -51,7 +52,7 @@ class ReplyRequests:
         return stored
 
     async def _push(self, request: Command, connection: Connection, *, short: bool) -> str:
-        """Why the waiting client has not received it; empty if it has."""
+        """The reason why the waiting client has not received it; empty if it has."""
 
         def name(long: str) -> str:
             return SHORT_NAMES[long] if short else long
@@ -74,5 +75,5 @@ class ReplyRequests:
         try:
             answered = await found.connection.ask(push, _PUSH_SECONDS)
         except (TimeoutError, PeerGoneError):
-            return f"client {client_id[:80]!r}, which waits for this reply, has not taken it"
+            return f"client {client_id[:80]!r}, which waits for this reply, has not read it"
         return "" if answered.code == Answer.SUCCESS else f"client {client_id[:80]!r} refused it: {answered.remark}"

@@ -1,4 +1,4 @@
-"""Which groups receive (POP) and which pull, and what each consumer of RocketMQ 5 is assigned by the broker.
+"""The mode of groups, POP or PULL, and the queues that the broker assigns to consumers of RocketMQ 5.
 
 400  QUERY_ASSIGNMENT               the queues of one consumer: with PULL its share, with POP all of them, as queue -1
 401  SET_MESSAGE_REQUEST_MODE       the mode of a group for a topic, kept in config/messageRequestMode.json
@@ -31,7 +31,7 @@ _ALL_QUEUES: Final = -1
 
 
 class RequestModes:
-    """The table, and the requests about it. Event loop only, but for `open`."""
+    """The table of modes, and the requests about it. Event loop only, except `open`."""
 
     def __init__(self, settings: Settings, store: MessageStore, tables: Tables, clients: RemotingClients) -> None:
         self._settings = settings
@@ -43,7 +43,7 @@ class RequestModes:
         self._modes: dict[tuple[str, str], tuple[str, int]] = {}  # by topic and group: mode, popShareQueueNum
 
     def open(self) -> None:
-        """Read the file. Blocking. TableFormatError, UnreadableTableError, OSError."""
+        """Read the file. Blocking. Raises TableFormatError, UnreadableTableError and OSError."""
         self._store.file_system.make_directory(self._table.path.parent)
         value = self._table.load()
         if value is None:
@@ -75,7 +75,7 @@ class RequestModes:
         return answer(body=self._snapshot())
 
     async def assignment(self, request: Command, _: Connection) -> Command:
-        """What one consumer of the group gets; nothing is said of a group that this broker does not know."""
+        """The queues of one consumer of the group. Unknown groups get no assignment."""
         body = body_object(request)
         topic, group, client_id = member(body, "topic"), member(body, "consumerGroup"), member(body, "clientId")
         strategy = member(body, "strategyName") or "AVG"
@@ -109,7 +109,7 @@ class RequestModes:
 
 
 def _share_of(ids: list[str], client_id: str, count: int, strategy: str) -> list[int]:
-    """The queues of one of the consumers, whose ids are sorted, as RocketMQ's clients divide them."""
+    """The queues of one consumer, by the sorted ids of all consumers, as RocketMQ's clients divide them."""
     if client_id not in ids:
         return []
     place, consumers = ids.index(client_id), len(ids)

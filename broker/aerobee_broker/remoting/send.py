@@ -286,7 +286,7 @@ class SendRequests:
         return wanted
 
     async def _again_or_dead(self, message: Message, sent: _Sent) -> Message:
-        """A message that a consumer sends to its retry topic itself; a dead letter once it has reached the maximum of
+        """A message that a consumer sends to its retry topic; a dead letter once it has reached the maximum number of
         attempts."""
         group = self._tables.groups.require(message.topic.removeprefix(RETRY_PREFIX))
         limit = group.retry_max_times if sent.reconsume_times_max is None else sent.reconsume_times_max

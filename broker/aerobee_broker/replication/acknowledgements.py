@@ -1,14 +1,14 @@
-"""Which replicas have how much of the log on their disks, and who waits for that. No sockets.
+"""The progress of the replicas, and the sends that wait for it. No sockets.
 
-    replica     known by its id (ours) or its IP address (RocketMQ's): two connections of one count once
-    counts      a replica of ours; one of RocketMQ only with replication.rocketmq_acks, for it reports what it has
-                received, before it is on its disk
+    replica     identified by its id (Aerobee) or its IP address (RocketMQ); several connections count once
+    counts      an Aerobee replica; a RocketMQ replica only with replication.rocketmq_acks, because it confirms
+                received messages before they are on disk
     in sync     it counts, is connected, and is at most replication.lag_bytes_max behind
     confirmed   the offset before which enough replicas have the log: of n acknowledgements the n-th highest report;
                 of "all" the lowest of those in sync; with a lease the lowest of all brokers of the claim, and these
                 must be at least n (in_sync_set.py)
 
-Waiters are kept in the order of their offsets, so one that waits long holds up nobody.
+Waiters are sorted by offset, so a long wait does not block others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ReplicaKey = tuple[str, str]
 
 @dataclass(slots=True)
 class Replica:
-    """One replica, as long as it is connected. Offsets are physical, `acked` -1 before the first report."""
+    """One replica while it is connected. Offsets are physical; `acked` is -1 before the first report."""
 
     key: ReplicaKey
     address: str
@@ -40,7 +40,7 @@ class Replica:
 
 
 class ReplicatedStore(Protocol):
-    """What of the store acknowledgements use."""
+    """The part of the store that acknowledgements use."""
 
     @property
     def running(self) -> RunningState: ...
@@ -55,15 +55,15 @@ class ReplicatedStore(Protocol):
 
 @dataclass(slots=True)
 class Acknowledgements:
-    """Of one master. Event loop only. It is the `replicas` of its store."""
+    """The acknowledgements of one master. Event loop only. Its store has it as `replicas`."""
 
     config: ReplicationConfig
     store: ReplicatedStore
     connections: list[Replica] = field(default_factory=list)
     is_master: Callable[[], bool] = lambda: True
-    """Whether the lease is held, where there is one."""
+    """Whether the lease is held; None without a lease."""
     confirmed_before: int = 0
-    """With a lease: no message behind this offset was ever confirmed."""
+    """With a lease: no message beyond this offset was confirmed before."""
     _claimed: tuple[frozenset[int], int] | None = None
     _waiters: list[tuple[int, int, asyncio.Future[None]]] = field(default_factory=list)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
@@ -78,16 +78,16 @@ class Acknowledgements:
         self._look()
 
     def gone(self, replica: Replica) -> None:
-        """Its connection ended: what it has cannot be known any more."""
+        """The replica's connection ended, so its progress is unknown."""
         self.connections.remove(replica)
         self._look()
 
     def reported(self, replica: Replica, offset: int) -> None:
-        """The replica has the log before `offset` on its disk."""
+        """The replica has the log before `offset` on disk."""
         replica.acked = offset
         self._look()
 
-    # --- What the master asks ---------------------------------------------------------------------------------
+    # --- For the master -----------------------------------------------------------------------------------------
 
     def acked(self) -> dict[ReplicaKey, int]:
         """The highest report of each replica that counts."""
@@ -122,7 +122,7 @@ class Acknowledgements:
         if claimed_count < wanted or not self.is_master():
             return -1
         acked = self.acked()
-        # One that is not connected is waited for until it has left the claim.
+        # A disconnected replica is waited for until it has left the claim.
         found = min(
             (max(acked.get(("id", str(broker_id)), 0), 0) for broker_id in brokers), default=self.store.positions[2]
         )
@@ -130,19 +130,19 @@ class Acknowledgements:
         return found
 
     def wait_for(self, brokers: frozenset[int], *, claimed_count: int) -> None:
-        """With a lease: messages are confirmed by all these; so many of them are surely in the claim."""
+        """With a lease: messages need confirmation by all these brokers, at least `count` of which are in the claim."""
         if self._claimed != (brokers, claimed_count):
             self._claimed = brokers, claimed_count
             self._look()
 
     @property
     def waiting_count(self) -> int:
-        """Sends that wait for replicas, or gave up waiting a moment ago."""
+        """Sends that wait for replicas, including those that timed out a moment ago."""
         return len(self._waiters)
 
     async def wait(self, end: int) -> None:
-        """Return once enough replicas have the log before `end` on their disks; the own disk is not waited for."""
-        self.store.request_flush()  # only what is durable here is sent
+        """Return once enough replicas have the log before `end` on disk. Does not wait for this broker's own disk."""
+        self.store.request_flush()  # replicas get only bytes that are durable here
         confirmed = self.confirmed()
         if confirmed >= end:
             return
@@ -168,7 +168,7 @@ class Acknowledgements:
             ) from None
 
     def _look(self) -> None:
-        """Answer whose bytes are confirmed, and refuse messages while too few brokers are in sync."""
+        """Wake the sends that are confirmed, and refuse messages while too few brokers are in sync."""
         if self._waiters:
             confirmed = self.confirmed()
             while self._waiters and (self._waiters[0][0] <= confirmed or self._waiters[0][2].done()):

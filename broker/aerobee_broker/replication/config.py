@@ -1,4 +1,4 @@
-"""How a broker takes part in replication. Part of BrokerConfig, as the section `replication`."""
+"""Settings of replication: the section `replication` of BrokerConfig."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ Role = Literal["none", "master", "replica"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicationConfig(Section):
-    """Sizes in bytes, durations in seconds. RocketMQ's name of a setting stands beside it."""
+    """Sizes in bytes, durations in seconds. Docstrings begin with RocketMQ's name of a setting, if it has one."""
 
     section: ClassVar[str] = "replication"
 
     role: Role = "none"
-    """brokerRole: "none" takes no part. `aerobee promote` changes it for good, whatever stands here."""
+    """brokerRole: "none" turns replication off. A role saved by `aerobee promote` overrides this setting."""
     listen: str = ""
-    """haListenPort: where a master takes replicas, as 0.0.0.0:10912; also of a replica, for when it is promoted."""
+    """haListenPort: the address for replicas, such as 0.0.0.0:10912. A replica needs it for its promotion."""
     advertise: str = ""
-    """brokerIP2: what name servers tell replicas instead; empty: where it listens."""
+    """brokerIP2: the address for replicas that is told to name servers; empty: the listening address."""
     broker_id: Annotated[int, Meta(ge=1, lt=1 << 31)] = 1
     """brokerId of a replica in routes and to its master; the master is 0."""
     master: str = ""
-    """The master's remoting address; empty: as name servers say."""
+    """The master's remoting address; empty: ask the name servers."""
     master_ha: str = ""
-    """haMasterAddress: where the master takes replicas; empty: as the master or the name servers say."""
+    """haMasterAddress: the master's address for replicas; empty: ask the master or the name servers."""
     acks: str = "none"
-    """How many replicas must have a message on their disks before its sender is answered: "none", a number, or "all"
-    for every replica that is in sync."""
+    """How many replicas must have a message on disk before its send is answered: "none", a number, or "all" for every
+    replica in sync."""
     min_in_sync: Annotated[int, Meta(ge=1, le=1000)] = 1
-    """minInSyncReplicas: with fewer brokers in sync, the master among them, it takes no messages."""
+    """minInSyncReplicas: with fewer brokers in sync, the master included, messages are refused."""
     ack_timeout_seconds: Annotated[float, Meta(gt=0, le=3600)] = 2.5
-    """syncFlushTimeout for replicas: below the 3 s for which clients wait, so that they hear why."""
+    """syncFlushTimeout for replicas: less than the 3 s for which clients wait, so that they receive the reason."""
     lag_bytes_max: Positive = 256 << 20
     """haMaxGapNotInSync: a replica that is further behind is not in sync."""
     rocketmq_acks: bool = False
-    """Whether replicas of RocketMQ count. They report what they have received, before it is on their disk."""
+    """Whether replicas of RocketMQ count. They confirm received messages before these are on disk."""
     etcd: tuple[str, ...] = ()
-    """Where the lease is kept that says who the master is, as http://10.0.0.5:2379; empty: people say it."""
+    """The etcd that keeps the lease, such as http://10.0.0.5:2379; empty: operators choose the master."""
     etcd_prefix: str = "/aerobee"
-    """What the keys in etcd begin with; the cluster's and the broker's name follow."""
+    """The prefix of the keys in etcd; the names of cluster and broker follow."""
     lease_seconds: Annotated[int, Meta(ge=2, le=600)] = 10
-    """So long after its last renewal another broker takes the lease."""
+    """After this time without a renewal another broker may take the lease."""
     in_sync_seconds: Annotated[float, Meta(gt=0, le=600)] = 5.0
-    """haMaxTimeSlaveNotCatchup, with a lease: a replica that was not at the end of the log for so long is no longer in
-    sync; until then messages wait for it."""
+    """haMaxTimeSlaveNotCatchup, with a lease: a replica that has not reached the end of the log for this time is no
+    longer in sync. Until then messages wait for it."""
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)

@@ -1,11 +1,12 @@
-"""Which master wrote which part of the log: the epochs, their file, and where two logs begin to differ.
+"""Epochs: the parts of the log by the master that wrote them, their file, and the offset at which two logs begin to
+differ.
 
-Every master writes in an epoch of its own, with a higher number than all before, from the end of its log on. So two
-logs agree as far as their epochs do: within the newest epoch that both have, with the same beginning, up to the end of
-the shorter one. What a replica has behind that was never confirmed by enough brokers.
+Every master writes in its own epoch, with a higher number than all before, beginning at the end of its log. Two logs
+therefore agree up to the end of the newest epoch that both have with the same beginning, or to the end of the shorter
+log. Anything a replica has beyond that was never confirmed by enough brokers.
 
-The file is RocketMQ's `epochFileCheckpoint`: lines of text, the number of epochs, the CRC-32 of all following lines,
-and for each epoch `number-start`.
+The file is RocketMQ's `epochFileCheckpoint`. It has one text line each for the number of epochs, the CRC-32 of all
+following lines, and every epoch as `number-start`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FILE_NAME: Final = "epochFileCheckpoint"
 
 
 class EpochFileError(BrokerError):
-    """The file of the epochs cannot be read. The copy beside it, `.bak`, has the state before the last change."""
+    """The file of the epochs is damaged. The copy beside it, `.bak`, has the state before the last change."""
 
 
 def encode(epochs: Sequence[Epoch]) -> bytes:
@@ -34,7 +35,7 @@ def encode(epochs: Sequence[Epoch]) -> bytes:
 
 
 def decode(data: bytes) -> tuple[Epoch, ...]:
-    """The epochs in the content of the file. EpochFileError."""
+    """The epochs in the content of the file. Raises EpochFileError."""
     count, _, rest = data.partition(b"\n")
     crc, _, lines = rest.partition(b"\n")
     try:
@@ -49,9 +50,9 @@ def decode(data: bytes) -> tuple[Epoch, ...]:
 
 
 def common_end(own: Sequence[Epoch], own_end: int, others: Sequence[Epoch], others_end: int) -> int | None:
-    """How far a log agrees with another: the physical offset behind the last common byte.
+    """The physical offset up to which two logs agree.
 
-    `own_end`, `others_end`: where the logs end. None: they have no epoch in common, and nobody can say.
+    `own_end`, `others_end`: the ends of the logs. None: without a common epoch the offset is unknown.
     """
     theirs = {epoch.number: number for number, epoch in enumerate(others)}
     for number in range(len(own) - 1, -1, -1):
@@ -65,10 +66,10 @@ def common_end(own: Sequence[Epoch], own_end: int, others: Sequence[Epoch], othe
 
 
 class Epochs:
-    """The epochs of one store, kept in its directory. Blocking: a change is on disk when the call returns."""
+    """The epochs of one store, saved in its directory. Blocking: a change is on disk when the call returns."""
 
     def __init__(self, file_system: FileSystem, directory: Path) -> None:
-        """EpochFileError, OSError."""
+        """Raises EpochFileError and OSError."""
         self._file_system = file_system
         self._path = directory / FILE_NAME
         self._epochs: tuple[Epoch, ...] = ()
@@ -77,7 +78,7 @@ class Epochs:
 
     @property
     def all(self) -> tuple[Epoch, ...]:
-        """Oldest first."""
+        """All epochs, oldest first."""
         return self._epochs
 
     @property
@@ -95,16 +96,16 @@ class Epochs:
         return found
 
     def end_of(self, physical_offset: int) -> int | None:
-        """Where the epoch of this byte ends; None: it is the last one."""
+        """The end of the epoch of this byte; None for the last epoch."""
         return next((epoch.start for epoch in self._epochs if epoch.start > physical_offset), None)
 
     def begin(self, number: int, start: int) -> None:
-        """A master begins to write. Epochs in which nothing was written are kept: their number must not come again."""
-        assert number > self.last, "epochs only go up"
+        """Begin the epoch of a new master. Empty epochs are kept, because their numbers must not be used again."""
+        assert number > self.last, "epochs only increase"
         self._save((*self._epochs, Epoch(number, start)))
 
     def follow(self, epochs: Iterable[Epoch], own_end: int) -> None:
-        """Take over the epochs of the master as far as the own log goes."""
+        """Take over the master's epochs up to the end of this log."""
         found = tuple(epoch for epoch in epochs if epoch.start <= own_end)
         if found != self._epochs:
             self._save(found)

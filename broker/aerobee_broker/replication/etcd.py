@@ -1,4 +1,4 @@
-"""The lease in etcd 3.4 or later, by its JSON gateway; nothing but the standard library is needed.
+"""The lease in etcd 3.4 or later, through its JSON gateway, with the standard library only.
 
     PREFIX/CLUSTER/NAME/claim     {"epoch": 3, "master": 1, "inSync": [1, 2]}
     PREFIX/CLUSTER/NAME/holder    {"brokerId": 1, "remoting": "a:10911", "replication": "a:10912"}, bound to a lease
@@ -31,7 +31,7 @@ _ANSWER_SIZE_MAX: Final = 1 << 20
 
 
 class EtcdLease:
-    """One group of brokers. `lease_seconds`: etcd knows whole seconds from 2 on."""
+    """The lease of one group of brokers. `lease_seconds`: at least 2, because etcd rounds to whole seconds."""
 
     def __init__(
         self, endpoints: Sequence[str], prefix: str, broker_id: int, lease_seconds: int, *, timeout_seconds: float
@@ -66,7 +66,7 @@ class EtcdLease:
                 [],
             )
         except LeaseUnavailableError:
-            await self._revoke(lease_id)  # it may have been taken all the same
+            await self._revoke(lease_id)  # the transaction may have succeeded all the same
             raise
         if not answered.get("succeeded"):
             await self._revoke(lease_id)
@@ -100,7 +100,7 @@ class EtcdLease:
     # --- Requests ---------------------------------------------------------------------------------------------
 
     async def _revoke(self, lease_id: str) -> None:
-        with suppress(LeaseUnavailableError):  # it expires by itself
+        with suppress(LeaseUnavailableError):  # the lease expires without it
             await self._post("lease/revoke", {"ID": lease_id})
 
     def _put_claim(self, claim: Claim) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class EtcdLease:
         return await self._post("kv/txn", {"compare": compare, "success": success, "failure": failure})
 
     async def _post(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
-        """Ask the first endpoint that can be reached; after an error the next request begins with another one."""
+        """Send a request to the first reachable endpoint. After an error the next request starts with another one."""
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 status, body = await self._answer(path, json.dumps(request).encode())
@@ -143,7 +143,7 @@ class EtcdLease:
             status = await reader.readline()
             while (await reader.readline()).strip():
                 pass
-            # HTTP/1.0: the answer ends with the connection, in one piece.
+            # HTTP/1.0: the answer ends with the connection and may be read as a whole.
             answer = await reader.read(_ANSWER_SIZE_MAX)
             while more := await reader.read(_ANSWER_SIZE_MAX):
                 answer += more

@@ -1,10 +1,10 @@
-"""The replica's side of replication: follows the log of one master over one connection. A thin shell.
+"""The replica's side of replication: follows the log of one master over one connection.
 
     units -> LogFollower.receive     checked and appended
           -> wait_stored             on this disk
           -> report                  only then
 
-What comes while the disk syncs waits in the socket, so nothing is unbounded. Bytes that do not continue the log, a
+Data that arrives during a sync waits in the socket, so memory stays bounded. Bytes that do not continue the log, a
 silent master, or an older epoch than the last one end the connection, with nothing of them appended.
 """
 
@@ -33,11 +33,11 @@ from aerobee_store import MessageStore
 _log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS: Final = 5.0
-_READ_SIZE: Final = 1 << 20  # at the most so much is synced at once
+_READ_SIZE: Final = 1 << 20  # bytes per sync at most
 
 
 class DivergedError(BrokerError):
-    """This log has bytes that the master's never had, from `offset` on."""
+    """This log has bytes from `offset` on that the master's log never had."""
 
     def __init__(self, offset: int, end: int, master_epoch: int = -1) -> None:
         super().__init__(
@@ -45,7 +45,8 @@ class DivergedError(BrokerError):
         )
         self.offset = offset
         self.end = end
-        self.master_epoch = master_epoch  # -1: not by epochs, so the logs may differ before the offset
+        # -1: epochs were not compared, so the logs may already differ before the offset
+        self.master_epoch = master_epoch
 
 
 class MasterGoneError(BrokerError):
@@ -72,17 +73,17 @@ class Follower:
         self._heartbeat_seconds = heartbeat_seconds
         self._silence_seconds = silence_seconds
         self._masters: list[Epoch] = []
-        self.master_end = 0  # how far the master's log is known to go
-        self.caught_up = asyncio.Event()  # set once the master had nothing more to send
+        self.master_end = 0  # the known end of the master's log
+        self.caught_up = asyncio.Event()  # set once the master had nothing left to send
 
     async def run(self, master: Address) -> None:
-        """Connect and follow. OSError, TimeoutError, BrokerError (DivergedError), StoreError."""
+        """Connect and follow. Raises OSError, TimeoutError, BrokerError (DivergedError) and StoreError."""
         async with asyncio.timeout(_CONNECT_SECONDS):
             reader, writer = await asyncio.open_connection(master.host, master.port, limit=_READ_SIZE)
         try:
             await self._follow(reader, writer)
         except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None  # they fail for one reason
+            raise group.exceptions[0] from None  # all tasks fail for the same reason
         finally:
             writer.close()
             self._store.follower.forget_rest()
@@ -90,7 +91,7 @@ class Follower:
     async def _follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         frames = MasterReader(self._protocol)
         units: list[Unit] = []
-        # What the connection before has brought is appended, and may not be synced: the master goes on behind it.
+        # Bytes from the previous connection are appended but may not be synced; the master continues behind them.
         await self._store.wait_stored(self._store.positions[0], durable=True)
         if self._protocol == "epochs":
             writer.write(ReplicaHandshake(self._replica_id).encode())
@@ -109,7 +110,7 @@ class Follower:
                 beats.cancel()
 
     def _compare(self, epochs: Sequence[Epoch], master_end: int) -> None:
-        """Raise DivergedError if this log has what the master's has not."""
+        """Raise DivergedError if this log has bytes that the master's has not."""
         end = self._store.positions[0]
         newest = epochs[-1].number if epochs else 0
         if newest < self._epochs.last:
@@ -133,7 +134,7 @@ class Follower:
             self._note_epoch(unit)
             if unit.body:
                 if unit.offset and not self._store.positions[0]:
-                    self._store.follower.begin_at(unit.offset)  # the master's log begins there by now
+                    self._store.follower.begin_at(unit.offset)  # the master's log begins at that offset now
                 end = self._store.follower.receive(unit.offset, unit.body)
             else:
                 self.caught_up.set()
@@ -155,7 +156,7 @@ class Follower:
             self._epochs.follow([*self._epochs.all, self._masters[-1]], unit.offset)
 
     def _report(self, writer: asyncio.StreamWriter) -> None:
-        """Tell the master how far the log is on this disk; it never names what is not."""
+        """Report how far the log is on this disk, never more."""
         writer.write(encode_report(min(self._store.positions[0], self._store.positions[2]), self._protocol))
 
     async def _send_heartbeats(self, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""What replicas and masters send to each other, as bytes: RocketMQ's two replication protocols. No sockets.
+"""The frames of RocketMQ's two replication protocols, between replicas and masters, as bytes. No sockets.
 
 The plain one (HAService). There is no handshake; integers are big-endian and signed:
 
@@ -31,23 +31,27 @@ EPOCH_REPORT: Final = struct.Struct(">iq")
 MASTER_HANDSHAKE: Final = struct.Struct(">iiqi")
 EPOCH: Final = struct.Struct(">iq")
 EPOCH_UNIT: Final = struct.Struct(">iiqiqq")
-assert (REPORT.size, UNIT.size, HANDSHAKE.size, EPOCH_REPORT.size) == (8, 12, 16, 12), "the table above says so"
-assert (MASTER_HANDSHAKE.size, EPOCH.size, EPOCH_UNIT.size) == (20, 12, 36), "the table above says so"
+assert (REPORT.size, UNIT.size, HANDSHAKE.size, EPOCH_REPORT.size) == (8, 12, 16, 12), (
+    "the table above and the structs must agree"
+)
+assert (MASTER_HANDSHAKE.size, EPOCH.size, EPOCH_UNIT.size) == (20, 12, 36), (
+    "the table above and the structs must agree"
+)
 
 UNIT_SIZE_SENT: Final = 32 << 10  # haTransferBatchSize
-UNIT_SIZE_MAX: Final = (4 << 20) - UNIT.size  # what RocketMQ's replicas can take
+UNIT_SIZE_MAX: Final = (4 << 20) - UNIT.size  # the limit of RocketMQ's replicas
 EPOCHS_MAX: Final = 10_000
 _HANDSHAKE_STATE: Final = 1
 _TRANSFER_STATE: Final = 2
 _REPLICA_ID_MAX: Final = 1 << 31
-# How the eight bytes of a plain report look that could begin a handshake: state 1, and each flag 0 or 1.
+# The eight bytes of a plain report that could also begin a handshake: state 1, and each flag 0 or 1.
 _LIKE_HANDSHAKE: Final = frozenset((1 << 32) + first * 65536 + second for first in (0, 1) for second in (0, 1))
 
 Protocol = Literal["plain", "epochs"]
 
 
 class ReplicationFormatError(BrokerError):
-    """The other side sent what is no frame of the protocol."""
+    """The other side sent bytes that are not a frame of the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaHandshake:
-    """What a replica says first, in the protocol with epochs."""
+    """The replica's first frame in the protocol with epochs."""
 
     replica_id: int
     from_last_file: bool = False
@@ -82,7 +86,7 @@ class ReplicaHandshake:
 
 @dataclass(frozen=True, slots=True)
 class MasterHandshake:
-    """What the master answers."""
+    """The master's answer to the handshake."""
 
     end: int
     epochs: tuple[Epoch, ...]
@@ -105,10 +109,10 @@ def encode_unit(unit: Unit, protocol: Protocol) -> bytes:
 
 
 class ReplicaReader:
-    """Reads what a replica sends, on the master's side. `protocol` is known once its first frame is.
+    """Reads a replica's frames, on the master's side. `protocol` is known after the first frame.
 
-    A report of 4 GiB and a handshake begin with the same eight bytes. A handshake is sent in one piece; whoever reads
-    says with `settle` that nothing more has come for a while.
+    A report of 4 GiB and a handshake begin with the same eight bytes. A handshake is sent in one piece, so the caller
+    reports with `settle` that no more bytes have arrived for a while.
     """
 
     def __init__(self) -> None:
@@ -117,7 +121,7 @@ class ReplicaReader:
         self.handshake: ReplicaHandshake | None = None
 
     def feed(self, data: bytes) -> list[int]:
-        """The offsets reported by now. ReplicationFormatError."""
+        """The offsets reported so far. Raises ReplicationFormatError."""
         self._buffer += data
         if self.protocol is None:
             self._detect()
@@ -136,7 +140,7 @@ class ReplicaReader:
         return reports
 
     def settle(self) -> list[int]:
-        """Nothing more has come: eight bytes that could begin a handshake are a report."""
+        """No more bytes have arrived: eight bytes that could begin a handshake are a report."""
         if self.protocol is None and len(self._buffer) >= REPORT.size:
             self.protocol = "plain"
         return self.feed(b"")
@@ -149,7 +153,7 @@ class ReplicaReader:
             self.protocol = "plain"
         elif len(self._buffer) >= HANDSHAKE.size:
             _, from_last_file, _, replica_id = HANDSHAKE.unpack_from(self._buffer)
-            if not -1 <= replica_id < _REPLICA_ID_MAX:  # the next report, of a log that long
+            if not -1 <= replica_id < _REPLICA_ID_MAX:  # the next report, of such a long log
                 self.protocol = "plain"
                 return
             self.protocol = "epochs"
@@ -158,7 +162,7 @@ class ReplicaReader:
 
 
 class MasterReader:
-    """Reads what a master sends, on the replica's side. Holds one frame at the most."""
+    """Reads a master's frames, on the replica's side. Keeps at most one incomplete frame."""
 
     def __init__(self, protocol: Protocol, *, unit_size_max: int = UNIT_SIZE_MAX) -> None:
         self._protocol = protocol
@@ -168,9 +172,9 @@ class MasterReader:
         self.handshake: MasterHandshake | None = None
 
     def feed(self, data: bytes) -> list[Unit]:
-        """The units and heartbeats that are complete by now, those before what is no frame included.
+        """The complete units and heartbeats, including those before an invalid frame.
 
-        ReplicationFormatError; for what follows whole units, `check` raises it.
+        Raises ReplicationFormatError. If valid units precede the invalid bytes, `check` raises it.
         """
         self.check()
         self._buffer += data
@@ -190,7 +194,7 @@ class MasterReader:
         return units
 
     def check(self) -> None:
-        """Raise what `feed` has found behind the units that it returned."""
+        """Raise the error that `feed` found behind the units it returned."""
         if self._error is not None:
             raise self._error
 

@@ -1,12 +1,13 @@
-"""The brokers that a master with a lease waits for, and how they change.
+"""The in-sync set of a master with a lease, and its changes.
 
-    confirmed   by every other broker of the claim; while a change is under way, of the old and of the new one
-    leaves      who has not been at the end of the log for `in_sync_seconds`; messages wait for it until it has left
-    joins       who was at the end of the log a moment ago: from then on messages wait for it, and once it has all that
-                was confirmed before, it is in the claim
+    confirmed   by every other broker of the claim; during a change, of the old and of the new claim
+    leaves      a broker that has not reached the end of the log for `in_sync_seconds`; messages wait for it until
+                it has left
+    joins       a broker that has just reached the end of the log: messages wait for it from then on, and it enters
+                the claim once it has all messages confirmed before
 
-The claim is changed first, the wait after. Whether a change was made is unknown if etcd does not answer; then the old
-and the new brokers are waited for until it does.
+The claim changes before the wait does. If etcd does not answer, the outcome of a change is unknown; until it is known,
+messages wait for both the old and the new brokers.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _ALWAYS: Final = float("inf")
 
 @dataclass(slots=True)
 class _Progress:
-    """Of one broker: when it was last known at the end of the log. Next it has to reach `end`, the end of time `at`."""
+    """One broker: when it was last at the end of the log. To count again it must reach `end`, the end at time `at`."""
 
     end: int
     at: float
@@ -40,7 +41,7 @@ class _Progress:
 
 @dataclass(slots=True)
 class InSyncSet:
-    """Of one master. `run` beside everything else."""
+    """The in-sync set of one master. `run` runs beside the other services."""
 
     leadership: Leadership
     acknowledgements: Acknowledgements
@@ -48,25 +49,25 @@ class InSyncSet:
     in_sync_seconds: float
     now: Callable[[], float] = field(default_factory=lambda: asyncio.get_running_loop().time)
     members: frozenset[int] = frozenset()
-    """Those of the claim, as far as is known."""
+    """The set in the claim, as far as known."""
     _joining: frozenset[int] = frozenset()
     _wanted: frozenset[int] | None = None
     _progress: dict[int, _Progress] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert self.leadership.claim is not None, "a master has a claim"
-        # What the log had before this epoch may have been confirmed.
+        # Bytes written before this epoch may have been confirmed.
         self.acknowledgements.confirmed_before = self.epochs.all[-1].start
         self._settle(self.leadership.claim.in_sync)
 
     async def run(self) -> None:
-        """Look after the claim as long as the lease is held."""
+        """Maintain the claim while the lease is held."""
         while not self.leadership.lost.is_set():
             await self.look()
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def look(self) -> None:
-        """Change the claim if it has to be changed."""
+        """Change the claim if necessary."""
         if self._wanted is not None:
             await self._find_out()
             return
@@ -75,7 +76,7 @@ class InSyncSet:
             await self._change(wanted)
 
     def _judge(self) -> frozenset[int]:
-        """Who should be in the claim now."""
+        """The brokers that should be in the claim now."""
         acked = {int(key[1]): offset for key, offset in self.acknowledgements.acked().items() if key[0] == "id"}
         now, end = self.now(), self.acknowledgements.store.positions[2]
         for gone in self._progress.keys() - acked.keys() - self.members:
@@ -106,7 +107,7 @@ class InSyncSet:
         _log.info("brokers in sync changed from=%s to=%s", sorted(before), sorted(wanted))
 
     def _settle(self, members: frozenset[int]) -> None:
-        """This is the claim."""
+        """Adopt this claim as the current one."""
         self.members, self._wanted = members, None
         self._joining -= members
         now = self.now()
@@ -118,12 +119,12 @@ class InSyncSet:
 
     def _wait_for_all(self) -> None:
         own = {self.leadership.broker_id}
-        waited = self.members | self._joining  # what is wanted has members and those that join, and nobody else
+        waited = self.members | self._joining  # the wanted set consists of members and joining brokers only
         claimed = self.members if self._wanted is None else self.members & self._wanted
         self.acknowledgements.wait_for(waited - own, claimed_count=len(claimed - own))
 
     async def _find_out(self) -> None:
-        """What the claim is, after a change of which nothing was heard."""
+        """Read the claim after a change without an answer."""
         epoch = self.epochs.last
         try:
             view = await self.leadership.look()

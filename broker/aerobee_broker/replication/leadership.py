@@ -1,10 +1,10 @@
-"""What one broker knows of the lease: whether it is the master, for how long, and who may become it.
+"""One broker's view of the lease: whether it is the master, for how long, and which broker may become it.
 
-The lease counts from the moment at which its renewal was *asked* for, by a clock that no one sets and that goes on
-while the process or the machine is suspended, and it ends here before it ends in etcd. So a master that was paused
-knows first of all that its time is over. No confirmed message depends on that: a message is confirmed by every broker
-of the claim, and a broker that is missing is taken out of the claim by compare-and-swap, which fails once another one
-has begun an epoch. The expiry keeps an old master from serving consumers beside the new one.
+The lease counts from the moment at which its renewal was *requested*. The clock cannot be set, and continues while the
+process or the machine is suspended. The lease ends here before it ends in etcd, so a master that was paused notices
+first that its time is over. No confirmed message depends on this. A message is confirmed by every broker of the claim,
+and a missing broker is removed from the claim by compare-and-swap, which fails once another broker has begun an epoch.
+The expiry prevents an old master from serving consumers beside the new one.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from aerobee_store.disk.file_system import FileSystem
 _log = logging.getLogger(__name__)
 
 MEMBER_FILE: Final = "replicationMember"
-"""Stands in a store whose broker was a member of its group. A store without it has none of the messages of one."""
-_HELD_SHARE: Final = 0.8  # of the lease's seconds it counts here; the rest is for clocks of different speed
-_RENEWALS: Final = 5  # in the seconds of a lease
+"""A file in stores whose broker was a member of its group. A store without it has no messages of the group."""
+# share of the lease's duration that counts here; the rest allows for clocks of different speed
+_HELD_SHARE: Final = 0.8
+_RENEWALS: Final = 5  # share of the lease's duration
 
 
 def suspended_too() -> float:
-    """Seconds since the machine started, those in which it was suspended included."""
+    """Seconds since the machine started, including those in which it was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Leadership:
-    """Of one broker, for as long as its process lives. Event loop only."""
+    """The leadership of one broker during the life of its process. Event loop only."""
 
     def __init__(
         self, lease: Lease, broker_id: int, lease_seconds: float, *, now: Callable[[], float] = suspended_too
@@ -62,18 +63,18 @@ class Leadership:
 
     @property
     def is_held(self) -> bool:
-        """Whether the lease is this broker's at this moment."""
+        """Whether this broker holds the lease at this moment."""
         return not self.lost.is_set() and self._now() < self._valid_until
 
     @property
     def seconds_left(self) -> float:
-        """For so long it is this broker's without another renewal."""
+        """How long this broker holds the lease without another renewal."""
         return max(self._valid_until - self._now(), 0.0) if not self.lost.is_set() else 0.0
 
-    # --- To become the master ---------------------------------------------------------------------------------
+    # --- Becoming the master -----------------------------------------------------------------------------------
 
     async def look(self) -> LeaseView:
-        """The state of the group. LeaseUnavailableError."""
+        """The state of the group. Raises LeaseUnavailableError."""
         view = await self._lease.read()
         self.claim, self.version = view.claim, view.version
         return view
@@ -86,11 +87,11 @@ class Leadership:
         claim = view.claim
         if view.holder is not None or claim is None or not is_member or self.broker_id not in claim.in_sync:
             return False
-        # One that took the lease and died before it wrote anything has not noted its epoch.
+        # A broker that took the lease and died before it wrote anything has not saved its epoch.
         return last_epoch == claim.epoch or claim.master == self.broker_id
 
     async def take(self, view: LeaseView, last_epoch: int) -> bool:
-        """Try to become the master of a new epoch. LeaseUnavailableError."""
+        """Try to become the master of a new epoch. Raises LeaseUnavailableError."""
         epoch = max(last_epoch, 0 if view.claim is None else view.claim.epoch) + 1
         claim = Claim(epoch, self.broker_id, frozenset((self.broker_id,)))
         began = self._now()
@@ -106,17 +107,17 @@ class Leadership:
         return True
 
     async def leave(self, view: LeaseView) -> None:
-        """Take this broker, whose store is new, out of the brokers in sync. LeaseUnavailableError,
+        """Remove this broker, whose store is new, from the brokers in sync. Raises LeaseUnavailableError and
         LeaseConflictError."""
         assert view.claim is not None, "it is in sync there"
         claim = replace(view.claim, in_sync=view.claim.in_sync - {self.broker_id})
         self.version = await self._lease.change(view.version, claim)
         self.claim = claim
 
-    # --- To stay it -------------------------------------------------------------------------------------------
+    # --- Remaining the master ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Renew whenever the lease is held, until cancelled."""
+        """Renew the lease while it is held, until cancelled."""
         while True:
             await self._taken.wait()
             self._taken.clear()
@@ -127,7 +128,7 @@ class Leadership:
         pause = self.lease_seconds / _RENEWALS * _HELD_SHARE
         await asyncio.sleep(min(pause, self.seconds_left))
         if not self.is_held:
-            self._lose(self.last_error or "it was not renewed in time")
+            self._lose(self.last_error or "the renewal took too long")
             return
         began = self._now()
         try:
@@ -148,22 +149,22 @@ class Leadership:
         self.lost.set()
 
     def lose(self, cause: str) -> None:
-        """Another broker is the master."""
+        """Record that another broker is the master."""
         self._lose(cause)
 
     async def announce(self, remoting: str, replication: str) -> None:
-        """The master serves there. LeaseLostError, LeaseUnavailableError."""
+        """Publish the addresses of this master. Raises LeaseLostError and LeaseUnavailableError."""
         await self._lease.announce(Holder(self.broker_id, remoting, replication))
 
     async def change(self, in_sync: frozenset[int]) -> None:
-        """Replace the brokers in sync. LeaseConflictError, LeaseUnavailableError: whether it was done is not known."""
+        """Replace the brokers in sync. Raises LeaseConflictError, and LeaseUnavailableError: the outcome is unknown."""
         assert self.claim is not None, "a master has a claim"
         claim = replace(self.claim, in_sync=in_sync)
         self.version = await self._lease.change(self.version, claim)
         self.claim = claim
 
     async def release(self) -> None:
-        """Let another broker take the lease at once. The log is written no more."""
+        """Let another broker take the lease at once. Nothing may be written to the log any more."""
         self.lost.set()
         await self._lease.release()
 
@@ -174,7 +175,7 @@ def is_member(file_system: FileSystem, directory: Path) -> bool:
 
 
 def note_member(file_system: FileSystem, directory: Path, broker_id: int) -> None:
-    """From now on it is. Blocking; durable when it returns. OSError."""
+    """Record that this store is a member of its group. Blocking; durable on return. Raises OSError."""
     if not is_member(file_system, directory):
         file_system.write_new(directory / MEMBER_FILE, f"{broker_id}\n".encode())
         file_system.sync_directory(directory)

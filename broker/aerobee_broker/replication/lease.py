@@ -1,13 +1,13 @@
-"""Who is the master: a lease with an expiry, and beside it the epoch and the brokers that are in sync.
+"""The lease that names the master: it expires, and with it are stored the epoch and the brokers in sync.
 
-All of it lies in a system that agrees by itself, such as etcd (`etcd.py`); a Lease of Kubernetes could stand behind the
-same calls, with its resourceVersion for `version`. What is needed of such a system:
+A consensus system such as etcd (`etcd.py`) stores all of it. A Lease of Kubernetes could implement the same interface,
+with its resourceVersion for `version`. The system must provide:
 
     claim     the epoch, its master, and the brokers in sync; stays when the lease ends, and is changed only by
               compare-and-swap on its version
-    holder    where the master is reached; gone when it does not renew for the agreed seconds
+    holder    the master's addresses; removed if it does not renew the lease in time
 
-To take the lease changes both at once, so one epoch never has two masters, whatever clocks say.
+Taking the lease changes both atomically, so an epoch never has two masters, whatever the clocks say.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from aerobee_broker.errors import BrokerError
 
 
 class LeaseUnavailableError(BrokerError):
-    """The system that keeps the lease did not answer. Whether it did what was asked is not known."""
+    """The system that keeps the lease did not answer. The outcome of the request is unknown."""
 
 
 class LeaseConflictError(BrokerError):
-    """Somebody else has changed the claim, or holds the lease."""
+    """Another broker has changed the claim or holds the lease."""
 
 
 class LeaseLostError(BrokerError):
-    """The lease has expired, and may be another broker's by now."""
+    """The lease has expired; another broker may hold it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The broker that holds the lease; the addresses are empty until it serves."""
+    """The holder of the lease; the addresses are empty until it serves."""
 
     broker_id: int
     remoting: str = ""
@@ -50,7 +50,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """What is there at one moment. `version` of the claim, 0 if there has never been one."""
+    """The state at one moment. `version` is that of the claim, 0 if there has never been one."""
 
     version: int
     claim: Claim | None
@@ -58,22 +58,22 @@ class LeaseView:
 
 
 class Lease(Protocol):
-    """The lease of one group of brokers, as one of them sees it. Every call may raise LeaseUnavailableError."""
+    """The lease of one group of brokers, as seen by one of them. Every call may raise LeaseUnavailableError."""
 
     async def read(self) -> LeaseView:
         """The newest state."""
 
     async def take(self, seen: LeaseView, claim: Claim) -> int:
-        """Take the lease that nobody holds; the version of the new claim. LeaseConflictError."""
+        """Take the free lease; returns the version of the new claim. Raises LeaseConflictError."""
 
     async def renew(self) -> None:
-        """Begin the agreed seconds anew. LeaseLostError."""
+        """Renew the lease for its full duration. Raises LeaseLostError."""
 
     async def announce(self, holder: Holder) -> None:
-        """Say where the master is reached. LeaseLostError."""
+        """Publish the master's addresses. Raises LeaseLostError."""
 
     async def change(self, version: int, claim: Claim) -> int:
-        """Replace the claim of this version; the new version. LeaseConflictError."""
+        """Replace the claim of this version; returns the new version. Raises LeaseConflictError."""
 
     async def release(self) -> None:
         """End the lease at once, if it is held."""

@@ -1,14 +1,16 @@
-"""The master's side of replication: takes connections of replicas and sends them the log. A thin shell.
+"""The master's side of replication: accepts connections of replicas and sends them the log.
 
-Only durable bytes are sent, so no replica ever has what this broker could lose. A unit ends with a record wherever one
-fits into it, so that a replica of RocketMQ, which appends whatever comes, never ends within a record.
+Only durable bytes are sent, so a replica never has bytes that this broker could lose. A unit ends at the end of a
+record if one fits into it. RocketMQ's replicas append all bytes they receive, so their log then never ends within a
+record.
 
     first report      sent from
     0                 the beginning of the log
     within the log    there, if a record begins there; otherwise the connection is closed: the logs differ
-    anything else     nowhere: the connection is closed
+    anything else     the connection is closed
 
-A report beyond what was sent, or below the last one, closes the connection and does not count. So does silence.
+A report beyond the sent bytes, or below the previous report, closes the connection and does not count. Silence closes
+it, too.
 """
 
 from __future__ import annotations
@@ -43,16 +45,17 @@ SILENCE_SECONDS: Final = 20.0  # haHousekeepingInterval
 CONNECTIONS_MAX: Final = 64
 _SETTLE_SECONDS: Final = 1.0  # how long eight bytes that could begin a handshake wait for the rest
 _READ_SIZE: Final = 4096
-_WRITE_BUFFER: Final = 1 << 20  # of one replica; beyond it nothing is sent until it has read some
+# bytes in flight to one replica; beyond it the master waits until the replica has read some
+_WRITE_BUFFER: Final = 1 << 20
 _SIZE: Final = struct.Struct(">i")
 
 
 class ReplicaRefusedError(BrokerError):
-    """A replica cannot be served as it asks; its connection is closed."""
+    """A replica cannot be served as requested; its connection is closed."""
 
 
 class ReplicationMaster:
-    """Serves all replicas of one store. `run` beside everything else."""
+    """Serves all replicas of one store. `run` runs beside the other services."""
 
     name: Final = "replication"
 
@@ -78,7 +81,7 @@ class ReplicationMaster:
         store.flush_listeners.append(self._wake)
 
     async def listen(self) -> Address:
-        """Bind; the address that was bound. Raises ListenError."""
+        """Bind; returns the bound address. Raises ListenError."""
         address = Address.parse(self._config.listen)
         try:
             self._listener = await asyncio.start_server(self._accept, address.host, address.port, limit=_READ_SIZE)
@@ -206,7 +209,7 @@ class ReplicationMaster:
         self, writer: asyncio.StreamWriter, replica: Replica, protocol: Protocol, position: int, more: asyncio.Event
     ) -> None:
         writer.transport.set_write_buffer_limits(_WRITE_BUFFER)
-        rest = 0  # of a record that is sent in parts
+        rest = 0  # remaining bytes of a record that is sent in parts
         while True:
             more.clear()
             while body := self._unit_body(position, protocol, rest):
@@ -230,7 +233,7 @@ class ReplicationMaster:
         return Unit(position, body, epoch.number, epoch.start, max(self._acknowledgements.confirmed(), 0))
 
     def _unit_body(self, position: int, protocol: Protocol, rest: int) -> bytes:
-        """The next bytes, of one segment and one epoch: whole records, or a part of what is larger than a unit."""
+        """The next bytes, of one segment and one epoch: whole records, or a part of a record larger than a unit."""
         size_max = UNIT_SIZE_MAX if not rest else min(rest, UNIT_SIZE_SENT)
         if protocol == "epochs" and (end := self._epochs.end_of(position)) is not None:
             size_max = min(size_max, end - position)
@@ -243,7 +246,7 @@ class ReplicationMaster:
 
     @staticmethod
     def _rest_behind(body: bytes, rest: int) -> int:
-        """How much of the record or blank that `body` ends in has yet to be sent."""
+        """The number of bytes missing from the record or blank at the end of `body`."""
         if rest:
             return rest - len(body)
         size: int = _SIZE.unpack_from(body)[0]
@@ -251,7 +254,7 @@ class ReplicationMaster:
 
 
 def _records_end(data: memoryview) -> int:
-    """Where the last whole record within the usual size of a unit ends; or the first one, if it is larger. 0: none."""
+    """The end of the last whole record within a unit's usual size, or of the first record if it is larger. 0: none."""
     position = 0
     while position + _SIZE.size <= len(data):
         (size,) = _SIZE.unpack_from(data, position)

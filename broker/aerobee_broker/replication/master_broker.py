@@ -1,4 +1,4 @@
-"""What a master has besides all that any broker has: its epochs, its replicas, and what is asked about them."""
+"""The parts that only a master has: its epochs, its replicas, and the requests about them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from aerobee_store.running_flags import RunningFlags
 
 _log = logging.getLogger(__name__)
 
-FAST_PORT_DISTANCE: Final = 2  # RocketMQ's replicas ask for topics at the remoting port less two
+FAST_PORT_DISTANCE: Final = 2  # RocketMQ's replicas request topics at the remoting port minus two
 
 
 class MasterBroker:
-    """Built by `open`; `stop` ends it."""
+    """The parts of a master. Created by `open`; `stop` ends them."""
 
     def __init__(
         self, config: BrokerConfig, store: MessageStore, epochs: Epochs, leadership: Leadership | None = None
@@ -53,8 +53,10 @@ class MasterBroker:
 
     @classmethod
     async def open(cls, config: BrokerConfig, store: MessageStore, leadership: Leadership | None) -> MasterBroker:
-        """Let sends wait for replicas, before anybody can send something. `leadership`: with the lease held.
-        EpochFileError, OSError."""
+        """Make sends wait for replicas, before clients can send. `leadership`: with the lease held.
+
+        Raises EpochFileError and OSError.
+        """
         epochs = await asyncio.to_thread(Epochs, store.file_system, config.store.directory)
         if not epochs.last:
             await asyncio.to_thread(epochs.begin, 1, store.min_physical_offset)
@@ -64,7 +66,7 @@ class MasterBroker:
         return broker
 
     async def start(self, registrar: Registrar, remoting: RemotingServer, bound: Address) -> None:
-        """Take replicas. `bound`: the remoting address. ListenError."""
+        """Accept replicas. `bound`: the remoting address. Raises ListenError."""
         address = await self._master.listen()
         advertised = self._config.replication.advertise
         if advertised:
@@ -83,8 +85,8 @@ class MasterBroker:
             registrar.epoch = self._leadership.claim.epoch
 
     async def keep_lease(self) -> None:
-        """Tell the group where this master serves, and look after the brokers in sync, until the lease is lost; then
-        nothing is appended any more. Without a lease it waits for ever."""
+        """Publish this master's addresses and maintain the brokers in sync until the lease is lost; after that the
+        store refuses appends. Without a lease, waits forever."""
         leadership, in_sync_set = self._leadership, self._in_sync_set
         if leadership is None or in_sync_set is None:
             await asyncio.Event().wait()
@@ -110,7 +112,7 @@ class MasterBroker:
                 leadership.lose(str(error))
                 return
             except LeaseUnavailableError as error:
-                _log.warning("address not announced cause=%s; tried again", error)
+                _log.warning("address not announced cause=%s; retrying", error)
             await asyncio.sleep(0.2)
 
     @property
@@ -124,6 +126,6 @@ class MasterBroker:
         return MasterCollector(self.acknowledgements, self.epochs, self._leadership)
 
     async def stop(self) -> None:
-        """Let all replicas go."""
+        """Disconnect all replicas."""
         self._store.replicas = None
         await self._master.stop()

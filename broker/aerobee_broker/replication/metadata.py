@@ -1,12 +1,12 @@
-"""Copies a master's tables: topics, groups, offsets, delay offsets, request modes, the timer's checkpoint. They are no
-part of the log.
+"""Copies a master's tables: topics, groups, offsets, delay offsets, request modes, the timer's checkpoint.
 
-Tables whose version or content is the same are left alone; the others are replaced at once and saved in RocketMQ's
-files, as they are at the master. So a replica has no moment without its topics.
+These are not in the log. Tables with the same version or content are skipped. The others are replaced at once and saved
+in RocketMQ's files, as at the master, so a replica always has topics.
 
-The checkpoint says which delayed messages the master has delivered. It is saved only when the log here has reached the
-end that the master's log had afterwards: then these deliveries are here as well, and a promoted replica neither repeats
-nor loses one. A master of ours needs it less, because its log has marks of deliveries.
+The timer's checkpoint shows which delayed messages the master has delivered. It is saved only when this log has reached
+the end that the master's log had after reading the checkpoint. These deliveries are then in this log as well, and a
+promoted replica neither repeats nor loses one. With an Aerobee master it matters less, because its log has marks of
+deliveries.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _NO_MODES: Final[dict[str, object]] = {"messageRequestModeMap": {}}
 
 
 class _Table(Protocol):
-    """What a master's answer can replace."""
+    """A table that a master's answer can replace."""
 
     def snapshot(self) -> object: ...
 
 
 class Metadata:
-    """The tables of a replica, and how they follow the master's."""
+    """The tables of a replica, which follow the master's."""
 
     def __init__(self, store: MessageStore, tables: Tables, clock: Clock) -> None:
         self._store = store
@@ -58,7 +58,7 @@ class Metadata:
         self.copied = 0  # how often a table was replaced
 
     async def copy(self, master: Connection) -> None:
-        """Ask for all tables, take over what is new, and save it. BrokerError, TimeoutError, OSError."""
+        """Request all tables, apply and save changes. Raises BrokerError, TimeoutError and OSError."""
         tables, clock = self._tables, self._clock
         topics = TopicTable.from_json(await self._asked(master, Request.GET_ALL_TOPIC_CONFIG), clock)
         groups = GroupTable.from_json(await self._asked(master, Request.GET_ALL_SUBSCRIPTION_GROUP_CONFIG), clock)

@@ -1,4 +1,4 @@
-"""The metrics of replication; there are none without it."""
+"""The metrics of replication; without replication there are none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aerobee_broker.replication.leadership import Leadership
 
 
 class _Following(Protocol):
-    """What a replica knows of itself."""
+    """The state of a replica for its metrics."""
 
     @property
     def is_connected(self) -> bool: ...
@@ -22,7 +22,7 @@ class _Following(Protocol):
 
 
 class MasterCollector:
-    """Of a master."""
+    """The metrics of a master."""
 
     def __init__(
         self, acknowledgements: Acknowledgements, epochs: Epochs, leadership: Leadership | None = None
@@ -55,7 +55,7 @@ class MasterCollector:
 
 
 class ReplicaCollector:
-    """Of a replica, as long as it is one."""
+    """The metrics of a replica."""
 
     def __init__(self, replica: _Following) -> None:
         self._replica = replica
@@ -65,7 +65,9 @@ class ReplicaCollector:
         yield _gauge("aerobee_replica_connected", "Whether this replica follows its master.", int(connected))
         yield _gauge("aerobee_replica_behind_bytes", "Bytes of the master's log not on disk.", self._replica.lag_bytes)
         tails = self._replica.diverged_tails
-        yield _gauge("aerobee_replica_diverged_tails", "Files with a tail of the log that the master had not.", tails)
+        yield _gauge(
+            "aerobee_replica_diverged_tails", "Files with a tail of the log that the master did not have.", tails
+        )
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeFamily:

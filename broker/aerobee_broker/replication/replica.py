@@ -1,17 +1,17 @@
-"""A broker as a replica: follows its master, copies its tables, and answers what a replica may, until it is promoted.
+"""A broker as a replica: follows its master, copies its tables, and serves reads, until it is promoted.
 
-    log        Follower, over one connection at a time; with pauses that grow between attempts
-    lease      with one, its holder is followed, and taken over from when it ends; what this log has more is set aside
+    log        Follower, over one connection at a time, with growing pauses between attempts
+    lease      if configured: its holder is followed, and replaced when the lease ends; a diverged tail is set aside
     tables     Metadata, every few seconds
     clients    pulls, offsets and queries of RocketMQ's older protocol; sends are refused, so producers go elsewhere
     operators  status, epochs, promotion
 
-Whose log is copied is known before the first byte: the last record here must be the master's at the same place. A
-master of ours also tells its epochs, so it is known where two logs differ, and which one is older.
+The log is compared with the master's before the first byte: the last record here must be the same there. An Aerobee
+master also sends its epochs, which show where two logs differ and which one is older.
 
-A replica appends nothing of its own, so it runs neither deliveries nor timers, and its store refuses every append but
-those of the follower. A promotion ends this part of the broker; the store is closed, opened again, and served as by
-any master. To set a tail aside it is closed and opened, too.
+A replica appends no records of its own, so it runs neither deliveries nor timers, and its store refuses all appends
+except the follower's. A promotion ends this part of the broker; the store is closed, opened again and served by a
+master. The store is also reopened to set a tail aside.
 """
 
 from __future__ import annotations
@@ -59,12 +59,13 @@ from aerobee_store.tables.java_json import Bean
 _log = logging.getLogger(__name__)
 
 Outcome = Literal["stopped", "promoted", "cut"]
-"""How a replica ends: the process stops, it becomes the master, or its store is opened again to set a tail aside."""
+"""The ways in which a replica ends: the process stops, it becomes the master, or its store is reopened to set a tail
+aside."""
 
 METADATA_SECONDS: Final = 3.0
 _ANSWER_SECONDS: Final = 5.0
 _PAUSE_SECONDS_MAX: Final = 5.0
-_PAUSE_SECONDS_MAX_LEASE: Final = 0.5  # messages may wait for this replica
+_PAUSE_SECONDS_MAX_LEASE: Final = 0.5  # the master's messages may wait for this replica
 _SEGMENT_KEYS: Final = ("mappedFileSizeCommitLog", "store.segment_size")
 _SENDS: Final = (
     Request.SEND_MESSAGE,
@@ -81,7 +82,7 @@ _SENDS: Final = (
 
 
 class ReplicaBroker:
-    """One broker, while it is a replica. `serve` ends with a promotion, or cancelled."""
+    """One broker while it is a replica. `serve` ends with a promotion, or when cancelled."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class ReplicaBroker:
         self._leadership = leadership
         self._view: LeaseView | None = None
         self._ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._known: tuple[str, str] | None = None  # the master's remoting and replication addresses, of name servers
+        self._known: tuple[str, str] | None = None  # the master's remoting and replication addresses, from name servers
         self._follower: Follower | None = None
         self._following: asyncio.Task[None] | None = None
         self._last_error = ""
@@ -111,7 +112,7 @@ class ReplicaBroker:
         self.registrar = Registrar(settings, tables, broker_id=replication.broker_id)
         self.registrar.answered = self._hear
         self._deliveries = Deliveries(store, tables, clock, settings, connected=())
-        store.retention_listeners.clear()  # what deliveries would save first is the master's business
+        store.retention_listeners.clear()  # the master saves delivery state before retention
         store.running.set(RunningFlags.NOT_WRITEABLE, "this broker is a replica; send to its master")
         clients = RemotingClients(settings, tables, clock)
         offsets = OffsetRequests(store, tables, self._deliveries)
@@ -133,14 +134,14 @@ class ReplicaBroker:
         }
 
     async def listen(self) -> Address:
-        """Bind the remoting address; the one that was bound. ListenError."""
-        assert self._config.listen.remoting is not None, "the configuration says so"
+        """Bind the remoting address and return it. Raises ListenError."""
+        assert self._config.listen.remoting is not None, "checked by the configuration"
         bound = await self._server.listen("listen.remoting", self._config.listen.remoting)
         self.registrar.listening(bound)
         return bound
 
     async def serve(self, stop: asyncio.Event) -> Outcome:
-        """Follow until `stop` is set, the replica is promoted, or its log is to be cut. Its services end with it."""
+        """Follow until `stop` is set, the replica is promoted, or its log must be cut. Ends its services on return."""
         async with asyncio.TaskGroup() as tasks:
             services = [
                 tasks.create_task(self._store.run(), name="store"),
@@ -167,8 +168,11 @@ class ReplicaBroker:
         return self._ended.result() if self._ended.done() else "stopped"
 
     def become_master(self) -> None:
-        """Note the new role and begin an epoch. The services of the store have ended; nobody writes to the log.
-        Blocking."""
+        """Save the new role and begin an epoch. The services of the store have ended, so nothing else writes to the
+        log.
+
+        Blocking.
+        """
         end = self._store.positions[0]
         if self._leadership is None:
             self._epochs.begin(self._epochs.last + 1, end)
@@ -181,7 +185,7 @@ class ReplicaBroker:
     # --- The lease --------------------------------------------------------------------------------------------
 
     async def _follow_lease(self, leadership: Leadership) -> None:
-        """Follow whoever holds the lease, and take it when nobody does."""
+        """Follow the holder of the lease, and take the lease when it is free."""
         file_system, directory = self._store.file_system, self._config.store.directory
         pause = min(leadership.lease_seconds / 20, 1.0)
         while True:
@@ -205,17 +209,17 @@ class ReplicaBroker:
                 _log.info("lease changed meanwhile cause=%s", error)
             except LeaseUnavailableError as error:
                 if not leadership.last_error:
-                    _log.warning("lease not readable cause=%s; tried again", error)
+                    _log.warning("lease not readable cause=%s; retrying", error)
                 leadership.last_error = str(error)
             await asyncio.sleep(pause)
 
     async def _leave(self, leadership: Leadership, view: LeaseView) -> None:
-        """The store is another one than the group knows: it must not be trusted to have the messages."""
+        """Leave the in-sync set: this store is not the one that the group knows, so it may lack messages."""
         assert view.claim is not None, "this broker is in it"
         if view.claim.in_sync == {leadership.broker_id}:
             self._note(
                 f"this store is new, and broker {leadership.broker_id} was the only one in sync: no other broker has "
-                f"all messages. Bring its store back; or give up what is missing: remove the keys in etcd, and start "
+                f"all messages. Restore its store; or accept the loss of messages: remove the keys in etcd, and start "
                 f"the broker with the longest log with the role master"
             )
             await asyncio.sleep(_PAUSE_SECONDS_MAX)
@@ -254,12 +258,12 @@ class ReplicaBroker:
             except (OSError, TimeoutError, BrokerError, LogMismatchError, StoreFullError) as error:
                 self._note(str(error) or type(error).__name__)
             if asyncio.get_running_loop().time() - began > longest:
-                pause = 0.1  # it went well for a while
+                pause = 0.1  # the connection worked for a while
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
 
     async def _follow_until_other_master(self) -> None:
-        """Raises as `_follow_once`; returns if the lease has gone to another broker."""
+        """Raises as `_follow_once`; returns if another broker takes the lease."""
         following = self._following = asyncio.create_task(self._follow_once(), name="replica-connection")
         try:
             await asyncio.wait((following,))
@@ -271,11 +275,11 @@ class ReplicaBroker:
             raise error
 
     async def _set_aside(self, error: DivergedError) -> bool:
-        """With a lease: order what this log has more than the master's to be set aside. Nothing of it was confirmed."""
+        """With a lease: order the tail that only this log has to be set aside. None of it was confirmed."""
         view, offset = self._view, error.offset
         if self._leadership is None or view is None or view.claim is None or view.holder is None:
             return False
-        # A log that has nothing in common with the master's is a mistake, and none of a fail-over's doing.
+        # A log without anything in common with the master's is a configuration error, not the result of a fail-over.
         if error.master_epoch != view.claim.epoch or not self._store.min_physical_offset < offset < error.end:
             return False
         if self._leadership.broker_id in view.claim.in_sync or not self._store.is_boundary(offset):
@@ -323,7 +327,7 @@ class ReplicaBroker:
         return Address.parse(remoting), Address.parse(ha) if ha else None
 
     def _hear(self, registered: Command) -> None:
-        """What a name server answers to the registration of a replica."""
+        """Handle a name server's answer to the registration of a replica."""
         master, ha = registered.fields.get("masterAddr"), registered.fields.get("haServerAddr")
         if master and ha and self._leadership is None:
             if self._known not in (None, (master, ha)):
@@ -337,7 +341,7 @@ class ReplicaBroker:
         return connection
 
     async def _protocol(self, master: Connection) -> Protocol:
-        """A broker of ours has epochs. DivergedError if they say that the logs differ."""
+        """Aerobee's masters have epochs. Raises DivergedError if the epochs show that the logs differ."""
         answered = await master.ask(Command(Request.GET_BROKER_EPOCH_CACHE), _ANSWER_SECONDS)
         if answered.code != Answer.SUCCESS:
             return "plain"
@@ -367,7 +371,7 @@ class ReplicaBroker:
         return Address.parse(text)
 
     async def _compare_last_record(self, master: Connection) -> None:
-        """Raise DivergedError if the last record here is not what the master has at its place."""
+        """Raise DivergedError if the master has another record at the offset of the last record here."""
         end = self._store.positions[0]
         last = self._last_record()
         if last is None:
@@ -378,7 +382,7 @@ class ReplicaBroker:
             raise DivergedError(last.physical_offset, end)
 
     def _last_record(self) -> record.Record | None:
-        """The record that ends the log, by the queues; None if the log is empty."""
+        """The last record of the log, found through the queues; None if the log is empty."""
         best = -1
         for topic, queue_ids in self._store.queues().items():
             for queue_id in queue_ids:
@@ -391,8 +395,8 @@ class ReplicaBroker:
             return None
 
     async def _begin(self, master: Connection) -> None:
-        """Let an empty log begin where the master's does. A master of RocketMQ's that is told 0 would leave out all but
-        its newest segment, so it is never told so."""
+        """Begin an empty log where the master's begins. A RocketMQ master that receives 0 would skip all but its newest
+        segment, so the replica never sends 0."""
         if self._store.positions[0]:
             return
         answered = await master.ask(Command(Request.GET_BROKER_RUNTIME_INFO), _ANSWER_SECONDS)
@@ -452,7 +456,7 @@ class ReplicaBroker:
 
     @property
     def lag_bytes(self) -> int:
-        """Durable bytes of the master's log, as far as is known, that are not on this disk."""
+        """Durable bytes of the master's log, as far as known, that are not on this disk."""
         end = self._store.positions[2]
         return 0 if self._follower is None else max(self._follower.master_end - end, 0)
 
@@ -487,7 +491,8 @@ class ReplicaBroker:
     def _refuse_promotion(self) -> None:
         raise RemotingError(
             Answer.SYSTEM_ERROR,
-            "the lease decides who is the master (replication.etcd): stop the master, and a replica in sync takes over",
+            "the lease decides which broker is the master (replication.etcd); stop the master, and a replica in sync "
+            "takes over",
         )
 
 

@@ -1,7 +1,7 @@
-"""What operators and other brokers ask about replication, over the remoting protocol.
+"""Requests about replication from operators and other brokers, over the remoting protocol.
 
-906   EXCHANGE_BROKER_HA_INFO      where the master takes replicas, and where its durable log ends
-907   GET_BROKER_HA_STATUS         who follows, how far behind; or whom this broker follows
+906   EXCHANGE_BROKER_HA_INFO      the master's address for replicas, and the end of its durable log
+907   GET_BROKER_HA_STATUS         the replicas and their lag; or the master that this broker follows
 1007  GET_BROKER_EPOCH_CACHE       the epochs of the log
 1008  NOTIFY_BROKER_ROLE_CHANGED   become the master: `masterBrokerId` is this broker's
 """
@@ -26,7 +26,7 @@ from aerobee_store.tables.java_json import Bean
 
 
 def diverged_tails(store: MessageStore) -> list[str]:
-    """The files with what this log once had more than its master's; they stay until somebody removes them."""
+    """The files with diverged tails of this log; they stay until an operator removes them."""
     quarantine = store.config.directory / "quarantine"
     if not store.file_system.exists(quarantine):
         return []
@@ -34,7 +34,7 @@ def diverged_tails(store: MessageStore) -> list[str]:
 
 
 class ReplicationRequests:
-    """Those that masters and replicas answer alike; each has its own part in 907. `handlers` is the table."""
+    """Requests that masters and replicas share; only 907 differs. `handlers` is the table."""
 
     def __init__(self, config: BrokerConfig, store: MessageStore, epochs: Epochs, broker_id: int) -> None:
         self._config = config
@@ -42,10 +42,10 @@ class ReplicationRequests:
         self._epochs = epochs
         self._broker_id = broker_id
         self.acknowledgements: Acknowledgements | None = None  # of a master
-        self.ha_address: Address | None = None  # where a master takes replicas
-        self.following: Callable[[], Bean] | None = None  # of a replica: whom, and how far it is
+        self.ha_address: Address | None = None  # the address of a master for replicas
+        self.following: Callable[[], Bean] | None = None  # of a replica: its master and its progress
         self.promote: Callable[[], None] | None = None  # of a replica
-        self.leadership: Leadership | None = None  # where a lease says who the master is
+        self.leadership: Leadership | None = None  # with a lease
         self.handlers: dict[int, Handler] = {
             Request.EXCHANGE_BROKER_HA_INFO: self.exchange,
             Request.GET_BROKER_HA_STATUS: self.status,
@@ -54,14 +54,14 @@ class ReplicationRequests:
         }
 
     async def exchange(self, _request: Command, _: Connection) -> Command:
-        """Only a master answers something."""
+        """Only a master returns addresses."""
         fields: dict[str, object] = {"masterFlushOffset": self._store.positions[2]}
         if self.ha_address is not None:
             fields["masterHaAddress"] = self.ha_address
         return answer(fields)
 
     async def status(self, _request: Command, _: Connection) -> Command:
-        """In RocketMQ's form, with members of ours that its tools leave out."""
+        """The status in RocketMQ's form, with additional members that its tools ignore."""
         end = self._store.positions[2]
         found = self.acknowledgements
         connections: list[object] = []
@@ -131,10 +131,10 @@ class ReplicationRequests:
         )
 
     async def change_role(self, request: Command, _: Connection) -> Command:
-        """A replica becomes the master; of all else it is told by its master or by name servers."""
+        """Make a replica the master. Other role changes come from the master or the name servers."""
         if self.promote is None:
             if self._broker_id == MASTER_ID:
-                return answer()  # again, after an answer was lost
+                return answer()  # repeated after a lost answer
             raise RemotingError(Answer.SYSTEM_ERROR, "this broker is already changing its role; query its status")
         wanted = integer(request, "masterBrokerId")
         if wanted != self._broker_id:

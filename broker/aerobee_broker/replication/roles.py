@@ -1,4 +1,4 @@
-"""What a broker is at present: the role in its configuration, or the one that a promotion has given it for good."""
+"""The role of a broker: as configured, or as saved by a promotion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILE_NAME: Final = "replicationRole"
 
 
 class RoleFileError(BrokerError):
-    """The file holds no role."""
+    """The file contains no valid role."""
 
 
 def load(config: BrokerConfig, file_system: FileSystem) -> Role:
@@ -28,7 +28,7 @@ def load(config: BrokerConfig, file_system: FileSystem) -> Role:
 
 
 def save(config: BrokerConfig, file_system: FileSystem, role: Role) -> None:
-    """From now on this is the role, also after a restart. Blocking; durable when it returns. OSError."""
+    """Save the role, also for later starts. Blocking; durable on return. Raises OSError."""
     path = config.store.directory / FILE_NAME
     temporary = path.with_suffix(".tmp")
     file_system.write_new(temporary, f"{role}\n".encode())

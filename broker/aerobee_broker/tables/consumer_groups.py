@@ -115,7 +115,7 @@ class GroupConfig:
         policy = _policy_from_json(fields.full_name("groupRetryPolicy"), raw_policy)
         extra = dict(fields.rest())
         if raw_policy and raw_policy != _policy_to_json(policy, {}):
-            extra["groupRetryPolicy"] = raw_policy  # says more than we understand, or the same at more length
+            extra["groupRetryPolicy"] = raw_policy  # has more fields than we know, or the same in a longer form
         return cls(
             name=name,
             retry_max_times=fields.integer("retryMaxTimes", RETRY_MAX_TIMES_DEFAULT, minimum=-1),
@@ -159,7 +159,7 @@ def _policy_from_json(name: str, value: dict[str, object]) -> CustomizedRetry | 
 
 
 def _policy_to_json(policy: CustomizedRetry | ExponentialRetry, raw: dict[str, object]) -> Bean:
-    """The policy as RocketMQ writes it, with what `raw`, the policy that was read, has besides."""
+    """The policy in RocketMQ's form, with additional fields of `raw`, the policy that was read."""
     if raw and _policy_from_json("groupRetryPolicy", raw) == policy:
         return Bean(raw)
     written = Bean(raw)
@@ -218,7 +218,7 @@ class GroupTable(NamedTable[GroupConfig]):
         self._put(group)
 
     def delete(self, name: str) -> None:
-        """Remove a group. Raises GroupNotFoundError; IllegalGroupError for one that the broker itself needs."""
+        """Remove a group. Raises GroupNotFoundError, and IllegalGroupError for a group that the broker itself needs."""
         self.require(name)
         if is_system_group(name):
             raise IllegalGroupError(f"consumer group {name!r} belongs to the broker and cannot be deleted")

@@ -1,5 +1,4 @@
-"""What the tables in RocketMQ's configuration files share: how it numbers their states, and how ours know what is not
-on disk yet."""
+"""Versions of tables: how RocketMQ's configuration files number their states, and which changes are not on disk yet."""
 
 from __future__ import annotations
 
@@ -128,7 +127,7 @@ class TableChange:
 
 
 class NamedTable(VersionedTable, Generic[_Item]):
-    """Topics or groups, by stored name. Every change is a new version; whoever makes one has it saved before it is
+    """Topics or groups, by stored name. Every change is a new version, which must be saved before the change is
     answered."""
 
     _ITEMS_FIELD: ClassVar[str]  # of the file
@@ -176,7 +175,7 @@ class NamedTable(VersionedTable, Generic[_Item]):
         return self.content()()
 
     def replace(self, other: NamedTable[_Item]) -> None:
-        """Become equal to another table. Must be saved completely, because its version is unrelated to the previous
+        """Become equal to another table. Requires a complete save, because its version is unrelated to the previous
         one."""
         self._items = dict(other._items)
         self._unsaved.clear()

@@ -103,7 +103,7 @@ class JsonFields:
 
 
 def checked_integer(name: str, value: object, minimum: int, maximum: int) -> int:
-    """Return `value` if it is an integer in this range; `name` is how an error calls it."""
+    """Return `value` if it is an integer in this range; errors call it `name`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TableFormatError(name, f"expected an integer, found {_shown(value)}")
     if not minimum <= value <= maximum:

@@ -102,20 +102,20 @@ class SavedNames(SavedTable):
 
 
 class BatchTopics:
-    """Which topics take inner batches: what the store asks, first while it recovers, when there are no tables yet.
+    """Tells the store which topics take inner batches, first during recovery, before the tables are loaded.
 
-    It has the lock of the directory then, so topics.json is read for that. `Tables` reads it, too, and
-    says what is wrong with it.
+    The store holds the lock of the directory then, so topics.json is read for this purpose. `Tables` reads it again and
+    reports its errors.
     """
 
     def __init__(self, directory: Path, clock: Clock) -> None:
-        """`directory`: that of the store."""
+        """`directory`: the store's directory."""
         self._file = LoggedTable(DiskFileSystem(), directory / "config" / "topics.json")
         self._clock = clock
         self._topics: TopicTable | None = None
 
     def __call__(self, stored_name: str) -> bool:
-        """Raises TableFormatError, UnreadableTableError, OSError of the file, until the table is attached."""
+        """Until the table is attached, raises TableFormatError, UnreadableTableError and OSError."""
         if self._topics is None:
             self._topics = TopicTable.from_json(self._file.load(report=False), self._clock)
         topic = self._topics.get(stored_name)
@@ -173,9 +173,9 @@ class Tables:
         )
 
     async def topic_in_use(self, stored_name: str, *, queue_count: int | None = None) -> TopicConfig:
-        """The topic; with auto-creation one that did not exist does now. TopicNotFoundError, IllegalTopicError.
+        """The topic; with auto-creation a missing one is created. Raises TopicNotFoundError and IllegalTopicError.
 
-        `queue_count`: how many queues it gets then at most.
+        `queue_count`: the maximum number of queues of a created topic.
         """
         topic = self.topics.get(stored_name)
         if topic is not None:
@@ -195,10 +195,11 @@ class Tables:
         return topic
 
     def group_or_first_use(self, stored_name: str, topics: Iterable[str]) -> GroupConfig:
-        """The group; or what it will be once it is used, of which clients want to know before they use it.
+        """The group, or the group that its first use would create, because clients want to know its settings before
+        that.
 
-        Only with auto-creation that is what it will be: orderly if a topic that it consumes is a FIFO topic. Whoever
-        made one expects order, and that order is a setting of groups is easily forgotten.
+        With auto-creation, a new group is orderly if a topic that it consumes is a FIFO topic. The creator of that
+        topic expects order, and the group's setting for it is easily forgotten.
         """
         group = self.groups.get(stored_name)
         if group is not None or not self._settings.current.auto_create_groups:
@@ -208,9 +209,9 @@ class Tables:
         return GroupConfig(name=stored_name, consume_orderly=orderly)
 
     async def group_in_use(self, stored_name: str, topics: Iterable[str]) -> GroupConfig:
-        """The group; with auto-creation one that did not exist does now, to consume `topics` (stored names).
+        """The group; with auto-creation a missing one is created, to consume `topics` (stored names).
 
-        Raises GroupNotFoundError, IllegalGroupError.
+        Raises GroupNotFoundError and IllegalGroupError.
         """
         group = self.groups.get(stored_name)
         if group is not None:

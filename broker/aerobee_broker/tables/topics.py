@@ -2,7 +2,7 @@
 
 A topic's identity is (namespace, name). The store knows one string for it, RocketMQ's own form: the bare name without a
 namespace, else `<namespace>%<name>`, and for the topics that belong to a group `%RETRY%<namespace>%<group>`.
-`a%b` in no namespace therefore is the same topic as `b` in namespace `a`, as it is in RocketMQ.
+`a%b` in no namespace is therefore the same topic as `b` in namespace `a`, as in RocketMQ.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from aerobee_broker.tables.json_fields import JsonFields
 from aerobee_store.clock import Clock
 from aerobee_store.tables.java_json import Bean
 
-TOPIC_NAME_SIZE_MAX: Final = 127  # characters: what the length byte of the older record format holds
-INTERNAL_TOPIC_NAME_SIZE_MAX: Final = 255  # %RETRY% and %DLQ% before the longest group
-QUEUE_COUNT_MAX: Final = 1024  # a bound against slips: the largest topic that RocketMQ makes by itself
+TOPIC_NAME_SIZE_MAX: Final = 127  # characters: the maximum of the length byte in records of version 1
+INTERNAL_TOPIC_NAME_SIZE_MAX: Final = 255  # %RETRY% and %DLQ% before the longest group name
+QUEUE_COUNT_MAX: Final = 1024  # a sanity limit: the largest topic that RocketMQ itself creates
 QUEUE_COUNT_DEFAULT: Final = 8
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
@@ -48,13 +48,13 @@ SYSTEM_TOPICS: Final = frozenset(
 )
 MESSAGE_TYPE: Final = "message.type"
 _QUEUE_TYPE: Final = "queue.type"
-_LITE_EXPIRATION: Final = "lite.topic.expiration"  # RocketMQ's: minutes after the last message, -1 for never
+_LITE_EXPIRATION: Final = "lite.topic.expiration"  # RocketMQ's attribute: minutes after the last message, -1 for never
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _NAMESPACE = re.compile(r"[|a-zA-Z0-9_-]+")
 
 
 class Permission(IntFlag):
-    """What may be done with a topic; the bits of RocketMQ's `perm`."""
+    """The permissions of a topic; the bits of RocketMQ's `perm`."""
 
     INHERIT = 1
     WRITE = 2
@@ -64,7 +64,7 @@ class Permission(IntFlag):
 
 
 class TopicMessageType(StrEnum):
-    """The kind of message that a topic takes; RocketMQ's attribute `message.type`."""
+    """The type of messages that a topic takes; RocketMQ's attribute `message.type`."""
 
     UNSPECIFIED = "UNSPECIFIED"
     NORMAL = "NORMAL"
@@ -80,10 +80,10 @@ class TopicMessageType(StrEnum):
 
 
 def stored_name(namespace: str, name: str) -> str:
-    """The one string by which the store knows the topic or group `name` of `namespace`.
+    """The stored name of the topic or group `name` in `namespace`.
 
-    System topics belong to no namespace. Raises IllegalNamespaceError for characters that would make it ambiguous,
-    and for more than a topic's name may have.
+    System topics belong to no namespace. Raises IllegalNamespaceError for characters that would make the name
+    ambiguous, and for a name that is too long.
     """
     if not namespace or is_system_topic(name):
         return name
@@ -113,31 +113,31 @@ def _split_prefix(name: str) -> tuple[str, str]:
 
 
 def retry_topic(group: str) -> str:
-    """The topic of what `group` (a stored name) has to get again."""
+    """The topic for messages that `group` (a stored name) must receive again."""
     return RETRY_PREFIX + group
 
 
 def dead_letter_topic(group: str) -> str:
-    """The topic of what `group` (a stored name) could not consume."""
+    """The topic for messages that `group` (a stored name) could not consume."""
     return DEAD_LETTER_PREFIX + group
 
 
 def light_topic_name(parent: str, lite_topic: str) -> str:
-    """RocketMQ's name for the light queue of a lite topic; `parent` is the stored name of the topic it belongs to."""
+    """RocketMQ's name for the light queue of a lite topic; `parent` is the stored name of its parent topic."""
     return f"{LIGHT_PREFIX}${parent}${lite_topic}"
 
 
 def split_light_topic_name(stored: str) -> tuple[str, str] | None:
-    """The (parent, lite topic) of such a name; None for any other."""
+    """The (parent, lite topic) of a light queue's name; None for any other name."""
     empty, prefix, rest = stored.partition(f"{LIGHT_PREFIX}$")
     parent, separator, lite_topic = rest.partition("$")
     return (parent, lite_topic) if prefix and not empty and separator and parent and lite_topic else None
 
 
 def is_system_topic(name: str) -> bool:
-    """Whether the topic belongs to the broker: users neither create it nor send to it.
+    """Whether the topic belongs to the broker: users can neither create it nor send to it.
 
-    A stored name with a namespace is none, whatever the namespace begins with.
+    A stored name with a namespace is never a system topic.
     """
     return name in SYSTEM_TOPICS or (name.startswith(SYSTEM_TOPIC_PREFIX) and "%" not in name)
 
@@ -180,7 +180,7 @@ def _check_form(name: str, size_max: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig:
-    """One topic. `name` is the stored name; queue counts are those that producers and consumers are told of."""
+    """One topic. `name` is the stored name; producers and consumers get the queue counts."""
 
     name: str
     read_queue_count: int = QUEUE_COUNT_DEFAULT
@@ -190,7 +190,7 @@ class TopicConfig:
     filter_type: str = "SINGLE_TAG"
     sys_flag: int = 0  # 1: unit, 2: subscription of a unit
     order: bool = False
-    extra: Mapping[str, object] = field(default_factory=dict)  # fields that we do not know, written back as they came
+    extra: Mapping[str, object] = field(default_factory=dict)  # unknown fields, written back unchanged
 
     @classmethod
     def of_type(
@@ -200,7 +200,7 @@ class TopicConfig:
         *,
         queue_count: int = QUEUE_COUNT_DEFAULT,
     ) -> TopicConfig:
-        """A topic for one kind of message, with as many queues to read as to write."""
+        """A topic for one type of message, with the same number of queues for reading and writing."""
         return cls(
             name=name,
             read_queue_count=queue_count,
@@ -210,7 +210,7 @@ class TopicConfig:
 
     @property
     def message_type(self) -> TopicMessageType:
-        """NORMAL without the attribute; UNSPECIFIED for a type that we do not know."""
+        """NORMAL without the attribute; UNSPECIFIED for an unknown type."""
         try:
             return TopicMessageType(self.attributes.get(MESSAGE_TYPE, TopicMessageType.NORMAL))
         except ValueError:
@@ -218,12 +218,12 @@ class TopicConfig:
 
     @property
     def takes_batches(self) -> bool:
-        """Whether its messages come as inner batches of RocketMQ's, and in no other way."""
+        """Whether the topic takes only RocketMQ's inner batches."""
         return self.attributes.get(_QUEUE_TYPE) == "BatchCQ"
 
     @property
     def lite_expiry_minutes(self) -> int | None:
-        """How long after its last message a lite topic of this one goes; None: never."""
+        """Minutes after its last message until a lite topic of this topic expires; None: never."""
         text = self.attributes.get(_LITE_EXPIRATION, "")
         return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 and int(text) else None
 
@@ -239,7 +239,8 @@ class TopicConfig:
     def from_json(cls, name: str, value: object) -> TopicConfig:
         """Read one entry of topicConfigTable; `name` is its key. Raises TableFormatError."""
         fields = JsonFields(f"topics.json.topicConfigTable.{name}", value)
-        fields.text("topicName", name)  # said twice in the file; RocketMQ looks topics up by key, so that leads
+        # repeated in the file; RocketMQ looks topics up by key, so the key takes precedence
+        fields.text("topicName", name)
         return cls(
             name=name,
             read_queue_count=fields.integer("readQueueNums", 16),
@@ -303,7 +304,7 @@ class TopicTable(NamedTable[TopicConfig]):
         self._put(topic)
 
     def create_internal(self, topic: TopicConfig) -> TopicConfig:
-        """Add a topic that the broker needs (system, retry, dead letters), unless it exists; return what is there."""
+        """Add a topic that the broker needs (system, retry, dead letters) unless it exists; return the topic."""
         existing = self._items.get(topic.name)
         if existing is not None:
             return existing
@@ -319,7 +320,7 @@ class TopicTable(NamedTable[TopicConfig]):
         self._put(topic)
 
     def delete(self, name: str) -> None:
-        """Remove a topic. Raises TopicNotFoundError; IllegalTopicError for one that the broker itself needs."""
+        """Remove a topic. Raises TopicNotFoundError, and IllegalTopicError for a topic that the broker itself needs."""
         self.require(name)
         if is_system_topic(name):
             raise IllegalTopicError(f"topic {name!r} belongs to the broker and cannot be deleted")

@@ -1,4 +1,4 @@
-"""The state of the timer: how far each part of it is, and what it remembers until a slot is done.
+"""The state of the timer: the positions of its parts, and the messages it must remember until a slot is done.
 
     timer topic   ----------------+--------------+-----------> queue offsets
                      enqueued      enqueue_first   end
@@ -7,8 +7,8 @@
     log           -------+------------------------+----------> physical offsets
                           marks_begin               end
 
-What was delivered of the slot being read, and what was relocated of later ones, carries a mark (TIMER_ORIGIN) in the
-log. After a crash, opening looks for these marks behind `marks_begin`.
+Messages delivered from the slot being read, and messages relocated from later ones, have a mark in the log
+(TIMER_ORIGIN). After a crash, opening searches for these marks behind `marks_begin`.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ _FOREIGN_PRECISION_MS: Final = 1000  # the coarsest step with which RocketMQ rou
 
 @dataclass(slots=True)
 class TimerState:
-    """Event loop only. `check` says what always holds between two steps of the loop."""
+    """Event loop only. `check` has the invariants that hold between two steps of the loop."""
 
     precision_ms: int
     window_ms: int  # a message due later is stored again on the way
     enqueued: int = 0  # queue offset: the next message of the timer topic to enqueue
     enqueue_first: int = 0  # queue offset: no further slot is read before the messages up to here are enqueued
     slot_ms: int = 0  # the slot that is being read; all before it are done
-    marks_begin: int = 0  # physical offset: the marks of this slot and of later ones lie behind here
+    marks_begin: int = 0  # physical offset: marks of this slot and of later ones are behind it
     recovered_until_ms: int = 0  # slots up to here may have been read by an earlier process
-    delivered_until_ms: int = 0  # by the clock, which may have gone back since
+    delivered_until_ms: int = 0  # by the clock, which may have been set back since
     # Units before this queue offset whose slots are before this time are done, although the topic is read again.
     enqueued_before_crash: tuple[int, int] = (0, 0)
     slot: LoadedSlot | None = None  # the slot of `slot_ms`, once its time has come
-    done: set[int] = field(default_factory=set)  # queue offsets of what left the timer topic before the crash
-    # Queue offsets of what was stored again before the time of its slot, because the log had to go -> that time.
+    done: set[int] = field(default_factory=set)  # queue offsets of messages that left the timer topic before the crash
+    # Queue offsets of messages stored again before the time of their slot because of retention -> that time.
     relocated: dict[int, int] = field(default_factory=dict)
     relocated_before: int = 0  # physical offset: pending messages before it were relocated
-    relocation_begin: int = 0  # physical offset: the copies of `relocated` lie behind here
+    relocation_begin: int = 0  # physical offset: the copies of `relocated` are behind it
     recalls: Recalls = field(default_factory=Recalls)
     stats: TimerStats = field(default_factory=TimerStats)
     changed: bool = False  # since the last flush
@@ -64,7 +64,7 @@ class TimerState:
         return time_ms - time_ms % self.precision_ms
 
     def step_to(self, time_ms: int, log_end: int) -> None:
-        """All slots before `time_ms` are done, and what they delivered lies before `log_end`."""
+        """Advance: all slots before `time_ms` are done, and their deliveries are before `log_end`."""
         if time_ms <= self.slot_ms:
             return
         assert self.slot is None, "the slot that is being read is not done"
@@ -74,11 +74,11 @@ class TimerState:
             self.done.clear()
         if self.relocated:
             self.relocated = {offset: slot_ms for offset, slot_ms in self.relocated.items() if slot_ms >= time_ms}
-            self.marks_begin = min(self.marks_begin, self.relocation_begin)  # found until then
+            self.marks_begin = min(self.marks_begin, self.relocation_begin)  # searched up to here
         self.recalls.forget_before(time_ms)
 
     def note_relocated(self, queue_offset: int, slot_ms: int) -> None:
-        """This message is pending under another queue offset from now on."""
+        """Record that this message is now pending under another queue offset."""
         self.relocated[queue_offset] = slot_ms
         self.marks_begin = min(self.marks_begin, self.relocation_begin)
 
@@ -87,17 +87,18 @@ class TimerState:
         return queue_offset in self.done or queue_offset in self.relocated
 
     def due_ms(self, values: dict[str, str]) -> int | None:
-        """When a message of the timer topic with these properties is to be delivered."""
+        """The delivery time of a message of the timer topic with these properties."""
         out_ms, deliver_ms = integer(values.get(p.TIMER_OUT_MS)), integer(values.get(p.TIMER_DELIVER_MS))
         if out_ms is None:
             return deliver_ms
         if deliver_ms is not None and out_ms < deliver_ms <= out_ms + _FOREIGN_PRECISION_MS:
             return deliver_ms
-        # RocketMQ was told a delay: it delivers when the step is over that it has rounded down to.
+        # RocketMQ delivers a message with a relative delay at the end of the step to which the delay was rounded down.
         return out_ms + self.precision_ms
 
     def check(self, *, topic_end: int, log_end: int) -> None:
-        """The invariants, for tests. `topic_end`: the end of the timer topic. AssertionError names the broken one."""
+        """The invariants, for tests. `topic_end`: the end of the timer topic. The AssertionError names the violated
+        one."""
         broken = [name for name, holds in self._invariants(topic_end, log_end) if not holds]
         assert not broken, f"the timer's state is wrong: {'; '.join(broken)}: {self}"
 
@@ -105,7 +106,7 @@ class TimerState:
         return [
             ("the slot being read begins at a multiple of the precision", self.slot_ms % self.precision_ms == 0),
             ("the window is two or more whole slots", _is_whole(self.window_ms, self.precision_ms, 2)),
-            ("what is enqueued lies in the timer topic", 0 <= self.enqueued <= topic_end),
+            ("enqueued messages are in the timer topic", 0 <= self.enqueued <= topic_end),
             ("marks are looked for within the log", 0 <= self.marks_begin <= log_end),
             ("relocated copies lie within the log", 0 <= self.relocation_begin <= log_end),
             ("the log before the relocated messages is within it", 0 <= self.relocated_before <= log_end),
@@ -118,7 +119,7 @@ class TimerState:
             ("only recovered slots have done messages", not self.done or self.slot_ms <= self.recovered_until_ms),
             ("the slots done before a crash are done", self.enqueued_before_crash[1] <= self.slot_ms),
             ("recalls are of slots that are not done", self._is_not_done(self.recalls.slots())),
-            ("what is left of a slot is in the order in which it is due", self.slot is None or self.slot.is_sorted()),
+            ("the remaining units of a slot are in due order", self.slot is None or self.slot.is_sorted()),
         ]
 
     def _is_not_done(self, slots: Iterable[int]) -> bool:
@@ -127,19 +128,19 @@ class TimerState:
 
 @dataclass(frozen=True, slots=True)
 class TimerParts:
-    """What the parts of the timer share."""
+    """The shared objects of the timer's parts."""
 
     store: MessageStore
     clock: Clock
     config: TimerConfig
     files: TimerFiles
     state: TimerState
-    wake: asyncio.Event  # look at the topic and the clock again
-    closing: asyncio.Event  # end as soon as may be
+    wake: asyncio.Event  # check the topic and the clock again
+    closing: asyncio.Event  # end as soon as possible
 
     @property
     def next_look_ms(self) -> int | None:
-        """When there is something to do next, if nothing arrives; None: nothing is pending. In the past: now."""
+        """The time of the next work if nothing arrives; None: nothing is pending. In the past: now."""
         slot, slot_ms = self.state.slot, self.state.slot_ms
         if slot is None:
             return slot_ms if self.files.used else None
@@ -154,20 +155,20 @@ class TimerParts:
             return None
 
     def append(self, messages: Sequence[Message]) -> int:
-        """Store messages that leave the timer topic, or come into it again; returns the end of the last one.
+        """Store messages that leave the timer topic or are stored in it again; returns the end of the last one.
 
-        Raises StoreFullError, InvalidMessageError, StoreError.
+        Raises StoreFullError, InvalidMessageError and StoreError.
         """
         appended = self.store.append(messages, internal=True)
         for message, place in zip(messages, appended, strict=True):
             if message.topic == TIMER_TOPIC:
-                # It may take back a message of the same slot, and only the timer topic remembers that.
+                # It may recall a message of the same slot, which only the timer topic records.
                 self.state.enqueue_first = place.queue_offset + 1
         return appended[-1].end
 
 
 def integer(text: str | None) -> int | None:
-    """A number that a property gives; None if it is none."""
+    """The number in a property; None if it is not a number."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 

@@ -1,4 +1,4 @@
-"""What the timer counts, as plain numbers."""
+"""Counters of the timer, as plain numbers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ DELAY_SECONDS_BOUNDS: Final = (60.0, 600.0, 3600.0, 43_200.0, 86_400.0, 259_200.
 
 @dataclass(slots=True)
 class TimerStats:
-    """Since the start, but for `pending`. By topic (stored name)."""
+    """Since the start, except `pending`. By topic (stored name)."""
 
     pending: dict[str, int] = field(default_factory=dict)
     enqueued: dict[str, int] = field(default_factory=dict)
     dequeued: dict[str, int] = field(default_factory=dict)
-    delay_seconds: dict[str, Histogram] = field(default_factory=dict)  # asked for
+    delay_seconds: dict[str, Histogram] = field(default_factory=dict)  # requested
     recalled: int = 0
     rolled: int = 0
-    lost: int = 0  # the log does not have them any more, or they can be no message
+    lost: int = 0  # lost from the log, or invalid
     lateness_seconds: Histogram = field(
         default_factory=lambda: Histogram((0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 10.0, 60.0))
     )
 
     def note_delay(self, topic: str, seconds: float) -> None:
-        """A message was sent that is to be delivered so much later."""
+        """Count a sent message with this delay."""
         histogram = self.delay_seconds.get(topic)
         if histogram is None:
             histogram = self.delay_seconds[topic] = Histogram(DELAY_SECONDS_BOUNDS)
@@ -34,5 +34,5 @@ class TimerStats:
 
 
 def increment(counts: dict[str, int], topic: str, number: int = 1) -> None:
-    """Of one of the counts by topic."""
+    """Increment one of the counts by topic."""
     counts[topic] = counts.get(topic, 0) + number

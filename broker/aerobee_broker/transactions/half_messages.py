@@ -1,13 +1,13 @@
-"""How transactional messages are stored: as RocketMQ stores them, each of these functions makes one of its records.
+"""The records of transactional messages in RocketMQ's form; each function builds one of them.
 
     topic                        what
     RMQ_SYS_TRANS_HALF_TOPIC     half messages: real topic and queue in REAL_TOPIC and REAL_QID, invisible to consumers
     RMQ_SYS_TRANS_OP_HALF_TOPIC  ops: tag `d`, the body names the queue offset of a half message that is settled
-    TRANS_CHECK_MAX_TIME_TOPIC   half messages that nobody decided about, given up
+    TRANS_CHECK_MAX_TIME_TOPIC   half messages that were given up without a decision
     the real one                 committed messages: commit bits in sys_flag, the physical offset of the half message
 
-The first three have queue 0 only. Which half messages wait is what the first topic has and no op names, from the
-offsets of the group CID_RMQ_SYS_TRANS on. Some properties are our own; RocketMQ carries them along:
+The first three have queue 0 only. A half message waits if it is in the first topic and no op names it, from the offsets
+of the group CID_RMQ_SYS_TRANS on. Some properties are additions of Aerobee, which RocketMQ keeps:
 
     __AEROBEE_SENDER   in a half message: the client id of its producer, which is asked first
     __AEROBEE_SINCE    in a renewed half message: when the first one was stored, Unix ms

@@ -1,22 +1,21 @@
-"""Transactions: half messages wait here for their decision, and who sent them is asked when it does not come.
+"""Transactions: half messages wait for their decision, and their producers are asked when it does not come.
 
-The truth is in the log, in RocketMQ's topics and form (half_messages.py); what is here is which half messages wait. A
-decision appends the final message and the op that settles the half message in one step, so one sync covers both, and
-the call is answered after it. What a crash may still leave of it, the next start finds and sets right:
+The log has the authoritative state, in RocketMQ's topics and form (half_messages.py); memory has the waiting half
+messages. A decision appends the final message and the op that settles the half message in one step, so one sync covers
+both before the call is answered. The next start repairs what a crash may leave:
 
     the final message without its op    the end of the log is torn. Found by the transaction id; the op is written
-    the op without the final message    a power cut: what was not synced reaches the disk in any order. An op behind a
-                                        damaged place of the log counts only if what it stands for is there
+    the op without the final message    a power cut: unsynced data reaches the disk in any order. An op behind a damaged
+                                        range of the log counts only if its message exists
 
     half -> commit     final message + op
          -> rollback   op
          -> asked      the half message again, with the number of checks, + op for the one before
          -> given up   copy to TRANS_CHECK_MAX_TIME_TOPIC + op
 
-Queue offsets of the first half message that waits and of the first op that still matters are kept, as RocketMQ keeps
-them, in consumerOffset.json; a start reads both topics from there. They are moved only past what is durable. A half
-message that lies too far behind the others, or in a part of the log that is about to expire, is renewed like one that
-was asked about.
+As in RocketMQ, consumerOffset.json has the queue offsets of the first waiting half message and of the first relevant
+op; a start reads both topics from there. They advance only over durable records. A half message that is too far behind
+the others, or in a part of the log that is about to expire, is renewed as after a check.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class DeadLetterAdministration:
         elif len(codes) > 1:
             failed = sum(1 for result in results if result.status.code != v2.Code.OK)
             status = v2.Status(
-                code=v2.Code.MULTIPLE_RESULTS, message=f"{failed} of {len(results)} were not sent again; see results"
+                code=v2.Code.MULTIPLE_RESULTS, message=f"{failed} of {len(results)} were not resent; see results"
             )
         return admin_v1.ResendDeadLettersResponse(status=status, results=results)
 
@@ -231,7 +231,7 @@ class DeadLetterAdministration:
         return target
 
     def _topic(self, group: str) -> str:
-        """The topic of a group's dead letters. Raises GroupNotFoundError if there is neither."""
+        """The topic of a group's dead letters. Raises GroupNotFoundError if neither exists."""
         topic = dead_letter_topic(group)
         if topic not in self._tables.topics:
             self._tables.groups.require(group)
@@ -264,12 +264,12 @@ class DeadLetterAdministration:
 
 
 def origin_topic(record: Record) -> str:
-    """Where a dead letter came from. RocketMQ 4 says it only in the property of its retries."""
+    """The original topic of a dead letter. RocketMQ 4 stores it only in the property of its retries."""
     return record.properties.get(p.DLQ_ORIGIN_TOPIC) or record.properties.get("RETRY_TOPIC") or ""
 
 
 async def find_resent(store: MessageStore, loop_share: LoopShare, letter: Record, topic: str) -> Record | None:
-    """The latest message in `topic` that is this dead letter sent again, if the log still has one."""
+    """The latest resent copy of this dead letter in `topic`, if the log still has one."""
     if not letter.unique_key:
         return None
     name = _letter_name(letter)

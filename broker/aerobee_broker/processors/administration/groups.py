@@ -33,11 +33,11 @@ from aerobee_store.clock import Clock
 
 _MILLISECONDS_MAX: Final = 1 << 53
 _Queue = tuple[str, int]
-"""Name of a topic, or of a light queue, and queue id."""
+"""Name of a topic or light queue, and queue id."""
 
 
 class GroupAdministration:
-    """One method an RPC. What is changed is on disk before the answer."""
+    """One method per RPC. Changes are on disk before the answer."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class GroupAdministration:
             group = dataclasses.replace(group, consume_enabled=request.consume_enabled)
         self._tables.groups.update(group)
         await self._tables.save_groups()
-        self._deliveries.long_polling.end_line(group=group.name)  # what is held back may now be delivered
+        self._deliveries.long_polling.end_line(group=group.name)  # messages that were held back may be deliverable now
         return admin_v1.UpdateGroupResponse(status=OK, group=group_to_wire(group))
 
     async def delete_group(self, request: admin_v1.DeleteGroupRequest, _: Client) -> admin_v1.DeleteGroupResponse:
@@ -154,7 +154,7 @@ class GroupAdministration:
         return admin_v1.ResetOffsetsResponse(status=OK, queues=moved)
 
     def _queues(self, request: admin_v1.ResetOffsetsRequest, topic: TopicConfig) -> list[_Queue]:
-        """The queues that the request names, or all of the topic; in order."""
+        """The queues that the request names, or all of the topic, sorted."""
         if request.lite_topic:
             raise InvalidRequestError(
                 v2.Code.BAD_REQUEST,
@@ -171,7 +171,7 @@ class GroupAdministration:
     def _lite_queues(
         self, request: admin_v1.ResetOffsetsRequest, parent: str, before: Mapping[_Queue, int]
     ) -> list[_Queue]:
-        """The lite topic that the request names, or all that the group has a position in; in order."""
+        """The lite topic that the request names, or all in which the group has a position, sorted."""
         if request.queue_ids:
             raise InvalidRequestError(
                 v2.Code.BAD_REQUEST,
@@ -187,7 +187,7 @@ class GroupAdministration:
     ) -> v2.ResetGroupOffsetResponse:
         """Admin.ResetGroupOffset: to a time, in all queues."""
         if not request.HasField("reset_timestamp"):
-            raise InvalidRequestError(v2.Code.BAD_REQUEST, "reset_timestamp is missing; give the time to go to")
+            raise InvalidRequestError(v2.Code.BAD_REQUEST, "reset_timestamp is missing; give the time to reset to")
         await self.reset_offsets(
             admin_v1.ResetOffsetsRequest(
                 group=group_name(request.group, client),
@@ -199,7 +199,7 @@ class GroupAdministration:
         return v2.ResetGroupOffsetResponse(status=OK)
 
     def _target(self, request: admin_v1.ResetOffsetsRequest, before: Mapping[_Queue, int]) -> Callable[[_Queue], int]:
-        """Where each queue shall go on."""
+        """The new offset of each queue."""
         store = self._store
 
         def within(queue: _Queue, offset: int) -> int:

@@ -1,13 +1,13 @@
-"""One message: sent by hand, and what became of it.
+"""One message: sent by an operator, and its history.
 
-A timeline is put together from what is there, and claims nothing else:
+A timeline is assembled from these sources only:
 
     the record                     born, stored; times of the timer and of the transaction, in its properties
     the timer's and half topics    delayed, recalled, prepared, rolled back: found by the message id
-    the delivery state             where it is for each group now
-    the groups' dead letters       given up: found by the message id
-    the delivery journal           each delivery, change and acknowledgement with its time: read from when the message
-                                   was stored on, at most JOURNAL_READ_MAX events, and only when asked for
+    the delivery state             the present state for each group
+    the groups' dead letters       dead-lettered: found by the message id
+    the delivery journal           each delivery, change and acknowledgement with its time: read from the message's
+                                   store time on, at most JOURNAL_READ_MAX events, only on request
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from aerobee_store.records.record import TransactionType
 from aerobee_store.timer.files import TIMER_TOPIC
 
 JOURNAL_READ_MAX: Final = 100_000  # messages of the journal, each with one or more events
-_COPIES_MAX: Final = 16  # timelines in one answer, and records looked at for each of their parts
+_COPIES_MAX: Final = 16  # timelines per answer, and records examined for each of their parts
 _OPS_READ_MAX: Final = 10_000
 
 _Kind = admin_v1.TimelineEvent.Kind
@@ -58,7 +58,7 @@ class _Place(NamedTuple):
 
 
 class MessageAdministration:
-    """One method an RPC."""
+    """One method per RPC."""
 
     def __init__(
         self, *, store: MessageStore, tables: Tables, deliveries: Deliveries, send: SendProcessor, clock: Clock
@@ -72,22 +72,23 @@ class MessageAdministration:
     # --- Sending ----------------------------------------------------------------------------------------------
 
     async def send(self, request: v2.AdminSendMessageRequest, client: Client) -> v2.AdminSendMessageResponse:
-        """Admin.AdminSendMessage: as a producer would; the id is made here unless it is given.
+        """Admin.AdminSendMessage: sends like a producer. An id is generated unless one is given.
 
-        ext_info means nothing here.
+        ext_info is ignored.
         """
         system = v2.SystemProperties()
         system.CopyFrom(request.system_properties)
         if system.message_type == TRANSACTION:
             raise InvalidRequestError(
-                v2.Code.BAD_REQUEST, "this call cannot begin a transaction, because nobody would end it; use a producer"
+                v2.Code.BAD_REQUEST,
+                "this call cannot begin a transaction, without a producer to end it; use a producer",
             )
         if request.HasField("tag"):
             system.tag = request.tag
         if request.HasField("key"):
             system.keys.append(request.key)
         if not system.message_id:
-            system.message_id = f"01{uuid.uuid4().hex.upper()}"  # as long as those of producers
+            system.message_id = f"01{uuid.uuid4().hex.upper()}"  # the id length of producers
         if not system.HasField("born_timestamp"):
             system.born_timestamp.CopyFrom(timestamp(self._clock.now_ms()))
         message = v2.Message(
@@ -117,7 +118,7 @@ class MessageAdministration:
         return admin_v1.DescribeMessageResponse(status=OK, timelines=timelines)
 
     async def _records(self, request: admin_v1.DescribeMessageRequest, topic: str) -> list[Record]:
-        """In the topic; or else where the message waits to get there, or ended before it did."""
+        """Records in the topic; otherwise those in the topic where the message waits, or where it ended."""
         if request.HasField("queue_id") and request.HasField("queue_offset"):
             found = self._store.read(topic, request.queue_id, request.queue_offset, max_count=1).records
             return [record for record in found if record.queue_offset == request.queue_offset]
@@ -129,7 +130,7 @@ class MessageAdministration:
             return found[-_COPIES_MAX:]
         for system_topic in (TIMER_TOPIC, HALF_TOPIC):
             if found := await self._waiting(system_topic, topic, request.message_id):
-                return found[-1:]  # those before it were stored again on the way
+                return found[-1:]  # earlier copies were stored again on the way
         return []
 
     async def _with_key(self, topic: str, key: str, *, count_max: int = _COPIES_MAX) -> list[Record]:
@@ -185,7 +186,7 @@ class MessageAdministration:
         return [name for name in names if not is_system_group(name)]
 
     async def _before(self, record: Record) -> list[admin_v1.TimelineEvent]:
-        """What happened before it was in its topic."""
+        """The events before the message was in its topic."""
         events = [_event(_Kind.BORN, record.born_timestamp, detail=f"on {record.born_host[0]}")]
         message_id, properties = record.unique_key, record.properties
         if not message_id:
@@ -207,7 +208,7 @@ class MessageAdministration:
         return event
 
     async def _not_yet(self, record: Record, topic: str, wanted: str) -> admin_v1.MessageTimeline:
-        """Of a message that is not in its topic, and perhaps never will be."""
+        """Events of a message that is not in its topic, and may never be."""
         timeline = admin_v1.MessageTimeline(
             message=to_wire_message(record, resource(topic)), physical_offset=record.physical_offset, size=record.size
         )
@@ -238,7 +239,8 @@ class MessageAdministration:
         return None
 
     async def _decision(self, half: Record, topic: str) -> admin_v1.TimelineEvent | None:
-        """How a transaction ended that left nothing in its topic; None if it is open, or nobody can say any more."""
+        """The outcome of a transaction without a message in its topic; None if it is open or the outcome is no longer
+        known."""
         for given_up in await self._with_key(GIVEN_UP_TOPIC, half.unique_key or "", count_max=1):
             return _event(_Kind.GIVEN_UP, given_up.store_timestamp)
         low, high = self._store.queue_range(OP_TOPIC, 0)
@@ -274,14 +276,15 @@ class MessageAdministration:
             wire.invisible_until.CopyFrom(timestamp(flight.invisible_until_ms))
             wire.client_id = flight.client_id or ""
         elif (deliveries := delivery.deliveries_of_waiting(offset)) is not None:
-            # In order, a message that waits for another of its message group has been seen and not delivered.
+            # In an ordered group, a message that waits for its message group has been read but not delivered.
             wire.state, wire.attempts = (_State.READY, deliveries) if deliveries else (_State.WAITING, 0)
         else:
             wire.state = _State.FINISHED if offset < delivery.cursor else _State.WAITING
         return wire
 
     async def _dead_letter(self, record: Record, group: str) -> Record | None:
-        """The copy among the group's dead letters. Two messages of one id in a topic cannot be told apart there."""
+        """The copy among the group's dead letters. Two messages with the same id in a topic cannot be distinguished
+        there."""
         if not record.unique_key:
             return None
         for found in await self._with_key(dead_letter_topic(group), record.unique_key):
@@ -294,8 +297,8 @@ class MessageAdministration:
     async def _history(
         self, record: Record, place: _Place, groups: set[str]
     ) -> tuple[list[admin_v1.TimelineEvent], bool]:
-        """What the journal says of the message, and whether all of it could be read."""
-        # A delivery is answered when its event is in the log; to be read, it must be on disk, too.
+        """The journal's events about the message, and whether the journal was read completely."""
+        # A delivery is answered when its event is in the log, but the event can be read only once it is on disk.
         await self._store.wait_stored(self._store.positions[0], durable=True)
         low, high = self._store.queue_range(JOURNAL_TOPIC, JOURNAL_QUEUE_ID)
         if low == high:
@@ -348,14 +351,14 @@ class MessageAdministration:
                     found.until.CopyFrom(timestamp(event.invisible_until_ms))
                     yield found
                 case Reset() as event:
-                    what = "it is finished" if offset < event.offset else "its deliveries count anew"
+                    what = "it is finished" if offset < event.offset else "its deliveries are counted from 1 again"
                     yield _event(_Kind.RESET, at, key.group, detail=f"to offset {event.offset}: {what}")
                 case _:
-                    pass  # a snapshot of what events before it have told
+                    pass  # a snapshot repeats earlier events
 
 
 def _delivered_place(record: Record) -> _Place:
-    """The queue from which groups get the message: of one of a lite topic, the light queue."""
+    """The queue from which groups get the message: for a lite topic, the light queue."""
     lite_topic = record.properties.get(LITE_TOPIC)
     if lite_topic:
         light = light_topic_name(record.topic, lite_topic)
@@ -378,7 +381,7 @@ def _place(record: Record) -> str:
 
 
 def _in_order(events: list[admin_v1.TimelineEvent]) -> list[admin_v1.TimelineEvent]:
-    """By time; what happened in one millisecond in the order in which it was found, and what has no time last."""
+    """Sorted by time. Events of one millisecond keep their order; events without a time come last."""
 
     def key(event: admin_v1.TimelineEvent) -> tuple[bool, int]:
         has_time = event.HasField("timestamp")

@@ -1,4 +1,4 @@
-"""The broker and its store at a moment, with what they have done since the start."""
+"""The present state of the broker and its store, and their activity since the start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TRAFFIC_COUNT: Final = 100
 
 
 class StatusAdministration:
-    """One method an RPC."""
+    """One method per RPC."""
 
     def __init__(self, parts: BrokerParts, listening: Listening) -> None:
         self._config = parts.settings.current
@@ -142,7 +142,7 @@ class StatusAdministration:
     async def runtime_stats(
         self, _request: v2.GetProxyRuntimeStatsRequest, _: Client
     ) -> v2.GetProxyRuntimeStatsResponse:
-        """Admin.GetProxyRuntimeStats: there is no proxy, so the broker's name and figures."""
+        """Admin.GetProxyRuntimeStats: there is no proxy, so these are the broker's name and figures."""
         statistics = self._statistics()
         return v2.GetProxyRuntimeStatsResponse(
             status=OK,
@@ -191,8 +191,8 @@ def _duration(milliseconds: float) -> v2.Duration:
 
 
 def broker_version() -> str:
-    """Of the installed package."""
-    from importlib.metadata import PackageNotFoundError, version  # not at the start of a broker
+    """The version of the installed package."""
+    from importlib.metadata import PackageNotFoundError, version  # looked up late, to keep the start fast
 
     try:
         return version("aerobee")

@@ -40,7 +40,7 @@ _PERMISSION_BITS: Final = {
 
 
 class TopicAdministration:
-    """One method an RPC. What is changed is on disk before the answer."""
+    """One method per RPC. Changes are on disk before the answer."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class TopicAdministration:
     async def describe_topic_status(
         self, request: v2.DescribeTopicStatusRequest, client: Client
     ) -> v2.DescribeTopicStatusResponse:
-        """Of a topic that takes several types the first is told. Description and age are nowhere on record."""
+        """A topic with several types reports the first one. Description and age are not stored."""
         topic = self._tables.topics.require(topic_name(request.topic, client))
         return v2.DescribeTopicStatusResponse(
             status=OK,
@@ -144,9 +144,10 @@ class TopicAdministration:
         )
 
     async def topic_route(self, request: v2.GetTopicRouteRequest, client: Client) -> v2.GetTopicRouteResponse:
-        """As RocketMQ's name server answers it, but for the key of brokerAddrs, a number: JSON wants it quoted.
+        """The route in the form of RocketMQ's name server, except that the numeric keys of brokerAddrs are quoted, as
+        JSON requires.
 
-        There is one address, so the network type and the like choose nothing.
+        The broker has one address, so the network type and similar fields have no effect.
         """
         topic = self._tables.topics.require(topic_name(request.topic, client))
         address = self._route.endpoints(v2.Endpoints(), client).addresses[0]

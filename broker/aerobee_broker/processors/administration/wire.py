@@ -1,4 +1,4 @@
-"""What the modules beside it share: the wire form of topics and groups, and pages."""
+"""Shared by the administration modules: the wire form of topics and groups, and pagination."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aerobee_proto import admin_v1, v2
 
 OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 PAGE_COUNT_MAX: Final = 1000
-TURN_COUNT: Final = 256  # of what is cheap to answer, between two turns of the event loop
+TURN_COUNT: Final = 256  # items handled between two yields to the event loop
 TYPE_ATTRIBUTE: Final = "message.type"
 
 
@@ -52,12 +52,12 @@ def group_to_wire(group: GroupConfig) -> admin_v1.Group:
 
 
 def is_own_topic(topic: str) -> bool:
-    """Whether nobody made the topic by its name: the broker's, or one of a group."""
+    """Whether the topic was not created by a user: it belongs to the broker or to a group."""
     return is_system_topic(topic) or topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
 
 
 def resource(stored_name: str) -> v2.Resource:
-    """A topic or group as the protocol names it."""
+    """A topic or group in the protocol's form."""
     namespace, name = split_stored_name(stored_name)
     return v2.Resource(resource_namespace=namespace, name=name)
 
@@ -69,12 +69,13 @@ def timestamp(milliseconds: int) -> v2.Timestamp:
 
 
 def page_count(requested: int, *, default: int = PAGE_COUNT_MAX, maximum: int = PAGE_COUNT_MAX) -> int:
-    """How many items a page has."""
+    """The number of items on a page."""
     return min(requested, maximum) if requested > 0 else default
 
 
 def page_of(names: Sequence[str], size: int, token: str) -> tuple[Sequence[str], str]:
-    """The names behind `token`, the last name of the page before, and the token of the next page. `names` ascend."""
+    """The names after `token`, which is the last name of the previous page, and the token of the next page. `names` are
+    sorted."""
     begin = bisect_right(names, token) if token else 0
     end = begin + page_count(size)
     return names[begin:end], names[end - 1] if end < len(names) else ""

@@ -1,1 +1,1 @@
-"""RecordService: messages in bulk, as records of the store. One module a call."""
+"""RecordService: messages in bulk, as records of the store. One module per call."""

@@ -1,4 +1,5 @@
-"""AppendRecords: check all records of a request at once, append them in one piece, answer when they are safe."""
+"""AppendRecords: checks all records of a request, appends them together, and answers when they are as safe as
+required."""
 
 from __future__ import annotations
 
@@ -37,20 +38,20 @@ else:
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 REQUEST_SIZE_MAX: Final = 8 << 20
-"""Bytes of records in one request, unless one record may have more."""
-# Tags on the wire: number of the field and its type, of AppendRecordsRequest in records.proto.
+"""Bytes of records in one request, unless a single record may be larger."""
+# Tags on the wire (field number and type) of AppendRecordsRequest in records.proto.
 _TOPIC: Final = 0x0A
 _QUEUE_ID: Final = 0x10
 _RECORDS: Final = 0x1A
 _SIZES: Final = 0x22
 _BYTES: Final = (_TOPIC, _RECORDS, _SIZES)
 RECORD_COUNT_MAX: Final = 32_768
-"""Records of one request."""
-_RECORD_OVERHEAD: Final = 1 << 16  # what a record may have besides its body
+"""The maximum number of records in one request."""
+_RECORD_OVERHEAD: Final = 1 << 16  # the maximum size of a record without its body
 
 
 class AppendRequest(NamedTuple):
-    """AppendRecordsRequest whose records are where they came from: protobuf's would copy them twice."""
+    """An AppendRecordsRequest whose records are a view of the received bytes; protobuf would copy them twice."""
 
     topic: v2.Resource
     queue_id: int
@@ -62,8 +63,7 @@ AnyAppendRequest = AppendRequest | records_v1.AppendRecordsRequest
 
 
 def read_append_request(data: bytes, read: Callable[[bytes], records_v1.AppendRecordsRequest]) -> AnyAppendRequest:
-    """The request in these bytes. `read`: reads it with protobuf, if it has anything but its four fields, once each at
-    most."""
+    """Parse the request. `read` parses it with protobuf, if it is not simply its four fields, each at most once."""
     return _read_in_place(data) or read(data)
 
 
@@ -86,7 +86,7 @@ def _read_in_place(data: bytes) -> AppendRequest | None:
             else:
                 return None
     except IndexError:
-        return None  # it ends within a number
+        return None  # the bytes end within a number
     if position != end or _RECORDS not in found:
         return None
     try:
@@ -97,7 +97,7 @@ def _read_in_place(data: bytes) -> AppendRequest | None:
 
 
 class AppendProcessor:
-    """Answers AppendRecords. Raises what `services.errors` knows as status codes."""
+    """Answers AppendRecords. Raises errors that `services.errors` maps to status codes."""
 
     def __init__(self, settings: Settings, store: MessageStore, tables: Tables, counters: BrokerCounters) -> None:
         config = settings.current
@@ -110,13 +110,13 @@ class AppendProcessor:
         self._require_checksum = config.store.property_crc
 
     async def process(self, request: AnyAppendRequest, client: Client) -> records_v1.AppendRecordsResponse:
-        """Append and wait."""
+        """Append the records, and wait until they are safe."""
         started = perf_counter()
         appended = await self.append(request, client)
         return await self.finish(appended, started)
 
     async def append(self, request: AnyAppendRequest, client: Client) -> AppendedBatch:
-        """Append the records of one request, all or none: in one step, unless the topic has to be created."""
+        """Append all records of the request or none, in one step of the event loop unless the topic must be created."""
         stored_name = topic_name(request.topic, client)
         topic = self._tables.topics.get(stored_name) or await self._tables.topic_in_use(stored_name)
         _check_queue(topic, request.queue_id)
@@ -129,7 +129,7 @@ class AppendProcessor:
         return appended
 
     async def finish(self, appended: AppendedBatch, started: float) -> records_v1.AppendRecordsResponse:
-        """Wait until what was appended is safe. `started`: when its request came, by `perf_counter`."""
+        """Wait until the appended records are safe. `started`: when the request arrived, by `perf_counter`."""
         await self._store.wait_stored(appended.end)
         return records_v1.AppendRecordsResponse(
             status=_OK,
@@ -142,7 +142,7 @@ class AppendProcessor:
     def _checked(self, request: AnyAppendRequest, topic: TopicConfig) -> RecordBatch:
         records = request.records
         if not records:
-            raise InvalidRequestError(v2.Code.MESSAGE_CORRUPTED, "the request has no record to append")
+            raise InvalidRequestError(v2.Code.MESSAGE_CORRUPTED, "the request has no records")
         if len(records) > self._size_max:
             raise InvalidRequestError(
                 v2.Code.MESSAGE_BODY_TOO_LARGE,
@@ -167,7 +167,7 @@ class AppendProcessor:
 
 
 def _sizes(record_sizes: bytes | memoryview) -> npt.NDArray[np.int64] | None:
-    """What the client says that the sizes are; None if it says nothing. InvalidRequestError."""
+    """The sizes declared by the client; None without a declaration. Raises InvalidRequestError."""
     if not record_sizes:
         return None
     if len(record_sizes) % np.dtype(SIZE_DTYPE).itemsize:

@@ -1,6 +1,6 @@
-"""What AppendRecords asks of records beyond their layout: the rules of SendMessage, for a whole request at once.
+"""The rules of SendMessage for the records of AppendRecords, beyond their layout, checked for a whole request at once.
 
-Numpy finds the first record that breaks a rule, if there is one; only that one is looked at for itself.
+numpy finds the first record that breaks a rule, if any; only that record is examined by itself.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from aerobee_store.records.record_batch import RecordBatch
 _Code = v2.Code
 _SYS_FLAGS: Final = SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE | SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
 _BATCH_FLAGS: Final = SYS_FLAG_INNER_BATCH | SYS_FLAG_UNWRAP
-# What the fields of a message become (message_mapping.py), and the record checksum.
+# The properties that result from the fields of a message (message_mapping.py), and the record checksum.
 _OF_FIELDS: Final = frozenset({p.UNIQ_KEY, p.TAGS, p.KEYS, p.SHARDING_KEY, TRACE_CONTEXT, p.BORN_HOST, p.CRC32})
 _FORBIDDEN: Final = RESERVED_NAMES - _OF_FIELDS
 _FORBIDDEN_IN_BATCHES: Final = _FORBIDDEN - {p.INNER_NUM, p.INNER_BASE}
 _SMALL: Final = 512
-"""Bytes of properties that cannot be too many, nor too large: two separators and two characters a property."""
+"""Properties with fewer bytes are never too many or too large: each takes at least two separators and two
+characters."""
 
 
 def check_records(
     batch: RecordBatch, topic: TopicConfig, queue_id: int, limits: LimitsConfig, body_size_max: int
 ) -> None:
-    """Raise BadRecordError for the first record that SendMessage would not have stored like this."""
+    """Raise BadRecordError for the first record that SendMessage would not have stored in this form."""
     _check_bodies(batch, body_size_max)
     other = batch.sys_flag & ~(_SYS_FLAGS | (_BATCH_FLAGS if topic.takes_batches else 0))
     if np.count_nonzero(other):

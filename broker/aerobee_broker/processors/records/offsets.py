@@ -1,4 +1,4 @@
-"""QueueOffsets: where many queues begin and end."""
+"""QueueOffsets: the first and last offsets of many queues."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ _Response = records_v1.QueueOffsetsResponse
 
 
 class OffsetsProcessor:
-    """Answers QueueOffsets. Raises what `services.errors` knows as status codes."""
+    """Answers QueueOffsets. Raises errors that `services.errors` maps to status codes."""
 
     def __init__(self, store: MessageStore, tables: Tables) -> None:
         self._store = store
         self._tables = tables
 
     async def process(self, request: records_v1.QueueOffsetsRequest, client: Client) -> records_v1.QueueOffsetsResponse:
-        """All queues are seen in one step of the event loop, at one moment; offsets by a time are looked up later."""
+        """The ends of all queues are read in one step of the event loop, at one moment; offsets by time are looked up
+        later."""
         if len(request.topics) > TOPIC_COUNT_MAX:
             raise InvalidRequestError(
                 v2.Code.BAD_REQUEST,
@@ -74,7 +75,7 @@ class OffsetsProcessor:
         *,
         flushed_only: bool,
     ) -> int:
-        """Add the queues of one topic; return how many there are. Those to be looked up by a time go to `by_time`."""
+        """Add the queues of one topic; return their number. Queues with a look-up by time go to `by_time`."""
         store = self._store
         topic = self._tables.topics.require(topic_name(asked.topic, client))
         check_readable(topic)

@@ -1,4 +1,4 @@
-"""QueryRecords: records of a topic by key, by message id, or by the time at which they were stored."""
+"""QueryRecords: records of a topic by key, by message id or by store time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TIME_MAX: Final = (1 << 63) - 1
 
 
 class QueryProcessor:
-    """Answers QueryRecords. Raises what `services.errors` knows as status codes."""
+    """Answers QueryRecords. Raises errors that `services.errors` maps to status codes."""
 
     def __init__(self, store: MessageStore, tables: Tables, loop_share: LoopShare) -> None:
         self._store = store
@@ -81,7 +81,7 @@ class QueryProcessor:
         )
 
     def _bytes_of(self, records: list[Record], size_max: int) -> list[tuple[memoryview, bytes]]:
-        """The bytes and sizes of the newest of these that fit, oldest first."""
+        """The bytes and sizes of the newest records that fit, oldest first."""
         pieces: list[tuple[memoryview, bytes]] = []
         size = 0
         for record in reversed(records):
@@ -91,14 +91,14 @@ class QueryProcessor:
             try:
                 piece = self._store.bytes_of(record)
             except RecordNotFoundError:
-                continue  # retention was faster
+                continue  # removed by retention
             pieces.append((piece, np.array([record.size], SIZE_DTYPE).tobytes()))
         return pieces[::-1]
 
     def _by_time(
         self, topic: str, page_token: str, begin: int, end: int, count: int, size_max: int
     ) -> tuple[list[tuple[memoryview, bytes]], str]:
-        """Records queue after queue, and the token to go on with; empty at the end."""
+        """Records queue by queue, and the token to continue with; empty at the end."""
         store = self._store
         first_queue, first_offset = parse_scroll_id(page_token, "page_token")
         pieces: list[tuple[memoryview, bytes]] = []

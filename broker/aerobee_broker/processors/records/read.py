@@ -1,4 +1,4 @@
-"""ReadRecords: the records of a queue in frames, as they lie in the log."""
+"""ReadRecords: the records of a queue in frames, exactly as they are in the log."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ FRAME_SIZE_MAX: Final = 4 << 20
 _RECORDS_TAG: Final = b"\x12"  # of the field `records` on the wire
 _TAG_COUNT_MAX: Final = 1000
 SIZE_DTYPE: Final = "<u4"
-"""Of `record_sizes` in requests and responses."""
+"""The wire form of `record_sizes` in requests and responses."""
 
 
 class ReadProcessor:
-    """Answers ReadRecords. Raises what `services.errors` knows as status codes."""
+    """Answers ReadRecords. Raises errors that `services.errors` maps to status codes."""
 
     def __init__(self, settings: Settings, store: MessageStore, tables: Tables, long_polling: LongPolling) -> None:
         self._settings = settings
@@ -47,7 +47,7 @@ class ReadProcessor:
     async def read(
         self, request: records_v1.ReadRecordsRequest, client: Client, remaining_seconds: float | None
     ) -> AsyncGenerator[records_v1.ReadRecordsResponse | bytes, None]:
-        """Frames as bytes, and at the end a response with the status. `remaining_seconds`: to the deadline."""
+        """Frames as bytes, followed by a response with the status. `remaining_seconds`: time to the deadline."""
         topic = await self._topic(request, client)
         queue_id, offset = request.queue_id, request.start_queue_offset
         flushed_only = not request.include_unflushed
@@ -69,7 +69,7 @@ class ReadProcessor:
         end = request.end_queue_offset if request.HasField("end_queue_offset") else None
         frame_size = min(max(request.frame_bytes_max, 0) or FRAME_SIZE_DEFAULT, FRAME_SIZE_MAX)
         left = request.bytes_max if request.bytes_max > 0 else None
-        line = f"records {next(self._waits)}"  # each reader waits for itself; no group has such a name
+        line = f"records {next(self._waits)}"  # each reader waits in its own line; no group can have this name
         while end is None or offset < end:
             result = self._store.read_runs(
                 topic,
@@ -90,10 +90,10 @@ class ReadProcessor:
                     if left <= 0:
                         break
                 if not result.runs:
-                    await asyncio.sleep(0)  # a long way over what the tags leave out is made in steps
+                    await asyncio.sleep(0)  # a long range that the tag filter rejects is skipped in steps
                 continue
             if result.status == "offset-too-large":
-                break  # the queue was made anew
+                break  # the queue was created again
             if not await self._arrived(topic, queue_id, line, client, request, deadline):
                 break
             if self._tables.topics.get(topic) is None:
@@ -115,7 +115,7 @@ class ReadProcessor:
         request: records_v1.ReadRecordsRequest,
         deadline: float | None,
     ) -> bool:
-        """Wait for another record at the end of the queue; False when the wait is over."""
+        """Wait for another record at the end of the queue. Returns False when the wait is over."""
         config = self._settings.current.delivery
         remaining = None if deadline is None else deadline - asyncio.get_running_loop().time()
         requested = duration_ms(request.wait) / 1000 if request.HasField("wait") else 0.0
@@ -146,7 +146,7 @@ class ReadProcessor:
 
 
 def check_readable(topic: TopicConfig) -> None:
-    """Raise InvalidRequestError for a topic that may not be read."""
+    """Raise InvalidRequestError if clients may not read the topic."""
     if not topic.readable:
         raise InvalidRequestError(
             v2.Code.FORBIDDEN,
@@ -155,7 +155,7 @@ def check_readable(topic: TopicConfig) -> None:
 
 
 def frame_bytes(result: RecordRuns, start_queue_offset: int) -> bytes:
-    """The bytes of a response with what was read: the records are copied once. By protobuf it would be three times."""
+    """The bytes of a response with these records, which are copied once; protobuf would copy them three times."""
     rest = records_v1.ReadRecordsResponse(
         record_sizes=result.sizes.astype(SIZE_DTYPE).tobytes(),
         start_queue_offset=start_queue_offset,
