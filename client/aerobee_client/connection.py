@@ -1,8 +1,8 @@
 """The channels to the endpoints of a client: headers, deadlines, retries, and errors that name the next step.
 
-Calls go to the given endpoints, so a wrongly advertised address of a single broker does no harm; `towards` is for
-routes that name several brokers (lanes.py). One endpoint is in use at a time. When it does not answer, the next one is
-used for all calls.
+Calls go to the given endpoints, so a wrongly advertised address of a single broker does no harm. `at` connects to one
+broker of a route that names several (broker_sessions.py). One endpoint is in use at a time. When it does not answer,
+the next one is used for all calls.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Connection:
         """The current endpoint, as given."""
         return self.peer.endpoint
 
-    def towards(self, endpoint: str) -> Connection:
+    def at(self, endpoint: str) -> Connection:
         """A connection to this endpoint alone, with the same options; closed with this one. Raises
         InvalidEndpointError."""
         found = self._others.get(endpoint)

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from aerobee_client.allocation import Allocation, Averagely, Queue
+from aerobee_client.broker_sessions import DEFAULT, broker_endpoints
 from aerobee_client.connection import Connection
 from aerobee_client.errors import (
     ClientError,
@@ -24,7 +25,6 @@ from aerobee_client.errors import (
 )
 from aerobee_client.filters import Subscriptions, wire_filters, wire_subscription
 from aerobee_client.flow import FlowControl
-from aerobee_client.lanes import HOME, broker_endpoints
 from aerobee_client.message import StoredMessage, stored_message
 from aerobee_client.records import Records
 from aerobee_client.routes import Routes, queue_of
@@ -574,10 +574,10 @@ class PullConsumer:
         """The queues of the broker that is in use: that of the endpoint."""
         readable = await self._routes.readable(topic)
         endpoints = broker_endpoints(readable)
-        here = (HOME, self._connection.endpoint)
+        here = (DEFAULT, self._connection.endpoint)
         # A broker lists itself first, so it is the first one if its address has another form.
         home = next((name for name, endpoint in endpoints.items() if endpoint in here), readable[0].broker.name)
-        return [wire for wire in readable if endpoints[wire.broker.name] == HOME or wire.broker.name == home]
+        return [wire for wire in readable if endpoints[wire.broker.name] == DEFAULT or wire.broker.name == home]
 
     async def _wire(self, queue: Queue) -> v2.MessageQueue:
         if reading := self._readings.get(queue):

@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
+from aerobee_client.broker_sessions import BrokerSessions, broker_endpoints
 from aerobee_client.connection import Connection
 from aerobee_client.errors import BadRequestError, ClientError, TooManyRequestsError
 from aerobee_client.filters import Subscriptions, wire_filters, wire_subscription
 from aerobee_client.flow import FlowControl
 from aerobee_client.hooks import Hooks
-from aerobee_client.lanes import Lanes, broker_endpoints
 from aerobee_client.message import ReceivedMessage, received_message
 from aerobee_client.receiving import new_attempt_id
 from aerobee_proto import v2
@@ -85,8 +85,8 @@ class PushConsumer:
         settings = v2.Settings(
             client_type=v2.ClientType.PUSH_CONSUMER, subscription=wire_subscription(group, self._filters)
         )
-        self._lanes = Lanes(connection, settings, group, self._obey)
-        self._telemetry = self._lanes.home.telemetry
+        self._sessions = BrokerSessions(connection, settings, group, self._obey)
+        self._telemetry = self._sessions.default.telemetry
         self._flow = FlowControl(waiting_count_max, waiting_size_max, span_max)
         self._threads: ThreadPoolExecutor | None = None
         self._coroutine = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
@@ -148,7 +148,7 @@ class PushConsumer:
             await asyncio.gather(self._running, return_exceptions=True)
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
-        await self._lanes.close()
+        await self._sessions.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -173,7 +173,7 @@ class PushConsumer:
                         self._receive_from(topic, await self._assignment(topic))
                     except ClientError as error:
                         _log.warning("assignment refresh failed topic=%s error=%s", topic, error)
-                self._lanes.keep({endpoint for *_, endpoint in self._receivers})
+                self._sessions.keep({endpoint for *_, endpoint in self._receivers})
 
     async def _assignment(self, topic: str) -> list[v2.MessageQueue]:
         """The queues to receive from; of masters only."""
@@ -218,7 +218,7 @@ class PushConsumer:
         while True:
             request.batch_size = min(batch, await self._flow.wait_free())
             try:
-                received = await self._lanes.towards(endpoint).receiving.receive(request)
+                received = await self._sessions.at(endpoint).receiving.receive(request)
             except ClientError as error:
                 busy = isinstance(error, TooManyRequestsError)
                 _log.log(logging.DEBUG if busy else logging.WARNING, "receive failed topic=%s error=%s", topic, error)
@@ -271,7 +271,7 @@ class PushConsumer:
             return
         delay = error.delay_seconds if isinstance(error, RetryLater) else self._delay_seconds(message.delivery_attempt)
         try:
-            await self._lanes.of(message).acknowledgement.change_invisible(message, delay)
+            await self._sessions.of(message).acknowledgement.change_invisible(message, delay)
         except ClientError as failed:  # it is delivered again anyway when it is not renewed
             _log.warning(
                 "message not returned to the broker topic=%s id=%s: %s", message.topic, message.message_id, failed
@@ -285,7 +285,7 @@ class PushConsumer:
             if attempt >= attempts_max:
                 _log.error("message becomes a dead letter topic=%s id=%s", message.topic, message.message_id)
                 try:
-                    await self._lanes.of(message).acknowledgement.give_up(message, attempts_max)
+                    await self._sessions.of(message).acknowledgement.give_up(message, attempts_max)
                 except ClientError as failed:
                     _log.warning("dead letter refused topic=%s id=%s: %s", message.topic, message.message_id, failed)
                 return
@@ -299,7 +299,7 @@ class PushConsumer:
         await self._acknowledge(message)
 
     async def _acknowledge(self, message: ReceivedMessage) -> None:
-        if error := await self._lanes.of(message).acknowledgement.ack_one(message):
+        if error := await self._sessions.of(message).acknowledgement.ack_one(message):
             level = logging.WARNING if isinstance(error, BadRequestError) else logging.ERROR
             _log.log(
                 level,

@@ -10,9 +10,9 @@ from zlib import crc32
 
 from aerobee_client import packing
 from aerobee_client.allocation import Queue
+from aerobee_client.broker_sessions import DEFAULT, broker_endpoints
 from aerobee_client.connection import Connection, Metadata, Peer, Retry
 from aerobee_client.errors import BadRequestError, ClientError, NotFoundError, status_error
-from aerobee_client.lanes import HOME, broker_endpoints
 from aerobee_client.latency import LatencyAvoidance
 from aerobee_client.message import Message, Outgoing, SendResult
 from aerobee_client.records import Records
@@ -94,7 +94,7 @@ class Sending:
             queues = [queue_of(wire) for wire in writable] if queue is None else [queue]
             self._turn = first = self._turn + 1
             if any(endpoints.values()):
-                of_queues = [self._peer(endpoints.get(each.broker, HOME)) for each in queues]
+                of_queues = [self._peer(endpoints.get(each.broker, DEFAULT)) for each in queues]
                 choice = _Turns(of_queues, first, lambda: self._routes.forget(topic))
             else:
                 choice = self._choice(topic, self._connection.peers)
@@ -150,7 +150,7 @@ class Sending:
             if not self._routes.known(topic):
                 await asyncio.wait((looking,))
         writable = [wire for wire in self._routes.known(topic) if wire.permission in WRITABLE]
-        endpoints = sorted({endpoint for endpoint in broker_endpoints(writable).values() if endpoint != HOME})
+        endpoints = sorted({endpoint for endpoint in broker_endpoints(writable).values() if endpoint != DEFAULT})
         if not endpoints:
             return given
         if message.kind == v2.MessageType.FIFO:
@@ -164,9 +164,9 @@ class Sending:
 
     def _peer(self, endpoint: str) -> Peer:
         known = {peer.endpoint: peer for peer in self._connection.peers}
-        if endpoint == HOME:
+        if endpoint == DEFAULT:
             return self._connection.peer
-        return known.get(endpoint) or self._connection.towards(endpoint).peer
+        return known.get(endpoint) or self._connection.at(endpoint).peer
 
     def _choice(self, topic: str, peers: Sequence[Peer]) -> _Turns | _Choice | None:
         if self._avoidance is not None:

@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
+from aerobee_client.broker_sessions import DEFAULT, BrokerSessions, broker_endpoints
 from aerobee_client.connection import Connection, Retry
 from aerobee_client.errors import BatchError, ClientError
 from aerobee_client.filters import Subscriptions, wire_filters, wire_subscription
-from aerobee_client.lanes import HOME, Lanes, broker_endpoints
 from aerobee_client.message import ReceivedMessage
 from aerobee_client.receiving import new_attempt_id
 from aerobee_client.routes import READABLE
@@ -38,8 +38,8 @@ class SimpleConsumer:
         settings = v2.Settings(
             client_type=v2.ClientType.SIMPLE_CONSUMER, subscription=wire_subscription(group, self._filters)
         )
-        self._lanes = Lanes(connection, settings, group)
-        self._telemetry, self._routes = self._lanes.home.telemetry, self._lanes.home.routes
+        self._sessions = BrokerSessions(connection, settings, group)
+        self._telemetry, self._routes = self._sessions.default.telemetry, self._sessions.default.routes
         self._turns = itertools.count()
         self._attempt_ids: dict[_Source, str] = {}
         self._polls: dict[_Source, asyncio.Task[list[tuple[float, ReceivedMessage]]]] = {}
@@ -61,7 +61,7 @@ class SimpleConsumer:
         await self._telemetry.ready()
         loop = asyncio.get_running_loop()
         sources = [(topic, endpoint) for topic in self._filters for endpoint in await self._endpoints(topic)]
-        self._lanes.keep({endpoint for _, endpoint in (*sources, *self._polls)})
+        self._sessions.keep({endpoint for _, endpoint in (*sources, *self._polls)})
         first = next(self._turns) % len(sources)
         until = loop.time() + wait_seconds
         new = []
@@ -103,12 +103,12 @@ class SimpleConsumer:
         Returns the message with its new receipt handle; the old one becomes invalid. Raises BadRequestError if the
         invisible time is over.
         """
-        return await self._lanes.of(message).acknowledgement.change_invisible(message, invisible_seconds)
+        return await self._sessions.of(message).acknowledgement.change_invisible(message, invisible_seconds)
 
     async def nack(self, message: ReceivedMessage, delay_seconds: float = 0.0) -> None:
         """Return a message to the group, which receives it again after `delay_seconds`, with the next attempt
         number."""
-        await self._lanes.of(message).acknowledgement.change_invisible(message, delay_seconds)
+        await self._sessions.of(message).acknowledgement.change_invisible(message, delay_seconds)
 
     @asynccontextmanager
     async def keep_invisible(
@@ -129,7 +129,7 @@ class SimpleConsumer:
             nonlocal held
             while True:
                 with contextlib.suppress(ClientError):
-                    hide = self._lanes.of(held).acknowledgement.change_invisible
+                    hide = self._sessions.of(held).acknowledgement.change_invisible
                     held = await hide(held, invisible_seconds, retry=_ONE_ATTEMPT)
                 await asyncio.sleep(invisible_seconds / 3)
 
@@ -167,10 +167,11 @@ class SimpleConsumer:
         self._waiting.clear()
         if waiting and not self._telemetry.closed:
             backs = (
-                self._lanes.of(each).acknowledgement.change_invisible(each, 0, retry=_ONE_ATTEMPT) for each in waiting
+                self._sessions.of(each).acknowledgement.change_invisible(each, 0, retry=_ONE_ATTEMPT)
+                for each in waiting
             )
             await asyncio.gather(*backs, return_exceptions=True)
-        await self._lanes.close()
+        await self._sessions.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -210,11 +211,11 @@ class SimpleConsumer:
     async def _endpoints(self, topic: str) -> list[str]:
         """Where to receive a topic. A route is asked for in the poll, whose errors are collected."""
         if len(set(broker_endpoints(self._routes.known(topic)).values())) < 2:
-            return [HOME]
+            return [DEFAULT]
         if not self._routes.is_fresh(topic):
             with contextlib.suppress(ClientError):
                 await self._routes.queues(topic)
-        return sorted(set(broker_endpoints(_readable(self._routes.known(topic))).values())) or [HOME]
+        return sorted(set(broker_endpoints(_readable(self._routes.known(topic))).values())) or [DEFAULT]
 
     async def _acked(self, batch: list[ReceivedMessage]) -> list[ClientError | None]:
         """One outcome per message; those of one broker in as few requests as possible."""
@@ -223,7 +224,7 @@ class SimpleConsumer:
             by_endpoint.setdefault(message.endpoint, []).append(index)
         answers = await asyncio.gather(
             *(
-                self._lanes.towards(endpoint).acknowledgement.ack([batch[index] for index in indices])
+                self._sessions.at(endpoint).acknowledgement.ack([batch[index] for index in indices])
                 for endpoint, indices in by_endpoint.items()
             )
         )
@@ -240,11 +241,11 @@ class SimpleConsumer:
         topic, endpoint = source
         readable = await self._routes.readable(topic)
         found = broker_endpoints(readable)
-        brokers = {each.broker.name: each for each in readable if endpoint in (HOME, found[each.broker.name])}
+        brokers = {each.broker.name: each for each in readable if endpoint in (DEFAULT, found[each.broker.name])}
         if not brokers:
             return []  # it is gone
         wire = list(brokers.values())[next(self._turns) % len(brokers)]
-        lane = self._lanes.towards(found[wire.broker.name])
+        session = self._sessions.at(found[wire.broker.name])
         queue = v2.MessageQueue()
         queue.CopyFrom(wire)
         queue.id = -1  # any queue of the broker
@@ -257,7 +258,7 @@ class SimpleConsumer:
         )
         request.invisible_duration.FromMilliseconds(int(invisible_seconds * 1000))
         request.long_polling_timeout.FromMilliseconds(int(wait_seconds * 1000))
-        received = await lane.receiving.receive(request)
+        received = await session.receiving.receive(request)
         self._attempt_ids.pop(source, None)
         return [(arrived + invisible_seconds, message) for arrived, message in received]
 

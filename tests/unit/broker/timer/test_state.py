@@ -44,7 +44,7 @@ def unsort(state: TimerState) -> None:
 BREAKS: dict[str, Callable[[TimerState], object]] = {
     "multiple of the precision": lambda state: setattr(state, "slot_ms", SLOT_MS + 1),
     "two or more whole slots": lambda state: setattr(state, "window_ms", 1000),
-    "lies in the timer topic": lambda state: setattr(state, "enqueued", 12),
+    "are in the timer topic": lambda state: setattr(state, "enqueued", 12),
     "looked for within the log": lambda state: setattr(state, "marks_begin", 2000),
     "relocated copies lie within": lambda state: setattr(state, "relocation_begin", 2000),
     "before the relocated messages": lambda state: setattr(state, "relocated_before", 2000),
@@ -54,7 +54,7 @@ BREAKS: dict[str, Callable[[TimerState], object]] = {
     "only recovered slots": lambda state: setattr(state, "recovered_until_ms", SLOT_MS - 1),
     "slots done before a crash": lambda state: setattr(state, "enqueued_before_crash", (5, SLOT_MS + 1000)),
     "recalls are of slots": lambda state: state.recalls.add("orders", "other", SLOT_MS - 1000),
-    "in the order in which it is due": unsort,
+    "are in due order": unsort,
 }
 
 

@@ -1,6 +1,6 @@
-"""Several brokers behind one name: which broker a call goes to, and what a consumer keeps for each.
+"""The sessions of a consumer with several brokers of one cluster, and the broker that each call goes to.
 
-As long as a route names one address, whatever stands there, all calls go to the endpoints that were given. If it names
+While a route names a single address, all calls go to the configured endpoints, whatever that address is. If it names
 different addresses for different brokers, calls about a queue go to the address of its broker.
 """
 
@@ -18,19 +18,19 @@ from aerobee_client.routes import Routes
 from aerobee_client.telemetry import CommandHandler, Telemetry
 from aerobee_proto import v2
 
-HOME = ""
-"""The endpoints that were given, in place of the address of a broker."""
+DEFAULT = ""
+"""The configured endpoints, in place of a broker's address."""
 
 
 def broker_endpoints(queues: Iterable[v2.MessageQueue]) -> dict[str, str]:
-    """The address of each broker by its name; all of them HOME unless they differ."""
+    """The address of each broker by name; DEFAULT for all unless the addresses differ."""
     found = {queue.broker.name: endpoint_text(queue.broker.endpoints) for queue in queues}
     is_spread = len(set(found.values())) > 1 and all(found.values())
-    return found if is_spread else dict.fromkeys(found, HOME)
+    return found if is_spread else dict.fromkeys(found, DEFAULT)
 
 
-class Lane:
-    """What a consumer has for one broker."""
+class BrokerSession:
+    """A consumer's session with one broker: Telemetry stream, receives and acknowledgements."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class Lane:
         self.receiving = Receiving(connection, self.telemetry, self.routes, endpoint)
 
 
-class Lanes:
-    """The lanes of one consumer. `home` is there from the beginning."""
+class BrokerSessions:
+    """The sessions of one consumer. `default` exists from the start."""
 
     def __init__(
         self, connection: Connection, settings: v2.Settings, group: str, on_command: CommandHandler | None = None
@@ -58,29 +58,29 @@ class Lanes:
         self._settings.CopyFrom(settings)
         self._group = group
         self._on_command = on_command
-        self.home = Lane(connection, settings, group, None, on_command, HOME)
-        self._others: dict[str, Lane] = {}
+        self.default = BrokerSession(connection, settings, group, None, on_command, DEFAULT)
+        self._others: dict[str, BrokerSession] = {}
         self._retired: set[asyncio.Task[None]] = set()
 
-    def towards(self, endpoint: str) -> Lane:
-        """The lane of the broker at this address. A new one registers with its broker before its first receive."""
-        if endpoint in (HOME, self._connection.endpoint):
-            return self.home
-        lane = self._others.get(endpoint)
-        if lane is None:
+    def at(self, endpoint: str) -> BrokerSession:
+        """The session with the broker at this address. A new one registers with its broker before its first receive."""
+        if endpoint in (DEFAULT, self._connection.endpoint):
+            return self.default
+        session = self._others.get(endpoint)
+        if session is None:
             settings = v2.Settings()
             settings.CopyFrom(self._settings)
-            connection = self._connection.towards(endpoint)
-            lane = Lane(connection, settings, self._group, self.home.routes, self._on_command, endpoint)
-            self._others[endpoint] = lane
-        return lane
+            connection = self._connection.at(endpoint)
+            session = BrokerSession(connection, settings, self._group, self.default.routes, self._on_command, endpoint)
+            self._others[endpoint] = session
+        return session
 
-    def of(self, message: ReceivedMessage) -> Lane:
-        """The lane by which a message came."""
-        return self.towards(message.endpoint)
+    def of(self, message: ReceivedMessage) -> BrokerSession:
+        """The session that received a message."""
+        return self.at(message.endpoint)
 
     def keep(self, endpoints: Collection[str]) -> None:
-        """Close the lanes of all other brokers."""
+        """Close the sessions with all other brokers."""
         for endpoint in self._others.keys() - set(endpoints):
             task = asyncio.create_task(self._others.pop(endpoint).telemetry.close(), name=f"leave {endpoint}")
             self._retired.add(task)
@@ -88,10 +88,10 @@ class Lanes:
 
     def resync(self) -> None:
         """Send changed settings to every broker."""
-        for lane in (self.home, *self._others.values()):
-            lane.telemetry.resync()
+        for session in (self.default, *self._others.values()):
+            session.telemetry.resync()
 
     async def close(self) -> None:
-        """Say goodbye to every broker."""
-        closing = [lane.telemetry.close() for lane in (self.home, *self._others.values())]
+        """Unregister from every broker."""
+        closing = [session.telemetry.close() for session in (self.default, *self._others.values())]
         await asyncio.gather(*closing, *self._retired)
