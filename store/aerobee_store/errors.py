@@ -1,4 +1,4 @@
-"""Errors of a store. Each carries what an operator needs: the path, the offset, the values that disagree."""
+"""Errors of a store. Each names the facts that an operator needs: the path, the offset, the conflicting values."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""When bytes are on disk, how far each file is known to be, and recovery after a stop."""
+"""Durability: commits and syncs, the checkpoint of each kind of file, and recovery after a stop."""

@@ -1,4 +1,4 @@
-"""Who waits for the log to be written or synced, and when that happens: the one owner of both.
+"""Commits and syncs the log and answers the waiters of both: the only owner of durability.
 
     append      puts bytes into write buffers
     commit      moves them to the page cache: they survive the death of the process
@@ -11,11 +11,11 @@ share the next one (after LevelDB's writer queue). The steps of a sync, with one
     2. if the last batch had several waiters, wait briefly until as many have arrived again (BatchSize)
     3. commit everything appended; note the segments, their positions and the end of the log
     4. sync these segments in the thread; meanwhile appends and commits continue after the noted end
-    5. set `flushed` to the end; answer every waiter before it; dispatch the messages that may now be read
+    5. set `flushed` to the end; answer every waiter before it; dispatch the messages that are readable now
 
 `_run_syncs` is in one of these states, and `fail` ends every one of them:
 
-    idle       nobody waits, nothing is due            -> gathering, by a waiter or the flush interval (step 1)
+    idle       no waiter, no sync due                  -> gathering, by a waiter or the flush interval (step 1)
     gathering  a moment for the rest of the batch      -> syncing, when it is complete or the moment is over (step 2)
     syncing    the thread syncs what was committed     -> answering (steps 3 and 4); waiters that come now stay
     answering  listeners, waiters, dispatch (step 5)   -> idle; or gathering, if waiters lie behind the noted end
@@ -114,7 +114,7 @@ class BatchSize:
 
 
 class Durability:
-    """Commits and syncs the log, wakes those who wait for either, and ends the store's writes when one fails.
+    """Commits and syncs the log, wakes the waiters of both, and ends the store's writes after a failure.
 
     Event loop only, except for methods documented to run in a thread. Nothing else commits the log.
     """
@@ -178,7 +178,7 @@ class Durability:
     def begin(self) -> None:
         """Note that `run` is about to start in this event loop."""
         self._loop = asyncio.get_running_loop()
-        if self._log.wrote > self._log.committed:  # appended before the start the start the start
+        if self._log.wrote > self._log.committed:  # appended before the start
             self._request_commit()
 
     def end(self) -> None:
@@ -307,7 +307,7 @@ class Durability:
     # --- appending and committing -----------------------------------------------------------------------------
 
     def appended(self, store_timestamp: int) -> None:
-        """To be called after each append, which is then committed for its waiters, or else within moments."""
+        """Called after each append. The append is committed for its waiters, otherwise within moments."""
         self._last_appended_timestamp = store_timestamp
         if self._loop is None:
             return

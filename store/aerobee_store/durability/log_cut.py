@@ -1,8 +1,8 @@
-"""The order to cut the log at an offset when the store is next opened: a file with the offset, until it is done.
+"""The order to cut the log at an offset when the store is next opened: a file with the offset, removed when it is done.
 
-A replica whose log has what its master's has not gives it. What is behind the offset is copied to `quarantine`
-(`diverged-OFFSET`, whole segments as `diverged-SEGMENT`), then the log goes on in its place. A start that is
-interrupted begins again with the next one. The timer's files repeat what the log said, so they go, and are made anew.
+A replica writes it if its log has bytes that its master's log has not. The bytes behind the offset are copied to
+`quarantine` (`diverged-OFFSET`, whole segments as `diverged-SEGMENT`), and the log continues at the offset. An
+interrupted start repeats the cut. The timer's files are derived from the log, so they are removed and rebuilt.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from aerobee_store.errors import StoreDirectoryError
 
 FILE_NAME: Final = "logCut"
 DIVERGED: Final = "diverged-"
-"""How the names of files in `quarantine` begin that hold such a tail: the place in the log follows."""
+"""Prefix of the names of files in `quarantine` with such a tail; the physical offset follows."""
 
 
 def order(file_system: FileSystem, directory: Path, physical_offset: int) -> None:
-    """The next opening cuts there; it must be the end of a record. Blocking; durable when it returns. OSError."""
+    """Order the cut at this offset, which must be the end of a record. Blocking; durable on return. Raises OSError."""
     temporary = directory / f"{FILE_NAME}.tmp"
     file_system.write_new(temporary, f"{physical_offset}\n".encode())
     file_system.rename(temporary, directory / FILE_NAME)

@@ -1,11 +1,11 @@
-"""What opening a store does, after a clean and after an unclean stop.
+"""Recovery: opens a store after a clean or an unclean stop.
 
 The log is the source of truth; queues and index are compared with it and completed from it.
 
-    1. where to begin reading the log        situations.Beginning, one of them
-    2. what to do with what is found         situations.Found, each that is met
+    1. where to begin reading the log        one of situations.Beginning
+    2. how to handle each finding            any of situations.Found
 
-`RecoveryReport.situations` names those that were met.
+`RecoveryReport.situations` names those that occurred.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ class Recovery:
             case Beginning.CRASH_ROCKETMQ | Beginning.CRASH_UNKNOWN:
                 synced = self._synced_index_end()
                 begin = min(self._begin_by_checkpoint(), self._segment_start(last.end), self._segment_start(synced))
-                # What lies in the index behind that may be missing or half written; it is added again from the log.
+                # Later index entries may be missing or incomplete; they are added again from the log.
                 complete = self._index.truncate_unsynced(max(begin, synced))
                 return min(begin, self._segment_start(complete))
             case _:
@@ -492,7 +492,7 @@ class Recovery:
             if used:
                 self._set_aside(file)
             elif file.start_offset != expected:
-                # Prepared and never used, but behind a hole: the log would go on in the wrong place.
+                # Preallocated and never used, but behind a hole: the log would continue at the wrong offset.
                 self._log.files.remove([file])
             else:
                 expected = file.end_offset
@@ -561,8 +561,9 @@ class Recovery:
                 self._meet(Found.UNITS_BEHIND_END)
                 self._report.units_dropped += queue.max_offset - stop
                 queue.truncate(stop)
-                # The scan has put right every unit of a record behind its begin. A unit that was dropped with a damaged
-                # one in front of it is lost; and what is left may end before the scan, then the rest was not compared.
+                # The scan has corrected every unit of the records that it read. Units dropped together with a damaged
+                # unit before them are lost. The remaining units may end before the scan began, and then the rest was
+                # not compared.
                 if damaged or queue.last_record_end() < self._report.begin:
                     begin_again = min(begin_again, self._segment_start(queue.last_record_end()))
         for batch_queue in self._queues.batch.values():
@@ -570,8 +571,8 @@ class Recovery:
             self._report.units_dropped += dropped
             if dropped:
                 self._meet(Found.UNITS_BEHIND_END)
-            # The last units ascend (`load` has seen to it), so what is dropped is their end, and what is left of the
-            # part that was read was compared. Only a queue that now ends before that part has to be read again.
+            # The last units ascend, which `load` ensures, so only their end is dropped, and the remaining units in the
+            # scanned part were compared. Only a queue that now ends before that part must be read again.
             if dropped and batch_queue.last_record_end() < self._report.begin:
                 begin_again = min(begin_again, self._segment_start(batch_queue.last_record_end()))
         return begin_again

@@ -1,10 +1,10 @@
-"""The situations in which recovery may find a store, as data: recovery notes each one that it meets, and a test walks
+"""The situations in which recovery may find a store, as data: recovery records each one that occurs, and a test walks
 all of them.
 
-A torn tail and damage look alike; the checkpoint's offset tells them apart. What lies before it was synced. What lies
-behind it may have been synced by the last sync or not: if the machine has stopped since, a hole there is nearly always
-a write that the power cut took, and what follows it was written later and so was not synced either. If only the process
-has died, no write is lost, and a hole is damage wherever it lies (`store_directory.writes_may_be_lost`).
+A torn tail and damage look alike; the checkpoint's offset distinguishes them. Bytes before it were synced. Bytes behind
+it may or may not have been synced by the last sync. If the machine has stopped since, a hole there is nearly always a
+write lost in the power cut, and the bytes behind it, written later, were not synced either. If only the process has
+died, no write is lost, and a hole is always damage (`store_directory.writes_may_be_lost`).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The commit log: its segments, how bytes are written to them, how they are scanned."""
+"""The commit log: its segments, the write modes, and the scan for damage."""

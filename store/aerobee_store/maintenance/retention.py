@@ -1,34 +1,35 @@
-"""Old messages go, and a disk that fills up is kept from being full.
+"""Removes expired messages, and older ones when the disk fills up.
 
-Every round the fuller of the disks of log and queues is looked at; of several disks of the log (log_paths.py) the
-emptiest counts, and those above disk_force_clean_ratio get no new segment. If it is above disk_clean_ratio, segments
-that were made in advance go first, and it is looked at again. Then:
+Every round checks the disk of the log and that of the queues; the fuller one counts. Of several disks of the log
+(log_paths.py) the emptiest counts, and those above disk_force_clean_ratio get no new segment. Above disk_clean_ratio,
+preallocated segments are removed first, and the disk is checked again. Then:
 
-    used                           what follows
-    above disk_full_ratio          no message is taken (DISK_FULL), and as in the next row
-    above disk_force_clean_ratio   unexpired segments go, too, as many as bring the disk back (with clean_forcibly)
-    up to disk_force_clean_ratio   messages are taken again
-    above disk_clean_ratio         expired segments go at any hour
-    not to be found out            as above disk_clean_ratio; DISK_FULL stays as it is
+    used                           action
+    above disk_full_ratio          messages are refused (DISK_FULL), and as in the next row
+    above disk_force_clean_ratio   unexpired segments are removed too, as many as necessary (with clean_forcibly)
+    up to disk_force_clean_ratio   messages are accepted again
+    above disk_clean_ratio         expired segments are removed at any hour
+    unknown                        as above disk_clean_ratio; DISK_FULL stays unchanged
 
-Otherwise expired segments go in the local hours of delete_when_hours. At most retention_batch_max of them go in one
-round, oldest first, up to the first that stays. Never the segment that is written to, nor one behind it that waits to
-be used, nor one whose bytes are not yet synced and dispatched. What recovery has set aside is no segment and stays.
+Otherwise expired segments are removed in the local hours of delete_when_hours. One round removes at most
+retention_batch_max of them, oldest first, up to the first that must stay. It never removes the current segment,
+preallocated ones behind it, or one whose bytes are not yet synced and dispatched. Files in quarantine are not segments
+and stay.
 
-A segment is as old as its last record, which is taken to be as old as the first record of the segment after it: the one
-ended when the other began, which is also when RocketMQ's file was modified for the last time. A copied store, whose
-files are all new, so expires like the original. Where that record is not valid, the file's time of modification counts.
+The age of a segment is that of its end, given by the first record of the next segment. RocketMQ uses the file's
+modification time, which is the same moment. A copied store, whose files are all new, therefore expires like the
+original. The modification time counts only if that record is not valid.
 
-What goes, goes in this order, each file durably before the next, so that a crash leaves no gap:
+Removal has this order, each step durable before the next, so that a crash leaves no gap:
 
-1. Whoever still needs something of these segments is asked (`listeners`): it saves what it needs elsewhere, or answers
-   from where the log must be kept.
-2. The segments' files are removed, in the disk thread. Until all is done they are read through their mappings.
-3. The first offset of every queue moves to its first message that is left; then the segments leave the log, and are
-   closed in the thread that syncs it.
-4. Files of queues and index of which every record is gone are removed; never the last one of a queue or of the index.
+1. The `listeners` are called. Each saves the state that it needs from these segments, or returns the offset from which
+   the log must be kept.
+2. The disk thread removes the segments' files. Until all is done, they are read through their mappings.
+3. The first offset of every queue moves to its first remaining message. Then the segments leave the log, and the thread
+   that syncs the log closes them.
+4. Files of queues and index without any remaining record are removed, except the last one of a queue or of the index.
 
-A file that cannot be removed is reported, counted, and tried again every round; until then it counts as there.
+A file that cannot be removed is reported, counted, and retried every round; until then it counts as existing.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Retention:
         self.listeners: list[RetentionListener] = []
         self._first_timestamps: dict[int, int] = {}  # start of a segment -> time of its last record
         self._cleaned_offset = -1  # queues and index have nothing removable before it
-        self._left_over: dict[Path, list[Path]] = {}  # directory -> files that are not used any more, oldest first
+        self._left_over: dict[Path, list[Path]] = {}  # directory -> unused files, oldest first
         self._is_stuck = False
 
     def reconfigure(self, config: StoreConfig) -> None:

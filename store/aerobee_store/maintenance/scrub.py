@@ -1,12 +1,12 @@
-"""Damage is looked for before somebody needs the message: old segments are read again, slowly, and checked.
+"""The scrub rereads old segments slowly and verifies them, to detect damage before a reader needs the message.
 
-Every segment that is full and synced gets its turn every `scrub_interval_hours`, oldest first; a start begins anew. The
-rate is bounded, and reading and checking happen in slices in the disk thread, so that neither disk nor event loop is
-kept busy. A slice is read with a descriptor of its own, not through the segment's mapping: a page that must come from
-the disk would stop every thread of the process, and one that the disk cannot read would kill it.
+Every full and synced segment is read once every `scrub_interval_hours`, oldest first; a restart begins again. The rate
+is limited. The disk thread reads and checks in slices, so neither the disk nor the event loop is kept busy. A slice is
+read through its own descriptor, not through the segment's mapping. Through the mapping, a page that must come from the
+disk would stop every thread of the process, and an unreadable page would kill it.
 
-What is found is told and noted in the log's damaged ranges, and nothing is ever changed. A damaged range lies between
-valid records; it is counted once, however often it is read.
+Damage is logged and added to the log's damaged ranges; nothing is changed. A damaged range lies between valid records;
+it is counted once, however often it is read.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Scrub:
                 # No variable keeps the mapping: if retention gives it up meanwhile, the disk thread unmaps it.
                 checking = self._in_disk_thread(self._check, segment, segment.view, position)
             except FileNotFoundError:
-                return  # retention has just unlinked it, and is about to forget it
+                return  # retention has just unlinked it and will drop it
             step = await checking
             if segment not in self._log.files.files:
                 return  # removed by retention

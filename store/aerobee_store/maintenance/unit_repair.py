@@ -1,13 +1,13 @@
-"""Finds the record of a queue unit that names another place, and puts the unit right.
+"""Finds the record of a queue unit with a wrong physical offset, and corrects the unit.
 
-A queue is derived from the log, so a unit that a bit has changed loses no message: the log says which record has this
-queue offset. It is looked for, cheapest first,
+A queue is derived from the log, so a flipped bit in a unit loses no message: the log has the record with this queue
+offset. The search tries the cheapest method first:
 
-    one bit away    at the offsets that differ from the unit's in one bit: a few dozen looks
-    by neighbours   between the records of the nearest right units before and behind it, 32 MiB of the log at most
+    one bit away    the offsets that differ from the unit's in one bit: a few dozen reads
+    by neighbours   between the records of the nearest correct units before and after it, at most 32 MiB of the log
 
-and what is found is written into the unit, to be synced with the next flush of derived files. The readers of a queue
-ask for it when a unit leads to no record of that queue offset; the message is lost only if it is not found.
+The found offset is written into the unit and synced with the next flush of derived files. Readers of a queue call this
+when a unit does not lead to a record of its queue offset. The message is lost only if the record is not found.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 # How much of the log one search reads: about a tenth of a second.
 _SEARCH_SIZE_MAX: Final = 32 << 20
-# The distance to search for a right unit: a bad sector has 26 units, a bad page 205.
+# The distance to search for a correct unit: a bad sector has 26 units, a bad page 205.
 _NEIGHBOUR_DISTANCE_MAX: Final = 1024
 _NOT_FOUND_MAX: Final = 4096
 _OFFSET_BITS: Final = 48

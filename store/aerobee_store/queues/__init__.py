@@ -1,1 +1,1 @@
-"""What is derived from the log: consume queues, the key index, and the dispatch that feeds both."""
+"""Files derived from the log: consume queues, the key index, and the dispatch that feeds both."""

@@ -1,4 +1,4 @@
-"""The messages of one (topic, queue id) that are stored as inner batches, as units of 46 bytes: one a record.
+"""The messages of one (topic, queue id) stored as inner batches, as units of 46 bytes: one per record.
 
     offset  size  field
          0     8  physical_offset   of the record in the log
@@ -10,9 +10,9 @@
         38     4  compacted_offset  -1
         42     4  reserved          0
 
-So the number of a unit is no queue offset: the unit of one is searched for, by bisection, as the one with
-base_offset <= queue offset < base_offset + count. Both rise from unit to unit; between two of them offsets may be
-missing, whose records are damaged. There are no filler units.
+The number of a unit is therefore not a queue offset. Bisection finds the unit of a queue offset: the one with
+base_offset <= queue offset < base_offset + count. Both rise from unit to unit. Offsets between two units may be missing
+if their records are damaged. There are no filler units.
 """
 
 from __future__ import annotations

@@ -6,14 +6,14 @@
         12     8  tags_code        Java hash of the tag, 0 without one; of a delayed message its delivery time; or the
                                    address of an extended unit, which then has that (consume_queue_ext.py)
 
-A filler unit (0, 0x7FFFFFFF, 0) stands for no message: before the first message of a queue that was rebuilt, and where
-a damaged record would be. It is never served, and never counts as a position.
+A filler unit (0, 0x7FFFFFFF, 0) has no message: it stands before the first message of a rebuilt queue, or in place of a
+damaged record. It is never served, and never counts as a position.
 
-Queues are derived from the log. They are written with `pwrite` and read with `pread`, without a mapping: thousands of
-queues then cost a few hundred bytes each. New units wait in memory for the next flush of derived files, up to a page of
-them: a queue that gets one message at a time then costs a write, and where descriptors are short an open, once a flush
-instead of once a message. Who reads the queue in this process finds them; a start after a crash adds them from the log,
-as it adds those that were written and not synced. Likewise the first file of a queue is durable once it is synced.
+Queues are derived from the log. They are written with `pwrite` and read with `pread`, without a mapping, so thousands
+of queues cost a few hundred bytes each. New units wait in memory for the next flush of derived files, up to one page of
+them. A queue that gets single messages then costs one write per flush instead of one per message, and one open if
+descriptors are scarce. Readers in this process find the waiting units. A start after a crash adds lost units from the
+log, unsynced ones included. Likewise, the first file of a queue is durable only once it is synced.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class ConsumeQueue:
         self._files: dict[int, File] = {}
         self._dirty: set[int] = set()
         self._changed = changed if changed is not None else {}
-        self._waiting = b""  # the last units, which are in no file yet
+        self._waiting = b""  # the last units, not yet written to a file
         # the process that made the files may have died before their directory entries were durable
         self._after_crash = False
         self.extension = extension
@@ -151,7 +151,7 @@ class ConsumeQueue:
         """
         self._after_crash = after_crash
         self._starts = self._run.load()
-        self.torn |= self._run.had_empty  # a file that was just made, or has lost its content
+        self.torn |= self._run.had_empty  # a new file, or one that has lost its content
         if self._starts:  # otherwise it continues where `begin_at` said
             self.min_offset = self.max_offset = self._starts[0] // self._unit_size
         while self._starts:

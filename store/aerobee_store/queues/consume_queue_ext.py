@@ -1,20 +1,21 @@
-"""What the units of a queue have no room for: RocketMQ's extended units, one file run a queue. Integers are big-endian.
+"""RocketMQ's extended units: data that does not fit into the units of a queue. Integers are big-endian.
 
     offset  size  field
          0     2  size             of this unit, at least 20
-         2     8  tags_code        what the queue's unit would have
+         2     8  tags_code        the value that the queue's unit would have
         10     8  store_timestamp  of the record, ms
         18     2  bitmap_size      bytes
-        20     -  bitmap           of the SQL filters that may want the message; none: all of them may
+        20     -  bitmap           of the SQL filters that may match the message; none: all of them may
 
-The queue's unit then has an *address* in the place of its tags code: the offset of the extended unit in its run, less
-2**63. So no address is a tags code: these are hashes of 32 bits, or times.
+The queue's unit then has an *address* instead of its tags code: the offset of the extended unit in its run of files,
+minus 2**63. Tags codes are 32-bit hashes or times, so an address is never one of them.
 
-Extended units lie one after the other. None crosses a file: where the rest of a file has no room for a unit and 4 bytes
-more, the rest begins with the size -1, and the unit begins the next file. So the tail always has room for that mark.
+Extended units follow each other, and none crosses a file. If the rest of a file is too small for a unit and 4 more
+bytes, the rest begins with the size -1, and the unit begins the next file. There is therefore always space for that
+mark.
 
-They are derived, as the queue is: units that are lost cost the filter its short cut, and never a message. The queue
-owns them. It says where they end (behind the one with its highest address) and where they begin.
+Like the queue, they are derived: a lost unit makes a filter slower, and never loses a message. The queue owns its
+extended units, and determines where they begin and end (behind the one with its highest address).
 """
 
 from __future__ import annotations

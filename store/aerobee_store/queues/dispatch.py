@@ -1,7 +1,7 @@
-"""Follows the log and feeds what is derived from it: the consume queues and the index.
+"""Follows the log and feeds the files derived from it: the consume queues and the index.
 
-What an append brought waits here, already decoded, until the log's confirm offset has passed it; nothing is parsed
-twice. Only recovery, which meets records it has not written, parses them.
+Appended messages wait here, already decoded, until the log's confirm offset has passed them, so no record is parsed
+twice. Only recovery parses records, because it has not written them.
 
     transaction type   consume queue   index
     none               yes             yes
@@ -9,11 +9,12 @@ twice. Only recovery, which meets records it has not written, parses them.
     commit             yes             yes
     rolled back        no              no
 
-Each round takes all that the confirm offset has passed, gives it to every `Dispatcher` in the order of the list, and
-then tells the arrival listeners: when they hear of a message, it can be read and found by its key. The list is closed:
-what follows the log must also be completed by recovery, from a position that a checkpoint keeps, and these two are.
+Each round passes all messages before the confirm offset to every `Dispatcher` in the order of the list, and then calls
+the arrival listeners: a message can be read and found by its key before they are called. The list is fixed, because
+recovery must complete each dispatcher from a position in a checkpoint, as it does for these two.
 
-What waits is bounded (`DispatchLimits`): a disk that hangs must not fill the memory. Then no message is taken.
+The waiting messages are limited (`DispatchLimits`), so that a hanging disk cannot fill the memory. At the limit,
+messages are refused.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ else:
 _log = logging.getLogger(__name__)
 
 ArrivalListener = Callable[[str, int, int], None]
-"""Called with topic, queue id and the queue's new end, after its units are there."""
+"""Called with topic, queue id and the queue's new end, once its units can be read."""
 
 
 class Entry(NamedTuple):

@@ -17,12 +17,12 @@
         16          4  previous         the entry before it in its slot, 0 at the end of the chain
 
 A file is named by its local creation time, 17 digits. When it is full, the next one begins where it ended. The index is
-derived from the log; it is written through a shared mapping whose blocks are reserved first, because its slots are hit
-at random: a write call each would cost more than everything else in dispatch.
+derived from the log; it is written through a shared mapping whose blocks are reserved first. Its slots are accessed at
+random, so a write call for each would cost more than all other work of dispatch.
 
-The process may be killed between any two stores into the mapping, and others may look at it meanwhile. So an entry
-counts only when the header does, which is stored last, as bytes that were packed before: `struct.pack_into` zeroes its
-target first, and a header of zeros says that the file is empty.
+The process may be killed between any two stores into the mapping, and other processes may read it at any time. An entry
+therefore counts only once the header includes it. The header is stored last, as bytes packed in advance:
+`struct.pack_into` would zero its target first, and a header of zeros marks an empty file.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _RESERVE_ENTRIES: Final = 1 << 20  # 20 MiB of entries at once
 LOOKED_MAX: Final = 1 << 16
 """Entries examined by one search: about 30 ms. A normal slot has a few; keys constructed to collide can have more."""
 LOOKED_PER_STEP: Final = 1 << 11
-"""Entries after which a search lets its caller do something else: about 1 ms."""
+"""Entries after which a search returns control to its caller: about 1 ms."""
 # Below this many keys a loop over `struct` calls is faster than numpy with its fixed cost (measured: about 40 keys).
 _VECTOR_MIN: Final = 48
 
