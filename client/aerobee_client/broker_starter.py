@@ -7,8 +7,8 @@
                                      <-  exit code
     end of the socket                ->  ends; what it forked goes on
 
-Imports are most of the time that a broker takes to start, and of the processor time: with a starter only the first
-broker of a program pays for them, or nobody does if `prepare` was called in time.
+Imports take most of a broker's start. With a starter only the first broker of a program waits for them, and none does
+if `prepare` was called in time.
 """
 
 from __future__ import annotations

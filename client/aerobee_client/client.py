@@ -1,4 +1,4 @@
-"""The entry point: a client of one broker or cluster, with the producers and consumers that it made."""
+"""The entry point: a client of one broker or cluster, with the producers and consumers that it created."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _ClosableT = TypeVar("_ClosableT", bound=_Closable)
 
 
 class Client:
-    """A connection to one broker, or to RocketMQ proxies. Make one inside of a running event loop and close it.
+    """A connection to one broker, or to RocketMQ proxies. Create it within a running event loop and close it.
 
         async with connect("127.0.0.1:8081") as client:
             await client.producer().send(Message(topic="orders", body=b"hello"))
 
-    `connect` makes one and explains the arguments. Nothing is sent before the first call. A connection that breaks is
-    made again by the next call.
+    `connect` creates one and documents the arguments. Nothing is sent before the first call. The next call reconnects a
+    broken connection.
     """
 
     def __init__(
@@ -100,19 +100,19 @@ class Client:
     ) -> Producer:
         """A new producer; one is enough for a program. Closed with the client, if not before.
 
-        - `linger_seconds`: how long the first message of a request waits for others. Without it, messages travel
-          together that are sent in the same moment, or while `max_in_flight` requests of their topic are under way.
-          `request_count_max` and `request_size_max` (bytes) bound a request.
-        - `waiting_size_max` (bytes) and `waiting_count_max` bound what waits in memory; who sends more waits.
-        - `compression`: "zlib" makes bodies of more than `compress_above` bytes smaller.
+        - `linger_seconds`: how long the first message of a request waits for others. Without it, messages share a
+          request if they are sent at the same moment, or while `max_in_flight` requests of their topic are in flight.
+          `request_count_max` and `request_size_max` (bytes) limit a request.
+        - `waiting_size_max` (bytes) and `waiting_count_max` limit the buffered messages; further sends wait.
+        - `compression`: "zlib" compresses bodies of more than `compress_above` bytes.
         - `avoid_slow_endpoints`: with several endpoints, use the fast ones, by RocketMQ's rule.
-        - `use_records`: requests of eight messages or more go by AppendRecords if the server is Aerobee and all of them
-          are plain (no order, delay, priority, lite topic): a third of the work, here and there. Each `SendResult.call`
-          says how its message went, `Producer.uses_records` what the server has.
+        - `use_records`: requests of eight or more plain messages (no order, delay, priority, lite topic) use
+          AppendRecords if the server is Aerobee, at a third of the cost on both sides. `SendResult.call` names the call
+          of a message; `Producer.uses_records` tells whether the server supports it.
         - `queue_selector` chooses the queue of a message among those of its topic. Only Aerobee lets clients choose;
           elsewhere a send raises ConfigurationError.
-        - `transaction_checker` says what became of transactions when the broker asks; for those of `topics`, and of
-          topics that this producer has sent transactional messages to.
+        - `transaction_checker` answers the broker's checks of transactions, for `topics` and for topics to which this
+          producer has sent transactional messages.
         """
         return self._closed_with_client(
             Producer(
@@ -191,14 +191,15 @@ class Client:
         span_max: int = 2000,
         on_rebalance: Callable[[frozenset[Queue], frozenset[Queue]], None] | None = None,
     ) -> PullConsumer:
-        """A new reader of queues, whose place it keeps itself. Begins with `async with`, or `start`.
+        """A new reader of queues, which tracks its own position. Start it with `async with` or `start`.
 
         - `start`: where to read a queue without a committed offset: "begin", "end", or a time (Unix milliseconds).
         - `broadcasting`: this consumer reads all queues, and keeps its offsets in `offsets_file`, or in memory.
           Otherwise the consumers of the group share the queues by `allocation` (`Averagely()` by default), and
-          `on_rebalance` is told which came and which went.
+          `on_rebalance` is called with the added and the removed queues.
         - `commit_seconds`: how often handled offsets are committed; None: only by `commit`.
-        - `waiting_count_max`, `waiting_size_max` (bytes) and `span_max` (offsets of a queue) bound what waits here.
+        - `waiting_count_max`, `waiting_size_max` (bytes) and `span_max` (offsets of a queue) limit the buffered
+        messages.
         """
         return self._closed_with_client(
             PullConsumer(
@@ -249,16 +250,17 @@ def connect(
 ) -> Client:
     """A client of the broker at `endpoint`, to be used with `async with`.
 
-    - `endpoint`: `HOST:PORT`, `[IPV6]:PORT`; several, as a list or joined by `;`, stand in for one another.
-    - `request_timeout_seconds` bounds each attempt of a call; long polling comes on top.
-    - `retry_seconds`: how long a call is tried while nobody answers, or the server is busy. A restart of the broker
-      takes less than the 30 seconds, so programs do not notice it. 0: one attempt.
+    - `endpoint`: `HOST:PORT`, `[IPV6]:PORT`; several as a list or joined by `;`, of which another is used if one does
+    not answer.
+    - `request_timeout_seconds` limits each attempt of a call; long polling is added to it.
+    - `retry_seconds`: how long a call is retried while no server answers or the server is busy. A restart of the broker
+      takes less than the default of 30 seconds, so programs see no error. 0: one attempt.
     - `credentials` sign every call; without `tls` the connection is plaintext.
-    - `namespace`: topics and groups of different namespaces have nothing to do with each other.
+    - `namespace`: separates topics and groups of the same name.
     - `hooks` run around sends and handlers.
 
-    InvalidEndpointError if that is no endpoint, ConfigurationError for a TLS file that cannot be read. Whether somebody
-    answers there shows with the first call.
+    Raises InvalidEndpointError for an invalid endpoint, and ConfigurationError for an unreadable TLS file. The first
+    call shows whether a server answers.
     """
     return Client(
         endpoint,

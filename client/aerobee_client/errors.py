@@ -1,18 +1,18 @@
-"""What can go wrong for a client, as one small tree. The text of every error names the cause and what to do next.
+"""The errors of a client, as one small tree. The text of every error names the cause and the next step.
 
 ClientError
-  InvalidEndpointError      the endpoint that was given is not HOST:PORT
+  InvalidEndpointError      the given endpoint is not HOST:PORT
   ConfigurationError        credentials or TLS files that cannot be used
-  UnavailableError          nobody answers at the endpoint; worth another try
-  DeadlineError             no answer in time; what was asked may still have happened
+  UnavailableError          no server answers at the endpoint; a retry may help
+  DeadlineError             no answer in time; the call may have taken effect
   ServerError               the server answered with a code (`code`) other than OK
-    BadRequestError         4xxxx: the request cannot work as it is
+    BadRequestError         4xxxx: the request is invalid
       NotFoundError         404xx: no such topic, group, message or offset
       ForbiddenError        401xx, 403xx: not allowed
-    TooManyRequestsError    429xx: worth another try, later
-    InternalServerError     5xxxx: worth another try
-      UnsupportedError      501xx, or the server has no such call
-  BatchError                some items of one call failed: `outcomes`, one an item
+    TooManyRequestsError    429xx: a later retry may help
+    InternalServerError     5xxxx: a retry may help
+      UnsupportedError      501xx, or the server does not support the call
+  BatchError                some items of one call failed; `outcomes` has one entry per item
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Which endpoints to leave alone for a while, because they were slow or failed.
+"""Avoids endpoints for a while after slow or failed sends.
 
-RocketMQ's rule ("latency fault tolerance"): the time that a send took says for how long its endpoint is avoided.
+RocketMQ's rule ("latency fault tolerance"): the duration of a send determines how long its endpoint is avoided.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ AVOIDANCE: Final = (
     (0.1, 0.0),
     (0.05, 0.0),
 )
-FAILED_SECONDS: Final = 30.0  # what a send that failed counts as
+FAILED_SECONDS: Final = 30.0  # the latency that a failed send counts as
 
 
 def avoid_seconds(latency_seconds: float) -> float:

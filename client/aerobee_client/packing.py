@@ -125,7 +125,7 @@ def _reason(message: Message) -> tuple[v2.Code.ValueType, str] | None:
     if any(" " in key for key in message.keys) or not all(message.properties.values()):
         return (
             v2.Code.ILLEGAL_MESSAGE_KEY,
-            "a record has no room for a key with a blank, or a property without a value; send such a message",
+            "a record cannot hold a key with a blank, or a property without a value; send such a message",
         )
     if not _FIELD_NAMES.isdisjoint(message.properties):
         name = min(_FIELD_NAMES & set(message.properties))

@@ -73,9 +73,9 @@ class PullConsumer:
 
     The consumers of a group share the queues, by the strategy of allocation, and the committed offsets are kept by the
     broker; with `broadcasting` each of them reads all queues and keeps its own offsets. `assign` takes queues by hand
-    instead. There are no attempts and no invisible time: what is read again is read again.
+    instead. There are no attempts and no invisible times.
 
-    What is iterated over counts as handled when the next message is asked for. Handled offsets are committed every
+    A message from iteration counts as handled when the next one is requested. Handled offsets are committed every
     `commit_seconds` and at the end, or by `commit`. Only Aerobee serves these calls.
     """
 
@@ -336,7 +336,8 @@ class PullConsumer:
                 if reading.position is None:
                     first = await self._first_offset(reading)
                     self._begin(reading, first)
-                    # Also committed where nothing was: a queue without messages now continues from here later.
+                    # Also committed for queues without a committed offset: a queue without messages now continues from
+                    # here later.
                     reading.handled = first
                 await reading.running.wait()
                 free_count = await self._flow.wait_free(reading.queue)

@@ -51,12 +51,12 @@ class PushConsumer:
         async with client.push_consumer("billing", "orders", bill):
             await stop.wait()
 
-    A coroutine function runs in the event loop, a plain function in a thread. Messages stay hidden from the rest of the
-    group while the handler works, however long it takes, as long as this process lives. A handler that fails gets the
-    message again after the group's back-off; after the group's attempts it becomes a dead letter.
+    A coroutine function runs in the event loop, a plain function in a thread. Messages stay invisible to the rest of
+    the group while the handler runs, as long as this process lives. If a handler fails, the message is redelivered
+    after the group's back-off; after the last attempt it becomes a dead letter.
 
     In a group that is ordered (`aerobee group create NAME --fifo`), messages of one message group are handled one after
-    the other: a failed one is tried again here, and holds up those behind it.
+    the other: a failed one is retried here, and later ones wait.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class PushConsumer:
     # --- Handling ---------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        """One worker: takes a sequence, works on its first message, and leaves the rest to whoever is free."""
+        """One worker: takes a sequence, works on its first message, and leaves the rest to any free worker."""
         while True:
             sequence = await self._ready.get()
             message = sequence.messages.popleft()
@@ -272,7 +272,7 @@ class PushConsumer:
         delay = error.delay_seconds if isinstance(error, RetryLater) else self._delay_seconds(message.delivery_attempt)
         try:
             await self._sessions.of(message).acknowledgement.change_invisible(message, delay)
-        except ClientError as failed:  # it is delivered again anyway when it is not renewed
+        except ClientError as failed:  # it is redelivered anyway when it is not renewed
             _log.warning(
                 "message not returned to the broker topic=%s id=%s: %s", message.topic, message.message_id, failed
             )

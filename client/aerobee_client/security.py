@@ -67,12 +67,12 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Encrypt, and believe a broker whose certificate one of `authorities` has signed.
+    """Use TLS, and accept brokers whose certificate one of `authorities` has signed.
 
-    `authorities` is a PEM file: of a certificate authority, or the broker's own certificate if that signed itself. None
-    is what gRPC brings along. The name or address that is dialled must be in the certificate.
+    `authorities` is a PEM file: of certificate authorities, or the broker's certificate if it is self-signed. None:
+    gRPC's own list. The certificate must contain the dialled name or address.
 
-    `certificate` and `key` are PEM files for a broker that asks clients for a certificate.
+    `certificate` and `key` are PEM files for a broker that requires a client certificate.
     """
 
     authorities: Path | None = None
@@ -81,7 +81,7 @@ class Tls:
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
-            raise ConfigurationError("the certificate of a client and its key come together; give both")
+            raise ConfigurationError("a client certificate needs its key; give both")
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """For gRPC. ConfigurationError if a file cannot be read."""

@@ -55,7 +55,7 @@ class SimpleConsumer:
         server). Messages of other topics that arrive at the same time are kept for the next call, while they are hidden
         from others. Messages whose bodies cannot be decompressed are included, `corrupted` and with the stored body.
         Messages of a cancelled call are delivered again when their `invisible_seconds` are over. A broker that does not
-        answer is retried, as in every call. Raises NotFoundError if a topic or, where groups must be created, the group
+        answer is retried, as in every call. Raises NotFoundError if a topic or, without automatic creation, the group
         does not exist; UnavailableError if a connection breaks while the broker has the request.
         """
         await self._telemetry.ready()
@@ -114,14 +114,15 @@ class SimpleConsumer:
     async def keep_invisible(
         self, message: ReceivedMessage, invisible_seconds: float = 30.0
     ) -> AsyncIterator[ReceivedMessage]:
-        """Hide a message for as long as the block runs, then acknowledge it; if the block raises, it is given back.
+        """Keep a message invisible while the block runs, then acknowledge it; if the block raises, return it to the
+        group.
 
             for message in await consumer.receive():
                 async with consumer.keep_invisible(message):
                     await takes_minutes(message.body)
 
-        The time is renewed every third of `invisible_seconds`, so that is how long a process that dies withholds the
-        message from others. A renewal that fails is logged and left to the next one.
+        The time is renewed every third of `invisible_seconds`, so after the death of the process the message stays
+        invisible for at most that long. A failed renewal is logged, and the next one follows.
         """
         held = message
 
@@ -145,12 +146,12 @@ class SimpleConsumer:
         await self.ack(held)
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
-        """Messages without end, each acknowledged when the next one is asked for:
+        """Messages without end, each acknowledged when the next one is requested:
 
             async for message in consumer:
                 print(message.body)
 
-        The one at hand when the loop is left by `break` or an error is not acknowledged: it comes back.
+        If `break` or an error ends the loop, the current message is not acknowledged and will be redelivered.
         """
         while True:
             for message in await self.receive():

@@ -1,8 +1,9 @@
-"""The Telemetry stream of one producer or consumer: settings both ways, commands of the broker, heartbeats, a goodbye.
+"""The Telemetry stream of one producer or consumer: settings in both directions, commands of the broker, heartbeats,
+termination.
 
-RocketMQ's own server refuses receives of a client whose settings it has not seen, so a client opens its stream and
-waits for the answer before its first call. Afterwards nothing depends on the stream: it is opened again when it ends,
-at the endpoint that is in use then.
+RocketMQ's own server refuses receives of a client before it has its settings, so a client opens its stream and waits
+for the answer before its first call. Later calls do not depend on the stream. When it ends, it is reopened at the
+current endpoint.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from aerobee_proto import v2
 
 _log = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 10.0  # as the official clients; a broker forgets a client after 120
+HEARTBEAT_SECONDS = 10.0  # as the official clients; a broker removes a silent client after 120 s
 REOPEN_SECONDS = 1.0
-RESYNC_SECONDS = 300.0  # how often settings are exchanged again, as the official clients
-_REPLIES_MAX = 64  # what waits to be written; a command beyond that stays unanswered
+RESYNC_SECONDS = 300.0  # interval of repeated settings, as in the official clients
+_REPLIES_MAX = 64  # limit of queued answers; commands beyond it stay unanswered
 _COMMANDS_AT_ONCE_MAX = 64
 _STACK_DEPTH = 20
 
 CommandHandler = Callable[[v2.TelemetryCommand], Coroutine[Any, Any, v2.TelemetryCommand | None]]
-"""What to do about a command of the broker; the result is sent back. None: nothing to send."""
+"""Handles a command of the broker; the result is sent back. None: nothing to send."""
 
 _Replies = asyncio.Queue[v2.TelemetryCommand | None]
 
 
 class Telemetry:
-    """`settings` is what the client asks for until the broker answered, and what the broker said from then on.
+    """`settings` has the client's requested settings until the broker answers, then the broker's.
 
     `on_command` runs for each command of the broker, in a task of its own.
     """
@@ -72,7 +73,7 @@ class Telemetry:
         self._stream: asyncio.Task[None] | None = None
         self._heartbeat: asyncio.Task[None] | None = None
         self._answered: asyncio.Future[None] | None = None
-        self._replies: _Replies | None = None  # of the stream that is open
+        self._replies: _Replies | None = None  # of the open stream
         self._commands: set[asyncio.Task[None]] = set()
         self._reopen = asyncio.Event()
         self._close = asyncio.Event()
@@ -85,8 +86,8 @@ class Telemetry:
     async def ready(self) -> None:
         """Return once the broker has answered the settings. The first call opens the stream.
 
-        Tried again like a call. Raises UnavailableError if nobody answers, DeadlineError if a server does not answer
-        the settings, ServerError if the broker refuses them. The next call tries again.
+        Retried like a call. Raises UnavailableError if no server answers, DeadlineError if a server does not answer the
+        settings, and ServerError if the broker refuses them. The next call tries again.
         """
         if self._close.is_set():
             raise ClientError("this producer or consumer is closed; make a new one")
@@ -100,7 +101,7 @@ class Telemetry:
         self._reply(v2.TelemetryCommand(settings=self._asked))
 
     async def close(self) -> None:
-        """Say goodbye and end the stream. Never raises because of the broker."""
+        """Unregister and end the stream. Errors of the broker are ignored."""
         if self._close.is_set():
             return
         self._close.set()
@@ -108,7 +109,7 @@ class Telemetry:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # Last, so that no settings or heartbeat after it bring the client back to life.
+        # Last, so that no later settings or heartbeat register the client again.
         if self._answered is not None and self._answered.done() and self._answered.exception() is None:
             request = v2.NotifyClientTerminationRequest(group=self._group)
             stub = self._connection.peer.stubs.messaging
@@ -118,10 +119,10 @@ class Telemetry:
                 )
 
     async def _open(self, attempt: int) -> None:
-        """One attempt to have the settings answered, shared by all who wait."""
+        """One attempt to exchange the settings, shared by all waiters."""
         answered = self._answered
         if answered is None or (answered.done() and answered.exception() is not None):
-            # Without an await in between, so that of several callers one opens the stream. A task that failed is over.
+            # No await in between, so only one of several callers opens the stream. A failed task is replaced.
             answered = self._answered = asyncio.get_running_loop().create_future()
             self._stream = asyncio.create_task(self._follow(answered), name=f"telemetry {self.client_id}")
             self._heartbeat = self._heartbeat or asyncio.create_task(self._beat(), name=f"heartbeat {self.client_id}")
@@ -135,7 +136,7 @@ class Telemetry:
             ) from None
 
     async def _follow(self, answered: asyncio.Future[None]) -> None:
-        """Keep a stream open. Before the first answer an error is final and goes to those who wait in `ready`."""
+        """Keep a stream open. Before the first answer an error is final and is raised in `ready`."""
         while True:
             error: ClientError
             try:
@@ -145,7 +146,7 @@ class Telemetry:
                 error = ended
             if not answered.done():
                 answered.set_exception(error)
-                answered.exception()  # seen: those who wait may have been cancelled
+                answered.exception()  # retrieved here, because the waiters may have been cancelled
                 return
             _log.info("telemetry stream ended client_id=%s error=%s", self.client_id, error)
             if not self._reopen.is_set():
@@ -175,8 +176,8 @@ class Telemetry:
                     task.add_done_callback(self._commands.discard)
 
     async def _requests(self, peer: Peer, replies: _Replies) -> AsyncIterator[v2.TelemetryCommand]:
-        """The settings at once and then every few minutes; answers to commands; the end when the client closes, or
-        another endpoint has taken over."""
+        """Yields the settings at once and then every few minutes, and answers to commands. Ends when the client closes
+        or uses another endpoint."""
         yield v2.TelemetryCommand(settings=self._asked)
         while not self._close.is_set() and self._connection.peer is peer:
             try:
@@ -188,7 +189,7 @@ class Telemetry:
             yield command
 
     def _reply(self, command: v2.TelemetryCommand) -> None:
-        """Send on the stream that is open; dropped without one, or if the broker does not read what it is sent."""
+        """Send on the open stream; dropped without one, or if the broker does not read."""
         if self._replies is not None and self._replies.qsize() < _REPLIES_MAX:
             self._replies.put_nowait(command)
 
@@ -226,7 +227,7 @@ class Telemetry:
 
 @asynccontextmanager
 async def _ended(replies: _Replies) -> AsyncIterator[None]:
-    """Let whoever waits for the next reply of a stream go when the stream is over: gRPC leaves them waiting."""
+    """Wake the waiter for the next reply when the stream ends, because gRPC does not."""
     try:
         yield
     finally:
@@ -234,7 +235,7 @@ async def _ended(replies: _Replies) -> AsyncIterator[None]:
 
 
 def stacks() -> str:
-    """Where the tasks of the running loop and the threads of the process are, for a person."""
+    """The stacks of the loop's tasks and of the process's threads, as text."""
     lines = []
     for task in asyncio.all_tasks():
         lines += [f"Task {task.get_name()}", *map(_place, task.get_stack(limit=_STACK_DEPTH))]

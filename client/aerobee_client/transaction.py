@@ -1,4 +1,4 @@
-"""Messages that consumers see if, and only if, something else happened as well."""
+"""Transactions: messages that consumers see only if another operation succeeds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Resolution = Literal["commit", "rollback", "unknown"]
 
 TransactionChecker = Callable[[StoredMessage], Resolution | Awaitable[Resolution]]
-"""Says what became of a transaction whose message the broker still holds. "unknown": it asks again later."""
+"""Returns the outcome of a transaction whose message the broker still holds. "unknown": the broker asks again later."""
 
 WIRE_RESOLUTIONS: dict[Resolution, v2.TransactionResolution.ValueType] = {
     "commit": v2.TransactionResolution.COMMIT,
@@ -51,11 +51,11 @@ class Transaction:
         return result
 
     async def commit(self) -> None:
-        """Let consumers have the messages. An error leaves it to the checker, which the broker asks."""
+        """Release the messages to consumers. After an error the broker asks the checker."""
         await self._end("commit")
 
     async def rollback(self) -> None:
-        """Discard the messages. An error leaves it to the checker, which the broker asks."""
+        """Discard the messages. After an error the broker asks the checker."""
         await self._end("rollback")
 
     async def __aenter__(self) -> Self:

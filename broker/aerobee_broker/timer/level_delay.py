@@ -1,10 +1,11 @@
-"""Messages with one of RocketMQ's fixed delays, of clients of RocketMQ 4 and of stores that RocketMQ wrote.
+"""Messages with one of RocketMQ's fixed delays, from clients of RocketMQ 4 and from stores that RocketMQ wrote.
 
-Queue n of SCHEDULE_TOPIC_XXXX has the messages of level n + 1, in the order in which they are due; how far each queue
-is stands in `config/delayOffset.json`. Clients of RocketMQ 5 name a time instead, which is the timer's.
+Queue n of SCHEDULE_TOPIC_XXXX has the messages of level n + 1, in the order in which they are due.
+`config/delayOffset.json` has the progress in each queue. Clients of RocketMQ 5 name a time instead, which the timer
+handles.
 
-A message is delivered at least once. The file is saved right after a delivery, so only a crash between the two repeats
-what was delivered since; RocketMQ saves it every ten seconds.
+A message is delivered at least once. The file is saved right after a delivery, so only a crash in between repeats the
+deliveries since the last save; RocketMQ saves it every ten seconds.
 """
 
 from __future__ import annotations

@@ -1,22 +1,23 @@
-"""Messages that are delivered later: RocketMQ's timer, in its topic and its files.
+"""Delayed messages: RocketMQ's timer, in its topic and its files.
 
-A delayed message is stored in the timer topic first, and is as safe there as any other. From there on
+A delayed message is first stored in the timer topic, as durably as any message. The steps after that are:
 
-    enqueue   follow the timer topic: a unit in the timer log for each message, hung on the wheel's slot for its time
-    roll      what is further ahead than the window is hung on a nearer slot, and stored in the timer topic once more
-              when that is due: its record is never older than the window, whatever the log's retention
+    enqueue   follow the timer topic: a unit in the timer log for each message, linked to the wheel's slot for its time
+    roll      a message beyond the window is linked to a nearer slot, and stored in the timer topic again when that is
+              due: its record is never older than the window, whatever the log's retention
     dequeue   a slot when its time has come: its units are loaded, and each message is appended to its real topic in
               the millisecond in which it is due
-    recall    a message that takes another one back goes the same way to the same slot
+    recall    a message that recalls another one takes the same way to the same slot
 
-One task does all of this. What an earlier process left in the timer topic, and what was stored there again, is hung on
-its slots before anything more is delivered: a request that takes a message back may be among it. Of all other requests
-it is known at once, so enqueue and dequeue take turns while more is sent than can be hung: nothing is late for that.
+One task does all of this. Messages that an earlier process left in the timer topic, and messages stored there again,
+are linked to their slots before any further delivery, because a recall may be among them. Recalls by this process are
+known at once, so enqueue and dequeue alternate while messages arrive faster than they are enqueued, and no delivery is
+late.
 
-Once and not twice. A slot is done when its time is over and all of it is in the log; the checkpoint says so after the
-log is durable. After a crash everything from the first slot that is not done is due again. What had been delivered of
-it is in the log: each message that leaves the timer topic carries the queue offset that it had there (TIMER_ORIGIN),
-and opening looks for these marks behind the place that the checkpoint names.
+Each message is delivered once. A slot is done when its time is over and all its messages are in the log; the checkpoint
+records this after the log is durable. After a crash, all slots from the first one that is not done are due again.
+Messages already delivered from them are in the log: each message that leaves the timer topic has its queue offset there
+as a property (TIMER_ORIGIN). Opening searches for these marks behind the position in the checkpoint.
 """
 
 from __future__ import annotations
@@ -58,17 +59,17 @@ else:
 _log = logging.getLogger(__name__)
 
 _MARK: Final = f"{TIMER_ORIGIN}\x01".encode()
-_COPIES_MAX: Final = 1024  # messages of one id that a recall looks at, each read when the one before was looked at
-_IDLE_SAVE_ROUNDS: Final = 30  # flushes without anything new until the time alone is saved
+_COPIES_MAX: Final = 1024  # messages with one id that a recall examines, one after the other
+_IDLE_SAVE_ROUNDS: Final = 30  # flushes without changes until only the time is saved
 
 
 class MessageNotPendingError(BrokerError):
-    """No such message waits for its time: it was delivered, recalled, or never sent."""
+    """No such message is pending: it was delivered, recalled, or never sent."""
 
 
 class Timer:
-    """All delayed messages of a broker. Event loop only, but for `open`; `open`, then `run` beside everything else,
-    then `close`."""
+    """All delayed messages of a broker. Event loop only, except `open`. Call `open`, then `run` beside the other
+    services, then `close`."""
 
     name: Final = "timer"
 
@@ -81,16 +82,16 @@ class Timer:
         topics: Iterable[TopicConfig] = (),
         loop_share: LoopShare | None = None,
     ) -> None:
-        """`topics`: all of them when it opens; the timer log knows their hashes only, and metrics want names.
+        """`topics`: all topics at the start, because the timer log has only their hashes and metrics need names.
 
-        `loop_share`: for the search of a message to recall; its own if not given.
+        `loop_share`: for the search of a message to recall; by default a separate one.
         """
         self._store = store
         self._loop_share = loop_share or LoopShare()
         self._topics = topics
         self._clock = clock
         self._config = config
-        # A record has to be stored again well before the log forgets it.
+        # A record must be stored again well before retention removes it.
         retention_ms = round(store.config.retention_hours * 3_600_000)
         window_ms = min(config.roll_window_slots * config.precision_ms, retention_ms // 2)
         self._files = TimerFiles(
@@ -109,10 +110,10 @@ class Timer:
         self._enqueue = Enqueue(self._parts)
         self._dequeue = Dequeue(self._parts, self._enqueue)
         self._relocation = Relocation(self._parts)
-        self._unsynced: dict[File, None] = {}  # kept here, so that a flush that was cancelled leaves them to the next
+        self._unsynced: dict[File, None] = {}  # kept here, so that the next flush completes a cancelled one
         self._idle_rounds = 0
         self.saved: TimerCheckpoint | None = None
-        """What is on the disk, for replicas of RocketMQ; None: nothing was ever delayed."""
+        """The checkpoint on disk, for replicas of RocketMQ; None: no message was ever delayed."""
         self._stopped = asyncio.Event()
         self._stopped.set()
         store.arrival_listeners.append(self._arrived)
@@ -121,7 +122,7 @@ class Timer:
     # --- Life -------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Find out what is pending. Blocking. Raises StoreError, OSError."""
+        """Find the pending messages. Blocking. Raises StoreError and OSError."""
         store, state = self._store, self._state
         found = self._files.open()
         checkpoint = found.checkpoint
@@ -136,15 +137,15 @@ class Timer:
                     "the clock went back; messages delivered since then may be delivered again now_ms=%d", now_slot
                 )
                 state.slot_ms = now_slot
-            # Where RocketMQ wrote the file last, nothing was marked since.
+            # Nothing was marked after RocketMQ wrote the file.
             state.marks_begin = log_end if checkpoint.begin is None else min(checkpoint.begin, log_end)
         elif begin < end:
-            state.marks_begin = 0  # nothing is known
+            state.marks_begin = 0  # no state is known
         if found.complete and checkpoint is not None:
             state.enqueued = min(max(checkpoint.queue_offset, begin), end)
         else:
             state.enqueued = begin
-            # Also the marks of what was stored again on the way, which no slot tells.
+            # Includes marks of messages that were stored again on the way, which are in no slot.
             state.marks_begin = 0 if begin < end else log_end
             if checkpoint is not None:
                 state.enqueued_before_crash = (checkpoint.queue_offset, state.slot_ms)
@@ -168,7 +169,8 @@ class Timer:
         )
 
     async def run(self) -> None:
-        """Enqueue, dequeue, flush; until closed or cancelled. Raises StoreError, OSError: the store is dead then."""
+        """Enqueue, dequeue and flush, until closed or cancelled. Raises StoreError and OSError: the store has then
+        failed."""
         self._stopped.clear()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -179,8 +181,8 @@ class Timer:
             self._stopped.set()
 
     async def close(self) -> None:
-        """Stop delivering and save everything, so that the next start has nothing to find out. The store must still
-        run; what is sent from now on is read by the next start."""
+        """Stop delivering and save everything, so that the next start needs no search. The store must still run; later
+        sends are read by the next start."""
         self._parts.closing.set()
         self._wake.set()
         await self._stopped.wait()
@@ -195,17 +197,17 @@ class Timer:
         self._files.close()
 
     def wake(self) -> None:
-        """Look at the clock again: for tests that move it."""
+        """Check the clock again: for tests that move it."""
         self._wake.set()
 
     @property
     def stats(self) -> TimerStats:
-        """What it has counted."""
+        """The timer's counters."""
         return self._state.stats
 
     @property
     def next_look_ms(self) -> int | None:
-        """When there is something to do next, if nothing arrives; None: nothing is pending. In the past: now."""
+        """The time of the next work if nothing arrives; None: nothing is pending. In the past: now."""
         return self._parts.next_look_ms
 
     @property
@@ -215,12 +217,12 @@ class Timer:
 
     @property
     def enqueue_latency_ms(self) -> int:
-        """How long the oldest of them has waited."""
+        """How long the oldest of these messages has waited."""
         return self._enqueue.latency_ms
 
     @property
     def dequeue_lag(self) -> int:
-        """Messages of the slot that is being read that should have been delivered by now."""
+        """Overdue messages of the slot being read."""
         return self._dequeue.lag
 
     @property
@@ -229,16 +231,16 @@ class Timer:
         return self._dequeue.latency_ms
 
     def pending_within(self, bounds_seconds: Sequence[int]) -> list[int]:
-        """How many messages on the wheel are due up to the first bound, counted from now, then from each bound to the
-        next. Requests to take one back count as one less; what is far ahead counts where it is stored again."""
+        """The number of messages on the wheel that are due up to the first bound, counted from now, then from each
+        bound to the next. A recall counts as -1; messages far ahead count where they are stored again."""
         now_slot = self._state.floor(self._clock.now_ms())
         bounds = [now_slot + seconds * 1000 for seconds in bounds_seconds]
         return self._files.wheel.pending([min(self._state.slot_ms, now_slot), *bounds])
 
-    # --- Sending and taking back ------------------------------------------------------------------------------
+    # --- Sending and recalling --------------------------------------------------------------------------------
 
     def delayed(self, message: Message, deliver_ms: int) -> Message:
-        """What is stored for a message that is to be delivered then, which must lie ahead."""
+        """The stored form of a message for delivery at this time, which must be in the future."""
         self.stats.note_delay(message.topic, (deliver_ms - self._clock.now_ms()) / 1000)
         return replace(
             message,
@@ -254,10 +256,9 @@ class Timer:
         )
 
     async def recall(self, topic: str, message_id: str, deliver_ms: int) -> None:
-        """Take a pending message back: it is never delivered when this returns. All of this id and time, if it was
-        sent more than once.
+        """Recall a pending message: on return it will never be delivered. Applies to all copies with this id and time.
 
-        Raises MessageNotPendingError if there is none, any more; StoreError.
+        Raises StoreError, and MessageNotPendingError if no such message is pending.
         """
         self._check_not_over(topic, message_id, deliver_ms)
         found = False
@@ -286,12 +287,12 @@ class Timer:
         }
         request = Message(TIMER_TOPIC, TIMER_QUEUE_ID, b"0", properties, born_timestamp=now_ms)
         [place] = self._store.append([request], internal=True)
-        # In the same step: from here on it is not delivered, even if the request is not enqueued in time.
+        # In the same step: it will not be delivered from now on, even if the recall is not enqueued in time.
         self._state.recalls.add(topic, message_id, max(self._state.floor(deliver_ms - 1), self._state.slot_ms))
         await self._store.wait_stored(place.end)
 
     def _check_not_over(self, topic: str, message_id: str, deliver_ms: int) -> int:
-        """The time. Raises MessageNotPendingError if the message was recalled or is due."""
+        """The delivery time. Raises MessageNotPendingError if the message was recalled or is due."""
         now_ms = self._clock.now_ms()
         if self._state.recalls.has_exactly(topic, message_id):
             raise MessageNotPendingError(f"message {message_id!r} is already recalled")
@@ -316,16 +317,16 @@ class Timer:
                     await self._wake.wait()
 
     async def keep_from(self, physical_offset: int) -> int:
-        """Before the log in front of `physical_offset` goes: what is pending there is stored again."""
+        """Before the log below `physical_offset` is removed: store its pending messages again."""
         return await self._relocation.keep_from(physical_offset)
 
     def check(self) -> None:
-        """The invariants, for tests: AssertionError names the one that does not hold."""
+        """The invariants, for tests. The AssertionError names the violated one."""
         topic_end = self._store.queue_range(TIMER_TOPIC, TIMER_QUEUE_ID)[1]
         self._state.check(topic_end=topic_end, log_end=self._store.positions[0])
 
     def _count_pending(self) -> None:
-        """How many messages wait for which topic, from the hashes in the timer log."""
+        """The number of pending messages by topic, from the hashes in the timer log."""
         counts: dict[int, int] = {}
         twice = [
             record.physical_offset
@@ -360,7 +361,7 @@ class Timer:
         self._state.changed = False
         checkpoint = self._written(clean=clean)
         end = self._store.positions[0]
-        # With async flush, too: a slot is not done before what it delivered is durable.
+        # Also with async flush: a slot is done only when its deliveries are durable.
         while True:
             try:
                 await self._store.wait_stored(end, durable=True)
@@ -372,7 +373,7 @@ class Timer:
         self._unsynced.clear()
 
     def _written(self, *, clean: bool) -> TimerCheckpoint:
-        """Move everything to the page cache; what can be said once that is synced."""
+        """Write everything to the page cache; returns the checkpoint that is valid once this is synced."""
         self._unsynced.update(dict.fromkeys(self._files.write(self._state.slot_ms)))
         return self._files.next_checkpoint(
             self._state.slot_ms, self._state.enqueued, self._state.marks_begin, self._clock.now_ms(), clean=clean
