@@ -94,7 +94,7 @@ def _messaging_processors(parts: BrokerParts, route: RouteProcessor, send: SendP
         heartbeat=HeartbeatProcessor(parts.clients),
         telemetry=TelemetryProcessor(settings, tables, parts.clients),
         send=send,
-        receive=ReceiveProcessor(settings, tables, deliveries, parts.clock),
+        receive=ReceiveProcessor(settings, tables, deliveries, parts.counters, parts.clock),
         pull=PullProcessor(settings, parts.store, tables, deliveries),
         lite=LiteProcessor(tables, deliveries),
         recall=RecallProcessor(tables, parts.timer),

@@ -22,6 +22,7 @@ from aerobee_broker.errors import (
 from aerobee_broker.services.errors import status_of
 from aerobee_broker.tables.topics import Permission, TopicConfig
 from aerobee_proto import v2
+from aerobee_store import Message
 from tests.support.delivery_harness import GROUP, TOPIC, Harness, MovableClock
 
 Code = v2.Code
@@ -65,7 +66,16 @@ def request(
 async def call(harness: Harness, made: v2.ReceiveMessageRequest, remaining: float | None = 10.0) -> Responses:
     """All responses of one receive."""
     processor = harness.receive_processor
-    return [response async for response in processor.process(made, harness.client(), remaining)]
+    return [
+        response
+        async for some in processor.process(made, harness.client(), remaining)
+        for response in responses_in(some)
+    ]
+
+
+def responses_in(some: v2.ReceiveMessageResponse | list[bytes]) -> Responses:
+    """What one step of the stream has for the client."""
+    return [v2.ReceiveMessageResponse.FromString(data) for data in some] if isinstance(some, list) else [some]
 
 
 async def receive(harness: Harness, made: v2.ReceiveMessageRequest | None = None) -> list[v2.Message]:
@@ -149,8 +159,8 @@ async def test_old_clients_keep_half_of_their_request_timeout(
         return await wait(*line, **how)
 
     monkeypatch.setattr(harness.deliveries.long_polling, "wait", note)
-    responses = [response async for response in harness.receive_processor.process(request(wait=None), client, 2.0)]
-    assert responses[0].status.code == Code.MESSAGE_NOT_FOUND
+    [first, _] = [some async for some in harness.receive_processor.process(request(wait=None), client, 2.0)]
+    assert responses_in(first)[0].status.code == Code.MESSAGE_NOT_FOUND
     assert (sum(waits_of) > 0.1) == waits
 
 
@@ -251,18 +261,34 @@ async def test_names_are_checked(harness: Harness, made: v2.ReceiveMessageReques
         await call(harness, made)
 
 
+async def test_small_messages_are_written_together(harness: Harness) -> None:
+    """Many small ones in one step, a message above the bound of a step by itself; all are counted."""
+    await harness.send(*"abc")
+    large = Message(topic=TOPIC, queue_id=0, body=bytes(100_000), properties={"UNIQ_KEY": "id-large"})
+    [place] = harness.store.append([large])
+    await harness.store.wait_stored(place.end)
+    steps = [responses_in(some) async for some in harness.receive_processor.process(request(), harness.client(), 10.0)]
+    assert [[len(response.message.body) for response in step] for step in steps] == [[0], [1, 1, 1], [100_000], [0]]
+    received = harness.counters.received_by(TOPIC, GROUP)
+    assert (received.messages, received.milliseconds.count) == (4, 4)
+    assert received.bytes == sum(response.ByteSize() for step in steps[1:3] for response in step)
+
+
 async def test_topic_that_cannot_be_read_is_forbidden(harness: Harness) -> None:
     """Its permission says write only."""
     harness.tables.topics.update(TopicConfig(name=TOPIC, permission=Permission.WRITE))
     assert await code_of(harness, request()) == Code.FORBIDDEN
 
 
-async def test_messages_that_were_not_handed_over_come_again_at_once(harness: Harness) -> None:
-    """The call ended after the first of three."""
+async def test_messages_that_were_not_handed_over_come_again_at_once(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call ended after the first of three, each written by itself."""
+    monkeypatch.setattr("aerobee_broker.processors.receive._RESPONSES_SIZE_MAX", 1)
     await harness.send("a", "b", "c")
     stream = harness.receive_processor.process(request(), Client("c"), 10.0)
-    assert (await anext(stream)).status.code == Code.OK
-    first = (await anext(stream)).message
+    assert responses_in(await anext(stream))[0].status.code == Code.OK
+    [first] = [response.message for response in responses_in(await anext(stream))]
     await anext(stream)  # the second is on its way when the call breaks
     await stream.aclose()
     again = await receive(harness)

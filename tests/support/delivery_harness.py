@@ -74,8 +74,9 @@ class Harness:
         self.store = MessageStore.open(self.config.store, clock=clock)
         self.tables = Tables.load(Settings(self.config), clock, self.store.file_system, self.store.in_disk_thread)
         self.deliveries = Deliveries(self.store, self.tables, clock, Settings(self.config), connected=self.connected)
-        self.receive_processor = ReceiveProcessor(Settings(self.config), self.tables, self.deliveries, clock)
-        self.acknowledge_processor = AcknowledgeProcessor(Settings(self.config), self.deliveries, BrokerCounters())
+        self.counters = counters = BrokerCounters()
+        self.receive_processor = ReceiveProcessor(Settings(self.config), self.tables, self.deliveries, counters, clock)
+        self.acknowledge_processor = AcknowledgeProcessor(Settings(self.config), self.deliveries, counters)
         self._services: list[asyncio.Task[None]] = []
         self._message_count = 0
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio.tasks import _enter_task, _leave_task
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -243,13 +243,20 @@ class Call:
         self._trailing = encoded(metadata_headers(metadata))
 
     async def write(self, response: bytes) -> None:
+        await self.write_all((response,))
+
+    async def write_all(self, responses: Sequence[bytes]) -> None:
         if self._over:
             raise ClientWentAwayError
         connection, stream = self._connection, self._stream
         if not self._headers_sent:
             self._headers_sent = True
             connection.core.send_headers(stream, HEADERS)
-        self._send_message(response)
+        if len(responses) == 1:
+            self._send_message(responses[0])
+        else:
+            parts = [part for response in responses for part in (message_prefix(len(response)), response)]
+            connection.core.send_data(stream, b"".join(parts))
         connection.flush_soon()
         if stream.pending_size > _UNSENT_SIZE_MAX:
             stream.watched = True

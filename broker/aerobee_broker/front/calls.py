@@ -87,6 +87,9 @@ class Context(Protocol):
         Raises ClientWentAwayError.
         """
 
+    async def write_all(self, responses: Sequence[bytes]) -> None:
+        """As `write`, with several messages at once: up to some 64 KiB together, or a single larger one."""
+
 
 class Admission(Protocol):
     """Decides about a call of one method before its request is read. A front calls these methods in this order."""

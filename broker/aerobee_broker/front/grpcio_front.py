@@ -142,6 +142,10 @@ class GrpcioContext:
         except grpc.aio.InternalError:
             raise ClientWentAwayError from None
 
+    async def write_all(self, responses: Sequence[bytes]) -> None:
+        for response in responses:
+            await self.write(response)
+
 
 async def _refuse(refusal: bytes, _: AsyncIterator[bytes], context: _GrpcioContext) -> bytes:
     return refusal

@@ -39,11 +39,7 @@ class AcknowledgeProcessor:
             if error is not None:
                 status = v2.Status(code=v2.Code.INVALID_RECEIPT_HANDLE, message=str(error))
                 failures += 1
-            response.entries.append(
-                v2.AckMessageResultEntry(
-                    message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status
-                )
-            )
+            response.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status)
         if failures < len(errors):  # so topic and group exist
             self._counters.received_by(topic, group).acknowledged += len(errors) - failures
         response.status.CopyFrom(response.entries[0].status if failures in (0, len(errors)) else _MULTIPLE)

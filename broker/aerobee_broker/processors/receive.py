@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import Final
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Final
 
 from aerobee_broker.byte_budget import Share
 from aerobee_broker.clients.clients import Client
@@ -12,15 +12,25 @@ from aerobee_broker.config import Settings
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.filters import filter_of
 from aerobee_broker.delivery.receive_plan import ReceiveRequest
+from aerobee_broker.delivery.receiving import DeliveredMessage
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.long_polling import poll_seconds
 from aerobee_broker.message_mapping import to_wire_message
+from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.tables.tables import Tables
 from aerobee_proto import v2
 from aerobee_store.clock import Clock
+from aerobee_store.deferred import deferred
+
+if TYPE_CHECKING:
+    from aerobee_broker.processors import wire_columns
+else:
+    wire_columns = deferred("aerobee_broker.processors.wire_columns")
 
 _REQUEST_TIMEOUT_SECONDS: Final = 3.0  # the default of the official clients
 _FOUND: Final = v2.ReceiveMessageResponse(status=v2.Status(code=v2.Code.OK, message="OK"))
+_MESSAGE_TAG: Final = bytes((v2.ReceiveMessageResponse.MESSAGE_FIELD_NUMBER << 3 | 2,))
+_RESPONSES_SIZE_MAX: Final = 48 << 10  # bytes of records that are encoded before any of them is written
 _NOTHING: Final = v2.ReceiveMessageResponse(
     status=v2.Status(code=v2.Code.MESSAGE_NOT_FOUND, message="no message came within the polling time")
 )
@@ -29,8 +39,11 @@ _NOTHING: Final = v2.ReceiveMessageResponse(
 class ReceiveProcessor:
     """Answers ReceiveMessage: a status, the messages, the delivery time."""
 
-    def __init__(self, settings: Settings, tables: Tables, deliveries: Deliveries, clock: Clock) -> None:
+    def __init__(
+        self, settings: Settings, tables: Tables, deliveries: Deliveries, counters: BrokerCounters, clock: Clock
+    ) -> None:
         self._settings = settings
+        self._counters = counters
         self._tables = tables
         self._deliveries = deliveries
         self._clock = clock
@@ -41,8 +54,9 @@ class ReceiveProcessor:
         client: Client,
         remaining_seconds: float | None,
         memory: Share | None = None,
-    ) -> AsyncGenerator[v2.ReceiveMessageResponse, None]:
-        """The stream of responses. Closing it early returns the messages not taken from it.
+    ) -> AsyncGenerator[v2.ReceiveMessageResponse | list[bytes], None]:
+        """The stream of responses; those with messages encoded, several at once. Closing it early returns the messages
+        not taken from it.
 
         `memory` counts the bytes of the messages until they are sent.
 
@@ -86,20 +100,47 @@ class ReceiveProcessor:
         taken = 0
         try:
             yield _FOUND if messages else _NOTHING
-            for message in messages:
-                wire = to_wire_message(
-                    message.record, resource, receipt_handle=message.receipt_handle, delivery_attempt=message.attempt
-                )
-                yield v2.ReceiveMessageResponse(message=wire)
-                taken += 1
+            while taken < len(messages):
+                responses, record_size = self._responses(messages, taken, resource)
+                self._count(topic, group, messages[taken : taken + len(responses)], responses)
+                yield responses
+                taken += len(responses)
                 if memory is not None:
-                    memory.give(message.record.size)
+                    memory.give(record_size)
         finally:
             if taken < len(messages):
                 self._deliveries.give_back(topic, group, messages[taken:])
         now = v2.Timestamp()
         now.FromMilliseconds(self._clock.now_ms())
         yield v2.ReceiveMessageResponse(delivery_timestamp=now)
+
+    def _responses(
+        self, messages: Sequence[DeliveredMessage], first: int, topic: v2.Resource
+    ) -> tuple[list[bytes], int]:
+        """The encoded responses for some of the messages, from `first` on, and the size of their records."""
+        responses: list[bytes] = []
+        size = record_size = 0
+        for number in range(first, len(messages)):
+            message = messages[number]
+            record = message.record
+            if responses and size + record.size > _RESPONSES_SIZE_MAX:
+                break
+            wire = to_wire_message(
+                record, topic, receipt_handle=message.receipt_handle, delivery_attempt=message.attempt
+            ).SerializeToString()
+            # The field that holds it, without a message object around it: that would copy it twice.
+            responses.append(b"".join((_MESSAGE_TAG, wire_columns.varint(len(wire)), wire)))
+            size += len(wire)
+            record_size += record.size
+        return responses, record_size
+
+    def _count(self, topic: str, group: str, messages: Sequence[DeliveredMessage], responses: Sequence[bytes]) -> None:
+        received = self._counters.received_by(topic, group)
+        received.messages += len(responses)
+        received.bytes += sum(map(len, responses))
+        now_ms = self._clock.now_ms()
+        for message in messages:
+            received.milliseconds.observe(max(0, now_ms - message.record.store_timestamp))
 
     def _reserve_seconds(self, client: Client) -> float:
         """The reserve before the deadline for clients before 5.0.5, which send no polling time: half of their request

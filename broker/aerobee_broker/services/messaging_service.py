@@ -39,7 +39,6 @@ from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import (
     MEMORY_WAIT_SECONDS,
     ClientIdentity,
-    StreamCall,
     introduce,
     owners_of,
     service_methods,
@@ -109,8 +108,8 @@ class MessagingService:
                 "SyncLiteSubscription": self._processors.lite.sync,
             },
             streams={
-                "ReceiveMessage": self._streamed(self._processors.receive.process),
-                "PullMessage": self._streamed(self._processors.pull.pull),
+                "ReceiveMessage": self._receive,
+                "PullMessage": self._pull,
             },
             readers={"SendMessage": lambda data, read: send_columns.read_send_request(data, read)},
             conversations={"Telemetry": self._telemetry},
@@ -124,29 +123,41 @@ class MessagingService:
     ) -> v2.NotifyClientTerminationResponse:
         return self._processors.heartbeat.terminate(request, client)
 
-    def _streamed(self, process: Callable[..., AsyncGenerator[Any, None]]) -> StreamCall:
-        """A call that streams messages: it counts them, and the memory they take until they are sent."""
+    async def _receive(
+        self, request: v2.ReceiveMessageRequest, client: Client, context: Context
+    ) -> AsyncGenerator[v2.ReceiveMessageResponse | list[bytes], None]:
+        """Count the memory that messages take until they are sent."""
+        memory = Share(self._answers, owners_of(client, context))
+        try:
+            responses = self._processors.receive.process(request, client, context.time_remaining(), memory)
+            async with aclosing(responses):
+                async for response in responses:
+                    yield response
+        finally:
+            memory.close()
 
-        async def call(request: Any, client: Client, context: Context) -> AsyncGenerator[Any, None]:
-            count = self._message_count(request, client)
-            memory = Share(self._answers, owners_of(client, context))
-            try:
-                async with aclosing(process(request, client, context.time_remaining(), memory)) as responses:
-                    async for response in responses:
-                        count(response)
-                        yield response
-            finally:
-                memory.close()
-
-        return call
+    async def _pull(
+        self, request: v2.PullMessageRequest, client: Client, context: Context
+    ) -> AsyncGenerator[v2.PullMessageResponse, None]:
+        """Count the messages, and the memory that they take until they are sent."""
+        count = self._message_count(request, client)
+        memory = Share(self._answers, owners_of(client, context))
+        try:
+            responses = self._processors.pull.pull(request, client, context.time_remaining(), memory)
+            async with aclosing(responses):
+                async for response in responses:
+                    count(response)
+                    yield response
+        finally:
+            memory.close()
 
     def _message_count(
-        self, request: v2.ReceiveMessageRequest | v2.PullMessageRequest, client: Client
-    ) -> Callable[[v2.ReceiveMessageResponse | v2.PullMessageResponse], None]:
+        self, request: v2.PullMessageRequest, client: Client
+    ) -> Callable[[v2.PullMessageResponse], None]:
         """A function that counts the messages in responses for the topic and group of the request."""
         received: ReceivedCounters | None = None
 
-        def count(response: v2.ReceiveMessageResponse | v2.PullMessageResponse) -> None:
+        def count(response: v2.PullMessageResponse) -> None:
             nonlocal received
             if response.HasField("message"):
                 if received is None:

@@ -39,7 +39,8 @@ Identify = Callable[[Context], Client]
 UnaryCall = Callable[[Any, Client], Awaitable[Message | bytes]]
 """Answers with a message, or with the encoded bytes of a message whose status is OK."""
 StreamCall = Callable[[Any, Client, Context], AsyncGenerator[Any, None]]
-"""Yields messages, or encoded messages without a status, where creating a message object would copy too much."""
+"""Yields messages, or encoded messages without a status, or a list of these with some 64 KiB together: where message
+objects and single writes would cost too much."""
 ReadRequest = Callable[[bytes, Callable[[bytes], Any]], Any]
 """Parses a request; the second argument parses with protobuf."""
 
@@ -225,16 +226,18 @@ def _stream(method: MethodAdmission, call: StreamCall) -> Callable[[bytes, Conte
             # Closed at once when the client disconnects, so that unwritten messages are returned.
             async with aclosing(call(request, client, context)) as responses:
                 async for response in responses:
-                    if isinstance(response, bytes):
-                        answer = response
+                    if isinstance(response, list):
+                        answers = response
+                    elif isinstance(response, bytes):
+                        answers = [response]
                     else:
                         if response.HasField("status"):
                             code = response.status.code
-                        answer = response.SerializeToString()
-                    if len(answer) < _LARGE_SIZE:
-                        await context.write(answer)
+                        answers = [response.SerializeToString()]
+                    if sum(map(len, answers)) < _LARGE_SIZE:
+                        await context.write_all(answers)
                     else:
-                        await _taken(context, answer)
+                        await _taken(context, answers)
         except ClientWentAwayError:
             pass  # while it was written to, before this call was cancelled
         except Exception as error:
@@ -252,11 +255,11 @@ def _stream(method: MethodAdmission, call: StreamCall) -> Callable[[bytes, Conte
     return handle
 
 
-async def _taken(context: Context, answer: bytes) -> None:
+async def _taken(context: Context, answers: Sequence[bytes]) -> None:
     """Write; ClientWentAwayError if the client does not read in time, as if it had disconnected."""
     try:
         async with asyncio.timeout(_TAKE_SECONDS):
-            await context.write(answer)
+            await context.write_all(answers)
     except TimeoutError:
         raise ClientWentAwayError from None
 
