@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import (
+    acknowledge,
     broker_delays,
     broker_end_to_end,
     broker_latency,
@@ -30,7 +31,11 @@ from tests.benchmarks.report import machine
 
 PARTS: Mapping[str, tuple[Callable[..., None], Mapping[str, Any]]] = {
     "unary-send": (unary_send.run, {"seconds": 0.1, "levels": (4,), "flush_modes": ("async",)}),
-    "front": (front.run, {"seconds": 0.1, "levels": (4,), "flush_modes": ("async",), "with_go": False}),
+    "front": (
+        front.run,
+        {"seconds": 0.1, "levels": (4,), "flush_modes": ("async",), "with_go": False, "with_rocketmq": False},
+    ),
+    "acknowledge": (acknowledge.run, {"messages": 64, "one_by_one": 64, "with_go": False}),
     "end-to-end": (broker_end_to_end.run, {"messages": 64, "sdk_messages": 32, "flush_modes": ("async",)}),
     "latency": (broker_latency.run, {"messages": 5, "flush_modes": ("async",)}),
     "delays": (broker_delays.run, {"pending": 400, "near": 20, "near_seconds": 0.2}),

@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+import pytest
 import uvloop
 
 from aerobee_broker.front.calls import Context, Unary
@@ -29,11 +30,15 @@ from tests.benchmarks import unary_send
 from tests.benchmarks.processes import FLUSH_MODES, Server, broker, server
 from tests.benchmarks.report import table
 from tests.benchmarks.unary_send import Measured
+from tests.cluster import rocketmq_proxy
+from tests.cluster.test_java_servers import free_port
 
 _LOAD: Final = Path(__file__).with_name("front_load")
 _PATH: Final = "/apache.rocketmq.v2.MessagingService/SendMessage"
 FRONTS: Final = ("native", "grpcio")
 IN_FLIGHT: Final = (1, 16, 64, 256)
+_JAVA_OPTIONS: Final = ("-Xmx512m", "-XX:MaxDirectMemorySize=512m")
+_WARM_UP_SECONDS: Final = 15.0  # for the compiler of the virtual machine
 Load = Callable[[Server, int, float], Measured]
 
 
@@ -55,7 +60,7 @@ async def _serve(kind: str) -> None:
     await asyncio.Event().wait()
 
 
-def _go_load(directory: Path) -> Load:
+def go_load(directory: Path) -> Load:
     """The load generator on grpc-go, built there."""
     program, request = directory.resolve() / "front_load", directory.resolve() / "request"
     request.write_bytes(unary_send.request_bytes())
@@ -86,6 +91,36 @@ def _go_load(directory: Path) -> Load:
     return load
 
 
+def _rocketmq_rows(load: Load, directory: Path, seconds: float, levels: Sequence[int]) -> list[tuple[object, ...]]:
+    """Durable sends to Apache RocketMQ: name server, broker and proxy with small heaps. None, with the reason printed,
+    where it cannot be started."""
+    try:
+        release = rocketmq_proxy.prepare()
+    except pytest.skip.Exception as missing:
+        print(f"RocketMQ's proxy is left out: {missing}")
+        return []
+    rows: list[tuple[object, ...]] = []
+    settings = {"flushDiskType": "SYNC_FLUSH", "mappedFileSizeCommitLog": 1 << 28}
+    with (
+        tempfile.TemporaryDirectory(dir=directory) as home,
+        rocketmq_proxy.rocketmq(
+            release,
+            Path(home).resolve() / "rocketmq",
+            free_port(),
+            topics={"bench": "NORMAL"},
+            groups={},
+            broker_settings=settings,
+            java_options=_JAVA_OPTIONS,
+        ) as running,
+    ):
+        target = Server(running.endpoint, "", running.process)
+        load(target, max(levels), _WARM_UP_SECONDS)
+        for in_flight in levels:
+            measured = load(target, in_flight, seconds)
+            rows.append(("send, sync flush", "RocketMQ's proxy", *unary_send.row(in_flight, measured)))
+    return rows
+
+
 def run(
     directory: Path,
     seconds: float = 3.0,
@@ -94,12 +129,14 @@ def run(
     fronts: Sequence[str] = FRONTS,
     *,
     with_go: bool = True,
+    with_rocketmq: bool = True,
 ) -> None:
-    """Print the table. `with_go` False: with grpcio's client in any case."""
+    """Print the table. `with_go` False: with grpcio's client in any case. `with_rocketmq`: durable sends to RocketMQ's
+    proxy as well, where Java and Maven are installed."""
     rows: list[tuple[object, ...]] = []
     with ExitStack() as stack:
         if with_go and shutil.which("go") is not None:
-            client, load = "grpc-go", _go_load(Path(stack.enter_context(tempfile.TemporaryDirectory(dir=directory))))
+            client, load = "grpc-go", go_load(Path(stack.enter_context(tempfile.TemporaryDirectory(dir=directory))))
         else:
             client, load = "grpcio (slower; with Go on the PATH by grpc-go)", unary_send.measure
         for work in ("empty handler", *flush_modes):
@@ -113,6 +150,8 @@ def run(
                         measured = load(target, in_flight, seconds)
                         handler = f"send, {work} flush" if work in FLUSH_MODES else work
                         rows.append((handler, front, *unary_send.row(in_flight, measured)))
+        if with_rocketmq:
+            rows += _rocketmq_rows(load, directory, seconds, levels)
     head = ("handler", "front", "in flight", "calls", "p50", "p99", "server CPU a call")
     table(f"Both fronts, {unary_send.BODY_SIZE}-byte body, load by {client}", head, rows)
 

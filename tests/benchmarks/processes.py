@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 FLUSH_MODES = ("sync", "async")
 # How full the machine's disk is must not change what is measured: above these ratios no segment is made in advance.
@@ -25,7 +26,7 @@ class Server:
 
     endpoint: str
     metrics: str
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[Any]
 
     def cpu_seconds(self) -> float:
         """Processor time of all its threads since it was started."""

@@ -7,9 +7,11 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from tests.cluster.java_program import HERE, Release, java_server, prepare_servers
@@ -39,9 +41,26 @@ def prepare() -> Release:
     return prepare_servers(VERSION, HERE / "proxy")
 
 
+@dataclass(frozen=True)
+class RunningProxy:
+    """Where it serves gRPC, and the process of proxy and broker."""
+
+    endpoint: str
+    process: subprocess.Popen[bytes]
+
+
 @contextmanager
-def rocketmq(release: Release, home: Path, port: int) -> Iterator[str]:
-    """Its gRPC endpoint, on `port`; the nine ports behind it are taken, too. Killed at the end, by its process id."""
+def rocketmq(
+    release: Release,
+    home: Path,
+    port: int,
+    *,
+    topics: Mapping[str, str] = TOPICS,
+    groups: Mapping[str, bool] = GROUPS,
+    broker_settings: Mapping[str, object] = MappingProxyType({}),
+    java_options: Sequence[str] = _HEAP,
+) -> Iterator[RunningProxy]:
+    """It serves gRPC on `port`; the nine ports behind it are taken, too. Killed at the end, by its process id."""
     names, broker = port + 2, port + 6  # a broker takes its port - 2 and + 1 as well
     store = home / "store"
     broker_conf, proxy_json = home / "broker.conf", home / "proxy.json"
@@ -67,6 +86,7 @@ def rocketmq(release: Release, home: Path, port: int) -> Iterator[str]:
         "recallMessageEnable": "true",
         "transactionTimeOut": 2000,
         "transactionCheckInterval": 2000,
+        **broker_settings,
     }
     broker_conf.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
     proxy = {
@@ -81,7 +101,7 @@ def rocketmq(release: Release, home: Path, port: int) -> Iterator[str]:
     }
     proxy_json.write_text(json.dumps(proxy))
     main = "org.apache.rocketmq.proxy.ProxyStartup"
-    command = [release.java, *_HEAP, *_OPEN, f"-Duser.home={home}", "-cp", release.class_path, main]
+    command = [release.java, *java_options, *_OPEN, f"-Duser.home={home}", "-cp", release.class_path, main]
     command += ["-pc", str(proxy_json), "-bc", str(broker_conf), "-pm", "LOCAL"]
     environment = {"ROCKETMQ_HOME": str(home), "RMQ_PROXY_CONFIG_PATH": str(proxy_json), "PATH": os.environ["PATH"]}
     name_server = "org.apache.rocketmq.namesrv.NamesrvStartup"
@@ -96,8 +116,8 @@ def rocketmq(release: Release, home: Path, port: int) -> Iterator[str]:
                 assert process.poll() is None, (home / "output").read_text()
                 assert time.monotonic() < until, (home / "output").read_text()
                 time.sleep(0.1)
-            _create(release, home, f"127.0.0.1:{broker}", f"127.0.0.1:{names}")
-            yield f"127.0.0.1:{port}"
+            _create(release, home, f"127.0.0.1:{broker}", f"127.0.0.1:{names}", topics, groups)
+            yield RunningProxy(f"127.0.0.1:{port}", process)
         finally:
             process.kill()
 
@@ -110,14 +130,16 @@ def _listens(port: int) -> bool:
     return True
 
 
-def _create(release: Release, home: Path, broker: str, names: str) -> None:
-    """The topics and groups of the stories, with mqadmin's own commands."""
+def _create(
+    release: Release, home: Path, broker: str, names: str, topics: Mapping[str, str], groups: Mapping[str, bool]
+) -> None:
+    """Topics with their types, and groups, with mqadmin's own commands."""
     commands = [
         ["updateTopic", "-b", broker, "-t", topic, "-r", "4", "-w", "4", "-a", f"+message.type={kind}"]
-        for topic, kind in TOPICS.items()
+        for topic, kind in topics.items()
     ]
     commands += [
-        ["updateSubGroup", "-b", broker, "-g", group, "-o", str(ordered).lower()] for group, ordered in GROUPS.items()
+        ["updateSubGroup", "-b", broker, "-g", group, "-o", str(ordered).lower()] for group, ordered in groups.items()
     ]
     for arguments in commands:
         main = "org.apache.rocketmq.tools.command.MQAdminStartup"

@@ -22,9 +22,9 @@ _STORIES = Path(__file__).parents[1] / "integration" / "test_client_anywhere.py"
 
 def test_the_stories_of_the_client(tmp_path: Path) -> None:
     """All of `test_client_anywhere.py` against a name server, a broker and its proxy from their published artefacts."""
-    with rocketmq(prepare(), tmp_path / "rocketmq", free_port()) as endpoint:
+    with rocketmq(prepare(), tmp_path / "rocketmq", free_port()) as running:
         command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", str(_STORIES)]
-        environment = {**os.environ, "AEROBEE_TEST_ENDPOINT": endpoint}
+        environment = {**os.environ, "AEROBEE_TEST_ENDPOINT": running.endpoint}
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
     print(done.stdout[-3000:])
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

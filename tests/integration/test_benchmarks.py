@@ -74,6 +74,7 @@ def test_the_short_form_of_the_broker_goes_through_everything(tmp_path: Path) ->
         "fdatasync",
         "Unary SendMessage",
         "Both fronts",
+        "A backlog",
         "aerobee_client",
         "the official Python SDK",
         "Idle latency",
