@@ -146,7 +146,7 @@ def _record_service(parts: BrokerParts, limits: RequestLimits, draining: asyncio
         clients=parts.clients,
         counters=parts.counters,
         limits=limits,
-        append=AppendProcessor(settings, store, tables, parts.counters),
+        append=AppendProcessor(settings, store, tables, parts.counters, parts.clock, parts.timer),
         read=ReadProcessor(settings, store, tables, parts.deliveries.long_polling),
         query=RecordQueryProcessor(store, tables, parts.deliveries.loop_share),
         offsets=OffsetsProcessor(store, tables),

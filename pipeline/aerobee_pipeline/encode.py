@@ -25,6 +25,7 @@ RESERVED: Final = frozenset(
     value for name, value in vars(properties).items() if name.isupper() and isinstance(value, str) and len(value) > 1
 )
 _CRC_PLACE: Final = record.PROPERTY_CRC_NAME + b"0000000000\x02"
+_TIMER_OUT_DIGITS: Final = 13  # the broker writes them
 # A request's limits at the broker.
 REQUEST_COUNT_MAX: Final = 32_768
 REQUEST_SIZE_MAX: Final = 8 << 20
@@ -54,6 +55,15 @@ def property_strings(
     if dedup is not None:
         parts.append(_pair(*dedup))
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+
+
+def timer_strings(deliver: pa.Array, topic: str, queue_id: int) -> pa.Array:
+    """What the timer finds in each delayed message of a queue, behind its other properties. `deliver`: timestamps."""
+    times = pc.floor_temporal(deliver, unit="millisecond").cast(pa.timestamp("ms", deliver.type.tz)).cast(pa.int64())
+    target = f"{properties.REAL_TOPIC}\x01{topic}\x02{properties.REAL_QUEUE_ID}\x01{queue_id}\x02"
+    out = f"\x02{properties.TIMER_OUT_MS}\x01{'0' * _TIMER_OUT_DIGITS}\x02"
+    parts = (f"{properties.TIMER_DELIVER_MS}\x01".encode(), times.cast(pa.string()).cast(pa.binary()))
+    return pc.binary_join_element_wise(*parts, (out + target).encode(), pa.scalar(b"", pa.binary()))
 
 
 def chunks(

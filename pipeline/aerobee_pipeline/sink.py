@@ -6,7 +6,6 @@ be stored more than once: each carries an id that is the same in every attempt, 
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import itertools
 import time
@@ -23,10 +22,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from aerobee_pipeline.broker_channel import Address, Broker
-from aerobee_pipeline.encode import RESERVED, chunks, message_ids, property_strings, row_ids
-from aerobee_pipeline.errors import BrokerCallError, OptionError, RowError
+from aerobee_pipeline.encode import chunks, message_ids, property_strings, row_ids, timer_strings
+from aerobee_pipeline.errors import OptionError, RowError
 from aerobee_pipeline.options import SinkOptions
 from aerobee_pipeline.record_appender import RecordAppender
+from aerobee_store.records.message_fields import TIMER_QUEUE_ID, TIMER_TOPIC
 from aerobee_store.records.properties import jump_hash
 
 _TYPES: Final = {
@@ -39,7 +39,8 @@ _TYPES: Final = {
     "messageGroup": ("string",),
     "deliverTimestamp": ("timestamp",),
 }
-_SEND_MANY: Final = 2000
+
+_DELAYED_ROWS: Final = 1000  # delayed messages that go to the same queue, which their properties name
 
 
 @dataclass
@@ -196,20 +197,24 @@ class _Task:
         marks = row_ids(self._task_id, self.rows, batch.num_rows)
         delayed = self._delayed(batch)
         topics = self._topics(batch)
-        plain = np.flatnonzero(~delayed)
-        if len(plain):
-            # Message groups promise their order whatever happens to a request.
-            ordered = "messageGroup" in batch.schema.names
-            texts = property_strings(batch, ids, (self._options.dedup_property, marks), self.rows)
-            for topic, queue, rows in self._groups(batch, topics, plain):
-                index = pa.array(rows)
-                queues = self._rotation(topic) if queue is None else itertools.repeat(queue)
-                for number, chunk in chunks(
-                    topic, bodies.take(index), texts.take(index), queues, self._options.batch_bytes, self.rows
-                ):
-                    self._appender.append(topic, number, chunk, ordered=ordered)
-        if len(plain) < batch.num_rows:
-            self._send(batch, bodies, topics, ids, marks, np.flatnonzero(delayed))
+        texts = property_strings(batch, ids, (self._options.dedup_property, marks), self.rows)
+        size_max = self._options.batch_bytes
+        # Message groups promise their order whatever happens to a request.
+        ordered = "messageGroup" in batch.schema.names
+        for topic, queue, rows in self._groups(batch, topics, np.flatnonzero(~delayed)):
+            index = pa.array(rows)
+            queues = self._rotation(topic) if queue is None else itertools.repeat(queue)
+            for number, chunk in chunks(topic, bodies.take(index), texts.take(index), queues, size_max, self.rows):
+                self._appender.append(topic, number, chunk, ordered=ordered)
+        for topic, queue, rows in self._groups(batch, topics, np.flatnonzero(delayed)):
+            for begin in range(0, len(rows), _DELAYED_ROWS):
+                index = pa.array(rows[begin : begin + _DELAYED_ROWS])
+                target = next(self._rotation(topic)) if queue is None else queue
+                times = timer_strings(batch.column("deliverTimestamp").take(index), topic, target)
+                strings = pc.binary_join_element_wise(texts.take(index), times, pa.scalar(b"", pa.binary()))
+                timer_queue = itertools.repeat(TIMER_QUEUE_ID)
+                for _, chunk in chunks(TIMER_TOPIC, bodies.take(index), strings, timer_queue, size_max, self.rows):
+                    self._appender.append(topic, target, chunk)
         self.rows += batch.num_rows
 
     def finish(self) -> None:
@@ -220,10 +225,18 @@ class _Task:
         self._appender.close()
 
     def _delayed(self, batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Delayed messages are kept by the broker's timer first, so they are sent as messages, not as records."""
+        """Which rows are delayed messages. The broker's timer keeps them first, and delivers them to their queue."""
         if "deliverTimestamp" not in batch.schema.names:
             return np.zeros(batch.num_rows, np.bool_)
         found: np.ndarray[Any, np.dtype[np.bool_]] = batch.column("deliverTimestamp").is_valid().to_numpy(False)
+        if "messageGroup" in batch.schema.names:
+            grouped = found & batch.column("messageGroup").is_valid().to_numpy(False)
+            if grouped.any():
+                row = self.rows + int(grouped.argmax())
+                raise RowError(
+                    f"row {row} of the task has deliverTimestamp and messageGroup: a delayed message is in no group; "
+                    "leave one of them null"
+                )
         return found
 
     def _topics(self, batch: pa.RecordBatch) -> pa.DictionaryArray:
@@ -281,55 +294,3 @@ class _Task:
             first = self._prefix % len(ids)
             self._rotations[topic] = itertools.cycle(ids[first:] + ids[:first])
         return self._rotations[topic]
-
-    def _send(
-        self,
-        batch: pa.RecordBatch,
-        bodies: pa.Array,
-        topics: pa.DictionaryArray,
-        ids: pa.Array,
-        marks: pa.Array,
-        rows: np.ndarray[Any, np.dtype[np.int64]],
-    ) -> None:
-        """Send delayed messages with the client."""
-        from pathlib import Path
-
-        from aerobee_client import ClientError, Credentials, Message, Tls, connect
-
-        names = batch.schema.names
-        values = batch.take(pa.array(rows)).to_pylist()
-        messages = []
-        for row, value in zip(rows.tolist(), values, strict=True):
-            if value.get("queueId") is not None or value.get("messageGroup") is not None:
-                raise RowError(
-                    "deliverTimestamp with queueId or messageGroup: a delayed message can have neither; leave them null"
-                )
-            deliver = value.get("deliverTimestamp")
-            tags = value.get("tags") if "tags" in names else None
-            user = {name: text for name, text in (value.get("properties") or ()) if name not in RESERVED and text}
-            messages.append(
-                Message(
-                    topic=topics[row].as_py(),
-                    body=bodies[row].as_py(),
-                    tag=tags or None,
-                    keys=tuple((value.get("keys") or "").split()),
-                    properties={**user, self._options.dedup_property: marks[row].as_py().decode()},
-                    delivery_timestamp=None if deliver is None else int(deliver.timestamp() * 1000),
-                    message_id=ids[row].as_py().decode(),
-                )
-            )
-        file = self._options.credentials_file
-        credentials = Credentials.load(Path(file)) if file else Credentials.from_environment()
-        ca = self._options.tls_ca
-        tls = None if ca is None else Tls(Path(ca) if ca else None)
-
-        async def send() -> None:
-            async with connect(self._options.endpoint, credentials=credentials, tls=tls) as client:
-                producer = client.producer()
-                for begin in range(0, len(messages), _SEND_MANY):
-                    await producer.send_many(messages[begin : begin + _SEND_MANY])
-
-        try:
-            asyncio.run(send())
-        except ClientError as error:
-            raise BrokerCallError(f"{self._options.endpoint}: {error}") from error

@@ -41,6 +41,17 @@ class Histogram:
         self.count += 1
         self.last = value
 
+    def observe_many(self, values: npt.NDArray[np.float64]) -> None:
+        """As `observe` for each of them in turn."""
+        if not len(values):
+            return
+        buckets = np.searchsorted(self.bounds, values, side="left")
+        for bucket, count in zip(*np.unique(buckets, return_counts=True), strict=True):
+            self.counts[bucket] += int(count)
+        self.sum += float(values.sum())
+        self.count += len(values)
+        self.last = float(values[-1])
+
 
 @dataclass(slots=True)
 class StoreStats:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import struct
+import time
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,12 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_proto import records_v1, v2
+from aerobee_proto import admin_v1, records_v1, v2
 from aerobee_store.records import inner_batch
 from aerobee_store.records.record import SYS_FLAG_INNER_BATCH, Message
 from aerobee_store.tools.verify import verify
 from tests.conformance.raw_client import resource
 from tests.integration.test_records import Records, create_batch_topic, inner_batch_of, packed, parsed, some
+from tests.integration.test_records_delayed import for_timer
 from tests.support.in_process_broker import in_process_broker
 from tests.support.seeds import seed
 
@@ -77,6 +79,15 @@ CHANGES: tuple[Change, ...] = (flip, cut, insert, overwrite, length)
 def made(dice: random.Random, number: int) -> tuple[str, list[Message]]:
     """A topic and messages for it, which may be those of another topic or queue, or of the wrong kind."""
     count = dice.randrange(1, 12)
+    if dice.random() < 0.2:
+        due_ms = time.time_ns() // 1_000_000 + 3_600_000
+        delayed = [for_timer(each, due_ms) for each in some(count, "later", first=number * 100)]
+        if dice.random() < 0.3:
+            row = dice.randrange(count)
+            name = dice.choice(("TIMER_DELIVER_MS", "TIMER_OUT_MS", "REAL_TOPIC", "REAL_QID", "TAGS"))
+            value = dice.choice(("0", "-1", "1" * 13, "1" * 14, "orders", "x" * 600))
+            delayed[row] = replace(delayed[row], properties={**delayed[row].properties, name: value})
+        return "later", delayed
     if dice.random() < 0.5:
         messages = some(count, first=number * 100)
         if dice.random() < 0.3:
@@ -106,11 +117,13 @@ def made(dice: random.Random, number: int) -> tuple[str, list[Message]]:
 async def test_tampered_requests(tmp_path: Path) -> None:
     """Answered each, by words for people; all that is stored can be read, and the verification finds nothing."""
     dice = random.Random(SEED)
-    accepted = {"orders": 0, "metering": 0}
+    accepted = {"orders": 0, "metering": 0, "later": 0}
     codes: set[int] = set()
     async with in_process_broker(tmp_path) as broker:
         records = Records(broker)
         await create_batch_topic(records)
+        topic_of_delayed = admin_v1.Topic(name="later", accept_message_types=[v2.MessageType.DELAY])
+        await records.raw.admin.CreateTopic(admin_v1.CreateTopicRequest(topic=topic_of_delayed), timeout=60)
         for number in range(COUNT):
             topic, messages = made(dice, number)
             data = bytearray(b"".join(packed(messages)))
@@ -134,6 +147,7 @@ async def test_tampered_requests(tmp_path: Path) -> None:
                 accepted[topic] += answer.message_count
         assert len(codes) >= 4
         assert min(accepted.values()) > COUNT // 10
+        assert accepted.pop("later") > 0, "these are with the timer"
         for topic, count in accepted.items():
             frames, last = await records.read(topic=topic)
             assert last.next_queue_offset == count

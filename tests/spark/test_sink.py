@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from aerobee_client import connect
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_pipeline.encode import chunks, message_ids, property_strings, row_ids
 from aerobee_pipeline.errors import RowError
@@ -160,18 +159,10 @@ def test_order_in_a_queue(spark: Any, broker: BrokerProcess) -> None:
         assert [int(row.body) for row in rows if row.queueId == queue] == list(range(queue, 6000, 2))
 
 
-def test_ordered_groups_and_delays(spark: Any, broker: BrokerProcess) -> None:
-    """Message groups keep their order in one queue; delayed messages are with the timer until they are due."""
+def test_ordered_groups(spark: Any, broker: BrokerProcess) -> None:
+    """Message groups keep their order in the queue in which the broker would put them."""
     queues = 5
-
-    async def create() -> None:
-        async with connect(broker.endpoint) as client:
-            from aerobee_proto import v2
-
-            await client.admin.create_topic("fifo", queue_count=queues, message_types=[v2.MessageType.FIFO])
-            await client.admin.create_topic("late", message_types=[v2.MessageType.DELAY])
-
-    asyncio.run(create())
+    broker.create_topic("fifo", "fifo", queue_count=queues)
     frame = spark.range(0, 200, 1, 1).selectExpr("cast(id as string) body", "concat('g', id % 3) messageGroup")
     write(frame, broker, "fifo", batchBytes="1k")
     rows = read(spark, broker, "fifo").orderBy("queueOffset").collect()
@@ -181,16 +172,51 @@ def test_ordered_groups_and_delays(spark: Any, broker: BrokerProcess) -> None:
         assert {row.queueId for row in mine} == {jump_hash(f"g{group}", queues)}, "where the broker would put them"
     with pytest.raises(Exception, match="queueId and messageGroup: the group determines the queue"):
         write(frame.selectExpr("*", "1 queueId"), broker, "fifo")
-    with pytest.raises(Exception, match="does not take FIFO messages"):
-        write(frame, broker, "late")
-    write(spark.range(1).selectExpr("'due' body", "timestamp '2000-01-01' deliverTimestamp"), broker, "late")
-    assert [bytes(row.body) for row in read(spark, broker, "late").collect()] == [b"due"]
-    soon = spark.range(1).selectExpr("'soon' body", "current_timestamp() + interval 1 hour deliverTimestamp")
-    write(soon, broker, "late")
-    assert read(spark, broker, "late").count() == 1, "the broker keeps it until it is due"
-    kept = spark.read.format("aerobee").options(storePath=str(broker.store), readBy="log")
-    timer = kept.option("subscribe", "rmq_sys_wheel_timer").load()
-    assert [bytes(row.body) for row in timer.collect()] == [b"soon"]
+
+
+def test_delayed_rows(spark: Any, broker: BrokerProcess) -> None:
+    """The broker's timer keeps delayed messages until they are due; then they are in their queue as they were sent."""
+    broker.create_topic("late", "delay", queue_count=4)
+    hour, count = "current_timestamp() + interval 1 hour", 3000
+    frame = spark.range(0, count, 1, 1).selectExpr(
+        "concat('body ', id) body",
+        "concat('k', id) keys",
+        "'t' tags",
+        "map('n', cast(id as string)) properties",
+        "if(id % 4 = 0, 2, null) queueId",
+        f"if(id % 10 = 0, {hour}, timestamp_millis(946684800000 + id)) deliverTimestamp",
+    )
+    write(frame, broker, "late", batchBytes="16k")
+    due = {number for number in range(count) if number % 10}
+    deadline = time.monotonic() + 120
+    while (found := read(spark, broker, "late").collect()) and len(found) < len(due) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    by_number = {int(row.properties["n"]): row for row in found}
+    assert (len(found), set(by_number)) == (len(due), due)
+    for number, row in by_number.items():
+        assert (row.body, row["keys"], row.tags) == (f"body {number}".encode(), f"k{number}", "t")
+        assert row.properties["TIMER_DELIVER_MS"] == str(946684800000 + number)
+        assert number % 4 or row.queueId == 2
+    assert len({row.queueId for number, row in by_number.items() if number % 4}) == 3, "a thousand to each in turn"
+    kept = spark.read.format("aerobee").options(storePath=str(broker.store), readBy="log", includeProperties="true")
+    waiting = kept.option("subscribe", "rmq_sys_wheel_timer").load().where("properties['n'] % 10 = 0").collect()
+    assert {int(row.properties["n"]) for row in waiting} == set(range(count)) - due
+
+
+def test_delayed_rows_that_are_refused(spark: Any, broker: BrokerProcess) -> None:
+    """A topic of another type, a message group, a time too far ahead."""
+    broker.create_topic("late2", "delay", queue_count=2)
+    broker.create_topic("fifo2", "fifo", queue_count=2)
+    frame = spark.range(0, 20, 1, 1).selectExpr("cast(id as string) body", "current_timestamp() deliverTimestamp")
+    with pytest.raises(Exception, match=r"topic 'fifo2', queue .*does not take delayed messages"):
+        write(frame, broker, "fifo2")
+    with pytest.raises(Exception, match=r"topic 'late2', queue .*does not take FIFO messages"):
+        write(frame.selectExpr("body", "'g' messageGroup"), broker, "late2")
+    with pytest.raises(Exception, match="row 7 of the task has deliverTimestamp and messageGroup"):
+        write(frame.selectExpr("*", "if(body = '7', 'g', null) messageGroup"), broker, "late2")
+    with pytest.raises(Exception, match="s ahead, the limit"):
+        write(frame.selectExpr("body", "timestamp '2200-01-01' deliverTimestamp"), broker, "late2")
+    assert read(spark, broker, "late2").count() == 0
 
 
 def test_a_stream_that_restarts_stores_its_batch_again(

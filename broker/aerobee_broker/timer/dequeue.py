@@ -17,8 +17,8 @@ from aerobee_broker.timer.state import TIMER_ORIGIN, TimerParts, integer
 from aerobee_broker.timer.stats import increment
 from aerobee_store import InvalidMessageError, Record, StoreFullError, SyncTimeoutError
 from aerobee_store.records import properties as p
+from aerobee_store.records.message_fields import TIMER_TOPIC
 from aerobee_store.records.record import Message
-from aerobee_store.timer.files import TIMER_TOPIC
 from aerobee_store.timer.log import DELETE, ROLL, TimerUnit
 
 _log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from aerobee_broker.timer.state import TimerParts, integer
 from aerobee_broker.timer.stats import increment
 from aerobee_store import Record
 from aerobee_store.records import properties as p
+from aerobee_store.records.message_fields import TIMER_QUEUE_ID, TIMER_TOPIC
 from aerobee_store.records.properties import java_hash
-from aerobee_store.timer.files import TIMER_QUEUE_ID, TIMER_TOPIC
 from aerobee_store.timer.log import DEFAULT, DELETE, ROLL, TimerUnit
 
 _log = logging.getLogger(__name__)

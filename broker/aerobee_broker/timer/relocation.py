@@ -11,8 +11,8 @@ from aerobee_broker.timer.state import TIMER_ORIGIN, TimerParts, integer
 from aerobee_broker.timer.stats import increment
 from aerobee_store import Record
 from aerobee_store.records import properties as p
+from aerobee_store.records.message_fields import TIMER_QUEUE_ID, TIMER_TOPIC
 from aerobee_store.records.record import Message
-from aerobee_store.timer.files import TIMER_QUEUE_ID, TIMER_TOPIC
 
 _BATCH: Final = 64  # messages between two waits for the disk
 

@@ -25,8 +25,9 @@ from aerobee_broker.timer.stats import TimerStats
 from aerobee_store import CorruptRecordError, MessageStore, Record, RecordNotFoundError
 from aerobee_store.clock import Clock
 from aerobee_store.records import properties as p
+from aerobee_store.records.message_fields import TIMER_TOPIC
 from aerobee_store.records.record import Message
-from aerobee_store.timer.files import TIMER_TOPIC, TimerFiles
+from aerobee_store.timer.files import TimerFiles
 
 TIMER_ORIGIN: Final = "__AEROBEE_TIMER"
 """Property of messages that left the timer topic: their queue offset there; followed by a blank and the time of the

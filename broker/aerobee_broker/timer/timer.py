@@ -44,14 +44,16 @@ from aerobee_store.clock import Clock
 from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import File
 from aerobee_store.records import properties as p
+from aerobee_store.records.message_fields import TIMER_QUEUE_ID, TIMER_TOPIC
 from aerobee_store.records.properties import java_hash
 from aerobee_store.records.record import Message
 from aerobee_store.timer.checkpoint import TimerCheckpoint
-from aerobee_store.timer.files import TIMER_QUEUE_ID, TIMER_TOPIC, TimerFiles
+from aerobee_store.timer.files import TimerFiles
 from aerobee_store.timer.log import DELETE
 
 if TYPE_CHECKING:
     import numpy as np
+    import numpy.typing as npt
 else:
     np = deferred("numpy")
 
@@ -241,7 +243,7 @@ class Timer:
 
     def delayed(self, message: Message, deliver_ms: int) -> Message:
         """The stored form of a message for delivery at this time, which must be in the future."""
-        self.stats.note_delay(message.topic, (deliver_ms - self._clock.now_ms()) / 1000)
+        self.stats.delays_of(message.topic).observe((deliver_ms - self._clock.now_ms()) / 1000)
         return replace(
             message,
             topic=TIMER_TOPIC,
@@ -254,6 +256,13 @@ class Timer:
                 p.REAL_QUEUE_ID: str(message.queue_id),
             },
         )
+
+    def delayed_many(self, topic: str, deliver_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """TIMER_OUT_MS of messages for a topic that are to be delivered then; in the past means at once."""
+        ahead = deliver_ms - self._clock.now_ms()
+        self.stats.delays_of(topic).observe_many(ahead[ahead > 0] / 1000)
+        before = deliver_ms - 1
+        return np.asarray(np.maximum(before - before % self._config.precision_ms, 0), np.int64)
 
     async def recall(self, topic: str, message_id: str, deliver_ms: int) -> None:
         """Recall a pending message: on return it will never be delivered. Applies to all copies with this id and time.

@@ -20,8 +20,8 @@ from aerobee_broker.transactions.half_messages import (
 )
 from aerobee_store import MessageStore, Record
 from aerobee_store.records import properties as p
+from aerobee_store.records.message_fields import TIMER_TOPIC
 from aerobee_store.records.record import TransactionType
-from aerobee_store.timer.files import TIMER_TOPIC
 
 _log = logging.getLogger(__name__)
 

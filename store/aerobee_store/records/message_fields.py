@@ -17,6 +17,10 @@ from typing import Final
 from aerobee_store.records import properties as p
 from aerobee_store.records.record import Record
 
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+"""Where delayed messages are, in queue 0, until they are due; `REAL_TOPIC` and `REAL_QID` say where they go then."""
+TIMER_QUEUE_ID: Final = 0
+
 TRACE_CONTEXT: Final = "TRACE_CONTEXT"
 LITE_TOPIC: Final = "__LITE_TOPIC"
 PRIORITY_PROPERTY: Final = "_SYS_MSG_PRIORITY_"

@@ -131,6 +131,10 @@ class PropertyPairs:
             rows, record = rows[last], record[last]
         return record, self._separator[rows] + 1, self._end[rows]
 
+    def string_starts(self, record: Integers) -> Integers:
+        """Where in the text the property strings of these records begin."""
+        return (len(_PADDING) + np.cumsum(self._sizes + 1) - self._sizes)[record]
+
     def all(self) -> tuple[Integers, Integers, Integers, Integers, Integers]:
         """Record, start and end of the name, start and end of the value, for every pair in stored order."""
         record = self._split() if self._record is None else self._record

@@ -265,6 +265,13 @@ class RecordBatch:
         pairs = self._property_pairs()
         return pairs.text, *pairs.find(name)
 
+    def property_positions(self, name: str) -> tuple[Integers, Integers, Integers]:
+        """The records that have a property (ascending), and where in the buffer its values start and end."""
+        pairs = self._property_pairs()
+        record, start, end = pairs.find(name)
+        shift = self.properties_start[record] - pairs.string_starts(record)
+        return record, start + shift, end + shift
+
     def all_property_places(self) -> tuple[bytes, Integers, Integers, Integers, Integers, Integers]:
         """Where all pairs lie, in stored order: a text, record, start and end of the name, start and end of the value.
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import File, FileSystem
+from aerobee_store.records.message_fields import TIMER_TOPIC
 from aerobee_store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
 from aerobee_store.timer.log import DELETE, UNIT_SIZE, TimerLog, TimerUnit, Units
 from aerobee_store.timer.wheel import SLOT_COUNT, Slot, TimerWheel
@@ -28,8 +29,6 @@ else:
 
 _log = logging.getLogger(__name__)
 
-TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
-TIMER_QUEUE_ID: Final = 0
 LOG_FILE_SIZE: Final = 100 << 20
 
 

@@ -26,10 +26,10 @@ import numpy as np
 import numpy.typing as npt
 
 from aerobee_store.records import properties as p
+from aerobee_store.records.message_fields import TIMER_QUEUE_ID, TIMER_TOPIC
 from aerobee_store.records.properties import java_hash
 from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.timer.checkpoint import TIMER_CHECKPOINT_SIZE, TimerCheckpoint, TimerCheckpointFile
-from aerobee_store.timer.files import TIMER_QUEUE_ID, TIMER_TOPIC
 from aerobee_store.timer.log import BLANK_SIZE_MIN, DELETE, ROLL, UNIT_DTYPE, UNIT_SIZE, Units, is_blank, valid_units
 from aerobee_store.timer.wheel import SLOT_DTYPE, SLOT_SIZE
 from aerobee_store.tools.damage import Damage

@@ -37,9 +37,8 @@ from aerobee_store import MessageStore, Record
 from aerobee_store.clock import Clock
 from aerobee_store.queues.multi_dispatch import NAME_SEPARATOR
 from aerobee_store.records import properties as p
-from aerobee_store.records.message_fields import LITE_TOPIC
+from aerobee_store.records.message_fields import LITE_TOPIC, TIMER_TOPIC
 from aerobee_store.records.record import TransactionType
-from aerobee_store.timer.files import TIMER_TOPIC
 
 JOURNAL_READ_MAX: Final = 100_000  # messages of the journal, each with one or more events
 _COPIES_MAX: Final = 16  # timelines per answer, and records examined for each of their parts

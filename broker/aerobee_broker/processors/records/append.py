@@ -17,21 +17,25 @@ from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.records.read import SIZE_DTYPE
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import TopicConfig
+from aerobee_broker.timer.timer import Timer
 from aerobee_proto import records_v1, v2
 from aerobee_store import AppendedBatch, InvalidRecordError, MessageStore
+from aerobee_store.clock import Clock
 from aerobee_store.deferred import deferred
+from aerobee_store.records.message_fields import TIMER_QUEUE_ID, TIMER_TOPIC
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     from aerobee_broker.processors import wire_columns
-    from aerobee_broker.processors.records import checks
+    from aerobee_broker.processors.records import checks, delayed
     from aerobee_store.records import record_batch
     from aerobee_store.records.record_batch import RecordBatch
 else:
     np = deferred("numpy")
     checks = deferred("aerobee_broker.processors.records.checks")
+    delayed = deferred("aerobee_broker.processors.records.delayed")
     wire_columns = deferred("aerobee_broker.processors.wire_columns")
     record_batch = deferred("aerobee_store.records.record_batch")
 
@@ -99,12 +103,22 @@ def _read_in_place(data: bytes) -> AppendRequest | None:
 class AppendProcessor:
     """Answers AppendRecords. Raises errors that `services.errors` maps to status codes."""
 
-    def __init__(self, settings: Settings, store: MessageStore, tables: Tables, counters: BrokerCounters) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: MessageStore,
+        tables: Tables,
+        counters: BrokerCounters,
+        clock: Clock,
+        timer: Timer,
+    ) -> None:
         config = settings.current
         self._settings = settings
         self._store = store
         self._tables = tables
         self._counters = counters
+        self._clock = clock
+        self._timer = timer
         self._body_size_max = config.store.body_size_max
         self._size_max = max(REQUEST_SIZE_MAX, config.store.body_size_max + _RECORD_OVERHEAD)
         self._require_checksum = config.store.property_crc
@@ -120,12 +134,19 @@ class AppendProcessor:
         stored_name = topic_name(request.topic, client)
         topic = self._tables.topics.get(stored_name) or await self._tables.topic_in_use(stored_name)
         _check_queue(topic, request.queue_id)
-        batch = self._checked(request, topic)
+        batch = self._parsed(request)
+        for_timer = TIMER_TOPIC in batch.topics
+        limits = self._settings.current.limits
+        checks.check_records(batch, topic, request.queue_id, limits, self._body_size_max, delayed=for_timer)
+        place = stored_name, request.queue_id
+        if for_timer:
+            batch = delayed.timer_records(batch, *place, self._timer, limits, self._clock.now_ms())
+            place = TIMER_TOPIC, TIMER_QUEUE_ID
         try:
-            appended = self._store.append_records(stored_name, request.queue_id, batch, born_host=client.peer)
+            appended = self._store.append_records(*place, batch, born_host=client.peer)
         except InvalidRecordError as error:
             raise BadRecordError(v2.Code.BAD_REQUEST, error.index, error.reason) from error
-        self._counters.sent_to(stored_name, "normal").add_many(batch.size, appended.count)
+        self._counters.sent_to(stored_name, "delay" if for_timer else "normal").add_many(batch.size, appended.count)
         return appended
 
     async def finish(self, appended: AppendedBatch, started: float) -> records_v1.AppendRecordsResponse:
@@ -139,7 +160,7 @@ class AppendProcessor:
             end_physical_offset=appended.end,
         )
 
-    def _checked(self, request: AnyAppendRequest, topic: TopicConfig) -> RecordBatch:
+    def _parsed(self, request: AnyAppendRequest) -> RecordBatch:
         records = request.records
         if not records:
             raise InvalidRequestError(v2.Code.MESSAGE_CORRUPTED, "the request has no records")
@@ -162,7 +183,6 @@ class AppendProcessor:
             )
         if batch.end != len(records):
             raise BadRecordError(v2.Code.MESSAGE_CORRUPTED, len(batch), batch.stop.detail or batch.stop.reason.value)
-        checks.check_records(batch, topic, request.queue_id, self._settings.current.limits, self._body_size_max)
         return batch
 
 

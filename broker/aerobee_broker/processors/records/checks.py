@@ -35,17 +35,29 @@ _BATCH_FLAGS: Final = SYS_FLAG_INNER_BATCH | SYS_FLAG_UNWRAP
 _OF_FIELDS: Final = frozenset({p.UNIQ_KEY, p.TAGS, p.KEYS, p.SHARDING_KEY, TRACE_CONTEXT, p.BORN_HOST, p.CRC32})
 _FORBIDDEN: Final = RESERVED_NAMES - _OF_FIELDS
 _FORBIDDEN_IN_BATCHES: Final = _FORBIDDEN - {p.INNER_NUM, p.INNER_BASE}
+_OF_TIMER: Final = frozenset({p.TIMER_DELIVER_MS, p.TIMER_OUT_MS, p.REAL_TOPIC, p.REAL_QUEUE_ID})
+_FORBIDDEN_IN_TIMER: Final = _FORBIDDEN - _OF_TIMER
 _SMALL: Final = 512
 """Properties with fewer bytes are never too many or too large: each takes at least two separators and two
 characters."""
 
 
 def check_records(
-    batch: RecordBatch, topic: TopicConfig, queue_id: int, limits: LimitsConfig, body_size_max: int
+    batch: RecordBatch,
+    topic: TopicConfig,
+    queue_id: int,
+    limits: LimitsConfig,
+    body_size_max: int,
+    *,
+    delayed: bool = False,
 ) -> None:
-    """Raise BadRecordError for the first record that SendMessage would not have stored in this form."""
+    """Raise BadRecordError for the first record that SendMessage would not have stored in this form.
+
+    `delayed`: they are for the timer; delayed.py checks the properties that they have for it.
+    """
     _check_bodies(batch, body_size_max)
-    other = batch.sys_flag & ~(_SYS_FLAGS | (_BATCH_FLAGS if topic.takes_batches else 0))
+    takes_batches = topic.takes_batches and not delayed
+    other = batch.sys_flag & ~(_SYS_FLAGS | (_BATCH_FLAGS if takes_batches else 0))
     if np.count_nonzero(other):
         row = int((other != 0).argmax())
         flags = int(batch.sys_flag[row])
@@ -59,7 +71,8 @@ def check_records(
             "its properties have a control character, an empty name or value, or are not UTF-8; each must be "
             "name, 0x01, value, 0x02",
         )
-    reserved = batch.first_with_any(_FORBIDDEN_IN_BATCHES if topic.takes_batches else _FORBIDDEN)
+    forbidden = _FORBIDDEN_IN_BATCHES if takes_batches else _FORBIDDEN_IN_TIMER if delayed else _FORBIDDEN
+    reserved = batch.first_with_any(forbidden)
     if reserved is not None:
         raise BadRecordError(
             _Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
@@ -68,7 +81,10 @@ def check_records(
         )
     _check_sizes(batch, limits)
     _check_tags(batch)
-    _check_type(batch, topic, queue_id)
+    if delayed:
+        _check_delay_type(batch, topic)
+    else:
+        _check_type(batch, topic, queue_id)
 
 
 def _check_bodies(batch: RecordBatch, size_max: int) -> None:
@@ -87,7 +103,8 @@ def _check_bodies(batch: RecordBatch, size_max: int) -> None:
 def _check_sizes(batch: RecordBatch, limits: LimitsConfig) -> None:
     for row in np.flatnonzero(batch.properties_size > _SMALL).tolist():
         values = p.decode_properties(bytes(batch.raw_properties(row))[:-PROPERTY_CRC_SIZE])
-        values.pop(p.CRC32, None)
+        for name in (p.CRC32, *_OF_TIMER):
+            values.pop(name, None)
         free = {name: values.pop(name, "") for name in (p.UNIQ_KEY, TRACE_CONTEXT, p.BORN_HOST, p.SHARDING_KEY)}
         for name, value in free.items():
             if len(value.encode()) > FREE_TEXT_SIZE_MAX:
@@ -123,6 +140,22 @@ def _check_tags(batch: RecordBatch) -> None:
             raise BadRecordError(
                 _Code.ILLEGAL_MESSAGE_TAG, row, f"tag {tag[:80]!r} is blank or contains '|'; choose another"
             )
+
+
+def _check_delay_type(batch: RecordBatch, topic: TopicConfig) -> None:
+    if v2.MessageType.DELAY not in ACCEPTED_TYPES[topic.message_type]:
+        raise BadRecordError(
+            _Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+            0,
+            f"topic {topic.name!r} does not take delayed messages; send it to a topic of its type",
+        )
+    grouped = batch.rows_with(p.SHARDING_KEY)
+    if len(grouped):
+        raise BadRecordError(
+            _Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+            int(grouped[0]),
+            f"a delayed message cannot have the property {p.SHARDING_KEY}; leave it out",
+        )
 
 
 def _check_type(batch: RecordBatch, topic: TopicConfig, queue_id: int) -> None:

@@ -51,7 +51,12 @@ class AppendRecordsRequest(_message.Message):
     To a batch topic: records with the inner-batch flag, the property INNER_NUM (how many messages), and the property
     INNER_BASE with 18 digits, which the broker replaces. Their bodies may be compressed (flag and type in sys_flag).
 
-    Not possible here: transactional, delayed, lite and priority messages. Send those with SendMessage.
+    Delayed messages, to a topic that takes them: records as the timer keeps them, all of the request or none. Their
+    topic is rmq_sys_wheel_timer and their queue 0; each has the properties TIMER_DELIVER_MS (Unix milliseconds),
+    TIMER_OUT_MS (13 digits, which the broker replaces), REAL_TOPIC (the stored name of `topic`) and REAL_QID
+    (`queue_id`). One whose time has passed is delivered at once. Offsets in the response are those of the timer's queue.
+
+    Not possible here: transactional, lite and priority messages. Send those with SendMessage.
     """
     record_sizes: _builtins.bytes
     """The size of each record, see above. Optional: without it the broker walks from record to record."""

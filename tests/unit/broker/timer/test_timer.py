@@ -20,10 +20,10 @@ from aerobee_broker.timer.state import TIMER_ORIGIN
 from aerobee_broker.timer.timer import MessageNotPendingError
 from aerobee_store import ConfigError, StoreConfig, StoreFullError
 from aerobee_store.records import properties as p
+from aerobee_store.records.message_fields import TIMER_TOPIC
 from aerobee_store.records.record import Message
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from aerobee_store.timer.checkpoint import TIMER_CHECKPOINT_SIZE
-from aerobee_store.timer.files import TIMER_TOPIC
 from tests.support.timer_harness import START_MS, STORE, TOPIC, TimerHarness
 
 Start = Callable[..., Awaitable[TimerHarness]]

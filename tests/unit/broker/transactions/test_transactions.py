@@ -28,9 +28,9 @@ from aerobee_broker.transactions.half_messages import Outcome as Settled
 from aerobee_proto import v2
 from aerobee_store import ConfigError
 from aerobee_store.records import properties as p
+from aerobee_store.records.message_fields import TIMER_TOPIC
 from aerobee_store.records.record import Message, TransactionType
 from aerobee_store.testing import Operation
-from aerobee_store.timer.files import TIMER_TOPIC
 from tests.support.in_process_broker import message
 from tests.support.transaction_harness import ROLLBACK, TOPIC, UNDECIDED, TransactionHarness, half
 
