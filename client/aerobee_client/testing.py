@@ -1,12 +1,12 @@
-"""A real broker for tests, as a child process. With pytest it comes as fixtures: see `aerobee_client.pytest_plugin`.
+"""A real broker for tests, as a child process. pytest fixtures for it are in `aerobee_client.pytest_plugin`.
 
     with run_broker(memory=True, moving_time=True) as broker:
         with blocking.connect(broker.endpoint) as client:
             ...
         broker.advance(3600)    # delays of an hour, retries and checks of transactions are due now
 
-Most of the time that a broker takes to start goes into imports. `prepare` starts a process that does them ahead and
-starts all further brokers by `fork`, each in some tens of milliseconds.
+Imports take most of a broker's start. `prepare` starts a process that does them in advance and starts all further
+brokers by `fork`, each in some tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _READY = re.compile(rb"ready grpc=(\S+) metrics=(\S+)(?: tls=(\S+))?(?: remoting=\S+)?\n")
 _ADVANCED = re.compile(rb"advanced\n")
-_START_SECONDS = 30.0  # a start takes a fraction of a second; machines that build and test may be very busy
+_START_SECONDS = 30.0  # a start takes a fraction of a second, but more on a busy machine
 _STOP_SECONDS = 30.0
 _MEMORY = Path("/dev/shm")  # noqa: S108  # a file system in memory, where Linux has one
 _MEMORY_FREE_MIN = 128 << 20
@@ -48,39 +48,41 @@ _MEMORY_SETTINGS: Mapping[str, object] = {
     "store.index_entry_count": 200_000,
     "store.disk_headroom": 8 << 20,
 }
-# Clients do not notice that time is moved and go on with a heartbeat each ten seconds: they are not to be forgotten.
+# Clients do not notice that time is moved and send a heartbeat every ten seconds: they must not expire.
 _MOVING_TIME_SETTINGS: Mapping[str, object] = {"limits.client_expiry_seconds": 400 * 86_400}
 
 MessageType = Literal["normal", "fifo", "delay", "transaction", "priority", "lite"]
 
 
 class AddressKeeper:
-    """Keeps the ports of a process that has ended until its next life: who asks for any free port gets none of them."""
+    """Reserves the ports of a process that has ended until its restart, so that no other process gets them as free
+    ports."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
 
     def keep(self, *endpoints: str) -> None:
-        """Bind these, `127.0.0.1:port`, without listening: connections are refused, a server may still listen there."""
+        """Bind these addresses, `127.0.0.1:port`, without listening: connections are refused, but a server can still
+        listen."""
         self.release()
         addresses = [endpoint.rpartition(":") for endpoint in endpoints if not endpoint.startswith("unix:")]
         for host, _, port in addresses:
             kept = socket.socket()
             self._sockets.append(kept)
             kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with suppress(OSError):  # somebody listens there, as the next start will say
+            with suppress(OSError):  # another process listens there; the next start reports it
                 kept.bind((host, int(port)))
 
     def release(self) -> None:
-        """Give them back. A process that listens there by now is not disturbed."""
+        """Release the ports. A process that listens there already is not affected."""
         while self._sockets:
             self._sockets.pop().close()
 
 
 class BrokerProcess:
-    """A broker of which a test owns the process, the ports and the store. `run_broker` makes one.
+    """A broker whose process, ports and store belong to a test. `run_broker` creates one.
 
-    With `moving_time` its clock goes ahead by as much as `advance` says.
+    With `moving_time`, `advance` moves its clock ahead.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class BrokerProcess:
         self._advanced_seconds = 0.0
         self._process: broker_starter.ForkedBroker | None = None
         self._starter: broker_starter.BrokerStarter | None = None  # its own, if none is kept
-        # Free ports at first; a restart listens where it listened before, as clients expect.
+        # Free ports at first; a restart uses the same ports, as clients expect.
         self.endpoint = "127.0.0.1:0"
         self.metrics = "127.0.0.1:0"
         self.tls_endpoint: str | None = None  # with the argument `--listen-tls`
@@ -108,18 +110,18 @@ class BrokerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process that runs, or ran last."""
+        """The process id of the running process, or of the last one."""
         if self._process is None:
             raise RuntimeError("the broker was not started yet; call start()")
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Whether the process lives."""
+        """Whether the process is running."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start the process and wait until it serves. RuntimeError with its output if it does not."""
+        """Start the process and wait until it is ready. RuntimeError, with its output, if that fails."""
         if self.running:
             raise RuntimeError(f"the broker runs already as process {self.pid}")
         again = () if self.tls_endpoint is None else ("--listen-tls", self.tls_endpoint)
@@ -144,11 +146,11 @@ class BrokerProcess:
             self._advance(self._advanced_seconds)
 
     def advance(self, seconds: float) -> None:
-        """Let this much time pass for the broker, and what was due in it happen.
+        """Let this much time pass for the broker, and perform what is due by then.
 
-        Delayed messages are delivered, messages that nobody acknowledged come back, transactions are checked, messages
-        expire. Clients do not notice: a receive that waits in the broker ends, so receive afterwards. RuntimeError
-        without `moving_time`.
+        Delayed messages are delivered, unacknowledged messages are redelivered, transactions are checked, messages
+        expire. The clients' own time does not change. Waiting receives end, so receive afterwards. RuntimeError without
+        `moving_time`.
         """
         if not self._moving_time:
             raise RuntimeError("the time of this broker cannot be moved; start it with moving_time=True")
@@ -156,7 +158,7 @@ class BrokerProcess:
         self._advanced_seconds += seconds
 
     def now_ms(self) -> int:
-        """What time it is for the broker, in Unix milliseconds."""
+        """The broker's time in Unix milliseconds."""
         return round((time.time() + self._advanced_seconds) * 1000)
 
     def connect(self, *, namespace: str = "", **options: Unpack[ConnectOptions]) -> Client:
@@ -188,20 +190,20 @@ class BrokerProcess:
         return name
 
     def stop(self) -> int:
-        """End it in an orderly way (SIGTERM) and return its exit code. Does nothing to one that has ended."""
+        """Stop it gracefully (SIGTERM) and return its exit code. No effect on a process that has ended."""
         return self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it without a chance to do anything (SIGKILL)."""
+        """Kill it (SIGKILL)."""
         self._end(signal.SIGKILL)
 
     def restart(self) -> None:
-        """Stop it, if it runs, and start it again on the same store and ports."""
+        """Stop it if it runs, and start it again on the same store and ports."""
         self.stop()
         self.start()
 
     def close(self) -> None:
-        """Stop it for good: its ports are free for others."""
+        """Stop it finally and free its ports."""
         try:
             self.stop()
         finally:
@@ -211,7 +213,7 @@ class BrokerProcess:
                 self._starter = None
 
     def log_text(self) -> str:
-        """What all its runs wrote to standard error."""
+        """The standard error output of all its runs."""
         return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
 
     def _end(self, number: signal.Signals) -> int:
@@ -242,7 +244,7 @@ class BrokerProcess:
     def _tell(self, order: Mapping[str, object]) -> None:
         process = self._process
         assert process is not None, "started before"
-        with suppress(BrokenPipeError):  # what it died of shows when its answer is waited for
+        with suppress(BrokenPipeError):  # the wait for its answer reports the cause of its death
             process.stdin.write(json.dumps(order).encode() + b"\n")
             process.stdin.flush()
 
@@ -250,7 +252,7 @@ class BrokerProcess:
         process = self._process
         assert process is not None, "started before"
         written = b""
-        poll = select.poll()  # select itself takes no descriptor above 1023, which a large test run reaches
+        poll = select.poll()  # select does not support descriptors above 1023, which a large test run reaches
         poll.register(process.stdout, select.POLLIN)
         deadline = time.monotonic() + _START_SECONDS
         while (left := deadline - time.monotonic()) > 0:
@@ -260,7 +262,7 @@ class BrokerProcess:
             written += chunk
             if match := line.search(written):
                 return match
-            if not chunk:  # it closed its output: it ended
+            if not chunk:  # it closed its output because it ended
                 process.wait(_STOP_SECONDS)
                 break
         code = process.poll()
@@ -270,7 +272,7 @@ class BrokerProcess:
 
 
 class Namespace:
-    """A part of a broker that a test has for itself: topics and groups of the same names elsewhere are others.
+    """A namespace in a broker for one test: topics and groups of the same names elsewhere are different ones.
 
     `aerobee_client.connect(endpoint, namespace=name)` works in it; the official SDKs take the namespace in their
     configuration.
@@ -298,7 +300,7 @@ class Namespace:
         return self.broker.create_group(name, fifo=fifo, max_attempts=max_attempts, namespace=self.name)
 
     def close(self) -> None:
-        """Delete its topics and groups; nothing happens if the broker is gone, or has them in use."""
+        """Delete its topics and groups. Errors are ignored if the broker is gone or they are in use."""
         from aerobee_client import blocking
         from aerobee_client.errors import ClientError
 
@@ -319,7 +321,7 @@ _namespace_numbers = itertools.count()
 
 
 def new_namespace(broker: BrokerProcess) -> Namespace:
-    """A namespace that no other test of the broker has, in whatever process it runs."""
+    """A namespace that no other test of this broker uses, in any process."""
     return Namespace(broker, f"t{os.getpid()}-{next(_namespace_numbers)}")
 
 
@@ -332,12 +334,12 @@ def run_broker(
     moving_time: bool = False,
     settings: Mapping[str, object] | None = None,
 ) -> Iterator[BrokerProcess]:
-    """A broker for the time of the block. Stopped at the end, by its own process id, whatever happened.
+    """A broker for the duration of the block. It is always stopped at the end, by its own process id.
 
-    - `directory`: its store is in `store` there, its log in `broker.log`; a temporary one by default.
+    - `directory`: its store is in `store` there, its log in `broker.log`; by default a temporary directory.
     - `arguments` are further ones of `aerobee serve`, `settings` those of its configuration (`store.segment_size`).
     - `memory`: the store is in /dev/shm, where a sync costs nothing. It survives restarts of the broker, and is removed
-      at the end. RuntimeError if there is too little of it.
+      at the end. RuntimeError if too little memory is free.
     - `moving_time`: see `BrokerProcess.advance`.
     """
     temporary = tempfile.mkdtemp(prefix="aerobee-", dir=_memory_directory() if memory else None)
@@ -360,11 +362,11 @@ def run_broker(
 
 
 def _memory_directory() -> Path:
-    """Where files are in memory. RuntimeError if there is no room."""
+    """A directory in memory. RuntimeError without enough free space."""
     free = shutil.disk_usage(_MEMORY).free if os.access(_MEMORY, os.W_OK) else 0
     if free < _MEMORY_FREE_MIN:
         raise RuntimeError(
-            f"{_MEMORY} has {free >> 20} MiB of room, a store in memory needs {_MEMORY_FREE_MIN >> 20}; give a "
+            f"{_MEMORY} has {free >> 20} MiB free, a store in memory needs {_MEMORY_FREE_MIN >> 20}; give a "
             f"container more (docker run --shm-size=512m), or keep the store on disk"
         )
     return _MEMORY
@@ -374,7 +376,7 @@ def _memory_directory() -> Path:
 
 
 def prepare() -> None:
-    """Do a broker's imports now, in a process that starts all brokers of this program; until `unprepare`."""
+    """Import the broker's modules now, in a process that starts all brokers of this program until `unprepare`."""
     atexit.register(unprepare)
     broker_starter.keep()
 

@@ -5,7 +5,7 @@
     spark = local_session()
     frame = spark.read.format("aerobee").option("storePath", "/var/lib/aerobee").option("subscribe", "orders").load()
 
-docs/pipeline.md has the options, the columns and the guarantees. Nothing here needs Spark before it is called.
+docs/pipeline.md has the options, the columns and the guarantees. Importing this package does not import Spark.
 """
 
 from aerobee_pipeline.errors import (

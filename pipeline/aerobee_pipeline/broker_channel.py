@@ -1,7 +1,7 @@
-"""The way to a broker from Spark's processes: blocking calls of its services, with retries.
+"""Connections to a broker from Spark's processes: blocking calls of its services, with retries.
 
-Workers are forked, and a channel that was made before a fork is unusable. So channels are made where they are used, one
-for each process and address.
+Workers are forked, and a channel created before a fork is unusable. Channels are therefore created where they are used,
+one per process and address.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _channels: dict[tuple[int, str, str], grpc.Channel] = {}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a broker is and how to talk to it. `tls_ca`: "" for TLS with the usual authorities, None for plaintext."""
+    """The address of a broker and its options. `tls_ca`: "" for TLS with the default authorities, None for
+    plaintext."""
 
     endpoint: str
     credentials_file: str | None = None
@@ -57,18 +58,19 @@ class Broker:
 
     @property
     def timeout_seconds(self) -> float:
-        """Of one attempt."""
+        """The timeout of one attempt."""
         return self._address.timeout_ms / 1000
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The headers of a call that is made now."""
+        """The headers of a call made now."""
         file = self._address.credentials_file
         credentials = Credentials.load(Path(file)) if file else Credentials.from_environment()
         common = (("x-mq-client-id", self._client_id), ("x-mq-language", "PYTHON"), ("x-mq-protocol", "v2"))
         return (*common, *credentials.headers()) if credentials is not None else common
 
     def tried(self, what: str, attempt: Callable[[], AnswerT]) -> AnswerT:
-        """The result of `attempt`, repeated while its error may pass. BrokerCallError after the last one."""
+        """The result of `attempt`, repeated while its error is temporary. Raises BrokerCallError after the last
+        attempt."""
         deadline = time.monotonic() + self.timeout_seconds
         number = 0
         while True:
@@ -78,7 +80,7 @@ class Broker:
                 last: Exception = error
                 if error.code() not in _PASSING:
                     break
-                # A broker that restarts is back in a moment, however many attempts that takes.
+                # A restarting broker is back within seconds, however many attempts that takes.
                 waits = error.code() is grpc.StatusCode.UNAVAILABLE and time.monotonic() < deadline
             except _BusyError as error:
                 last, waits = error, False
@@ -90,7 +92,7 @@ class Broker:
         raise BrokerCallError(f"{self._address.endpoint}: {what}: {detail}") from last
 
     def checked(self, what: str, status: v2.Status, *also_good: v2.Code.ValueType) -> None:
-        """BrokerCallError if a status is not OK; of one that may pass, an error for which `tried` tries again."""
+        """Raises BrokerCallError if a status is not OK, or for a temporary one an error on which `tried` retries."""
         if status.code in (v2.Code.OK, *also_good):
             return
         text = f"{v2.Code.Name(status.code)}: {status.message}"
@@ -99,7 +101,7 @@ class Broker:
         raise BrokerCallError(f"{self._address.endpoint}: {what}: {text}")
 
     def name(self) -> str:
-        """What the broker calls itself."""
+        """The broker's own name."""
 
         def ask() -> str:
             answer = self._admin.GetBrokerStatus(
@@ -111,7 +113,7 @@ class Broker:
         return self.tried("broker status", ask)
 
     def topics(self) -> list[str]:
-        """The names of all topics but the broker's own."""
+        """The names of all topics except the broker's own."""
         names: list[str] = []
         token = ""
         while True:
@@ -129,7 +131,7 @@ class Broker:
                 return names
 
     def queue_offsets(self, request: records_v1.QueueOffsetsRequest) -> records_v1.QueueOffsetsResponse:
-        """Where queues begin and end."""
+        """The first and next offsets of queues."""
 
         def ask() -> records_v1.QueueOffsetsResponse:
             answer = self.records.QueueOffsets(request, metadata=self.metadata(), timeout=self.timeout_seconds)
@@ -139,7 +141,7 @@ class Broker:
         return self.tried("offsets of queues", ask)
 
     def writable_queues(self, topic: str) -> list[int]:
-        """The queues of a topic that take messages. A broker that creates topics on first use creates this one."""
+        """The queues of a topic that accept messages. A broker that creates topics on first use creates this one."""
         what = f"topic {topic!r}"
 
         def ask() -> list[int]:
@@ -155,7 +157,7 @@ class Broker:
         return found
 
     def report(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Tell the broker how far a group is, for those who look at its lag."""
+        """Commit the progress of a group to the broker, for its lag metrics."""
         request: Any = v2.UpdateOffsetRequest(
             group=v2.Resource(name=group),
             message_queue=v2.MessageQueue(topic=v2.Resource(name=topic), id=queue_id),
@@ -170,7 +172,7 @@ class Broker:
 
 
 class _BusyError(Exception):
-    """The broker cannot do it now."""
+    """The broker is overloaded."""
 
 
 def _channel(address: Address) -> grpc.Channel:

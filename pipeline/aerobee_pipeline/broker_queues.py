@@ -23,7 +23,7 @@ _TOPICS_A_CALL: Final = 500
 
 
 class BrokerQueues:
-    """The queues of one broker. Nothing is opened before it is needed, so it can be made anywhere."""
+    """The queues of one broker. Connections are opened on first use, so an instance can be created anywhere."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -44,11 +44,11 @@ class BrokerQueues:
         return self._opened
 
     def broker_name(self, queue: Queue) -> str:
-        """What the broker calls itself."""
+        """The broker's own name."""
         return self._broker.name()
 
     def bounds(self, subscription: Subscription) -> dict[Queue, Bounds]:
-        """The queues that are asked for; of a topic that is not there, none."""
+        """The bounds of the selected queues; a missing topic has none."""
         topics = subscription.named
         if subscription.pattern is not None:
             topics = frozenset(topic for topic in self._broker.topics() if subscription.has_topic(topic))
@@ -80,9 +80,9 @@ class BrokerQueues:
     def read(
         self, item: Range, tags: frozenset[str] | None, *, fail_on_data_loss: bool
     ) -> Iterator[tuple[RecordBatch, Rows]]:
-        """The messages of a range. A stream that breaks is taken up again where the last whole frame ended.
+        """The messages of a range. A broken stream is resumed after its last whole frame.
 
-        DataLossError, or a warning, for messages that the broker no longer has or cannot read.
+        Raises DataLossError, or logs a warning, for messages that the broker no longer has or cannot read.
         """
         position = item.start
         failures = 0
@@ -109,15 +109,15 @@ class BrokerQueues:
                         f"{self._options.endpoint}: {item.queue}, offset {position}: {error.code().name}: "
                         f"{error.details()}; {failures} attempts"
                     ) from error
-                self._broker.name()  # waits until somebody answers, or raises
+                self._broker.name()  # waits until the broker answers, or raises
 
     def report(self, group: str, offsets: Mapping[Queue, int]) -> None:
-        """Tell the broker how far a group is."""
+        """Commit the progress of a group to the broker."""
         for queue, offset in offsets.items():
             self._broker.report(group, queue.topic, queue.queue_id, offset)
 
     def close(self) -> None:
-        """Nothing to do: the channel stays for the next task of the process."""
+        """Nothing to do: the channel is kept for the next task of the process."""
 
     def _frames(
         self, item: Range, position: int, tags: frozenset[str] | None
@@ -136,7 +136,7 @@ class BrokerQueues:
         return frames
 
     def _ended(self, item: Range, position: int, last: records_v1.ReadRecordsResponse, fails: bool) -> int:
-        """Where to go on after the last response of a stream."""
+        """The offset to continue at after the last response of a stream."""
         if last.status.code == v2.Code.ILLEGAL_OFFSET:
             self._lose(
                 item.queue,

@@ -2,8 +2,8 @@
 
 `RecordBatch` of the store's codec finds and checks the records as numpy columns. Here those columns become Arrow
 arrays, without a Python object for any record: numbers by conversion, text and bodies by `gather`, which lets Arrow
-copy them. The messages of an inner batch become records, column by column as well. Only what is rare goes one by one:
-compressed bodies, and text that is not UTF-8.
+copy them. The messages of an inner batch become records, column by column as well. Only rare cases are handled one by
+one: compressed bodies, and text that is not UTF-8.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from aerobee_store.records.record_columns import HEAD, crcs_of, items
 Rows = npt.NDArray[np.int64]
 """Numbers of records in their batch, ascending."""
 
-# What Spark can show as a timestamp: the years 1 to 9999. A record may hold any 64-bit number; others become null.
+# The timestamps that Spark can show: the years 1 to 9999. A record may hold any 64-bit number; others become null.
 _TIME_MIN_MS: Final = -62_135_596_800_000
 _TIME_MAX_MS: Final = 253_402_300_799_999
-# As far as a compressed body may grow: a bound, so that a few bytes cannot fill the memory of a worker.
+# The limit of a decompressed body, so that a few bytes cannot fill the memory of a worker.
 INFLATED_SIZE_MAX: Final = 64 << 20
 _HEX: Final = np.frombuffer("".join(f"{value:02X}" for value in range(256)).encode(), np.uint16)
 _I32: Final = np.dtype(">i4")
-# Of a record, up to the system flags: they are where they are whatever hosts follow.
+# The head of a record up to the system flags, whose fields do not depend on the size of the hosts.
 _FIRST_FIELDS: Final = np.dtype(HEAD.descr[: list(HEAD.fields or ()).index("sys_flag") + 1])
-# Messages of inner batches are decoded together up to about so many bytes.
+# Messages of inner batches are decoded together up to about this many bytes.
 _UNPACKED_SIZE: Final = 4 << 20
 _LZ4: Final = 0x100
 _ZSTD: Final = 0x200
 
 
 class Decoder:
-    """Turns records into rows of the asked columns, in the order of `names`.
+    """Turns records into rows of the requested columns, in the order of `names`.
 
-    `decompress`: bodies that the sender compressed become what the application gave it. A body that cannot be
+    `decompress`: bodies compressed by the sender are decompressed. A body that cannot be
     decompressed raises RecordDecodeError with topic, queue and offset; `decompress=False` returns bodies as stored.
     """
 
@@ -94,7 +94,7 @@ class Decoder:
         return pa.repeat(self._broker_name, len(batch) if rows is None else len(rows))
 
     def _message_id(self, batch: RecordBatch, rows: Rows | None) -> pa.Array:
-        """The client's unique key; the record's offset message id where there is none."""
+        """The client's unique key; without it, the record's offset message id."""
         found = _property(batch, rows, properties.UNIQ_KEY)
         if found.null_count == 0:
             return found
@@ -115,10 +115,10 @@ class Decoder:
 
 
 def expanded(batch: RecordBatch, rows: Rows) -> Iterator[tuple[RecordBatch, Rows]]:
-    """The messages of these records, in order: ordinary ones as they are, those of an inner batch each for itself.
+    """The messages of these records, in order: ordinary ones unchanged, those of an inner batch one by one.
 
     An inner batch is one record with many messages in its body. Each becomes a batch of records that have their own
-    offset, body, flag and properties, and the place of the record that holds them.
+    offset, body, flag and properties, and the physical offset of the record that contains them.
     """
     inner = (batch.sys_flag[rows] & record.SYS_FLAG_INNER_BATCH) != 0
     if not inner.any():
@@ -133,7 +133,8 @@ def expanded(batch: RecordBatch, rows: Rows) -> Iterator[tuple[RecordBatch, Rows
 
 
 def _unpacked(batch: RecordBatch, rows: Sequence[int]) -> Iterator[RecordBatch]:
-    """The messages of inner batches, those of several in one batch. CorruptRecordError for one that is none."""
+    """The messages of inner batches, several of them as one batch. Raises CorruptRecordError for an invalid inner
+    batch."""
     waiting: list[_Container] = []
     size = 0
     for row in rows:
@@ -147,7 +148,7 @@ def _unpacked(batch: RecordBatch, rows: Sequence[int]) -> Iterator[RecordBatch]:
 
 
 class _Container(NamedTuple):
-    """An inner batch: the head of its record, its topic with the length before it, its body, decompressed."""
+    """An inner batch: the head of its record, its length-prefixed topic, and its decompressed body."""
 
     row: int
     place: inner_batch.BatchPlace
@@ -176,16 +177,16 @@ def _container(batch: RecordBatch, row: int) -> _Container:
 
 def _refuse(batch: RecordBatch, rows: Sequence[int]) -> NoReturn:
     for row in rows:
-        inner_batch.unpack(batch.record(row))  # says what is wrong, and where
+        inner_batch.unpack(batch.record(row))  # raises the detailed error
     raise AssertionError("columns and scalar check disagree")
 
 
 def _messages(batch: RecordBatch, containers: Sequence[_Container]) -> RecordBatch:
-    """The messages of inner batches, a record each: what a batch shares is repeated, the rest put in by column."""
+    """The messages of inner batches as one record each: shared fields are repeated, the others are set by column."""
     expected = np.array([container.place.message_count for container in containers])
     begins = np.cumsum([0, *(len(container.body) for container in containers)])[:-1]
     try:
-        # One behind the other, bodies are the body of one large batch.
+        # Concatenated, the bodies form the body of one large batch.
         found = inner_batch.columns(b"".join(container.body for container in containers))
     except CorruptRecordError:
         _refuse(batch, [container.row for container in containers])
@@ -194,7 +195,7 @@ def _messages(batch: RecordBatch, containers: Sequence[_Container]) -> RecordBat
     if (counts != expected).any() or (found.start[number] != begins).any():
         _refuse(batch, [container.row for container in containers])
     head = np.repeat(np.stack([container.head for container in containers]), counts, axis=0)
-    # IPv6 hosts make the head longer; its first fields, and its last, the body's size, are in their places anyway.
+    # IPv6 hosts make the head longer, but its first fields and its last one, the body's size, keep their places.
     first = head[:, : _FIRST_FIELDS.itemsize].view(_FIRST_FIELDS)[:, 0]
     topic = containers[0].topic
     first["total_size"] = head.shape[1] + found.body_size + len(topic) + 2 + found.properties_size
@@ -227,10 +228,10 @@ def _fixed(rows: npt.NDArray[np.uint8]) -> pa.Array:
 
 
 def gather(buffer: pa.Buffer, start: Rows, end: Rows, rows: Rows | None = None) -> pa.Array:
-    """The stretches [start, end) of a buffer as a binary array. They must be in order and not overlap.
+    """The ranges [start, end) of a buffer as a binary array. They must be in order and must not overlap.
 
-    The buffer is seen as a binary array whose values are, in turn, a stretch and the gap behind it, of which every
-    other one is taken: Arrow copies them in C++. `rows`: which stretch each value is, -1 for null; None: all in order.
+    The buffer is viewed as a binary array whose values are, alternately, a range and the gap after it. Taking every
+    other value makes Arrow copy them in C++. `rows`: the range of each value, -1 for null; None: all in order.
     """
     count = len(start)
     index: Any = np.arange(0, 2 * count, 2, dtype=np.int64)
@@ -242,7 +243,7 @@ def gather(buffer: pa.Buffer, start: Rows, end: Rows, rows: Rows | None = None) 
     base = int(start[0])
     bounds = np.empty(2 * count, np.int64)
     bounds[0::2], bounds[1::2] = start - base, end - base
-    assert bounds[-1] < 1 << 31, "a segment, or what a call reads, has fewer than 2 GiB"
+    assert bounds[-1] < 1 << 31, "a segment, or the result of a call, has fewer than 2 GiB"
     offsets = pa.py_buffer(bounds.astype(np.int32))
     data = buffer.slice(base, int(bounds[-1]))
     values = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, offsets, data])
@@ -264,7 +265,7 @@ def _chosen(column: npt.NDArray[Any], rows: Rows | None) -> npt.NDArray[Any]:
 
 
 def _numbers(column: npt.NDArray[Any], rows: Rows | None, kind: Any) -> pa.Array:
-    # Contiguous, because columns of one value for all records are views that take the room of one.
+    # Contiguous, because a column with one value for all records is a view with the memory of one value.
     return pa.array(np.ascontiguousarray(_chosen(column, rows), kind))
 
 
@@ -305,7 +306,7 @@ def _property_map(batch: RecordBatch, rows: Rows | None) -> pa.Array:
 
 
 def _last_of_name(owner: Rows, code: Rows, name_count: int) -> npt.NDArray[np.bool_]:
-    """Which pairs are the last of their name in their record: a map has each key once."""
+    """Selects the last pair of each name in each record, because a map has each key once."""
     key = owner * max(name_count, 1) + code
     last = np.ones(len(key), np.bool_)
     unique, first_from_end = np.unique(key[::-1], return_index=True)

@@ -1,7 +1,7 @@
 """Rows to stored records: the reverse of decode.py, for the records that `AppendRecords` takes.
 
 Heads are made as one numpy array; Arrow joins heads, bodies, topic and properties of all rows at once. Only checksums
-go body by body, in the codec. What the broker fills in (offsets, store time, record checksum) is left zero.
+are computed for each body, in the codec. Fields that the broker sets (offsets, store time, record checksum) stay zero.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from aerobee_pipeline.errors import RowError
 from aerobee_store.records import properties, record
 from aerobee_store.records.record_columns import HEAD, crcs_of
 
-# Names that a sender cannot set: they are the columns', the broker's, or part of a record's encoding.
+# Reserved names: columns, the broker's properties, and the encoding of a record.
 RESERVED: Final = frozenset(
     value for name, value in vars(properties).items() if name.isupper() and isinstance(value, str) and len(value) > 1
 )
 _CRC_PLACE: Final = record.PROPERTY_CRC_NAME + b"0000000000\x02"
 _TIMER_OUT_DIGITS: Final = 13  # the broker writes them
-# A request's limits at the broker.
+# The broker's limits for a request.
 REQUEST_COUNT_MAX: Final = 32_768
 REQUEST_SIZE_MAX: Final = 8 << 20
 
@@ -74,7 +74,7 @@ def chunks(
     size_max: int,
     first_row: int,
 ) -> Iterator[tuple[int, Chunk]]:
-    """The records of these rows in requests of at most about `size_max` bytes, each with the queue that it goes to."""
+    """The records of these rows in requests of at most about `size_max` bytes, each with its target queue."""
     encoded_topic = topic.encode()
     version = 1 if len(encoded_topic) <= record.TOPIC_SIZE_MAX_V1 else 2
     topic_part = len(encoded_topic).to_bytes(version, "big") + encoded_topic
@@ -148,7 +148,7 @@ def _chunk(
 
 
 def message_ids(prefix: int, first_row: int, count: int) -> pa.Array:
-    """32 upper-case hex digits for each row: 64 bits that stand for the task, and the number of the row in it."""
+    """32 upper-case hex digits for each row: 64 bits for the task, and the number of the row in it."""
     numbers = np.empty((count, 2), ">u8")
     numbers[:, 0] = prefix & 0xFFFFFFFFFFFFFFFF
     numbers[:, 1] = np.arange(first_row, first_row + count)
@@ -168,7 +168,7 @@ def row_ids(prefix: str, first_row: int, count: int) -> pa.Array:
 
 
 def _pair(name: str, values: pa.Array) -> pa.Array:
-    """`name 0x01 value 0x02`; nothing where the value is null or empty, as no reader would return it."""
+    """`name 0x01 value 0x02`; empty where the value is null or empty, because readers ignore such pairs."""
     values = values.cast(pa.binary())
     joined = pc.binary_join_element_wise(
         pa.scalar(name.encode() + b"\x01", pa.binary()),
@@ -181,7 +181,7 @@ def _pair(name: str, values: pa.Array) -> pa.Array:
 
 
 def _map_strings(maps: pa.Array, dedup_name: str, first_row: int) -> pa.Array:
-    """The pairs of each row's map, but for reserved names."""
+    """The pairs of each row's map, without reserved names."""
     keys, items = maps.keys, maps.items
     reserved = pc.is_in(keys, pa.array([*RESERVED, dedup_name], pa.string()))
     _checked(keys, "properties", first_row)

@@ -12,7 +12,7 @@ class OptionError(PipelineError):
 
 
 class DataLossError(PipelineError):
-    """Messages that a query asks for are gone, or a part of a log cannot be read."""
+    """Messages that a query selects are gone, or a part of a log cannot be read."""
 
 
 class RecordDecodeError(PipelineError):

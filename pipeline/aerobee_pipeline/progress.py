@@ -1,11 +1,11 @@
-"""How far streaming queries are behind: the lag of each queue, from the reports of their progress.
+"""The lag of streaming queries: that of each queue, from their progress reports.
 
     listener = LagListener(registry=prometheus_client.REGISTRY)
     spark.streams.addListener(listener)
     ...
     listener.lags()["my query"]
 
-Spark's Kafka source has the same as `offsetsBehindLatest` among its metrics, which a source in Python cannot have.
+Spark's Kafka source reports this as the metric `offsetsBehindLatest`, which a Python source cannot have.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from aerobee_pipeline.errors import OptionError
 from aerobee_pipeline.offsets import Position, Queue
 
 Lag = dict[Queue, int]
-"""Messages that a queue has beyond what a query has read."""
+"""Messages of a queue that a query has not read yet."""
 
 
 def lag_of(progress: Any) -> Lag:
-    """The lag of every queue of a progress report: that of `query.lastProgress`, or of a listener's event.
+    """The lag of every queue of a progress report: from `query.lastProgress` or a listener's event.
 
-    Sources of other formats are left out, and micro-batches that ended before the source knew its queues.
+    Sources of other formats are left out, as are micro-batches that ended before the source knew its queues.
     """
     report = json.loads(progress if isinstance(progress, str) else progress.json)
     found: Lag = {}
@@ -43,7 +43,7 @@ def lag_of(progress: Any) -> Lag:
 class LagListener(StreamingQueryListener):
     """Keeps the lag of every running query by its name, or by its id if it has none.
 
-    `on_lag` is told after each micro-batch. `registry`: where to register the gauge `aerobee_pipeline_lag_messages`
+    `on_lag` is called after each micro-batch. `registry`: where to register the gauge `aerobee_pipeline_lag_messages`
     with the labels query, topic, broker and queue.
     """
 
@@ -67,7 +67,7 @@ class LagListener(StreamingQueryListener):
             )
 
     def lags(self) -> dict[str, Lag]:
-        """The last known lag of each query that runs."""
+        """The last known lag of each running query."""
         with self._mutex:
             return {name: dict(lag) for name, lag in self._lags.items()}
 
@@ -80,7 +80,7 @@ class LagListener(StreamingQueryListener):
         self.take(progress.name or str(progress.id), lag_of(progress))
 
     def onQueryIdle(self, event: Any) -> None:
-        """The last report still holds."""
+        """The last report is still valid."""
 
     def onQueryTerminated(self, event: Any) -> None:
         with self._mutex:
@@ -91,7 +91,7 @@ class LagListener(StreamingQueryListener):
                 self._gauge.remove(name, *_labels(queue))
 
     def take(self, query: str, lag: Lag) -> None:
-        """Note a query's lag, and pass it on."""
+        """Record a query's lag, and report it."""
         with self._mutex:
             self._lags[query] = lag
         if self._gauge is not None:
@@ -106,7 +106,7 @@ def _labels(queue: Queue) -> tuple[str, str, str]:
 
 
 def _position(text: Any) -> Position | None:
-    """The offset of a source of ours; None for one of another format, and where there is none yet."""
+    """The offset of an Aerobee source; None for other formats, and without an offset."""
     try:
         content = json.loads(text) if isinstance(text, str) else text
         return Position.from_json(content) if isinstance(content, dict) and "q" in content else None

@@ -1,4 +1,4 @@
-"""What a query needs of queues, whoever has them: a running broker or the files of stores."""
+"""The interface of a query to queues, of a running broker or in the files of stores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class QueueAccess(Protocol):
     """Queues and their messages."""
 
     def bounds(self, subscription: Subscription) -> dict[Queue, Bounds]:
-        """The queues that are asked for, with their first and next offsets as they are now."""
+        """The selected queues, with their present first and next offsets."""
 
     def offset_at(self, queue: Queue, bounds: Bounds, timestamp_ms: int) -> int | None:
         """The first message stored at or after a time; None if there is none."""
@@ -25,16 +25,17 @@ class QueueAccess(Protocol):
     def read(
         self, item: Range, tags: frozenset[str] | None, *, fail_on_data_loss: bool
     ) -> Iterator[tuple[RecordBatch, Rows]]:
-        """The messages of a range in order, perhaps with some that have none of the tags. DataLossError for a gap."""
+        """The messages of a range in order, possibly including some without the tags. Raises DataLossError for a
+        gap."""
 
     def broker_name(self, queue: Queue) -> str:
         """The name of the broker that has a queue."""
 
     def report(self, group: str, offsets: Mapping[Queue, int]) -> None:
-        """Tell the broker how far a query is, under the name of a consumer group."""
+        """Commit the progress of a query to the broker under a consumer group."""
 
     def close(self) -> None:
-        """Give back connections and files."""
+        """Close connections and files."""
 
 
 class StoresAccess:
@@ -49,7 +50,7 @@ class StoresAccess:
         found: dict[Queue, Bounds] = {}
         for broker, directory in self._stores.items():
             if broker in self._open:
-                self._open[broker].refresh()  # queues and files may have come since
+                self._open[broker].refresh()  # queues and files may have been added since
             else:
                 self._open[broker] = StoreQueues(broker, directory, subscription.has_topic)
             found.update(self._open[broker].bounds(subscription))
@@ -83,7 +84,7 @@ class StoresAccess:
 
 
 def open_access(options: SourceOptions) -> QueueAccess:
-    """Access to what the options name."""
+    """Access to the queues that the options name."""
     if options.mode == "store":
         return StoresAccess(options)
     from aerobee_pipeline.broker_queues import BrokerQueues
@@ -92,7 +93,7 @@ def open_access(options: SourceOptions) -> QueueAccess:
 
 
 def named_topics_exist(subscription: Subscription, bounds: Mapping[Queue, Bounds], where: str) -> None:
-    """OptionError for a topic that is asked for by name and has no queue."""
+    """Raises OptionError for a topic selected by name that has no queue."""
     missing = subscription.named - {queue.topic for queue in bounds}
     if missing:
         raise OptionError(
@@ -107,7 +108,8 @@ def named_topics_exist(subscription: Subscription, bounds: Mapping[Queue, Bounds
 def offsets_at(
     access: QueueAccess, limit: Limit, bounds: Mapping[Queue, Bounds], *, is_start: bool, strategy: str
 ) -> Offsets:
-    """Where a limit lies in each queue. OptionError for a start after all messages, unless `strategy` is latest."""
+    """The offset of a limit in each queue. Raises OptionError for a start after all messages, unless `strategy` is
+    latest."""
     found: Offsets = {}
     for queue, its in bounds.items():
         timestamp = limit.timestamp

@@ -1,7 +1,7 @@
 """Appends records over one stream of `AppendRecords` requests, and waits for every answer.
 
-Requests are stored in their order. After a broken connection those without an answer are sent again in that order; some
-of them may be stored twice then, and carry the same ids.
+Requests are stored in order. After a broken connection, unanswered requests are sent again in that order; their records
+may then be stored twice, with the same ids.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aerobee_proto import records_v1, v2
 
 
 class RecordAppender:
-    """At most `in_flight_max` requests are without an answer. `retries`: beside waits for a broker that restarts."""
+    """At most `in_flight_max` requests are in flight. `retries`: in addition to waits for a restarting broker."""
 
     def __init__(
         self, broker: Broker, *, in_flight_max: int, retries: int, retry_interval_ms: int, timeout_ms: int
@@ -37,10 +37,9 @@ class RecordAppender:
         self.message_count = 0
 
     def append(self, topic: str, queue_id: int, chunk: Chunk, *, ordered: bool = False) -> None:
-        """Send a request; return when few enough are without an answer. BrokerCallError for one that is refused.
+        """Send a request; return when another one may be sent. Raises BrokerCallError for a refused request.
 
-        `ordered`: no other request for this queue may be without an answer, so that none overtakes one that has to be
-        sent again.
+        `ordered`: wait until no other request for this queue is in flight, so that none overtakes a retried one.
         """
         while ordered and any(item.queue_id == queue_id and item.topic.name == topic for item in self._pending):
             self._take()
@@ -64,13 +63,13 @@ class RecordAppender:
             self._requests = None
 
     def close(self) -> None:
-        """End the stream, whatever is still to come."""
+        """End the stream, with requests in flight or not."""
         if self._requests is not None:
             self._requests.put(None)
             self._requests = None
 
     def _connect(self) -> None:
-        """A new stream, with all requests that have no answer."""
+        """Open a new stream and send all unanswered requests again."""
         requests: SimpleQueue[records_v1.AppendRecordsRequest | None] = SimpleQueue()
         for request in self._pending:
             requests.put(request)
@@ -80,7 +79,7 @@ class RecordAppender:
         )
 
     def _take(self) -> None:
-        """One answer. A request that the broker is too busy for goes to the end of the line."""
+        """Take one answer. A request that an overloaded broker refused goes to the end of the line."""
         try:
             answer = next(self._answers, None)
         except grpc.RpcError as error:

@@ -1,4 +1,4 @@
-"""The columns of the source: their names, their types in Spark and in Arrow, and which of them a query gets."""
+"""The columns of the source: their names, their types in Spark and in Arrow, and the columns of a query."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAP: Final = pa.map_(pa.string(), pa.string())
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`spark_type` as in a DDL string. `group`: which option adds the column to the default ones."""
+    """`spark_type` as in a DDL string. `group`: the option that adds the column to the default ones."""
 
     name: str
     spark_type: str
@@ -65,7 +65,7 @@ def arrow_schema(names: Iterable[str]) -> pa.Schema:
 
 
 def checked_columns(fields: Sequence[tuple[str, str]]) -> list[str]:
-    """The names of a schema that a user gave as (name, Spark type). OptionError for what the source does not have."""
+    """The names in a user's schema of (name, Spark type). Raises OptionError for unknown columns."""
     for name, spark_type in fields:
         column = COLUMNS.get(name)
         if column is None:

@@ -1,4 +1,4 @@
-"""Which records of a batch a query wants: topics, queues, tags, offsets, times, and filters that Spark pushed down."""
+"""Selects the records of a batch by topic, queue, tag, offset, time, and filters that Spark pushed down."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Condition:
     value: Any
 
     def holds(self, batch: RecordBatch, rows: Rows) -> npt.NDArray[np.bool_]:
-        """For which of the rows it is true."""
+        """The rows for which it is true, as a mask."""
         if self.column == "topic":
             names = self.value if self.operator == "in" else (self.value,)
             wanted = np.array([topic in names for topic in batch.topics], np.bool_)
@@ -59,7 +59,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a task keeps of what it reads from a log."""
+    """The records that a task keeps of a log."""
 
     subscription: Subscription
     broker: str
@@ -74,7 +74,7 @@ class Selection:
         return cls(options.subscription, broker, options.starting, options.ending, options.tags, conditions)
 
     def rows(self, batch: RecordBatch) -> Rows:
-        """The wanted records. Half messages and rolled-back ones are in no queue and never wanted."""
+        """The selected records. Half messages and rolled-back ones are in no queue and never selected."""
         wanted = np.array([self.subscription.has_topic(topic) for topic in batch.topics], np.bool_)
         keep = wanted[batch.topic_index]
         if batch.any_has(record.SYS_FLAG_PREPARED):
@@ -90,14 +90,14 @@ class Selection:
         return rows
 
     def within(self, batch: RecordBatch, rows: Rows) -> Rows:
-        """Those of the rows, or of the messages that they were expanded to, that lie between start and end."""
+        """The rows, or the messages expanded from them, between start and end."""
         for limit, is_start in ((self.starting, True), (self.ending, False)):
             rows = _within(batch, rows, self.broker, limit, is_start)
         return narrowed(batch, rows, self.tags, self.conditions)
 
 
 def narrowed(batch: RecordBatch, rows: Rows, tags: frozenset[str] | None, conditions: tuple[Condition, ...]) -> Rows:
-    """Those of the rows that have one of the tags and for which all conditions hold."""
+    """The rows that have one of the tags and satisfy all conditions."""
     for condition in conditions:
         rows = rows[condition.holds(batch, rows)]
     return rows if tags is None else _tagged(batch, rows, tags)
@@ -111,7 +111,7 @@ def _within(batch: RecordBatch, rows: Rows, broker: str, limit: Limit, is_start:
     by_time = by_queue is not None
     if by_queue is None:
         if not isinstance(limit.place, dict):
-            return rows  # from the earliest, to the latest: all that the log has
+            return rows  # from the earliest to the latest: everything in the log
         by_queue = limit.place
     parts = []
     for topic, queue_id, part in rows_by_queue(batch, rows):

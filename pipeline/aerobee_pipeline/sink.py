@@ -1,4 +1,4 @@
-"""The Spark data source `aerobee`, writing: rows to messages, every acknowledgement awaited.
+"""The writing side of the Spark data source `aerobee`: sends rows as messages and waits for every acknowledgement.
 
 A task returns only when the broker has stored all of its rows. Spark repeats tasks and micro-batches, so a message may
 be stored more than once: each carries an id that is the same in every attempt, in its message id and in a property.
@@ -45,14 +45,14 @@ _DELAYED_ROWS: Final = 1000  # delayed messages that go to the same queue, which
 
 @dataclass
 class Stored(WriterCommitMessage):
-    """What a task has stored."""
+    """The result of a task."""
 
     partition: int
     rows: int
 
 
 class _Sink:
-    """What batch and stream writers share."""
+    """The common part of the batch and stream writers."""
 
     def __init__(self, options: SinkOptions, job_id: str) -> None:
         self._options = options
@@ -103,28 +103,29 @@ class _Sink:
         return self._job_id
 
     def _abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Messages that were stored stay: the next attempt stores them again, under the same ids."""
+        """Stored messages remain; the next attempt stores them again with the same ids."""
 
 
 class BatchSink(_Sink, DataSourceArrowWriter):
     """`frame.write.format("aerobee").mode("append").save()`."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All is stored already."""
+        """Nothing to do: all messages are stored."""
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._abort(messages)
 
 
 class StreamSink(_Sink, DataSourceStreamArrowWriter):
-    """`frame.writeStream.format("aerobee").start()`. Ids are those of query and micro-batch: a replay has the same."""
+    """`frame.writeStream.format("aerobee").start()`. Ids consist of query and micro-batch, so a repeated micro-batch
+    has the same ids."""
 
     def _run_id(self, context: TaskContext) -> str:
         query = context.getLocalProperty("sql.streaming.queryId") or self._job_id
         return f"{query}:{context.getLocalProperty('streaming.sql.batchId')}"
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """All is stored already."""
+        """Nothing to do: all messages are stored."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._abort(messages)
@@ -146,7 +147,7 @@ class Pace:
         self._free_at = clock()
 
     def parts(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The rows of a batch, each part when it may be sent."""
+        """Yields the parts of a batch, each when it may be sent."""
         if self._rate is None:
             yield batch
             return
@@ -187,7 +188,7 @@ class _Task:
         self.rows = 0
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """Send the rows of a batch; some may still be without an answer."""
+        """Send the rows of a batch; some may remain unanswered."""
         if batch.num_rows == 0:
             return
         bodies = batch.column("body").cast(pa.binary())
@@ -199,7 +200,7 @@ class _Task:
         topics = self._topics(batch)
         texts = property_strings(batch, ids, (self._options.dedup_property, marks), self.rows)
         size_max = self._options.batch_bytes
-        # Message groups promise their order whatever happens to a request.
+        # Message groups keep their order even if a request is retried.
         ordered = "messageGroup" in batch.schema.names
         for topic, queue, rows in self._groups(batch, topics, np.flatnonzero(~delayed)):
             index = pa.array(rows)
@@ -225,7 +226,7 @@ class _Task:
         self._appender.close()
 
     def _delayed(self, batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which rows are delayed messages. The broker's timer keeps them first, and delivers them to their queue."""
+        """Selects the delayed messages, which go to the broker's timer; it delivers them to their queue."""
         if "deliverTimestamp" not in batch.schema.names:
             return np.zeros(batch.num_rows, np.bool_)
         found: np.ndarray[Any, np.dtype[np.bool_]] = batch.column("deliverTimestamp").is_valid().to_numpy(False)
@@ -269,7 +270,7 @@ class _Task:
         topic_codes: np.ndarray[Any, np.dtype[np.int64]],
         pins: np.ndarray[Any, np.dtype[np.int64]],
     ) -> None:
-        """Ordered messages go to the queue of their group: each group's queue is looked up once a batch."""
+        """Ordered messages go to the queue of their group: each group's queue is looked up once per batch."""
         ordered = groups.is_valid().to_numpy(zero_copy_only=False)
         if (pins[ordered] >= 0).any():
             raise RowError("queueId and messageGroup: the group determines the queue; leave one of them null")
@@ -288,7 +289,7 @@ class _Task:
         return self._queues[topic]
 
     def _rotation(self, topic: str) -> Iterator[int]:
-        """The queues of a topic in turn, beginning at a place that differs from task to task."""
+        """The queues of a topic in turn, beginning at a different queue for each task."""
         if topic not in self._rotations:
             ids = self._writable_queues(topic)
             first = self._prefix % len(ids)

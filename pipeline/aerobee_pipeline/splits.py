@@ -1,10 +1,10 @@
-"""The commit logs of stores in byte ranges, so that many tasks can read one log. No consume queue is needed.
+"""Splits the commit logs of stores into byte ranges, so that many tasks can read one log without consume queues.
 
 A task owns the records that begin in its range; the last one may end behind it. If the range does not begin with its
-segment, the first record is searched for, by the checks of `LogScan.first_record`. That search alone could be fooled
-by a body that contains a record made for just this place. So each task also knows where its records end, searches
-from the end of its range as the next task does, and compares both: if every pair of neighbours agrees, all are right,
-because the first range of a segment begins where a record must.
+segment, `LogScan.first_record` searches for the first record. A body that contains a record crafted for this offset
+could mislead this search. Each task therefore also searches from the end of its range, as the next task does, and
+compares the result with the end of its own records. If all neighbours agree, all are correct, because the first range
+of a segment begins at a record.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _SMALLEST_SPLIT: Final = 4096
 class LogSplit:
     """The records of one segment that begin at physical offsets [begin, end).
 
-    `is_last`: the log ends in this segment, so zeros behind its records are no loss. `log_end`: records from there on
-    were appended after planning and do not count.
+    `is_last`: the log ends in this segment, so zeros behind its records are not data loss. `log_end`: records from
+    there on were appended after planning and do not count.
     """
 
     broker: str
@@ -55,7 +55,7 @@ class LogSplit:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a task found of its range: where its first record begins, where its records end, and what lies between.
+    """The result of a range: where its first record begins and its last one ends, and the records between.
 
     `first` and `end` are None where the range has no record. `next_found`: where the task of the next range will begin.
     """
@@ -67,7 +67,8 @@ class Tile:
 
 
 def store_files(directory: Path, *, has_topic: Callable[[str], bool] | None = None) -> StoreFiles:
-    """The files of a store, of queues those of some topics. OptionError for a directory that is none."""
+    """The files of a store, with the queue files of the given topics. Raises OptionError if the directory is not a
+    store."""
     try:
         return StoreFiles.find(directory, has_topic=has_topic)
     except StoreDirectoryError as error:
@@ -77,9 +78,9 @@ def store_files(directory: Path, *, has_topic: Callable[[str], bool] | None = No
 def plan_log(
     broker: str, files: StoreFiles, split_bytes: int, *, fail_on_data_loss: bool, since_ms: int | None = None
 ) -> list[LogSplit]:
-    """Cut a log into ranges of about `split_bytes`. Records are only looked at where a segment begins.
+    """Split a log into ranges of about `split_bytes`. Only the first record of each segment is read.
 
-    `since_ms`: segments that end before this store time are left out. DataLossError for a missing segment.
+    `since_ms`: segments that end before this store time are skipped. DataLossError for a missing segment.
     """
     log = log_scan(files)
     used: list[tuple[MappedFile, int]] = []
@@ -88,7 +89,7 @@ def plan_log(
         first_found = None if not isinstance(header, ScanStop) else log.first_record(segment.start_offset)
         if isinstance(header, ScanStop) and first_found is None:
             if segment.file.data_end(0) and any(bytes(segment.view[:4096])):
-                used.append((segment, 0))  # it has bytes, and whoever reads it says what is wrong with them
+                used.append((segment, 0))  # it has bytes; its reader reports the error
             continue
         used.append((segment, 0 if isinstance(header, ScanStop) else header.store_timestamp))
     splits: list[LogSplit] = []
@@ -119,22 +120,22 @@ def plan_log(
 
 
 def live_end(files: StoreFiles, segment: MappedFile) -> int:
-    """Where the log of a store in use ends now, so that every attempt of a task reads the same records."""
+    """The present end of the log of a store in use, so that every attempt of a task reads the same records."""
     for found in walk(files, log_scan(files), segment.start_offset):
         if isinstance(found, LogEnd):
             return found.position
-    raise AssertionError("a walk ends with the end of the log")
+    raise AssertionError("a scan ends with the end of the log")
 
 
 class SplitReader:
-    """Reads one range, batch by batch; `tile` is known when all batches were taken."""
+    """Reads one range, batch by batch; `tile` is set after the last batch."""
 
     def __init__(self, split: LogSplit) -> None:
         self._split = split
         self.tile: Tile | None = None
 
     def batches(self) -> Iterator[RecordBatch]:
-        """The records of the range, some thousand at a time. DataLossError if the segment is not as planned."""
+        """The records of the range, in batches of some thousand. DataLossError if the segment is not as planned."""
         split = self._split
         try:
             segment = MappedFile(ReadOnlyDisk(), Path(split.path), split.segment_begin, split.segment_size)

@@ -1,4 +1,4 @@
-"""The queues of stores on disk: how far they go, and their messages by way of the units of their consume queues."""
+"""The queues of stores on disk: their bounds, and their messages found through the units of the consume queues."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _UNITS_AT_ONCE: Final = 1 << 14
 
 
 class StoreQueues:
-    """The queues of one store, as its files had them at the last `refresh`. Close it after use.
+    """The queues of one store as of the last `refresh`. Close it after use.
 
-    `has_topic`: the topics that are looked at; None: all.
+    `has_topic`: the selected topics; None: all.
 
-    Queues of a store in use are written a moment after the log: a message is seen here a second or two after it was
+    Queues of a store in use are written a moment after the log: a message appears here a second or two after it was
     sent.
     """
 
@@ -48,11 +48,11 @@ class StoreQueues:
         self._fails = True
 
     def refresh(self) -> None:
-        """Take in what came and went since."""
+        """Update the list of queues and files."""
         self._files.refresh()
 
     def bounds(self, subscription: Subscription) -> dict[Queue, Bounds]:
-        """The queues that are asked for. A queue whose messages are all expired has an empty range."""
+        """The selected queues. A queue whose messages have all expired has an empty range."""
         found = {}
         for (topic, queue_id), files in self._files.queues.items():
             if subscription.has_topic(topic) and subscription.has_queue(topic, queue_id) and files.starts:
@@ -64,7 +64,7 @@ class StoreQueues:
         return found
 
     def weight(self, subscription: Subscription) -> float:
-        """Which part of all messages is asked for, by the number of units."""
+        """The selected share of all messages, by the number of units."""
         asked = total = 0
         for queues in (self._files.queues, self._files.batch_queues):
             for (topic, queue_id), files in queues.items():
@@ -111,10 +111,10 @@ class StoreQueues:
             offsets = np.arange(first, first + len(units))
             real = (units["size"] > 0) & (units["size"] != FILLER_SIZE)
             if not real.all():
-                self._lose(item.queue, int(offsets[~real][0]), "its unit names no message")
+                self._lose(item.queue, int(offsets[~real][0]), "its unit has no message")
                 units, offsets = units[real], offsets[real]
             if codes is not None:
-                # The codes of delayed messages and of extended units are no hashes; records decide there.
+                # The tags codes of delayed messages and extended units are not hashes; there the records decide.
                 hashed = units["tags_code"].astype(np.int64)
                 is_hash = (hashed >= -(1 << 31)) & (hashed < 1 << 31)
                 kept = ~is_hash | np.isin(hashed, codes)
@@ -124,7 +124,7 @@ class StoreQueues:
                     yield batch, np.arange(len(batch))
 
     def close(self) -> None:
-        """Close the files. Batches that were read stay readable."""
+        """Close the files. Batches already read remain valid."""
         self._files.close()
 
     def _first(self, files: QueueFiles, end: int) -> int:
@@ -141,7 +141,7 @@ class StoreQueues:
                 low = middle + 1
             else:
                 high = middle
-        if low < end:  # otherwise messages may still come that the log does have
+        if low < end:  # otherwise later messages of the log may follow
             self._firsts[files.key] = log_begin, files.first, low
         return low
 
@@ -176,7 +176,7 @@ class StoreQueues:
             inside &= np.concatenate(([True], physical[begin + 1 :] >= (physical[begin:-1] + sizes[begin:-1])))
             count = int(inside.argmin()) if not inside.all() else len(inside)
             if count == 0:
-                self._lose(queue, int(offsets[begin]), "its unit names bytes beyond a segment")
+                self._lose(queue, int(offsets[begin]), "its unit refers to bytes beyond a segment")
                 begin += 1
                 continue
             part = slice(begin, begin + count)
@@ -197,7 +197,7 @@ class StoreQueues:
             same &= batch.queue_offset[:right] == offsets[part][:right]
             bad = int(same.argmin()) if right and not same.all() else right
             if bad < count:
-                detail = batch.stop.detail if bad == len(batch) else "it is a record of another queue or place"
+                detail = batch.stop.detail if bad == len(batch) else "it is a record of another queue or offset"
                 place = int(physical[part][bad])
                 self._lose(queue, int(offsets[part][bad]), f"its unit names {place}, where {detail}")
                 if bad:
@@ -249,7 +249,7 @@ class StoreQueues:
                 self._lose(item.queue, base, str(error))
 
     def _lose(self, queue: Queue, offset: int, detail: str) -> None:
-        lost = f"{queue}, offset {offset}: {detail} ({self._directory}). `aerobee store verify` says more"
+        lost = f"{queue}, offset {offset}: {detail} ({self._directory}). `aerobee store verify` reports details"
         if self._fails:
             raise DataLossError(
                 f"{lost}; set readBy=log to read the log without its queues, or failOnDataLoss=false to skip them"

@@ -1,7 +1,7 @@
 """Streaming queries on a busy machine.
 
 Spark gives the Python process of a stream's source or sink ten seconds to start, and has no setting for it. A query
-that fails for this reason goes on from its checkpoint when it is started again.
+that fails for this reason continues at its checkpoint when it is restarted.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 def retry_worker_start(work: Callable[[], T]) -> T:
-    """What `work` returns, which starts a query with a checkpoint and waits for it.
+    """The result of `work`, which starts a query with a checkpoint and waits for it.
 
-    It is called again, ten times in all, while a Python process takes longer than Spark waits.
+    It is repeated, up to ten times in all, while a Python process starts later than Spark's limit.
     """
     for attempt in range(1, _ATTEMPTS):
         try:

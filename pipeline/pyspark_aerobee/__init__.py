@@ -1,7 +1,7 @@
 """Lets Spark find the data source `aerobee`: it imports every top-level module named `pyspark_*` .
 
-An error here would disable the discovery of all data sources, so nothing is imported before it is asked for, and what
-cannot be imported looks like a module without a data source.
+An error here would disable the discovery of all data sources, so imports are deferred until first use, and a failed
+import looks like a module without a data source.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""Audit: every record of the logs of many brokers against itself, its queue and the index, in parallel.
+"""Audit: checks every record of the logs of many brokers, its queue and the index, in parallel.
 
-Each task reads one range and returns *runs*: records of one queue with consecutive offsets. A queue is right if its
+Each task reads one range and returns *runs*: records of one queue with consecutive offsets. A queue is correct if its
 runs, in the order of the log, follow each other. Kinds and severities of findings are those of `aerobee store verify`:
 
     segment-missing         a hole between two segments
-    log-damaged             bytes that are no record, with valid records behind them
+    log-damaged             bytes that are not a record, followed by valid records
     split-mismatch          ranges that do not meet: a body there contains what looks like a record
-    queue-offset-gap        offsets without a message, and no damage that would explain it
+    queue-offset-gap        offsets without a message, without damage that would explain them
     queue-offset-repeated   an offset twice, or offsets that go back (a warning)
-    unit-missing            messages that their consume queue does not name
-    unit-wrong              units that name another place, size or tag
+    unit-missing            messages without a unit in their consume queue
+    unit-wrong              units with a wrong physical offset, size or tag
     unit-ahead              units behind the last message of the log
-    index-entry-missing     keys of messages that the index does not have
-    index-entry-wrong       entries that name no message with such a key
-    index-counts-unknown    how an index file is divided is unknown: it was not looked at (a warning)
+    index-entry-missing     keys of messages that are missing in the index
+    index-entry-wrong       entries without a message with such a key
+    index-counts-unknown    the counts of an index file are unknown: it was not checked (a warning)
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ def audit(
     index: bool = True,
     index_counts: tuple[int, int] | None = None,
 ) -> JobResult:
-    """Check every byte of the logs, and queues and index against them; nothing is changed.
+    """Check every byte of the logs, and compare queues and index with them. Nothing is changed.
 
     `queues`, `index`: whether these are compared with the log. `index_counts`: slots and entries of index files that do
-    not show them. Exit status 1 if there is an error among the findings.
+    not reveal them. Exit status 1 if there is an error among the findings.
     """
     directories = checked_stores(stores)
     counts = IndexCounts(*index_counts) if index_counts else None
@@ -186,7 +186,7 @@ def _holes(splits: list[LogSplit]) -> Iterator[tuple[str, int, int]]:
 
 
 def _units_ahead(directories: Stores, ends: dict[tuple[str, str, int], int]) -> Iterator[tuple[Any, ...]]:
-    """Queues that go on behind the last message that the log has of them, in stores that nobody writes to."""
+    """Queues with units behind their last message in the log, in stores that are not in use."""
     for broker, directory in directories.items():
         files = store_files(directory)
         for (topic, queue_id), queue in files.queues.items():
@@ -210,7 +210,7 @@ def _units_ahead(directories: Stores, ends: dict[tuple[str, str, int], int]) -> 
 
 
 class _Range:
-    """What one task finds in its range."""
+    """The findings of one task in its range."""
 
     def __init__(
         self, split: LogSplit, directory: str, job: str, queues: bool, index: bool, counts: IndexCounts | None
@@ -299,7 +299,7 @@ class _Range:
         there = np.zeros(len(units), UNIT_DTYPE)
         if queue is not None:
             low, high = int(offsets.min()), int(offsets.max())
-            # Offsets far apart are those of a damaged record; they are looked at one by one.
+            # Offsets far apart come from a damaged record; they are checked one by one.
             if high - low <= 16 * len(offsets) + 1024:
                 there = queue.read(low, high - low + 1)[offsets - low]
             else:
@@ -324,7 +324,7 @@ class _Range:
                 )
 
     def _compare_index(self) -> None:
-        """Entries of the index that lie in this range, against those that its records must have."""
+        """Compare the index entries of this range with those that its records must have."""
         files = files_of(self._directory, self._job)
         expected = np.concatenate(self._entries) if self._entries else np.zeros((0, 2), np.int64)
         end = min(self._split.end, self._split.log_end)
@@ -352,7 +352,7 @@ class _Range:
 
 
 def _without(rows: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The rows that are not among the others, each as often as it is missing there."""
+    """The multiset difference: rows that are missing among the others, each as often as it is missing."""
     if not len(rows):
         return rows
     unique, counts = np.unique(rows, axis=0, return_counts=True)

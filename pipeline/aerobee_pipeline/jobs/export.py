@@ -1,4 +1,4 @@
-"""Export: topics to Parquet by topic and date, once or again and again; replay: from Parquet into a topic."""
+"""Export: topics to Parquet by topic and date, once or incrementally. Replay: from Parquet into a topic."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def export(
 ) -> JobResult:
     """Write messages under `output`, partitioned by topic and by the date of their store time in UTC.
 
-    `source` are options of the data source. With `checkpoint` only what came since the last run is written, each
-    message once however often a run fails. Without, everything is, beside what is there. `file_format` may be iceberg
-    or delta, if the session has their packages; `output` then is as they take it.
+    `source` are options of the data source. With `checkpoint`, only messages since the last run are written, each once
+    however often a run fails. Without it, all messages are written in addition to existing files. `file_format` may be
+    iceberg or delta, if the session has their packages; `output` then has their form.
     """
     if file_format not in _FORMATS:
         raise OptionError(f"format {file_format!r} is unknown; choose one of {', '.join(_FORMATS)}")
@@ -55,7 +55,7 @@ def export(
 
 
 def package_error(file_format: str, error: str, spark_version: str) -> str | None:
-    """What to do about an error that comes from a missing or unsuitable package of a format; None for other errors."""
+    """The advice for an error caused by a missing or unsuitable package of a format; None for other errors."""
     if file_format == "parquet":
         return None
     if "DATA_SOURCE_NOT_FOUND" in error:
@@ -99,7 +99,7 @@ def _increment(
     writer = frame.writeStream.format(file_format).outputMode("append")
     if file_format == "iceberg":
         _create_table(spark, frame, output)
-        writer = writer.option("fanout-enabled", "true")  # otherwise rows have to come sorted by partition
+        writer = writer.option("fanout-enabled", "true")  # otherwise rows must be sorted by partition
     else:
         writer = writer.partitionBy("topic", "date")
     if file_format == "parquet":
@@ -158,9 +158,9 @@ def replay(
     """Send the messages of an export again, in the order of their queues.
 
     `topic` of the archive goes to `target`, by default the same. `begin`, `end`: store times, as Spark reads them.
-    `keep_queues`: into the queue that each had; otherwise the queues in turn. Each message says in properties where it
-    was (`ORIGIN_TOPIC`, `ORIGIN_QUEUE`, `ORIGIN_OFFSET`); with the same `job_id` a repeated replay has the same ids.
-    `messages_per_second`: all tasks together send no more; each has an equal share.
+    `keep_queues`: into the original queue of each message; otherwise the queues in turn. Properties of each message
+    name its origin (`ORIGIN_TOPIC`, `ORIGIN_QUEUE`, `ORIGIN_OFFSET`); with the same `job_id` a repeated replay has the
+    same ids. `messages_per_second`: the limit of all tasks together; each has an equal share.
     """
     from pyspark.sql import functions as f
 
@@ -174,7 +174,7 @@ def replay(
         *(f.lit("ORIGIN_QUEUE"), f.col("queueId").cast("string")),
         *(f.lit("ORIGIN_OFFSET"), f.col("queueOffset").cast("string")),
     )
-    # A replayed message that is replayed again says where it was the last time.
+    # A message that is replayed again names its position before the last replay.
     empty = f.array().cast("array<string>")
     own = f.map_filter(
         f.coalesce(f.col("properties"), f.map_from_arrays(empty, empty)),

@@ -1,7 +1,7 @@
-"""Work on the logs of stores, one task for each range: what audit and rebuild have in common.
+"""Work on the logs of stores, one task per range, for audit and rebuild.
 
-One row for a range in a partition of its own, through `mapInArrow`: as fast as the data source, and it may return any
-columns. Nothing but small rows is ever shuffled.
+Each range is a row in its own partition, processed by `mapInArrow`: as fast as the data source, with any result
+columns. Only small rows are shuffled.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def over_splits(
     work: Callable[[LogSplit], Iterator[pa.RecordBatch]],
     schema: str,
 ) -> DataFrame:
-    """The rows that `work` yields for each range. `schema` is a DDL string; batches must have just its columns."""
+    """The rows that `work` yields for each range. `schema` is a DDL string; batches must have exactly its columns."""
     planned = list(splits)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -68,7 +68,7 @@ def files_of(directory: str, job: str) -> StoreFiles:
 
 @lru_cache(maxsize=8)
 def deleted_topics(directory: str, job: str) -> DeletedTopics:
-    """Which topics of a store were deleted: their records before that do not count. Read once for a job."""
+    """The deleted topics of a store, whose earlier records do not count. Read once per job."""
     deleted = DeletedTopics(ReadOnlyDisk(), Path(directory))
     try:
         deleted.load()

@@ -1,12 +1,12 @@
-"""Rebuild: the consume queues and the indexes of many brokers, made anew from their logs, in parallel.
+"""Rebuild: creates the consume queues and indexes of many brokers from their logs, in parallel.
 
-Queues: a unit's place in its file follows from its queue offset, so nothing is sorted. Each task packs the units of
+Queues: a unit's position in its file follows from its queue offset, so no sort is needed. Each task packs the units of
 a batch into one block for each file. Blocks are shuffled, records are not, and one task writes each file.
-Indexes: entries follow the log, so the segments are indexed apart, each into files of its own.
+Indexes: entries follow the log, so each segment is indexed separately into its own files.
 
 Everything is written under `output`, beside the stores and never into them, as `output/<broker>/consumequeue/...`,
-first under a name of the attempt, then renamed, so a repeated task does no harm. To use it, stop the broker and move
-the directories into its store; `aerobee store verify` then says whether they fit.
+first under a temporary name of the attempt, then renamed, so a repeated task does no harm. To use the files, stop the
+broker, move the directories into its store, and run `aerobee store verify`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _BATCH_FILE: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Sizes of one store's files, and where its files are written."""
+    """Sizes of one store's files, and their output directory."""
 
     directory: str
     output: str
@@ -96,9 +96,9 @@ def rebuild(
 ) -> JobResult:
     """Write queues and indexes of the stores under `output`, which must be empty and visible to all workers.
 
-    Sizes are those of the store's own files; give them where no file shows them. A row for each file: how many units it
-    has, how many offsets in it have no message, and how many came twice. DataLossError for damage in a log, unless
-    `fail_on_data_loss` is false: the offsets of damaged records then get filler units.
+    Sizes are those of the store's own files; give them where no file shows them. One row per file: its units, its
+    offsets without a message, and its repeated offsets. DataLossError for damage in a log, unless `fail_on_data_loss`
+    is false: the offsets of damaged records then get filler units.
     """
     directories = checked_stores(stores)
     target = Path(output)
@@ -124,7 +124,7 @@ def rebuild(
     if queues:
         rows += _rebuild_queues(spark, layouts, log_splits(directories, split_bytes), fail_on_data_loss)
     if index:
-        # One range a segment: an index file follows the log.
+        # One range per segment, because an index file follows the log.
         rows += _rebuild_index(spark, layouts, log_splits(directories, 1 << 40), fail_on_data_loss)
     lost = sum(row[3] for row in rows)
     facts = {"files": len(rows), "units": sum(row[2] for row in rows), "gaps": lost, "output": str(target)}
@@ -185,7 +185,7 @@ def _write_queue_file(layout: _Layout, topic: str, queue_id: int, number: int, b
     last = int(places.max())
     units = np.zeros(layout.units_per_file, UNIT_DTYPE)
     units[: last + 1] = np.frombuffer(FILLER_UNIT, UNIT_DTYPE)[0]
-    units[places] = found["unit"]  # blocks are in the order of the log: of a repeated offset the last counts
+    units[places] = found["unit"]  # blocks are in the order of the log; the last unit of a repeated offset counts
     filled = len(np.unique(places))
     first = int(places.min())
     relative = Path("consumequeue") / topic / str(queue_id) / f"{number * layout.queue_file_size:020d}"
@@ -202,7 +202,7 @@ def _write_queue_file(layout: _Layout, topic: str, queue_id: int, number: int, b
 
 
 def _write_batch_queue(layout: _Layout, topic: str, queue_id: int, number: int, blocks: bytes) -> dict[str, Any]:
-    """All files of a batch consume queue, by the store's own writer: their units have no fixed places."""
+    """All files of a batch consume queue, written by the store's code, because their units have no fixed positions."""
     units = np.frombuffer(blocks, BATCH_UNIT_DTYPE)
     relative = Path("batchconsumequeue") / topic / str(queue_id)
     target = Path(layout.output) / relative
@@ -260,7 +260,7 @@ def _rebuild_index(
     rows = []
     latest: dict[str, str] = {}
     for row in sorted(done, key=lambda item: (item.broker, item.path)):
-        # Files are looked at from the newest name to the oldest, so names must rise with the log.
+        # Files are searched from the newest name to the oldest, so names must rise with the log.
         name = row.path.rpartition("/")[2]
         before = latest.get(row.broker, "")
         name = name if name > before else f"{int(before) + 1:017d}"
@@ -283,7 +283,7 @@ def _write_file(path: Path, data: bytes) -> None:
 
 
 def _rename(attempt: Path, target: Path) -> None:
-    """Put a directory in its place, unless another attempt has done so."""
+    """Rename a directory to its final name, unless another attempt has done so."""
     try:
         attempt.rename(target)
     except OSError:

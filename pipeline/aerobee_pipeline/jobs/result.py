@@ -1,4 +1,4 @@
-"""What a job returns: a small table, some facts, and the exit status of its command."""
+"""The result of a job: a small table, facts, and the exit status of its command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """`rows` have the `columns`. `exit_status`: 0 all is well, 1 something was found."""
+    """`rows` have the `columns`. `exit_status`: 0: no findings, 1: findings."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]

@@ -1,4 +1,4 @@
-"""Statistics of topics: how much, how fast, which keys and tags, how late."""
+"""Statistics of topics: counts, rates, keys, tags and lateness."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _SCHEMA: Final = {
 def statistics(spark: SparkSession, source: Mapping[str, str], *, by: By = "queue", top: int = 100) -> JobResult:
     """Count messages by queue, topic, tag, key or hour. `source` are options of the data source.
 
-    Each row has messages, bytes in the store, first and last store time and, but for hours, messages an hour between
-    the two. By tag and key: the `top` most frequent ones. By hour: how late messages were stored after they were made,
-    in ms. Bodies are not decoded.
+    Each row has messages, bytes in the store, first and last store time and, except by hour, messages per hour between
+    the two. By tag and key: the `top` most frequent ones. By hour: the time from the creation of messages to their
+    storage, in ms. Bodies are not decoded.
     """
     from pyspark.sql import functions as f
 
@@ -62,7 +62,7 @@ def statistics(spark: SparkSession, source: Mapping[str, str], *, by: By = "queu
 
 
 def lag(stores: Mapping[str, str | Path] | str | Path) -> JobResult:
-    """How many messages of each queue lie behind the committed offsets of each group, from the stores' files alone.
+    """The number of messages behind each group's committed offset in each queue, from the stores' files alone.
 
     Offsets are those of the broker's last save of `config/consumerOffset.json`.
     """
