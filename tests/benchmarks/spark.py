@@ -41,6 +41,7 @@ from tests.benchmarks.disk import gigabytes
 from tests.benchmarks.processes import Server, broker_on
 from tests.benchmarks.report import machine, milliseconds, nanoseconds, rate, table
 from tests.benchmarks.spark_data import QUEUES, TOPICS, topic, write_store
+from tests.benchmarks.spark_ready import ReadySource
 
 CORES = os.cpu_count() or 1
 _NUMBERS = "queueId int, queueOffset bigint, physicalOffset bigint, storeTimestamp timestamp, storeSize int"
@@ -135,9 +136,15 @@ def source(directory: Path, *, size: int = 256 << 20) -> None:
     rows = [_row("files, decoder alone", plain, plain)]
     spark = _session()
     try:
+        spark.dataSource.register(ReadySource)
+        ready = spark.read.format("ready").options(store=str(store), rows=count, tasks=CORES)
+        all_columns = ready.load()
+        rows.append(_row("ready batches, Spark", measured(lambda: _thrown_away(all_columns, count), CORES), plain))
         files = spark.read.format("aerobee").options(storePath=str(store), subscribePattern=".*")
         by_log = files.option("readBy", "log").load()
         rows.append(_row("files, Spark", measured(lambda: _thrown_away(by_log, count), CORES), plain))
+        numbers = ready.schema(_NUMBERS).load()
+        rows.append(_row("ready numbers, Spark", measured(lambda: _thrown_away(numbers, count), CORES), plain))
         narrow = files.option("readBy", "log").schema(_NUMBERS).load()
         rows.append(_row("  five columns of numbers", measured(lambda: _thrown_away(narrow, count), CORES), plain))
         files = spark.read.format("aerobee").options(storePath=str(store), subscribePattern=".*")
@@ -241,14 +248,17 @@ def sink(directory: Path, *, count: int = 400_000) -> None:
         "cast(repeat('0123456789abcdef', 16) as binary) body", "concat('k', id) keys", "'paid' tags"
     )
     grouped = frame.limit(count // 8).selectExpr("*", "concat('g', hash(keys) % 100) messageGroup")
+    delayed = frame.selectExpr("*", "current_timestamp() + interval 1 day deliverTimestamp")
     kinds: Mapping[str, tuple[Any, str]] = {
         "bodies, keys, tags": (frame, "plain"),
         "with properties": (frame.selectExpr("*", "map('n', keys) properties"), "plain"),
         "ordered groups": (grouped, "fifo"),
+        "delayed": (delayed, "delay"),
     }
     try:
         with tempfile.TemporaryDirectory(dir=directory) as store, broker_on(Path(store), "async") as running:
             _create_topics(running.endpoint, "fifo", kind=v2.MessageType.FIFO)
+            _create_topics(running.endpoint, "delay", kind=v2.MessageType.DELAY)
             for name, (rows_of, kind) in kinds.items():
                 expected = count // 8 if kind == "fifo" else count
                 cached = rows_of.cache()
