@@ -43,7 +43,7 @@ PARTS: Mapping[str, tuple[Callable[..., None], Mapping[str, Any]]] = {
     "long-polls": (broker_long_polls.run, {"polls": 100, "messages": 5, "idle_seconds": 0.2}),
     "topic-creation": (broker_topic_creation.run, {"topics": 40, "parts": 2}),
     "scrapes": (broker_scrapes.run, {"topics": 20, "seconds": 0.3}),
-    "startup": (startup.run, {"starts": 1}),
+    "startup": (startup.run, {"starts": 1, "rest_seconds": 0.1}),
 }
 """Each part, and what it is given for the short form."""
 
