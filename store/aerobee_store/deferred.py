@@ -6,8 +6,8 @@
         np = deferred("numpy")
 
 numpy takes a fifth of a broker's start and of its memory at rest, and so do the modules that handle many records at
-once. Whoever imports these at rest defers them. `load_deferred` imports them all, in a thread: the broker calls it
-when its first client connects, so that calls find them imported.
+once. Modules that a broker at rest imports defer them. `load_deferred` imports them all: the broker calls it in a
+thread when its first client connects. A call that comes before the end of that waits, once, for a tenth of a second.
 """
 
 from __future__ import annotations

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from wsgiref.types import WSGIApplication
 
 import pytest
 
 from aerobee_broker.config import Address
-from aerobee_broker.metrics import http_endpoint
+from aerobee_broker.metrics import http_endpoint, http_server
 from aerobee_broker.metrics.http_endpoint import HttpEndpoint
+from aerobee_broker.metrics.reserved_descriptors import ReservedDescriptors
 
 
 class Probe:
@@ -80,6 +84,23 @@ async def test_a_hung_loop_is_told(probe: Probe, monkeypatch: pytest.MonkeyPatch
         answers = list(threads.map(probe.fetch, ("/healthz", "/readyz", "/metrics")))  # the loop hangs until they come
     assert [status for status, _ in answers] == [503, 503, 503]
     assert (await probe.get("/healthz"))[0] == 200
+
+
+async def test_a_first_request_without_free_descriptors(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's modules cannot be read: it is tried again with a reserved descriptor, and then later."""
+    server = http_server.HttpServer
+    tries: list[ReservedDescriptors] = []
+
+    def make(listener: socket.socket, application: WSGIApplication, reserved: ReservedDescriptors) -> object:
+        tries.append(reserved)
+        if len(tries) < 7:  # more often than descriptors are reserved
+            raise OSError(errno.EMFILE, "no descriptor")
+        assert not reserved.give_up_one(), "all of them were given up"
+        return server(listener, application, reserved)
+
+    monkeypatch.setattr(http_server, "HttpServer", make)
+    assert await probe.get("/healthz") == (200, b"ok\n")
+    assert len(tries) == 7
 
 
 async def test_stop_frees_the_port(probe: Probe) -> None:
