@@ -147,7 +147,7 @@ def _record_service(parts: BrokerParts, limits: RequestLimits, draining: asyncio
         counters=parts.counters,
         limits=limits,
         append=AppendProcessor(settings, store, tables, parts.counters, parts.clock, parts.timer),
-        read=ReadProcessor(settings, store, tables, parts.deliveries.long_polling),
+        read=ReadProcessor(settings, store, tables, parts.deliveries.long_polling, parts.counters),
         query=RecordQueryProcessor(store, tables, parts.deliveries.loop_share),
         offsets=OffsetsProcessor(store, tables),
         draining=draining,

@@ -371,6 +371,7 @@ class PullConsumer:
             end=reading.fetched + free_count,
             frame_size_max=_FRAME_SIZE,
             tags=tags,
+            group=self.group,
         )
         group = self._connection.stored_name(self.group)
         async with aclosing(frames):

@@ -229,12 +229,13 @@ class Records:
         frame_size_max: int = 0,
         tags: Iterable[str] = (),
         wait_seconds: float = 0.0,
+        group: str = "",
     ) -> AsyncGenerator[Frame, None]:
         """The records of a queue from offset `start` up to `end` (exclusive), in frames of about a megabyte.
 
         Without `end`: up to the end of the queue, where it waits `wait_seconds` for more each time. `tags` are compared
-        by hash, so a few others may be included. Raises BadRequestError with ILLEGAL_OFFSET if the queue does not have
-        `start`.
+        by hash, so a few others may be included. `group`: whose metrics count the messages. Raises BadRequestError with
+        ILLEGAL_OFFSET if the queue does not have `start`.
         """
         request = records_v1.ReadRecordsRequest(
             topic=v2.Resource(name=topic),
@@ -244,6 +245,7 @@ class Records:
             bytes_max=size_max,
             frame_bytes_max=frame_size_max,
             tags=tags,
+            group=v2.Resource(name=group) if group else None,
         )
         if wait_seconds:
             request.wait.FromMilliseconds(int(wait_seconds * 1000))

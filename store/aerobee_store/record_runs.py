@@ -54,6 +54,7 @@ class RecordRuns:
     min_offset: int
     max_offset: int
     lost: int = 0
+    message_count: int = 0
 
     @property
     def size(self) -> int:
@@ -216,7 +217,7 @@ class RunReader:
                 runs.append(self._log.bytes_at(begin, int(position[last - 1] + size[last - 1]) - begin))
         self._stats.messages_read += message_count
         self._stats.bytes_read += int(size.sum())
-        return RecordRuns("found" if runs else "no-match", runs, size, next_offset, low, high, lost)
+        return RecordRuns("found" if runs else "no-match", runs, size, next_offset, low, high, lost, message_count)
 
 
 def _none() -> Integers:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import urllib.request
 import zlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -370,6 +372,27 @@ async def test_tags_are_looked_at_in_the_queue(records: Records) -> None:
     assert (frames, last.next_queue_offset) == ([], 100)
 
 
+async def test_a_group_counts_what_it_reads(records: Records) -> None:
+    """Messages and bytes of records; a record of a batch topic holds many messages."""
+    sent = packed(some(100))
+    await records.append(b"".join(sent))
+    await create_batch_topic(records)
+    assert (await records.append(packed([inner_batch_of(7)])[0], "metering")).status.code == Code.OK
+    await records.read()
+    await records.read(group=resource("readers"))
+    await records.read(90, group=resource("readers"))
+    await records.read(topic="metering", group=resource("readers"))
+    text = await asyncio.to_thread(_scraped, records.broker.metrics)
+    shown = re.findall(r'^rocketmq_(messages|throughput)_out_total{.*topic="(.*?)".*} (.*)$', text, re.MULTILINE)
+    assert shown[:2] == [("messages", "orders", "110.0"), ("messages", "metering", "7.0")]
+    assert shown[2] == ("throughput", "orders", f"{len(b''.join(sent)) + len(b''.join(sent[90:]))}.0")
+
+
+def _scraped(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as response:
+        return str(response.read().decode())
+
+
 async def test_an_offset_that_the_queue_does_not_have(records: Records) -> None:
     """The answer says where the queue begins and ends."""
     await records.append(b"".join(packed(some(3))))
@@ -455,6 +478,7 @@ async def test_accounts_append_and_read_what_they_may(tmp_path: Path) -> None:
 
         assert (await records.read())[1].next_queue_offset == 4
         assert (await records.read(topic="bills"))[1].status.code == Code.FORBIDDEN
+        assert (await records.read(group=resource("others")))[1].status.code == Code.FORBIDDEN
         query = records_v1.QueryRecordsRequest(topic=resource("bills"), key="k")
         assert (await records.call("QueryRecords", query)).status.code == Code.FORBIDDEN
         topics = [records_v1.QueueOffsetsRequest.TopicQueues(topic=resource(name)) for name in ("orders", "bills")]

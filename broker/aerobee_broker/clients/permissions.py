@@ -65,6 +65,11 @@ def _query(request: v2.ListMessageRequest, client: Client, account: Account) -> 
     _consume(request, client, account)
 
 
+def _read(request: Any, client: Client, account: Account) -> None:
+    _own_group(request, client, account)
+    _consume(request, client, account)
+
+
 def _consume_all(request: Any, client: Client, account: Account) -> None:
     for asked in request.topics:
         account.require_consume(topic_name(asked.topic, client))
@@ -85,7 +90,7 @@ def _queue_as_group(request: Any, client: Client, account: Account) -> None:
 
 
 def _own_group(request: Any, client: Client, account: Account) -> None:
-    if request.group.name:  # producers have none, or an empty one
+    if request.group.name:  # producers and readers may have none, or an empty one
         account.require_group(group_name(request.group, client))
 
 
@@ -115,7 +120,7 @@ _MESSAGING: Final[dict[str, Permit]] = {
 _RECORDS: Final[dict[str, Permit]] = {
     "AppendRecords": _publish,
     "StreamAppendRecords": _publish,
-    "ReadRecords": _consume,
+    "ReadRecords": _read,
     "QueryRecords": _consume,
     "QueueOffsets": _consume_all,
 }

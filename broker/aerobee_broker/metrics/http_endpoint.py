@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import select
 import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from aerobee_broker.metrics.http_server import HttpServer
 
+_log = logging.getLogger(__name__)
 LOOP_TIMEOUT_SECONDS: Final = 2.0  # Kubernetes' probes give up after 1 s, Prometheus' scrapes after 10 s
 METRICS_TIMEOUT_SECONDS: Final = 8.0  # it is made in many steps
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -133,6 +136,9 @@ class HttpEndpoint:
             return "200 OK", self._on_loop(self._metrics_text.render, METRICS_TIMEOUT_SECONDS), METRICS_TYPE
         except FutureTimeoutError:
             return "503 Service Unavailable", [_HUNG], "text/plain; charset=utf-8"
+        except Exception:
+            _log.exception("metrics could not be read")
+            return "500 Internal Server Error", [_UNREADABLE], "text/plain; charset=utf-8"
 
     def _health(self) -> tuple[str, bytes]:
         """Healthy means that the event loop runs; everything else is readiness."""
@@ -172,10 +178,13 @@ class HttpEndpoint:
         except FutureTimeoutError:
             future.cancel()
             raise
+        except CancelledError:  # the process ends
+            raise FutureTimeoutError from None
 
 
 async def _nothing() -> None:
     pass
 
 
+_UNREADABLE: Final = b"the metrics could not be read; the log of the broker has the cause\n"
 _HUNG: Final = b"the event loop does not answer\n"

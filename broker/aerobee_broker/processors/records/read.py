@@ -8,10 +8,11 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Final
 
 from aerobee_broker.clients.clients import Client
-from aerobee_broker.clients.naming import topic_name
+from aerobee_broker.clients.naming import group_name, topic_name
 from aerobee_broker.config import Settings
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.long_polling import LongPolling, poll_seconds
+from aerobee_broker.metrics.counters import BrokerCounters, ReceivedCounters
 from aerobee_broker.processors.receive import duration_ms
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import TopicConfig
@@ -37,11 +38,19 @@ SIZE_DTYPE: Final = "<u4"
 class ReadProcessor:
     """Answers ReadRecords. Raises errors that `services.errors` maps to status codes."""
 
-    def __init__(self, settings: Settings, store: MessageStore, tables: Tables, long_polling: LongPolling) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: MessageStore,
+        tables: Tables,
+        long_polling: LongPolling,
+        counters: BrokerCounters,
+    ) -> None:
         self._settings = settings
         self._store = store
         self._tables = tables
         self._long_polling = long_polling
+        self._counters = counters
         self._waits = itertools.count()
 
     async def read(
@@ -49,6 +58,7 @@ class ReadProcessor:
     ) -> AsyncGenerator[records_v1.ReadRecordsResponse | bytes, None]:
         """Frames as bytes, followed by a response with the status. `remaining_seconds`: time to the deadline."""
         topic = await self._topic(request, client)
+        received = await self._counters_of(request, topic, client)
         queue_id, offset = request.queue_id, request.start_queue_offset
         flushed_only = not request.include_unflushed
         low, high = self._range(topic, queue_id, flushed_only=flushed_only)
@@ -84,6 +94,9 @@ class ReadProcessor:
             if result.next_offset > offset:
                 if result.runs or result.lost:
                     yield frame_bytes(result, offset)
+                if received is not None:
+                    received.messages += result.message_count
+                    received.bytes += result.size
                 offset = result.next_offset
                 if left is not None:
                     left -= result.size
@@ -123,6 +136,17 @@ class ReadProcessor:
             requested, remaining, reserve=config.poll_reserve_seconds, longest=config.poll_seconds_max
         )
         return await self._long_polling.wait(topic, line, client.client_id, seconds, queue_id=queue_id)
+
+    async def _counters_of(
+        self, request: records_v1.ReadRecordsRequest, topic: str, client: Client
+    ) -> ReceivedCounters | None:
+        """Those of the group that reads, if there is one."""
+        if not request.group.name:
+            return None
+        group = group_name(request.group, client)
+        if group not in self._tables.groups:
+            await self._tables.group_in_use(group, [topic])
+        return self._counters.received_by(topic, group)
 
     def _range(self, topic: str, queue_id: int, *, flushed_only: bool) -> tuple[int, int]:
         return (self._store.flushed_range if flushed_only else self._store.queue_range)(topic, queue_id)

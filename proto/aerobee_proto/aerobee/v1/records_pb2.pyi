@@ -138,6 +138,7 @@ class ReadRecordsRequest(_message.Message):
     TAGS_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
     INCLUDE_UNFLUSHED_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.int
     start_queue_offset: _builtins.int
     """The first message to read."""
@@ -163,6 +164,12 @@ class ReadRecordsRequest(_message.Message):
         waits no longer than its limit (delivery.poll_seconds_max), and not beyond the deadline of the call.
         """
 
+    @_builtins.property
+    def group(self) -> _definition_pb2.Resource:
+        """The consumer group that reads. Its metrics count the messages; it gets no position and no delivery state. Like every
+        group it must exist, or comes into being where the broker creates groups on their first use. Unset: no group.
+        """
+
     def __init__(
         self,
         *,
@@ -175,10 +182,11 @@ class ReadRecordsRequest(_message.Message):
         tags: _abc.Iterable[_builtins.str] | None = ...,
         wait: _pool.Duration | None = ...,
         include_unflushed: _builtins.bool = ...,
+        group: _definition_pb2.Resource | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_queue_offset", b"_end_queue_offset", "end_queue_offset", b"end_queue_offset", "topic", b"topic", "wait", b"wait"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_queue_offset", b"_end_queue_offset", "end_queue_offset", b"end_queue_offset", "group", b"group", "topic", b"topic", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_queue_offset", b"_end_queue_offset", "bytes_max", b"bytes_max", "end_queue_offset", b"end_queue_offset", "frame_bytes_max", b"frame_bytes_max", "include_unflushed", b"include_unflushed", "queue_id", b"queue_id", "start_queue_offset", b"start_queue_offset", "tags", b"tags", "topic", b"topic", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_queue_offset", b"_end_queue_offset", "bytes_max", b"bytes_max", "end_queue_offset", b"end_queue_offset", "frame_bytes_max", b"frame_bytes_max", "group", b"group", "include_unflushed", b"include_unflushed", "queue_id", b"queue_id", "start_queue_offset", b"start_queue_offset", "tags", b"tags", "topic", b"topic", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__end_queue_offset: _TypeAlias = _typing.Literal["end_queue_offset"]  # noqa: Y015
     _WhichOneofArgType__end_queue_offset: _TypeAlias = _typing.Literal["_end_queue_offset", b"_end_queue_offset"]  # noqa: Y015

@@ -76,6 +76,33 @@ async def test_other_requests(probe: Probe) -> None:
     assert await probe.get("/healthz", "HEAD") == (200, b"")
 
 
+async def test_a_failed_scrape_names_its_cause_in_the_log(
+    probe: Probe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client learns where to look; the next scrape is answered again."""
+
+    async def fail() -> list[bytes]:
+        raise OSError("no such file")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "render", fail)
+        status, text = await probe.get("/metrics")
+    assert status == 500
+    assert b"log" in text
+    assert "no such file" in caplog.text
+    assert (await probe.get("/metrics"))[0] == 200
+
+
+async def test_a_cancelled_scrape_is_answered(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop cancels its tasks when the process ends."""
+
+    async def cancelled() -> list[bytes]:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(probe, "render", cancelled)
+    assert (await probe.get("/metrics"))[0] == 503
+
+
 async def test_a_hung_loop_is_told(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
     """The endpoint itself answers when the event loop does not."""
     monkeypatch.setattr(http_endpoint, "LOOP_TIMEOUT_SECONDS", 0.05)
