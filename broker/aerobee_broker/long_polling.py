@@ -11,6 +11,7 @@ waits while messages are available: a woken receive that ends without looking al
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from typing import Final
 
@@ -18,6 +19,7 @@ from aerobee_broker.errors import TooManyRequestsError
 
 WAITING_PER_LINE_MAX: Final = 1024  # RocketMQ's limits
 WAITING_MAX: Final = 100_000
+SHORT_POLLING_SECONDS: Final = 1.0  # RocketMQ's shortPollingTimeMills, without long polling
 
 Place = str | tuple[str, int]
 """The source of the messages: the stored name of a topic, or of a topic and one of its queues."""
@@ -44,7 +46,15 @@ class _Waiting:
 class LongPolling:
     """All waiting receives. Event loop only."""
 
-    def __init__(self, *, waiting_per_line_max: int = WAITING_PER_LINE_MAX, waiting_max: int = WAITING_MAX) -> None:
+    def __init__(
+        self,
+        *,
+        waiting_per_line_max: int = WAITING_PER_LINE_MAX,
+        waiting_max: int = WAITING_MAX,
+        seconds_max: float = math.inf,
+    ) -> None:
+        """`seconds_max`: the longest wait, whatever is asked for."""
+        self._seconds_max = seconds_max
         self._lines: dict[Place, dict[str, _Waiting]] = {}  # place -> group
         self._of_client: dict[str, set[_Waiter]] = {}
         self._waiting_per_line_max = waiting_per_line_max
@@ -68,6 +78,7 @@ class LongPolling:
         was woken before and keeps its place at the head of the line. `queue_id` None: any queue. Raises
         TooManyRequestsError when too many receives wait.
         """
+        seconds = min(seconds, self._seconds_max)
         if seconds <= 0 or self._draining:
             return False
         place = topic if queue_id is None else (topic, queue_id)

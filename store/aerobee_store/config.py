@@ -101,12 +101,17 @@ class StoreConfig(Section):
     batch_queue_file_size: BatchQueueFileSize = 300_000 * BATCH_UNIT_SIZE  # mapperFileSizeBatchConsumeQueue; format
     queue_extensions: bool = False  # enableConsumeQueueExt: write tags codes to extended units
     queue_extension_file_size: ExtensionFileSize = 48 << 20  # mappedFileSizeConsumeQueueExt; format
+    index: bool = True  # messageIndexEnable: whether messages can be found by key
     index_slot_count: Positive = 5_000_000  # maxHashSlotNum; format
     index_entry_count: AtLeast2 = 20_000_000  # maxIndexNum; format
     flush: FlushMode = "sync"  # flushDiskType
     flush_interval_seconds: Seconds = 0.5  # flushIntervalCommitLog: what async flush may lose in a power failure
-    # flushCommitLogLeastPages: of 4 KiB; fewer pages wait for half of flush_interval_seconds
+    # flushCommitLogLeastPages: of 4 KiB; fewer pages wait for flush_thorough_interval_seconds
     flush_pages_min: Positive = 4
+    # flushCommitLogThoroughInterval; 0: half of flush_interval_seconds. If it is longer, a power failure may lose that
+    flush_thorough_interval_seconds: SecondsOrZero = 0.0
+    # flushCommitLogTimed: look at intervals only; false: enough pages begin a sync as soon as they are there
+    flush_timed: bool = True
     write_mode: WriteMode = "gathered"  # see write_modes.py; RocketMQ: transientStorePoolEnable
     pool_buffer_count: AtLeast2 = 5  # transientStorePoolSize: buffers of a segment's size, locked in memory
     pool_fast_failure: bool = False  # fastFailIfNoBufferInStorePool: refuse messages while all buffers are in use

@@ -121,7 +121,7 @@ class MessageStore:
         self._removal = TopicRemoval(file_system, self._queues, self._deleted)
         self._index = IndexService(file_system, directory / "index", config.index_slot_count, config.index_entry_count)
         dispatch_limits = DispatchLimits(config.dispatch_waiting_count_max, config.dispatch_waiting_bytes_max)
-        self._dispatch = Dispatch(self._index, clock, self.stats, dispatch_limits)
+        self._dispatch = Dispatch(self._index if config.index else None, clock, self.stats, dispatch_limits)
         allocation_disk = ThreadPoolExecutor(1, thread_name_prefix="aerobee-allocation-disk")
         self._allocation = SegmentAllocation(self._log, self.stats, allocation_disk, config)
         self.running = RunningState()
@@ -240,6 +240,8 @@ class MessageStore:
         self._deleted.load()
         self._queues.load(after_crash=not clean)
         self._index.load()
+        if not self.config.index:
+            self._index.truncate(0)  # switched on again, it is made anew from the log
         if not self._log.files.files and any(queue.max_offset for queue in self._queues.all()):
             raise StoreDirectoryError(
                 f"{self._log.files.run.directory}: the commit log has no segments, but there are queues; is a disk not "
@@ -662,6 +664,8 @@ class MessageStore:
     def status(self) -> StoreStatus:
         """A snapshot for people and metrics. Asks the disk for its usage."""
         log = self._log
+        mapped = [file.size for file in log.files.files if file.is_mapped]
+        mapped += [file.file.size for file in self._index.files]
         return StoreStatus(
             directory=self.config.directory,
             state=self.state,
@@ -675,6 +679,8 @@ class MessageStore:
             segments_prepared=self._allocation.prepared,
             pool_buffers_free=None if self._pool is None else self._pool.free,
             segment_size=log.segment_size,
+            mapped_files=len(mapped),
+            mapped_bytes=sum(mapped),
             queues=len(self._queues),
             damaged_ranges=len(log.damaged),
             unsynced_seconds=self._durability.unsynced_seconds,

@@ -31,6 +31,9 @@ class StoreStatus:
     pool_buffers_free: int | None
     """None without a pool, see write_modes.py."""
     segment_size: int
+    mapped_files: int
+    """Files of log and index that are mapped into memory."""
+    mapped_bytes: int
     queues: int
     damaged_ranges: int
     unsynced_seconds: float

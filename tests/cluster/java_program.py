@@ -39,11 +39,15 @@ class Release:
     java: str
     class_path: str
 
+    def command(self, home: Path, *arguments: str) -> list[str]:
+        """What starts a main class with its arguments."""
+        home.mkdir(parents=True, exist_ok=True)
+        return [self.java, *_JAVA_OPTIONS, f"-Duser.home={home}", "-cp", self.class_path, *arguments]
+
     def run(self, home: Path, *arguments: str, seconds: float = 300.0) -> subprocess.CompletedProcess[str]:
         """A main class with its arguments, to its end; what it printed is in the result."""
-        home.mkdir(parents=True, exist_ok=True)
         return subprocess.run(
-            [self.java, *_JAVA_OPTIONS, f"-Duser.home={home}", "-cp", self.class_path, *arguments],
+            self.command(home, *arguments),
             cwd=home,
             capture_output=True,
             text=True,

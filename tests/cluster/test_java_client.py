@@ -1,4 +1,4 @@
-"""The released Java client of RocketMQ 4.9, unmodified, with a broker that is its own name server."""
+"""The released Java clients of RocketMQ 4.9 and 5, unmodified, with a broker that is its own name server."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ import pytest
 
 from aerobee_broker.config import Address
 from aerobee_broker.remoting.codes import Request
-from tests.cluster.conftest import MARKS
+from tests.cluster.conftest import MARKS, serve
 from tests.cluster.java_program import Release
 from tests.support.remoting_client import RemotingClient, send
 
 pytestmark = MARKS
+
+_ACCOUNTS = """
+[accounts.javaAccessKey]
+secret_key = "javaSecretKey-0123456789"
+publish = ["JavaAcl"]
+consume = ["JavaAcl"]
+groups = ["CG_acl"]
+"""
 
 
 @pytest.mark.parametrize(
@@ -32,6 +40,24 @@ def test_stories_of_the_java_client(
     told = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "failed "))]
     assert told == [f"ok {story}" for story in stories], done.stdout[-2000:] + done.stderr[-4000:]
     assert done.returncode == 0
+
+
+def test_a_client_with_binary_headers(release: Release, remoting_address: str, tmp_path: Path) -> None:
+    """It reads our answers, whose headers are JSON, as RocketMQ's are."""
+    binary = ("-Drocketmq.serialize.type=ROCKETMQ", "RemotingStories")
+    done = release.run(tmp_path / "home", *binary, remoting_address, "send", "query")
+    told = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "failed "))]
+    assert told == ["ok send", "ok query"], done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def test_a_client_that_signs(release: Release, tmp_path: Path) -> None:
+    """With the hook for accounts it sends and consumes; with a wrong secret key, or without the hook, it does not."""
+    accounts = tmp_path / "accounts.toml"
+    accounts.write_text(_ACCOUNTS)
+    accounts.chmod(0o600)
+    with serve(tmp_path / "store", "--dev", "--accounts", str(accounts)) as line:
+        done = release.run(tmp_path / "home", "RemotingStories", line["remoting"], "acl")
+    assert "ok acl" in done.stdout, done.stdout[-2000:] + done.stderr[-4000:]
 
 
 def test_a_push_consumer_that_receives(release: Release, remoting_address: str, tmp_path: Path) -> None:

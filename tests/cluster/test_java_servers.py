@@ -1,4 +1,4 @@
-"""Name servers and brokers of RocketMQ 4.9 beside ours, with RocketMQ's client and mqadmin."""
+"""Name servers and brokers of RocketMQ beside ours, with RocketMQ's client and mqadmin."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.support.name_server import our_name_server
 
 pytestmark = MARKS
 
-SERVER_VERSION: Final = "4.9.7"  # the newest servers of their line in Maven's registry
+SERVER_VERSIONS: Final = ("4.9.7", "5.3.3")  # the newest servers of release 4 in Maven's registry, and a late release 5
 _NAMESRV: Final = "org.apache.rocketmq.namesrv.NamesrvStartup"
 _BROKER: Final = "org.apache.rocketmq.broker.BrokerStartup"
 
 
-@pytest.fixture(scope="module")
-def servers() -> Release:
-    return prepare_servers(SERVER_VERSION)
+@pytest.fixture(scope="module", params=SERVER_VERSIONS)
+def servers(request: pytest.FixtureRequest) -> Release:
+    return prepare_servers(request.param)
 
 
 def free_port() -> int:

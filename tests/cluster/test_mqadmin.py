@@ -1,11 +1,14 @@
-"""The released mqadmin of RocketMQ 4.9, unmodified."""
+"""The released mqadmin of RocketMQ 4.9 and 5, unmodified."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Final
 
-from tests.cluster.conftest import MARKS
+import pytest
+
+from tests.cluster.conftest import MARKS, serve
 from tests.cluster.java_program import Release
 
 pytestmark = MARKS
@@ -26,7 +29,12 @@ _COMMANDS: Final = (
     ("brokerStatus -b {address}", "brokerVersionDesc               : V5_3_3"),
     ("getBrokerConfig -b {address}", "brokerName"),
     ("updateBrokerConfig -b {address} -k fileReservedTime -v 48", "update broker config success"),
-    ("sendMessage -t AdmTopic -p hello -k key1", "SEND_OK"),
+    ("sendMessage -t AdmTopic -p hello -k key1 -b aerobee -i 0", "SEND_OK"),
+    ("queryMsgByOffset -t AdmTopic -b aerobee -i 0 -o 0", "OffsetID:"),
+    ("printMsgByQueue -t AdmTopic -a aerobee -i 0 -p true", "queueId=0"),
+    ("consumeMessage -t AdmTopic -b aerobee -i 0 -o 0 -c 1", "Consume ok"),
+    ("queryCq -t AdmTopic -q 0 -i 0 -b {address}", "max: 1, min: 0"),
+    ("sendMsgStatus -b aerobee -s 10 -c 2", "SEND_OK"),
     ("queryMsgByKey -t AdmTopic -k key1", "#Message ID"),
     ("printMsg -t AdmTopic", "minOffset=0, maxOffset=1"),
     ("consumerProgress", "#Group"),
@@ -42,6 +50,10 @@ _COMMANDS: Final = (
     ("resetOffsetByTime -g AdmGroup -t AdmTopic -s now", "aerobee                                   0"),
     ("skipAccumulatedMessage -g AdmGroup -t AdmTopic", "aerobee                                   1"),
     ("brokerConsumeStats -b {address}", "#Topic"),
+    ("exportMetadata -c DefaultCluster -f {home}/meta", "export {home}/meta/"),
+    ("exportConfigs -c DefaultCluster -f {home}/configs", "export {home}/configs/"),
+    ("exportMetrics -c DefaultCluster -f {home}/metrics", "export {home}/metrics/"),
+    ("deleteExpiredCommitLog -b {address}", "success"),
     ("cleanExpiredCQ -b {address}", "success"),
     ("cleanUnusedTopic -b {address}", "success"),
     ("deleteSubGroup -c DefaultCluster -g AdmGroup", "delete subscription group [AdmGroup]"),
@@ -49,10 +61,26 @@ _COMMANDS: Final = (
 )
 """What is typed, and what must be in what it prints."""
 
+_COMMANDS_OF_5: Final = (
+    ("setConsumeMode -b {address} -t AdmTopic -g AdmGroup -m POP -q 0", "success"),
+    ("haStatus -b {address}", "{address}"),
+    ("updateTopicList -b {address} -f {home}/topics.json", "success"),
+    ("updateSubGroupList -b {address} -f {home}/groups.json", "success"),
+)
+"""Those that release 4.9 does not have; before the last ones, which delete."""
+
 
 def test_commands_print_what_they_print_with_rocketmq(release: Release, remoting_address: str, tmp_path: Path) -> None:
     """In the order in which they are listed; the last topic is gone at the end."""
-    commands = [(line.format(address=remoting_address), wanted) for line, wanted in _COMMANDS]
+    home = tmp_path / "files"
+    home.mkdir()
+    (home / "topics.json").write_text('[{"topicName":"AdmList","readQueueNums":2,"writeQueueNums":2,"perm":6}]')
+    (home / "groups.json").write_text('[{"groupName":"AdmListGroup"}]')
+    newer = () if release.version.startswith("4.") else _COMMANDS_OF_5
+    commands = [
+        (line.format(address=remoting_address, home=home), wanted.format(address=remoting_address, home=home))
+        for line, wanted in (*_COMMANDS[:-2], *newer, *_COMMANDS[-2:])
+    ]
     file = tmp_path / "commands"
     last = f"topicRoute -t AdmTopic -n {remoting_address}"
     file.write_text("".join(f"{line}\n" for line, _ in commands) + last + "\n")
@@ -61,7 +89,54 @@ def test_commands_print_what_they_print_with_rocketmq(release: Release, remoting
     problems = []
     for line, wanted in commands:
         text = printed.get(line, "")
-        if wanted.format(address=remoting_address) not in text or "Exception" in text:
+        if wanted not in text or "Exception" in text:
             problems.append(f"{line}: {text[:500]}")
     assert not problems, "\n".join(problems) + done.stderr[-1000:]
     assert "CODE: 17" in printed[last]
+
+
+def test_statistics_with_object_keys_are_read(release: Release, remoting_address: str, tmp_path: Path) -> None:
+    """Of a topic, of a group's progress and reset, of the broker, and of a consumer that runs."""
+    client = subprocess.Popen(
+        release.command(tmp_path / "client", "RemotingStories", remoting_address, "linger"),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with client as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "consuming\n"
+            client_id = process.stdout.readline().strip()
+            lines = {
+                "topicStatus -t JavaLinger": "aerobee                           0",
+                "consumerProgress -g CG_linger": "JavaLinger",
+                f"consumerStatus -g CG_linger -i {client_id}": "#Consumer MQ Detail#",
+                "consumerConnection -g CG_linger": client_id,
+                "producerConnection -g PG_linger -t JavaLinger": "0",
+                "brokerConsumeStats -b " + remoting_address: "JavaLinger",
+                "updateSubGroup -c DefaultCluster -g CG_other": "success",
+                "cloneGroupOffset -s CG_linger -d CG_other -t JavaLinger": "clone group offset success",
+                "resetOffsetByTime -g CG_linger -t JavaLinger -s now": "aerobee",
+            }
+            file = tmp_path / "commands"
+            file.write_text("".join(f"{line}\n" for line in lines))
+            done = release.run(tmp_path / "home", "AdminCommands", remoting_address, str(file))
+        finally:
+            process.kill()
+    printed = dict(part.split("\n", 1) for part in done.stdout.split("== ")[1:])
+    for line, wanted in lines.items():
+        assert wanted in printed[line], line + printed[line]
+        assert "Exception" not in printed[line], line + printed[line]
+
+
+def test_the_state_of_replication(release: Release, tmp_path: Path) -> None:
+    """Of a master."""
+    if release.version.startswith("4."):
+        pytest.skip("release 4.9 has no haStatus")
+    master = ("--role", "master", "--listen-replicas", "127.0.0.1:0", "--dev")
+    with serve(tmp_path / "store", *master) as line:
+        file = tmp_path / "commands"
+        file.write_text(f"haStatus -b {line['remoting']}\n")
+        done = release.run(tmp_path / "home", "AdminCommands", line["remoting"], str(file))
+    assert "#MasterAddr" in done.stdout, done.stdout
+    assert "#InSyncSlaveNum" in done.stdout, done.stdout

@@ -28,6 +28,7 @@ class DeliveryConfig(Section):
     auto_renew_seconds_max: UpToADay = 3 * 3600.0  # how long a living push consumer may process one message
     receive_count_max: Annotated[int, Meta(ge=1, le=1024)] = 32  # messages in one answer
     receive_bytes_max: Positive = 4 << 20  # bytes of their records, except the first, which may be larger
+    long_polling: bool = True  # longPollingEnable: receives and pulls wait; false: for a second at most
     poll_seconds_max: SecondsOrZero = 30.0
     poll_reserve_seconds: SecondsOrZero = 0.2  # an answer must be sent this long before the deadline of its call
     waiting_per_line_max: Positive = 1024  # receives of one group that wait for one topic

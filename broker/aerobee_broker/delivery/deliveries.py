@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -56,7 +57,7 @@ from aerobee_broker.delivery.stats import DeliveryStats
 from aerobee_broker.delivery.subscriptions import DeliveryTables, Queue, QueueStatus, Subscriptions
 from aerobee_broker.delivery.visibility import Visibility
 from aerobee_broker.errors import BrokerError, InvalidReceiptHandleError
-from aerobee_broker.long_polling import LongPolling
+from aerobee_broker.long_polling import SHORT_POLLING_SECONDS, LongPolling
 from aerobee_broker.loop_share import LoopShare, step_started
 from aerobee_broker.tables.topics import LIGHT_PREFIX, light_topic_name
 from aerobee_store import MessageStore, StoreFullError, SyncTimeoutError
@@ -94,7 +95,9 @@ class Deliveries:
         self._settings = settings
         config = settings.current.delivery
         self.long_polling = LongPolling(
-            waiting_per_line_max=config.waiting_per_line_max, waiting_max=config.waiting_max
+            waiting_per_line_max=config.waiting_per_line_max,
+            waiting_max=config.waiting_max,
+            seconds_max=math.inf if config.long_polling else SHORT_POLLING_SECONDS,
         )
         self.loop_share = LoopShare()
         """For all long searches, here and elsewhere."""

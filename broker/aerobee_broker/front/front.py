@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import logging
 import os
 import resource
@@ -15,7 +16,7 @@ import socket
 import ssl
 import stat
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -26,6 +27,12 @@ from aerobee_broker.front.connection import TICK_SECONDS, Connection
 from aerobee_broker.front.counters import FrontCounters
 from aerobee_broker.front.deadlines import Deadlines
 from aerobee_broker.front.protocol_detection import TLS_HANDSHAKE, DetectedProtocol, ProtocolDetector
+from aerobee_broker.front.proxy_header import (
+    BEGINNING_SIZE,
+    ProxyHeaderError,
+    begins_with_proxy_header,
+    skip_proxy_header,
+)
 
 _log = logging.getLogger(__name__)
 _BACKLOG: Final = 1024
@@ -132,22 +139,31 @@ class Front:
         accepted.setblocking(False)
         if accepted.family != socket.AF_UNIX:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if security == "both":
-            self._look(accepted, tls, waiting=False)
-        else:
+        if accepted.family == socket.AF_UNIX:
             self._connect(accepted, tls if security == "tls" else None)
+        else:
+            self._look(accepted, security, tls)
 
     def _count(self) -> int:
         return len(self._connections) + len(self._deciding) + len(self._handshakes) + len(self._silent)
 
-    def _look(self, accepted: socket.socket, tls: TlsContext | None, *, waiting: bool) -> None:
-        """Peek at the first byte, if it has arrived."""
+    def _look(
+        self,
+        accepted: socket.socket,
+        security: Security,
+        tls: TlsContext | None,
+        *,
+        waiting: bool = False,
+        proxied: bool = False,
+    ) -> None:
+        """See whether the first bytes are there, and what they begin. `proxied`: a PROXY header was before them."""
         try:
-            first = accepted.recv(1, socket.MSG_PEEK)
+            first = accepted.recv(BEGINNING_SIZE, socket.MSG_PEEK)
         except BlockingIOError:
             if not waiting:
                 self._silent[accepted] = 0
-                self._loop.add_reader(accepted, lambda: self._look(accepted, tls, waiting=True))
+                look = functools.partial(self._look, accepted, security, tls, waiting=True, proxied=proxied)
+                self._loop.add_reader(accepted, look)
             return
         except OSError:
             first = b""
@@ -155,15 +171,35 @@ class Front:
             self._forget_silent(accepted)
         if not first:
             accepted.close()
+        elif not proxied and begins_with_proxy_header(first):
+            self._start(self._skip_proxy_header(accepted, security, tls))
         else:
-            self._connect(accepted, tls if first[0] == TLS_HANDSHAKE else None)
+            is_tls = security == "tls" or (security == "both" and first[0] == TLS_HANDSHAKE)
+            self._connect(accepted, tls if is_tls else None)
+
+    async def _skip_proxy_header(self, accepted: socket.socket, security: Security, tls: TlsContext | None) -> None:
+        try:
+            async with asyncio.timeout(self._config.handshake_seconds):
+                await skip_proxy_header(accepted)
+        except (OSError, ProxyHeaderError) as error:
+            self._counters.refused["proxy_header"] += 1
+            _log.debug("connection not accepted: %s", error)
+            accepted.close()
+        except asyncio.CancelledError:
+            accepted.close()
+            raise
+        else:
+            self._look(accepted, security, tls, proxied=True)
 
     def _forget_silent(self, accepted: socket.socket) -> None:
         del self._silent[accepted]
         self._loop.remove_reader(accepted)
 
     def _connect(self, accepted: socket.socket, tls: TlsContext | None) -> None:
-        task = self._loop.create_task(self._handshake(accepted, tls), name="front-handshake")
+        self._start(self._handshake(accepted, tls))
+
+    def _start(self, handshake: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(handshake, name="front-handshake")
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
 

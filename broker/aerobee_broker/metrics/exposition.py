@@ -562,6 +562,8 @@ class _StoreCollector:
         yield self._gauge(
             "aerobee_store_segments_prepared", "Files of the commit log created in advance.", status.segments_prepared
         )
+        yield self._gauge("aerobee_store_mapped_files", "Files that are mapped into memory.", status.mapped_files)
+        yield self._gauge("aerobee_store_mapped_bytes", "Bytes of these files.", status.mapped_bytes)
         if status.pool_buffers_free is not None:
             yield self._gauge("aerobee_store_pool_buffers_free", "Free write buffers.", status.pool_buffers_free)
         family = HistogramFamily(

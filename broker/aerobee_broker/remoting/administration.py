@@ -12,7 +12,7 @@ from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.remoting.codes import Answer, Request
 from aerobee_broker.remoting.connection import Connection, Handler
 from aerobee_broker.remoting.errors import RemotingError
-from aerobee_broker.remoting.fields import answer, body_object, boolean, integer, text
+from aerobee_broker.remoting.fields import answer, body_object, boolean, integer, member, objects, text
 from aerobee_broker.remoting.frame import Command
 from aerobee_broker.remoting.offsets import OffsetRequests
 from aerobee_broker.runtime_settings import RuntimeSettings
@@ -59,11 +59,13 @@ class AdministrationRequests:
         self._runtime_settings = runtime_settings
         self.handlers: dict[int, Handler] = {
             Request.UPDATE_AND_CREATE_TOPIC: self.update_topic,
+            Request.UPDATE_AND_CREATE_TOPIC_LIST: self.update_topics,
             Request.DELETE_TOPIC_IN_BROKER: self.delete_topic,
             Request.GET_TOPIC_CONFIG: self.topic,
             Request.GET_ALL_TOPIC_CONFIG: self.all_topics,
             Request.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system_topics,
             Request.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP: self.update_group,
+            Request.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP_LIST: self.update_groups,
             Request.DELETE_SUBSCRIPTION_GROUP: self.delete_group,
             Request.GET_SUBSCRIPTION_GROUP_CONFIG: self.group,
             Request.GET_ALL_SUBSCRIPTION_GROUP_CONFIG: self.all_groups,
@@ -110,12 +112,30 @@ class AdministrationRequests:
             order=boolean(request, "order"),
             extra={} if existing is None else existing.extra,
         )
-        if existing is None:
-            self._tables.topics.create(topic)
-        else:
-            self._tables.topics.update(topic)
+        self._put_topic(topic)
         await self._tables.save_topics()
         return answer()
+
+    async def update_topics(self, request: Command, _: Connection) -> Command:
+        """Create or change many topics; those before one that is refused are kept."""
+        topics = []
+        for item in objects(body_object(request), "topicConfigList"):
+            try:
+                topics.append(TopicConfig.from_json(member(item, "topicName"), item))
+            except TableFormatError as error:
+                raise RemotingError(Answer.INVALID_PARAMETER, str(error).partition(";")[0]) from None
+        try:
+            for topic in topics:
+                self._put_topic(topic)
+        finally:
+            await self._tables.save_topics()
+        return answer()
+
+    def _put_topic(self, topic: TopicConfig) -> None:
+        if topic.name in self._tables.topics:
+            self._tables.topics.update(topic)
+        else:
+            self._tables.topics.create(topic)
 
     async def delete_topic(self, request: Command, _: Connection) -> Command:
         name = text(request, "topic")
@@ -146,20 +166,25 @@ class AdministrationRequests:
 
     async def update_group(self, request: Command, _: Connection) -> Command:
         """Create or change a group."""
-        body = body_object(request)
-        name = body.get("groupName")
-        if not isinstance(name, str):
-            raise RemotingError(Answer.INVALID_PARAMETER, "the body of the request has no groupName")
+        self._put_group(_group_of(body_object(request)))
+        await self._tables.save_groups()
+        return answer()
+
+    async def update_groups(self, request: Command, _: Connection) -> Command:
+        """Create or change many groups; those before one that is refused are kept."""
+        groups = [_group_of(item) for item in objects(body_object(request), "groupConfigList")]
         try:
-            group = GroupConfig.from_json(name, body)
-        except TableFormatError as error:
-            raise RemotingError(Answer.INVALID_PARAMETER, str(error).partition(";")[0]) from None
-        if name in self._tables.groups:
+            for group in groups:
+                self._put_group(group)
+        finally:
+            await self._tables.save_groups()
+        return answer()
+
+    def _put_group(self, group: GroupConfig) -> None:
+        if group.name in self._tables.groups:
             self._tables.groups.update(group)
         else:
             self._tables.groups.create(group)
-        await self._tables.save_groups()
-        return answer()
 
     async def delete_group(self, request: Command, _: Connection) -> Command:
         name = text(request, "groupName")
@@ -238,6 +263,14 @@ class AdministrationRequests:
             "fileReservedTime": str(config.store.retention_hours),
             "maxMessageSize": str(config.store.body_size_max),
             "storePathRootDir": str(config.store.directory),
+            "messageDelayLevel": " ".join(f"{seconds}s" for seconds in config.store.delay_levels_seconds),
+            # Of the rest, mqadmin's exportConfigs needs some value.
+            "filterServerNums": "0",
+            "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC",
+            "slaveReadEnable": "true",
+            "traceOn": "true",
+            "traceTopicEnable": "false",
+            "useTLS": str(config.tls.certificate is not None).lower(),
             **{setting.name: setting.value for setting in self._runtime_settings.all() if setting.value},
         }
         version = self._tables.topics.version.to_json()
@@ -268,3 +301,13 @@ class AdministrationRequests:
         except ConfigError as error:
             raise RemotingError(Answer.NO_PERMISSION, str(error)) from None
         return answer()
+
+
+def _group_of(body: dict[str, object]) -> GroupConfig:
+    name = body.get("groupName")
+    if not isinstance(name, str):
+        raise RemotingError(Answer.INVALID_PARAMETER, "the body of the request has no groupName")
+    try:
+        return GroupConfig.from_json(name, body)
+    except TableFormatError as error:
+        raise RemotingError(Answer.INVALID_PARAMETER, str(error).partition(";")[0]) from None

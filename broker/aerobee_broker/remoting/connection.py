@@ -17,9 +17,9 @@ from typing import Final, cast
 from aerobee_broker.byte_budget import ByteBudget, Share
 from aerobee_broker.config import Address, LimitsConfig
 from aerobee_broker.errors import BrokerError, ListenError, TooManyRequestsError
+from aerobee_broker.front.proxy_header import ProxyHeaderError, proxy_header_size
 from aerobee_broker.remoting.errors import refusal
 from aerobee_broker.remoting.frame import FLAG_ONE_WAY, FLAG_RESPONSE, Command, FrameFormatError, FrameReader, encode
-from aerobee_broker.remoting.proxy_header import proxy_header_size
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Connection(asyncio.Protocol):
                     return
                 data, self._begun = bytes(self._begun[size:]), None
             commands = self._reader.feed(data)
-        except FrameFormatError as error:
+        except (FrameFormatError, ProxyHeaderError) as error:
             _log.warning("connection closed peer=%s:%d cause=%s", *self.peer, error)
             self.abort()
             return

@@ -10,6 +10,7 @@ from typing import Final
 
 from aerobee_broker.clients.accounts import Account, Accounts
 from aerobee_broker.errors import UnauthorizedError
+from aerobee_broker.namesrv.registrar import TEMPLATE_TOPIC
 from aerobee_broker.remoting.codes import Request
 from aerobee_broker.remoting.fields import body_object, integer, member, objects, text
 from aerobee_broker.remoting.frame import Command
@@ -56,10 +57,10 @@ class Permissions:
                     Request.GET_MIN_OFFSET,
                     Request.SEARCH_OFFSET_BY_TIMESTAMP,
                     Request.GET_EARLIEST_MESSAGE_STORE_TIME,
-                    Request.GET_ROUTE_INFO_BY_TOPIC,
                 ),
                 _use_topic,
             ),
+            Request.GET_ROUTE_INFO_BY_TOPIC: _route,
             Request.QUERY_MESSAGE: _consume_topic,
             Request.VIEW_MESSAGE_BY_ID: lambda account, request: self._of_message(account, request, "offset"),
             Request.HEART_BEAT: _heartbeat,
@@ -157,6 +158,12 @@ def _consume_topic(account: Account, request: Command) -> None:
 
 def _use_topic(account: Account, request: Command) -> None:
     account.require_use(text(request, "topic"))
+
+
+def _route(account: Account, request: Command) -> None:
+    """A producer whose topic does not exist yet asks for the template of new topics."""
+    if text(request, "topic") != TEMPLATE_TOPIC:
+        _use_topic(account, request)
 
 
 def _heartbeat(account: Account, request: Command) -> None:

@@ -1,6 +1,7 @@
 """The mode of groups, POP or PULL, and the queues that the broker assigns to consumers of RocketMQ 5.
 
-400  QUERY_ASSIGNMENT               the queues of one consumer: with PULL its share, with POP all of them, as queue -1
+400  QUERY_ASSIGNMENT               the queues of one consumer: with PULL its share; with POP all of them, as queue -1,
+                               or with popShareQueueNum its share and those of as many consumers after it
 401  SET_MESSAGE_REQUEST_MODE       the mode of a group for a topic, kept in config/messageRequestMode.json
 402  GET_ALL_MESSAGE_REQUEST_MODE   that file, for replicas
 """
@@ -81,17 +82,17 @@ class RequestModes:
         strategy = member(body, "strategyName") or "AVG"
         if strategy not in _STRATEGIES:
             raise RemotingError(Answer.INVALID_PARAMETER, f"strategyName is {strategy[:40]!r}; give AVG, AVG_BY_CIRCLE")
-        mode, _share = self._modes.get((topic, group), ("PULL", 0))
+        mode, share = self._modes.get((topic, group), ("PULL", 0))
         found = self._tables.topics.get(topic)
         if found is None:
             return answer(body={"messageQueueAssignments": []})
+        consumers = self._clients.consumers(group)
+        ids = sorted(consumers.members) if consumers is not None else []
         if mode == "POP":
-            queues = [_ALL_QUEUES]
+            queues = _shares_of(ids, client_id, found.read_queue_count, strategy, share)
         elif member(body, "messageModel") == "BROADCASTING":
             queues = list(range(found.read_queue_count))
         else:
-            consumers = self._clients.consumers(group)
-            ids = sorted(consumers.members) if consumers is not None else []
             queues = _share_of(ids, client_id, found.read_queue_count, strategy)
         name = self._settings.current.name
         entries: list[object] = [
@@ -106,6 +107,17 @@ class RequestModes:
             assert isinstance(groups, dict), "made here"
             groups[group] = Bean(consumerGroup=group, mode=mode, popShareQueueNum=share, topic=topic)
         return Bean(messageRequestModeMap=table)
+
+
+def _shares_of(ids: list[str], client_id: str, count: int, strategy: str, share: int) -> list[int]:
+    """The queues from which a consumer receives, as RocketMQ divides them: all, or some that few others share."""
+    if share <= 0 or share >= len(ids) - 1 or client_id not in ids:
+        return [_ALL_QUEUES]
+    place = ids.index(client_id)
+    if len(ids) > count:
+        return [place % count]  # every consumer has one
+    sharing = [ids[(place + more) % len(ids)] for more in range(share + 1)]
+    return [queue_id for one in sharing for queue_id in _share_of(ids, one, count, strategy)]
 
 
 def _share_of(ids: list[str], client_id: str, count: int, strategy: str) -> list[int]:

@@ -12,15 +12,16 @@ from aerobee_broker.remoting.clients import Member, RemotingClients
 from aerobee_broker.remoting.codes import Answer, Request
 from aerobee_broker.remoting.connection import Connection, Handler, PeerGoneError
 from aerobee_broker.remoting.errors import RemotingError
-from aerobee_broker.remoting.fields import answer, boolean, text
+from aerobee_broker.remoting.fields import answer, boolean, integer, text
 from aerobee_broker.remoting.frame import VERSION, Command
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.timer.timer import Timer
 from aerobee_store import CorruptRecordError, InvalidMessageError, MessageStore, RecordNotFoundError
 from aerobee_store.clock import Clock
-from aerobee_store.records.properties import parse_offset_message_id
+from aerobee_store.records.properties import TAGS, parse_offset_message_id, tags_code
 from aerobee_store.tables.java_json import Bean, ObjectMap
 
+_UNITS_MAX: Final = 1000
 _CLIENT_SECONDS: Final = 10.0  # time for a client to answer an operator's request
 _VERSION_NAME: Final = "V5_3_3"
 _STATS: Final[tuple[tuple[str, Window], ...]] = (
@@ -57,6 +58,7 @@ class StatisticsRequests:
         self.handlers: dict[int, Handler] = {
             Request.GET_TOPIC_STATS_INFO: self.topic_stats,
             Request.GET_CONSUME_STATS: self.consume_stats,
+            Request.QUERY_CONSUME_QUEUE: self.consume_queue,
             Request.GET_BROKER_CONSUME_STATS: self.all_consume_stats,
             Request.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
             Request.GET_CONSUMER_CONNECTION_LIST: self.consumer_connections,
@@ -83,6 +85,24 @@ class StatisticsRequests:
         sent = self._broker_stats.topics("minute").get(topic.name)
         rate = sent.messages / seconds if sent is not None and seconds > 0 else 0.0
         return answer(body=Bean(offsetTable=ObjectMap.of(table), topicPutTps=rate))
+
+    async def consume_queue(self, request: Command, _: Connection) -> Command:
+        """The places of some messages of a queue, as its units have them."""
+        topic = self._tables.topics.require(text(request, "topic"))
+        queue_id, index = integer(request, "queueId", bits=32), integer(request, "index")
+        count = min(max(integer(request, "count", bits=32), 0), _UNITS_MAX)
+        low, high = self._store.queue_range(topic.name, queue_id)
+        records = self._store.read(topic.name, queue_id, max(index, low), max_count=count).records if count else ()
+        units: list[object] = [
+            Bean(
+                eval=True,
+                physicOffset=record.physical_offset,
+                physicSize=record.size,
+                tagsCode=tags_code(record.properties.get(TAGS)),
+            )
+            for record in records
+        ]
+        return answer(body=Bean(maxQueueIndex=high, minQueueIndex=low, queueData=units))
 
     async def consume_stats(self, request: Command, _: Connection) -> Command:
         """The progress of a group in each queue of its topics, including those to which its consumers have

@@ -360,6 +360,8 @@ class Durability:
                 timer.cancel()
         self._commit_timer = self._batch_timer = None
         self._note_unsynced()
+        if not self._config.flush_timed and self._has_pages_to_sync:
+            self.request_sync()
         self._allocation.look()
         is_async = self._config.flush == "async"
         if is_async:
@@ -420,6 +422,11 @@ class Durability:
         """Sync soon everything appended so far."""
         self._sync_wanted.set()
 
+    @property
+    def _has_pages_to_sync(self) -> bool:
+        pages = self._log.wrote // PAGE_SIZE - self._log.flushed // PAGE_SIZE
+        return pages >= self._config.flush_pages_min
+
     def flush(self) -> None:
         """Commit, sync and dispatch everything now; blocking. For a store without services, and for closing. Raises
         OSError or StoreError."""
@@ -445,8 +452,13 @@ class Durability:
     @property
     def _is_behind(self) -> bool:
         """Whether an answer now might cover bytes that are not durable within the flush interval."""
-        interval = self._config.flush_interval_seconds
+        interval = self._loss_seconds
         return self._unsynced_age >= interval * 0.75 or self._sync_seconds >= interval * 0.5
+
+    @property
+    def _loss_seconds(self) -> float:
+        """How old bytes may be that a power failure loses."""
+        return max(self._config.flush_interval_seconds, 2 * self._config.flush_thorough_interval_seconds)
 
     def _note_unsynced(self) -> None:
         if self._log.committed <= self._log.flushed:
@@ -591,17 +603,26 @@ class Durability:
         """Request a sync for bytes that no sender waits for: with async flush, nearly all of them.
 
         A sync begins when enough pages have gathered, as in RocketMQ's FlushRealTimeService, or when the last check
-        already found some. (RocketMQ leaves a few pages for ten seconds.)
+        already found some. (RocketMQ leaves a few pages for ten seconds, and so does this one if the thorough interval
+        says so.)
         """
-        log, config = self._log, self._config
+        log, config, loop = self._log, self._config, asyncio.get_running_loop()
         interval = config.flush_interval_seconds
         seen = 0  # the end of the log at the last check
+        behind_since: float | None = None
         while True:
             await asyncio.sleep(pause_between_looks(interval, self._sync_seconds))
-            wrote, flushed = log.wrote, log.flushed
-            if flushed < seen or wrote // PAGE_SIZE - flushed // PAGE_SIZE >= config.flush_pages_min:
+            if log.flushed >= seen:
+                behind_since = None
+            if behind_since is None and log.wrote > log.flushed:
+                behind_since = loop.time()
+            if config.flush_thorough_interval_seconds:
+                due = behind_since is not None and loop.time() - behind_since >= config.flush_thorough_interval_seconds
+            else:
+                due = log.flushed < seen
+            if due or self._has_pages_to_sync:
                 self.request_sync()
-            seen = wrote
+            seen = log.wrote
 
 
 def pause_between_looks(interval_seconds: float, sync_seconds: float) -> float:

@@ -120,6 +120,7 @@ class Recovery:
         self._log = log
         self._queues = parts.queues
         self._index = parts.index
+        self._indexes = parts.config.index
         self._checkpoint = parts.checkpoint
         self._deleted = parts.deleted
         self._clock = parts.clock
@@ -230,6 +231,8 @@ class Recovery:
     def _beginning(self, last: _LastUnit) -> Beginning:
         """Which row of the table the store is in."""
         if self._clean and self._is_right(last):
+            if not self._indexes:
+                return Beginning.CLEAN
             if not self._index.files:
                 return Beginning.CLEAN_WITHOUT_INDEX
             if self._checkpoint.index_timestamp < self._checkpoint.logics_timestamp:
@@ -243,7 +246,7 @@ class Recovery:
                 last.end,
             )
         if self._checkpoint.derived_offset is not None:
-            return Beginning.CRASH if self._index.files else Beginning.CRASH_WITHOUT_INDEX
+            return Beginning.CRASH if self._index.files or not self._indexes else Beginning.CRASH_WITHOUT_INDEX
         return Beginning.CRASH_ROCKETMQ if self._checkpoint.min_timestamp > 0 else Beginning.CRASH_UNKNOWN
 
     def _begin_by_stop(self) -> int:
@@ -257,15 +260,17 @@ class Recovery:
                 return max(min(last.end, self._index.last_offset), self._log.min_offset)
             case Beginning.CRASH:
                 derived = self._checkpoint.derived_offset or 0
+                if not self._indexes:
+                    return self._segment_start(min(derived, last.end))
                 complete = self._index.truncate_unsynced(derived)
                 if not self._index.files:
                     return self._log.min_offset
                 return self._segment_start(min(derived, last.end, complete))
             case Beginning.CRASH_ROCKETMQ | Beginning.CRASH_UNKNOWN:
-                synced = self._synced_index_end()
+                synced = self._synced_index_end() if self._indexes else last.end
                 begin = min(self._begin_by_checkpoint(), self._segment_start(last.end), self._segment_start(synced))
                 # Later index entries may be missing or incomplete; they are added again from the log.
-                complete = self._index.truncate_unsynced(max(begin, synced))
+                complete = self._index.truncate_unsynced(max(begin, synced)) if self._indexes else begin
                 return min(begin, self._segment_start(complete))
             case _:
                 return self._log.min_offset
@@ -395,6 +400,8 @@ class Recovery:
         self._report.last_timestamp = int(batch.store_timestamp[-1])
         self._last_record = int(batch.physical_offset[-1])
         self._take_units(batch)
+        if not self._indexes:
+            return
         rows, hashes = batch.index_hashes()
         offsets = batch.physical_offset[rows]
         new = offsets > self._index.last_offset

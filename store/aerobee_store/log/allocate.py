@@ -37,6 +37,7 @@ _log = logging.getLogger(__name__)
 _BEGIN_SHARE: Final = 4  # a quarter of a segment: at 1 GB/s most of a second is left for making the next one
 _WAIT_SECONDS_MAX: Final = 1.0
 _RETRY_SECONDS: Final = 5.0
+_SLOW_SECONDS: Final = 0.01  # creating a segment for longer than this is logged, as by RocketMQ
 _RESERVE_STEP: Final = 64 << 20
 _WARM_STEP: Final = 1 << 20
 _WARM_SYNC_SIZE: Final = 16 << 20  # RocketMQ's flushLeastPagesWhenWarmMapedFile: avoids flooding the disk
@@ -202,7 +203,10 @@ class SegmentAllocation:
             file = self._collect()
             if file is not None:
                 return file
-        return self._log.files.append_new(start)
+        started = time.perf_counter()
+        file = self._log.files.append_new(start)
+        _log_if_slow(start, time.perf_counter() - started)
+        return file
 
     def _given_back(self) -> None:
         """Take back the segments that the thread could not remove, once."""
@@ -248,7 +252,9 @@ class SegmentAllocation:
             if error.errno in NO_ROOM:
                 return None
             raise
-        self._stats.allocation_seconds.observe(time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self._stats.allocation_seconds.observe(seconds)
+        _log_if_slow(start, seconds)
         return file
 
     def _fit_out(self, file: MappedFile) -> None:
@@ -286,6 +292,11 @@ class SegmentAllocation:
         self._locked = [file for file in self._locked if file.is_locked and file not in full]
         if full:
             await asyncio.wrap_future(self._disk.submit(_unlock, full))
+
+
+def _log_if_slow(start: int, seconds: float) -> None:
+    if seconds > _SLOW_SECONDS:
+        _log.info("segment created start=%d milliseconds=%.1f", start, seconds * 1000)
 
 
 def _unlock(files: list[MappedFile]) -> None:

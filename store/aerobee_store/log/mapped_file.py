@@ -151,6 +151,11 @@ class MappedFile:
         Raises OSError, and StoreBusyError, unless `wait` is false, for resources that other modes may have to wait for.
         """
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the file is in the memory of the process."""
+        return self._view is not None
+
     def end_writing(self) -> None:
         """Release the resources of `begin_writing`: the segment is full and committed, or closed."""
 

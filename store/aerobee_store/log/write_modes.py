@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
+from typing import Final
 
 from aerobee_store.config import StoreConfig
 from aerobee_store.disk.file_system import Buffer, File, FileSystem
@@ -26,6 +27,8 @@ from aerobee_store.errors import StoreBusyError
 from aerobee_store.log.mapped_file import MakeSegment, MappedFile
 
 _log = logging.getLogger(__name__)
+
+_POOL_LOW: Final = 0.4  # below this share of free buffers, each one that is taken is logged, as by RocketMQ
 
 
 class SharedSegment(MappedFile):
@@ -111,7 +114,12 @@ class BufferPool:
 
     def borrow(self, *, wait: bool) -> memoryview | None:
         if self._free:
-            return self._free.pop()
+            buffer = self._free.pop()
+            if len(self._free) < self.count * _POOL_LOW:
+                _log.warning(
+                    "few write buffers are free because the disk is slow free=%d of=%d", len(self._free), self.count
+                )
+            return buffer
         if self._fast_failure and wait:
             raise StoreBusyError(
                 f"all {self.count} write buffers (store.pool_buffer_count) are in use because the disk is too slow; "

@@ -266,11 +266,14 @@ class IndexDispatcher:
 class Dispatch:
     """Single-threaded: used by the event loop, or by recovery before there is one."""
 
-    def __init__(self, index: IndexService, clock: Clock, stats: StoreStats, limits: DispatchLimits) -> None:
+    def __init__(self, index: IndexService | None, clock: Clock, stats: StoreStats, limits: DispatchLimits) -> None:
+        """`index` None: messages are not indexed."""
         self._stats = stats
         self._limits = limits
         self._queues = QueueDispatcher()
-        self.dispatchers: list[Dispatcher] = [self._queues, IndexDispatcher(index, clock)]
+        self.dispatchers: list[Dispatcher] = [self._queues]
+        if index is not None:
+            self.dispatchers.append(IndexDispatcher(index, clock))
         self.arrival_listeners: list[ArrivalListener] = []
         self._at_work: Dispatcher | None = None
         self.dispatched = 0  # physical offset up to which queues and index are complete

@@ -27,8 +27,11 @@ therefore counts only once the header includes it. The header is stored last, as
 
 from __future__ import annotations
 
+import logging
 import struct
+import time
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 else:
     np = deferred("numpy")
 
+_log = logging.getLogger(__name__)
 
 HEADER: Final = struct.Struct(">qqqqii")
 HEADER_SIZE: Final = 40
@@ -59,6 +63,8 @@ LOOKED_MAX: Final = 1 << 16
 """Entries examined by one search: about 30 ms. A normal slot has a few; keys constructed to collide can have more."""
 LOOKED_PER_STEP: Final = 1 << 11
 """Entries after which a search returns control to its caller: about 1 ms."""
+_CREATION_TRIES: Final = 3  # RocketMQ's
+_CREATION_PAUSE_SECONDS: Final = 0.05  # the event loop waits; RocketMQ waits a second
 # Below this many keys a loop over `struct` calls is faster than numpy with its fixed cost (measured: about 40 keys).
 _VECTOR_MIN: Final = 48
 
@@ -460,13 +466,28 @@ class IndexService:
         name = _name(now_ms)
         if previous is not None and name <= previous.path.name:
             name = _name_after(previous.path.name)
-        self._file_system.make_directory(self._directory)
-        created = self._file_system.create(self._directory / name, file_size(self._slot_count, self._entry_count))
-        self._file_system.sync_directory(self._directory)
+        created = self._create_file(self._directory / name)
         file = IndexFile(created, self._slot_count, self._entry_count, new=True)
         if previous is not None:
             file.continue_from(previous.end_timestamp, previous.end_offset)
         self.files.append(file)
+
+    def _create_file(self, path: Path) -> File:
+        """A new file, on the last of a few tries; an index that cannot be written stops the store. OSError."""
+        for left in reversed(range(_CREATION_TRIES)):
+            try:
+                self._file_system.make_directory(self._directory)
+                created = self._file_system.create(path, file_size(self._slot_count, self._entry_count))
+                break
+            except OSError as error:
+                if not left:
+                    raise
+                _log.warning("index file not created, trying again path=%s cause=%s", path, error)
+                with suppress(FileNotFoundError):
+                    self._file_system.unlink(path)
+                time.sleep(_CREATION_PAUSE_SECONDS)
+        self._file_system.sync_directory(self._directory)  # once: a failed sync is final
+        return created
 
     def _remove(self, file: IndexFile) -> None:
         self.files.remove(file)

@@ -12,6 +12,8 @@ import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.QueryResult;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
@@ -20,6 +22,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendCallback;
@@ -30,6 +33,7 @@ import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /**
  * Stories of the released client of RocketMQ 4.9 against one name server address.
@@ -59,6 +63,8 @@ public class RemotingStories {
         stories.put("query", RemotingStories::query);
         stories.put("delay", RemotingStories::delay);
         stories.put("pop", RemotingStories::pop);
+        stories.put("acl", RemotingStories::acl);
+        stories.put("linger", RemotingStories::linger);
         boolean good = true;
         for (int i = 1; i < arguments.length; i++) {
             try {
@@ -83,6 +89,7 @@ public class RemotingStories {
         DefaultMQProducer producer = new DefaultMQProducer(group);
         producer.setNamesrvAddr(namesrv);
         producer.setInstanceName(group + System.nanoTime());
+        producer.setSendMsgTimeout(20_000); // others may keep the machine busy
         producer.start();
         return producer;
     }
@@ -240,6 +247,58 @@ public class RemotingStories {
         } finally {
             producer.shutdown();
         }
+    }
+
+    /** Consumes until it is killed; says so, and the client id. */
+    static void linger() throws Exception {
+        DefaultMQProducer producer = producer("PG_linger");
+        sendAll(producer, "JavaLinger", 8);
+        Set<String> bodies = ConcurrentHashMap.newKeySet();
+        DefaultMQPushConsumer consumer = consumer("CG_linger", "JavaLinger", "*");
+        consumer.registerMessageListener(collect(bodies));
+        consumer.start();
+        await(() -> bodies.size() == 8, "" + bodies);
+        System.out.println("consuming");
+        System.out.println(consumer.getDefaultMQPushConsumerImpl().getmQClientFactory().getClientId());
+        Thread.sleep(300_000);
+    }
+
+    static RPCHook hook(String secret) {
+        return new AclClientRPCHook(new SessionCredentials("javaAccessKey", secret));
+    }
+
+    /** The broker has one account, which may send to this topic and consume it with this group. */
+    static void acl() throws Exception {
+        String secret = "javaSecretKey-0123456789";
+        DefaultMQProducer producer = new DefaultMQProducer("PG_acl", hook(secret));
+        producer.setNamesrvAddr(namesrv);
+        producer.setSendMsgTimeout(20_000);
+        producer.start();
+        Set<String> bodies = ConcurrentHashMap.newKeySet();
+        sendAll(producer, "JavaAcl", 5);
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("CG_acl", hook(secret), new AllocateMessageQueueAveragely());
+        consumer.setNamesrvAddr(namesrv);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.subscribe("JavaAcl", "*");
+        consumer.registerMessageListener(collect(bodies));
+        consumer.start();
+        await(() -> bodies.size() == 5, "" + bodies);
+        for (RPCHook wrong : new RPCHook[] {hook("wrong-0123456789"), null}) {
+            DefaultMQProducer refused = new DefaultMQProducer("PG_wrong", wrong);
+            refused.setNamesrvAddr(namesrv);
+            refused.setInstanceName("wrong" + System.nanoTime());
+            refused.start();
+            try {
+                refused.send(new Message("JavaAcl", "no".getBytes()));
+                check(false, "a message without a good signature was taken");
+            } catch (org.apache.rocketmq.client.exception.MQClientException | org.apache.rocketmq.client.exception.MQBrokerException cause) {
+                System.err.println("refused: " + cause.getMessage());
+            }
+            refused.shutdown();
+        }
+        sendAll(producer, "JavaAcl", 1);
+        consumer.shutdown();
+        producer.shutdown();
     }
 
     static void retry() throws Exception {

@@ -177,6 +177,36 @@ async def test_c089_groups(client: RemotingClient) -> None:
         assert answer.code == Answer.INVALID_PARAMETER
 
 
+async def test_many_topics_and_groups_at_once(client: RemotingClient) -> None:
+    """As one by one; those before one that is refused are there."""
+    topics = [{"topicName": f"List{number}", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6} for number in (1, 2)]
+    many = Request.UPDATE_AND_CREATE_TOPIC_LIST
+    assert (await client.call(many, body={"topicConfigList": topics})).code == 0
+    refused = await client.call(many, body={"topicConfigList": [{"topicName": "List3"}, {"topicName": "?"}]})
+    assert refused.code == Answer.INVALID_PARAMETER
+    for name, queues in (("List1", 2), ("List2", 2), ("List3", 16)):
+        found = json_body(await client.call(Request.GET_TOPIC_CONFIG, {"topic": name}))
+        assert found["readQueueNums"] == queues
+    groups = {"groupConfigList": [{"groupName": "GL1", "retryMaxTimes": 3}, {"groupName": "GL2"}]}
+    assert (await client.call(Request.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP_LIST, body=groups)).code == 0
+    for name, times in (("GL1", 3), ("GL2", 16)):
+        found = json_body(await client.call(Request.GET_SUBSCRIPTION_GROUP_CONFIG, {"group": name}))
+        assert found["retryMaxTimes"] == times
+    assert (await client.call(many, body={"topicConfigList": [1]})).code == Answer.INVALID_PARAMETER
+
+
+async def test_the_units_of_a_queue(client: RemotingClient) -> None:
+    """Their places in the log, from an index on."""
+    sent = [await send(client, "Units", b"x", queue_id=1, properties="TAGS\x01a\x02") for _ in range(3)]
+    place: dict[str, object] = {"topic": "Units", "queueId": 1, "index": 1, "count": 10}
+    found = json_body(await client.call(Request.QUERY_CONSUME_QUEUE, place))
+    assert (found["minQueueIndex"], found["maxQueueIndex"]) == (0, 3)
+    offsets = [int(answer.fields["msgId"][16:], 16) for answer in sent]
+    assert [unit["physicOffset"] for unit in found["queueData"]] == offsets[1:]
+    assert {unit["tagsCode"] for unit in found["queueData"]} == {ord("a")}
+    assert (await client.call(Request.QUERY_CONSUME_QUEUE, {**place, "topic": "No"})).code == Answer.TOPIC_NOT_EXIST
+
+
 async def test_c090_changing_the_configuration(client: RemotingClient) -> None:
     """What can change while the broker runs, under RocketMQ's name or ours; nothing else, and nothing by halves."""
     assert (await client.call(Request.UPDATE_BROKER_CONFIG, body=b"fileReservedTime=48\n")).code == 0

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import grpc
 import pytest
 
 from aerobee_broker.config import Address, ListenConfig
+from aerobee_broker.front.config import FrontConfig
 from aerobee_broker.remoting.codes import Request
 from aerobee_proto import v2
 from aerobee_store.travelling_clock import TravellingClock
@@ -43,6 +47,69 @@ async def test_c014_one_port_for_all(tmp_path: Path) -> None:
         pulled = await secure.call(Request.PULL_MESSAGE, pull_fields("orders", queue_id=0))
         assert b"by remoting" in {record.body for record in records(pulled.body)}
         await secure.close()
+
+
+_TEXT_HEADER = b"PROXY TCP4 192.0.2.1 192.0.2.2 5000 443\r\n"
+_BINARY_HEADER = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c" + bytes(12)
+
+
+@asynccontextmanager
+async def _balancer(target: Address, header: bytes) -> AsyncIterator[Address]:
+    """Adds a header before what each client sends."""
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(target.host, target.port)
+        back.write(header)
+        await asyncio.gather(copy(reader, back), copy(there, writer), return_exceptions=True)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield Address("127.0.0.1", server.sockets[0].getsockname()[1])
+    server.close()
+
+
+@pytest.mark.parametrize("header", [_TEXT_HEADER, _BINARY_HEADER], ids=["version 1", "version 2"])
+async def test_a_balancer_before_the_port(tmp_path: Path, header: bytes) -> None:
+    """Its header is skipped before gRPC, remoting and TLS alike."""
+    listen = ListenConfig(grpc=_ANY, metrics=_ANY, front="native", drain_seconds=0.5)
+    async with (
+        in_process_broker(tmp_path, listen=listen) as broker,
+        _balancer(Address.parse(broker.endpoint), header) as proxied,
+    ):
+        client = await RemotingClient.connect(proxied)
+        assert (await send(client, "orders")).code == 0
+        await client.close()
+        async with grpc.aio.insecure_channel(str(proxied)) as channel:
+            request = v2.SendMessageRequest(messages=[message("orders", b"by gRPC")])
+            sent = await v2.MessagingServiceStub(channel).SendMessage(request, metadata=METADATA, timeout=60)
+            assert sent.status.code == v2.Code.OK, sent.status.message
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        secure = await RemotingClient.connect(proxied, context)
+        assert (await send(secure, "orders")).code == 0
+        await secure.close()
+
+
+@pytest.mark.parametrize("begin", [b"PROXY " + b"x" * 200, _BINARY_HEADER[:14] + b"\xff\xff", _TEXT_HEADER[:20]])
+async def test_a_balancer_whose_header_does_not_end(tmp_path: Path, begin: bytes) -> None:
+    """The connection is closed, after the time for a handshake at the latest; others are served."""
+    listen = ListenConfig(grpc=_ANY, metrics=_ANY, front="native", drain_seconds=0.5)
+    async with in_process_broker(tmp_path, listen=listen, front=FrontConfig(handshake_seconds=0.2)) as broker:
+        address = Address.parse(broker.endpoint)
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(begin)
+        async with asyncio.timeout(60):
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.close()
+        client = await RemotingClient.connect(address)
+        assert (await send(client, "orders")).code == 0
+        await client.close()
 
 
 @pytest.mark.parametrize("traffic", [False, True])

@@ -72,6 +72,36 @@ async def test_c080_modes_and_assignments(tmp_path: Path) -> None:
         assert everything == {"messageRequestModeMap": {"Modes": {"CG": mode}}}
 
 
+@pytest.mark.parametrize(
+    ("consumers", "share", "expected"),
+    [
+        (4, 0, [[-1]] * 4),
+        (4, 3, [[-1]] * 4),
+        (4, 1, [[0, 1], [1, 2], [2, 3], [3, 0]]),
+        (4, 2, [[0, 1, 2], [1, 2, 3], [2, 3, 0], [3, 0, 1]]),
+        (6, 1, [[0], [1], [2], [3], [0], [1]]),
+    ],
+)
+async def test_consumers_that_share_queues(
+    client: RemotingClient, consumers: int, share: int, expected: list[list[int]]
+) -> None:
+    """With popShareQueueNum each receives from its share, and from those of so many after it."""
+    topic = f"Shared-{consumers}-{share}"
+    await send(client, topic)
+    names = [f"{topic}-c{number}" for number in range(consumers)]
+    for name in names:
+        await client.call(Request.HEART_BEAT, body=heartbeat_body(name, group=topic, topic=topic))
+    mode = {"topic": topic, "consumerGroup": topic, "mode": "POP", "popShareQueueNum": share}
+    assert (await client.call(Request.SET_MESSAGE_REQUEST_MODE, body=mode)).code == 0
+    assigned = []
+    for name in names:
+        asked = {"topic": topic, "consumerGroup": topic, "clientId": name, "strategyName": "AVG"}
+        found = json_body(await client.call(Request.QUERY_ASSIGNMENT, body=asked))["messageQueueAssignments"]
+        assert {item["mode"] for item in found} == {"POP"}
+        assigned.append([item["messageQueue"]["queueId"] for item in found])
+    assert assigned == expected
+
+
 async def test_c081_what_a_pop_brings(client: RemotingClient) -> None:
     """Infos are strings that name each message; nothing is answered when the time is over; 33 messages are too many."""
     assert (await send(client, "Popped", b"one", queue_id=1)).code == 0

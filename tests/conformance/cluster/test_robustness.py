@@ -1,15 +1,33 @@
-"""Item 121, and a small form of item 122: hostile and slow peers."""
+"""Items 121 and 122: hostile, idle and slow peers."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import resource
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from aerobee_broker.remoting.codes import Request
 from aerobee_broker.remoting.frame import Command, encode
 from tests.support import golden_remoting
 from tests.support.remoting_client import RemotingClient, pull_fields, records, remoting_broker, send
+
+IDLE_COUNT = 2000
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Both ends of the connections are here."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * (IDLE_COUNT + 500) + 500
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        pytest.skip(f"needs {wanted} open files; this machine allows {hard} (ulimit -Hn)")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_c121_fuzzed_requests(tmp_path: Path) -> None:
@@ -39,15 +57,16 @@ async def test_c121_fuzzed_requests(tmp_path: Path) -> None:
         assert (await send(client, "After")).code == 0
 
 
-async def test_idle_connections_and_slow_readers(tmp_path: Path) -> None:
-    """Two hundred idle connections and as many held pulls; who does not read its answers is not read from."""
+async def test_c122_idle_connections_and_slow_readers(tmp_path: Path, many_files: None) -> None:
+    """2,000 idle connections, and 500 others with a held pull; who does not read its answers is not read from."""
     async with remoting_broker(tmp_path) as (broker, client):
-        idle = [await RemotingClient.connect(broker.remoting) for _ in range(200)]
+        assert broker.remoting is not None
+        silent = [
+            (await asyncio.open_connection(broker.remoting.host, broker.remoting.port))[1] for _ in range(IDLE_COUNT)
+        ]
+        idle = [await RemotingClient.connect(broker.remoting) for _ in range(500)]
         for _ in range(10):
             assert (await send(client, "Many", b"x" * 5000)).code == 0
-        held = [other.begin(Request.PULL_MESSAGE, pull_fields("Many", offset=10, sys_flag=6)) for other in idle]
-        await client.call(106)
-        assert broker.remoting is not None
         unread = await asyncio.open_connection(broker.remoting.host, broker.remoting.port)
         writer = unread[1]
         fields = {name: str(value) for name, value in pull_fields("Many").items()}
@@ -62,9 +81,15 @@ async def test_idle_connections_and_slow_readers(tmp_path: Path) -> None:
                 stuck = True
                 break
         assert stuck, "the broker read 128 MiB of requests whose answers nobody read"
+        waiting = pull_fields("Many", offset=10, sys_flag=6) | {"suspendTimeoutMillis": 100_000}
+        held = [other.begin(Request.PULL_MESSAGE, waiting) for other in idle]
+        await client.call(106)
         await send(client, "Many", b"now")
         for answer in held:
             assert [record.body for record in records((await answer).body)] == [b"now"]
         writer.transport.abort()
         for other in idle:
             await other.close()
+        for connection in silent:
+            assert not connection.is_closing()
+            connection.close()

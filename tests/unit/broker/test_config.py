@@ -120,12 +120,15 @@ def test_a_broker_conf_of_rocketmq(tmp_path: Path) -> None:
         "flushDiskType=ASYNC_FLUSH\nflushIntervalCommitLog=250\nflushCommitLogLeastPages=8\nmappedFileSizeConsumeQueue=6000001\n"
         "enabledAppendPropCRC : true\nautoCreateTopicEnable=true\nbrokerClusterName=Def\\\n   ault\n"
         "fileReservedTime=48\ndeleteWhen=04;16\ndiskMaxUsedSpaceRatio=99\ndiskSpaceWarningLevelRatio=88\n"
+        "flushCommitLogThoroughInterval=10000\nflushCommitLogTimed=false\nmessageIndexEnable=false\nlongPollingEnable=false\n"
         "cleanFileForciblyEnable=false\nwarmMapedFileEnable=true\nnamesrvAddr=127.0.0.1:9876\nlistenPort=10911\n"
     )
     config = BrokerConfig.load(rocketmq_conf=conf)
     assert config.store.directory == tmp_path / "store"
     assert (config.store.flush, config.store.flush_interval_seconds) == ("async", 0.25)
     assert config.store.flush_pages_min == 8
+    assert (config.store.flush_thorough_interval_seconds, config.store.flush_timed) == (10.0, False)
+    assert (config.store.index, config.delivery.long_polling) == (False, False)
     assert config.store.queue_file_size == 6000020
     assert config.auto_create_topics
     assert config.cluster == "Default"

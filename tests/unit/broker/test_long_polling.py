@@ -162,3 +162,10 @@ def test_poll_time_is_over_before_the_deadline(
 ) -> None:
     """The smallest of what is asked for, what the deadline leaves, and the limit."""
     assert poll_seconds(requested, remaining, reserve=0.2, longest=30.0) == pytest.approx(expected)
+
+
+async def test_without_long_polling_a_wait_is_short() -> None:
+    """Whatever is asked for."""
+    polling = LongPolling(seconds_max=0.01)
+    async with asyncio.timeout(60):
+        assert not await polling.wait("topic", "group", "c", 3600)

@@ -308,6 +308,26 @@ def test_queries_compare_the_key(store: MessageStore) -> None:
     assert [record.body for record in store.query("orders", "Aa", **times)] == [b"1", b"2", b"3"]
 
 
+def test_without_an_index_no_key_is_found_until_it_is_made_again(disk: MemoryFileSystem) -> None:
+    """Starts, after a crash too, do not miss it; switched on again, it has every message of the log."""
+    without = replace(CONFIG, index=False)
+    with MessageStore.open(CONFIG, file_system=disk, clock=ManualClock()) as store:
+        store.append([Message("orders", 0, b"first", {"KEYS": "k"})])
+    for _ in range(2):
+        with MessageStore.open(without, file_system=disk, clock=ManualClock()) as store:
+            assert store.recovery.records == 0
+            store.append([Message("orders", 0, b"later", {"KEYS": "k"})])
+            assert not [found for found in store.query("orders", "k") if found is not None]
+            store.flush()
+            killed = disk.kill()
+    with MessageStore.open(without, file_system=killed, clock=ManualClock()) as store:
+        assert store.status().mapped_files == 1
+    for left in (disk, killed):
+        with MessageStore.open(CONFIG, file_system=left, clock=ManualClock()) as store:
+            found = {record.body for record in store.query("orders", "k") if record is not None}
+            assert found == {b"first", b"later"}
+
+
 def test_errors_are_one_family() -> None:
     """Whoever calls the store needs one except clause."""
     for error in (StoreLockedError, StoreDirectoryError, StoreFullError, StoreClosedError, InvalidMessageError):

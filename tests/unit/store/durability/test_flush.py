@@ -427,6 +427,38 @@ async def test_a_few_pages_wait_for_half_of_the_interval_and_many_do_not() -> No
         assert store.positions[2] == store.positions[0] > end
 
 
+async def test_the_thorough_interval_puts_off_few_pages() -> None:
+    """And many do not wait for it."""
+    clock = TravellingClock()
+    sender = Sender()
+    config = replace(CONFIG, flush="async", flush_interval_seconds=400.0, derived_flush_interval_seconds=4000.0)
+    config = replace(config, flush_thorough_interval_seconds=1000.0)
+    async with asyncio.timeout(9000), serving(config, MemoryFileSystem(clock=ManualClock()), seconds=None) as store:
+        await clock.advance(0)  # the services begin
+        sender.append(store, [sender.message(100)])
+        for _ in range(10):
+            await clock.advance(101)
+        assert store.positions[2] == 0
+        await clock.advance(101)
+        assert store.positions[2] == store.positions[0]
+        sender.append(store, [sender.message(6000)] * 3)
+        await clock.advance(101)
+        assert store.positions[2] == store.positions[0]
+
+
+async def test_without_timed_mode_enough_pages_are_synced_at_once() -> None:
+    """Not at the next look, which is far away; a few pages still wait for it."""
+    sender = Sender()
+    config = replace(CONFIG, flush="async", flush_interval_seconds=4000.0, flush_timed=False)
+    async with asyncio.timeout(60), serving(config, MemoryFileSystem(clock=ManualClock())) as store:
+        [few] = sender.append(store, [sender.message(100)])
+        await store.wait_stored(few.end)
+        assert store.positions[2] == 0
+        sender.append(store, [sender.message(6000)] * 3)
+        while store.positions[2] < store.positions[0]:  # noqa: ASYNC110 - the sync tells nobody
+            await asyncio.sleep(0.001)
+
+
 async def test_what_comes_during_a_sync_is_half_an_interval_old_at_the_most() -> None:
     """A sync that does not cover it, and ends between two looks, does not put it off."""
     clock = TravellingClock()

@@ -104,6 +104,21 @@ async def test_two_segments_are_ready_once_a_quarter_is_written() -> None:
         compare(store, sender.sent, sender.sent)
 
 
+@pytest.mark.parametrize("ahead", [0, 2])
+async def test_a_segment_that_takes_long_is_said_so(
+    ahead: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In advance and on demand alike."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(allocate, "_SLOW_SECONDS", -1.0)
+    sender = Sender()
+    async with asyncio.timeout(60), serving(config_of(segments_ahead=ahead), MemoryFileSystem()) as store:
+        await send(store, sender, 6000)
+        if ahead:
+            await prepared(store, ahead)
+    assert sum("segment created" in line for line in caplog.messages) == 1 + ahead
+
+
 async def test_after_a_power_cut_they_are_used() -> None:
     """Files of zeros behind the log's end are normal, for recovery and for every tool."""
     disk, sender = MemoryFileSystem(), Sender()

@@ -249,6 +249,17 @@ def test_buffers_that_may_not_be_locked_are_said_so_once(caplog: pytest.LogCaptu
     assert (pool.locked, pool.free) == (False, 3)
 
 
+def test_a_pool_with_few_free_buffers_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """From the buffer on that leaves less than 40 %; not before."""
+    pool = BufferPool(MemoryFileSystem(), 4096, 5, fast_failure=False)
+    free = []
+    for _ in range(5):
+        pool.borrow(wait=True)
+        free += [pool.free] if "few write buffers" in caplog.text else []
+        caplog.clear()
+    assert free == [1, 0]
+
+
 def test_memory_of_the_machine_is_locked_and_unlocked() -> None:
     """What the limit permits is locked; what it does not raises an error that names the reason."""
     disk = DiskFileSystem()

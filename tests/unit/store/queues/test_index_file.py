@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from aerobee_store import StoreDirectoryError
 from aerobee_store.queues import index_file
 from aerobee_store.queues.index_file import HEADER_SIZE, IndexService, file_size
-from aerobee_store.testing import MemoryFileSystem
+from aerobee_store.testing import MemoryFileSystem, Operation
 from tests.support.stored_messages import DIRECTORY
 
 SLOTS, ENTRIES = 10, 60
@@ -219,6 +220,29 @@ def test_files_that_are_no_index() -> None:
     disk.create(INDEX / "readme", 5)
     with pytest.raises(StoreDirectoryError, match="move it away"):
         service(disk)
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3])
+def test_a_file_that_cannot_be_created_is_tried_again(failures: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Twice; then the error is the caller's."""
+    disk = MemoryFileSystem()
+    index = service(disk)
+    left = failures
+
+    def fail(operation: Operation) -> None:
+        nonlocal left
+        if operation.name == "create" and left:
+            left -= 1
+            raise OSError(errno.EMFILE, "as the test wants it", str(operation.path))
+
+    disk.before_operation = fail
+    if failures == 3:
+        with pytest.raises(OSError, match="as the test wants it"):
+            put(index, 0, 5)
+    else:
+        put(index, 0, 5)
+        assert found(index, 3) == [3]
+    assert sum("trying again" in record.message for record in caplog.records) == min(failures, 2)
 
 
 def test_sizes() -> None:
