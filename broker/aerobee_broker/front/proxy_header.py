@@ -1,4 +1,4 @@
-"""The header that a load balancer sends before the first bytes of a connection: HAProxy's PROXY protocol, versions 1 and 2.
+"""The header that a load balancer sends first on a connection: HAProxy's PROXY protocol, versions 1 and 2.
 
     version 1    "PROXY TCP4 SOURCE TARGET PORT PORT\r\n", at most 107 bytes
     version 2    12 bytes of signature, version and command, family, 2 bytes of length, so many bytes

@@ -81,6 +81,41 @@ async def test_routes_survive_the_restart_of_a_name_server(tmp_path: Path) -> No
                 assert await _route(restarted, "Kept") == before
 
 
+async def test_a_wiped_write_permission(tmp_path: Path) -> None:
+    """The broker's old and new topics are read-only for producers until it is restored, over a restart as well."""
+
+    async def permission(address: Address, topic: str) -> int:
+        client = await RemotingClient.connect(address)
+        try:
+            answer = await client.call(Request.GET_ROUTE_INFO_BY_TOPIC, {"topic": topic})
+            return int(json_body(answer)["queueDatas"][0]["perm"]) if answer.code == Answer.SUCCESS else 0
+        finally:
+            await client.close()
+
+    async def told(address: Address, code: Request) -> dict[str, str]:
+        client = await RemotingClient.connect(address)
+        try:
+            return (await client.call(code, {"brokerName": "aerobee"})).fields
+        finally:
+            await client.close()
+
+    async with AsyncExitStack() as servers:
+        first = await servers.enter_async_context(AsyncExitStack())
+        address = await first.enter_async_context(name_server(tmp_path / "ns"))
+        async with remoting_broker(tmp_path / "store", namesrv=(str(address),)) as (_, client):
+            await send(client, "Old")
+            await _eventually(lambda: permission(address, "Old"), lambda found: found == 6)
+            assert int((await told(address, Request.WIPE_WRITE_PERMISSION_OF_BROKER))["wipeTopicCount"]) > 0
+            assert await permission(address, "Old") == 4
+            await send(client, "New")  # on the old connection; the broker itself still takes messages
+            assert await _eventually(lambda: permission(address, "New"), bool) == 4
+            await first.aclose()
+            await servers.enter_async_context(name_server(tmp_path / "ns", address))
+            assert await _eventually(lambda: permission(address, "Old"), bool) == 4
+            await told(address, Request.ADD_WRITE_PERMISSION_OF_BROKER)
+            assert await permission(address, "Old") == 6
+
+
 async def _exists(path: Path) -> bool:
     return path.exists() and b"Kept" in path.read_bytes()
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 import resource
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from aerobee_broker.config import Address
 from aerobee_broker.remoting.codes import Request
 from aerobee_broker.remoting.frame import Command, encode
+from tests.conformance.cluster.test_name_servers import name_server
 from tests.support import golden_remoting
 from tests.support.remoting_client import RemotingClient, pull_fields, records, remoting_broker, send
+from tests.support.replicating import master, replica
 
 IDLE_COUNT = 2000
 
@@ -55,6 +59,53 @@ async def test_c121_fuzzed_requests(tmp_path: Path) -> None:
                     if not done:
                         answered.cancel()  # a decision of 0 is never answered, and a pull may be held
         assert (await send(client, "After")).code == 0
+
+
+async def _fuzzed(address: Address, chance: random.Random, starts: Sequence[bytes]) -> None:
+    """Connections that begin as they should, or not, with bytes changed; each is closed in the middle of something."""
+    for number in range(150):
+        data = bytearray(chance.choice(starts)) + chance.randbytes(chance.randrange(40))
+        for _ in range(chance.randrange(1, 5)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        _, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(data)
+        if number % 2:
+            await asyncio.sleep(0)
+        writer.transport.abort() if number % 3 else writer.close()
+
+
+async def test_fuzzed_name_server(tmp_path: Path) -> None:
+    """Requests of brokers and clients with bytes changed; registrations and routes are answered after that."""
+    chance = random.Random(122)
+    starts = [
+        golden.data for golden in golden_remoting.frames() if golden.is_request and "> name server" in golden.link
+    ]
+    assert starts
+    async with name_server(tmp_path / "ns") as address:
+        await _fuzzed(address, chance, starts)
+        async with remoting_broker(tmp_path / "store", namesrv=(str(address),)) as (_, client):
+            assert (await send(client, "After")).code == 0
+        asking = await RemotingClient.connect(address)
+        assert (await asking.call(Request.GET_BROKER_CLUSTER_INFO)).code == 0
+        await asking.close()
+
+
+async def test_fuzzed_replication(tmp_path: Path) -> None:
+    """Reports, handshakes and noise at the port for replicas; a replica follows after that."""
+    chance = random.Random(123)
+    starts = [
+        struct.pack(">q", 0),
+        struct.pack(">q", -1),
+        struct.pack(">ihhq", 1, 0, 0, 2),
+        bytes(64),
+        b"GET / HTTP/1.1",
+    ]
+    async with master(tmp_path / "a") as found:
+        assert (await send(found.client, "T")).code == 0
+        await _fuzzed(found.ha, chance, starts)
+        assert (await send(found.client, "T")).code == 0
+        async with replica(tmp_path / "b", found.broker.remoting) as copy:
+            await copy.follows_to(int((await found.status())["masterCommitLogMaxOffset"]))
 
 
 async def test_c122_idle_connections_and_slow_readers(tmp_path: Path, many_files: None) -> None:
