@@ -85,7 +85,7 @@ class _Readiness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Process:
-    """The parts that stay when a replica becomes a master."""
+    """The parts that survive the promotion of a replica to a master."""
 
     config: BrokerConfig
     accounts: Accounts | None
@@ -98,7 +98,7 @@ class _Process:
 
 
 def _announce_nothing(_remoting: Address, _metrics: Address) -> None:
-    """Announce nothing."""
+    """Does nothing."""
 
 
 async def run(
@@ -158,18 +158,20 @@ async def run(
     finally:
         if leadership is not None and keeping is not None:
             keeping.cancel()
-            await leadership.release()  # the log is written no more, so another broker may go on at once
+            await (
+                leadership.release()
+            )  # nothing is written to the log any more, so another broker may take over at once
         await endpoint.stop()
     _log.info("broker stopped")
     return 0
 
 
 def _leadership(config: BrokerConfig) -> tuple[Leadership | None, asyncio.Task[None] | None]:
-    """With a lease: what this broker knows of it, and the task that renews it."""
+    """With a lease: its state in this broker, and the task that renews it."""
     replication = config.replication
     if not replication.etcd:
         return None, None
-    from aerobee_broker.replication.etcd import EtcdLease  # a single broker loads nothing of replication
+    from aerobee_broker.replication.etcd import EtcdLease  # a single broker does not import replication
     from aerobee_broker.replication.leadership import Leadership
 
     lease = EtcdLease(
@@ -188,7 +190,7 @@ def _role(config: BrokerConfig, store: MessageStore, leadership: Leadership | No
         return "none"
     if leadership is not None:
         return "master" if leadership.is_held else "replica"
-    from aerobee_broker.replication import roles  # a single broker loads nothing of replication
+    from aerobee_broker.replication import roles  # a single broker does not import replication
 
     return roles.load(config, store.file_system)
 
@@ -196,7 +198,8 @@ def _role(config: BrokerConfig, store: MessageStore, leadership: Leadership | No
 async def _follow(
     process: _Process, store: MessageStore, batch_topics: BatchTopics, announce: Callable[[Address, Address], None]
 ) -> bool:
-    """Be a replica until `stop` is set (False), or it goes on as another one or as the master (True)."""
+    """Run as a replica until `stop` is set (False), or until its store must be reopened, as a replica or as the master
+    (True)."""
     from aerobee_broker.replication.epochs import Epochs
     from aerobee_broker.replication.metrics import ReplicaCollector
     from aerobee_broker.replication.replica import ReplicaBroker
@@ -331,7 +334,7 @@ async def _open_parts(process: _Process, store: MessageStore, tables: Tables, se
 
 
 def _run_services(parts: BrokerParts, remoting: RemotingService, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-    """What runs beside the requests, in tasks of the group."""
+    """Start the services that run beside the requests, as tasks of the group."""
     return [
         tasks.create_task(parts.store.run(), name="store"),
         *(
@@ -352,7 +355,7 @@ def _run_services(parts: BrokerParts, remoting: RemotingService, tasks: asyncio.
 
 
 async def _open_master(process: _Process, config: BrokerConfig, store: MessageStore) -> MasterBroker:
-    from aerobee_broker.replication import master_broker  # a single broker loads nothing of replication
+    from aerobee_broker.replication import master_broker  # a single broker does not import replication
 
     return await master_broker.MasterBroker.open(config, store, process.leadership)
 
@@ -399,7 +402,7 @@ async def _listen(
 
 
 class _Serving:
-    """A broker that answers: with its replicas and name servers, until it drains."""
+    """A serving broker, with its replicas and name servers, until it drains."""
 
     def __init__(
         self,
@@ -439,7 +442,7 @@ class _Serving:
             running.append(tasks.create_task(self._registrar.run(), name=self._registrar.name))
 
     async def drain(self, *, is_deposed: bool) -> None:
-        """Answer what is in flight, then save everything. A deposed master answers nobody and appends nothing."""
+        """Answer the calls in flight, then save everything. A deposed master neither answers nor appends."""
         _log.info("broker draining")
         parts = self._parts
         self.front.draining.set()
@@ -455,7 +458,7 @@ class _Serving:
         await parts.tables.save_all()
 
     async def stop(self) -> None:
-        """End what still runs, at once."""
+        """Stop everything that still runs, at once."""
         await self.front.server.stop(0)
         await self._remoting.server.stop(0)
         if self._master is not None:
@@ -465,7 +468,7 @@ class _Serving:
 
 
 def _load_deferred() -> None:
-    """Import, in a thread, what serving clients needs and a broker at rest does not."""
+    """Import, in a thread, the modules that are needed to serve clients but not by an idle broker."""
     threading.Thread(target=load_deferred, name="aerobee-imports", daemon=True).start()
 
 

@@ -3,7 +3,7 @@
 An application may import the official RocketMQ client beside ours. Both generate `apache.rocketmq.v2` from files with
 different names, and one pool refuses to hold the same names twice, so ours keep to themselves.
 
-A pool is a world of its own: its Timestamp is another class than `google.protobuf.timestamp_pb2.Timestamp`. The
+A pool is isolated: its Timestamp is a different class from `google.protobuf.timestamp_pb2.Timestamp`. The
 classes below have the same methods (`FromMilliseconds`, `ToDatetime`, `ToTimedelta` ...) and the same bytes, but
 assigning Google's to a field of ours raises TypeError, at run time and in mypy. Fill the field in place
 (`properties.born_timestamp.FromMilliseconds(now)`) or build one of these.

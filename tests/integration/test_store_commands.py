@@ -171,8 +171,8 @@ def test_rebuilding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: data for path, (data, _) in content(case.store / "consumequeue").items()}
     assert main(["store", "rebuild", str(case.store), "--queues"]) == 0
     assert "0 are not as they were" in capsys.readouterr().out
-    victim = next(path for path in sorted((case.store / "consumequeue").rglob("*")) if path.is_file())
-    victim.unlink()
+    removed_file = next(path for path in sorted((case.store / "consumequeue").rglob("*")) if path.is_file())
+    removed_file.unlink()
     assert main(["store", "rebuild", str(case.store), "--queues", "--apply", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["applied"] is True

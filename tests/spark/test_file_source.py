@@ -106,7 +106,7 @@ def test_what_is_empty_and_what_is_not_there(spark: Any, store: Path) -> None:
 
 
 def test_tags_queues_and_partitions(spark: Any, store: Path) -> None:
-    """Tag filter, assigned queues, and a wish for partitions."""
+    """Tag filter, assigned queues, and a minimum number of partitions."""
     for by in ("log", "queue"):
         frame = read(spark, store, subscribe="orders", subExpression="paid || größer", readBy=by)
         assert {row.tags for row in frame.collect()} == {"paid", "größer"}

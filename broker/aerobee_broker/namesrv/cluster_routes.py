@@ -1,8 +1,7 @@
 """The brokers of a cluster that gRPC clients can reach, as the name servers know them.
 
-The broker asks the name servers with which it is registered, one after the other, and those that have registered with
-this broker's own one. An answer is valid for a second; clients ask every 30 seconds. If no name server answers, the
-last answer stays valid.
+The broker asks the name servers with which it is registered in turn, and its own name server. An answer is valid for a
+second; clients ask every 30 seconds. If no name server answers, the last answer stays valid.
 
 Only masters are listed: replicas serve no gRPC. Brokers of RocketMQ and name servers of RocketMQ give no addresses for
 gRPC, so such brokers are left out.
@@ -57,7 +56,7 @@ class ClusterRoutes:
         if known is None or now >= known[0]:
             last = known[1].result() if known is not None and known[1].done() else []
             if len(self._known) >= _TOPICS_MAX:
-                del self._known[next(iter(self._known))]  # the one that was asked for the longest time ago
+                del self._known[next(iter(self._known))]  # the least recently requested one
             known = (now + _VALID_SECONDS, asyncio.create_task(self._ask(topic, last), name=f"route of {topic}"))
         self._known[topic] = known
         return await asyncio.shield(known[1])
@@ -116,7 +115,7 @@ def _address(text: str, name: str) -> Address | None:
 
 
 def _registered(tables: RouteTables, topic: str) -> list[BrokerQueues]:
-    """What `read_route` would find in the answer of these tables."""
+    """The brokers in these tables, as `read_route` returns them."""
     found = []
     for broker, queues in tables.route(topic):
         addresses = tables.grpc(broker).get(MASTER_ID, GrpcAddresses())

@@ -109,7 +109,7 @@ class PopRequests:
         return self._popped(messages, invisible_ms)
 
     async def peek(self, request: Command, connection: Connection) -> Command:
-        """The next messages of one queue, or of all; nothing is marked."""
+        """The next messages of one queue, or of all, without any change of state."""
         group, topic = text(request, "consumerGroup"), text(request, "topic")
         count = self._count(request)
         _, queue_ids = self._queues(request, topic)
@@ -134,7 +134,7 @@ class PopRequests:
         return answered
 
     async def notification(self, request: Command, connection: Connection) -> Command:
-        """Whether a POP would bring something, at the latest at bornTime + pollTime."""
+        """Whether a POP would return messages; answered by bornTime + pollTime at the latest."""
         group, topic = text(request, "consumerGroup"), text(request, "topic")
         loop = asyncio.get_running_loop()
         until = loop.time() + self._wait_seconds(request)
@@ -229,7 +229,8 @@ class PopRequests:
         return answer()
 
     async def acknowledge_batch(self, request: Command, _: Connection) -> Command:
-        """Those that cannot be acknowledged are left out, as in RocketMQ; 208 if there is none to acknowledge."""
+        """Messages that cannot be acknowledged are skipped, as in RocketMQ. Code 208 if there is none to
+        acknowledge."""
         by_group: dict[tuple[str, str], list[str]] = {}
         count = 0
         for entry in objects(body_object(request), "acks", count_max=_BATCH_ENTRIES_MAX):

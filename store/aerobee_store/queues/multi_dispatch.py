@@ -1,8 +1,8 @@
-"""Messages that are in more queues than one: RocketMQ's multi-dispatch, and its light queues (LMQ).
+"""Messages in several queues: RocketMQ's multi-dispatch, and its light queues (LMQ).
 
 A record lies in the log once. Two of its properties name the other queues that hold it, as lists with commas:
 
-    INNER_MULTI_DISPATCH      set by whoever sends      %LMQ%room-7,%LMQ%room-9
+    INNER_MULTI_DISPATCH      set by the sender         %LMQ%room-7,%LMQ%room-9
     INNER_MULTI_QUEUE_OFFSET  set by the store          41,7
 
 The second has the queue offset in each of the first, in the same order; nothing stands between the commas for a name

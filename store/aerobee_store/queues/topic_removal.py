@@ -1,4 +1,4 @@
-"""Deleting topics, many at a time, while messages go on being stored.
+"""Deletes topics, many at a time, while messages continue to be stored.
 
 1. In one step of the event loop the topics end: each queue's next offset and the end of the log are taken down, and
    from then on nothing before is served. What waits for dispatch goes on to its queue, and is not served either.
@@ -53,7 +53,7 @@ from aerobee_store.queues.queue_table import QueueFiles, QueueTable
 from aerobee_store.tables import java_json
 from aerobee_store.tables.json_table import JsonTable
 
-_REMOVED_AT_ONCE: Final = 32  # topics; whatever else the disk thread has to do gets its turn in between
+_REMOVED_AT_ONCE: Final = 32  # topics; other work of the disk thread runs in between
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class DeletedTopics:
     def __init__(self, file_system: FileSystem, directory: Path) -> None:
         self._file_system = file_system
         self._path = directory / "config" / "deletedTopics.json"
-        # The content before this one has a deletion less: its messages would be back.
+        # The previous content lacks the last deletion: its messages would return.
         self._table = JsonTable(file_system, self._path, old_content_helps=False, checksum_inside=True)
         self._topics: dict[str, DeletedTopic] = {}
 
@@ -210,7 +210,7 @@ class TopicRemoval:
     ) -> None:
         """Steps 2 to 4. `durable` waits for the log. OSError, StoreError."""
         await durable(ended.physical_offset)
-        # What the disk thread has begun it ends, and what waits for it runs, also if nobody waits for it any more.
+        # Work that the disk thread has begun or queued completes, even if its caller was cancelled.
         await asyncio.shield(asyncio.ensure_future(in_disk_thread(self.save, ended)))
         going = self.take_out(ended)
         for first in range(0, len(going), _REMOVED_AT_ONCE):

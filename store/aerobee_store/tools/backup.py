@@ -1,7 +1,7 @@
-"""A copy of a store that a start takes for what a crash has left, made while a broker writes, or of a stopped store.
+"""Copies a store, stopped or in use. The copy of a store in use looks to a start like the state after a crash.
 
-Of a store that no process has open everything is copied as it is, under its lock. Of one in use the files change while
-they are copied, so the order counts. What is copied earlier must never speak of what is missing later:
+A store that no process has open is copied unchanged, under its lock. The files of a store in use change during the
+copy, so the order matters: a file copied earlier must never refer to data that is missing in files copied later.
 
     1. everything of `config` but topics and groups, and whatever else lies there: offsets and positions speak of
        messages that are in the log by now, and will be in the copy
@@ -14,11 +14,11 @@ they are copied, so the order counts. What is copied earlier must never speak of
     7. tables that were saved between the copying of their file and that of its checksums, again
     8. `abort`, so that the first start recovers: it reads the log from the checkpoint's offset on
 
-If the deletion of a topic falls into this, or the checkpoint is one of RocketMQ's, which does not say up to which
-offset the derived files are synced, the copy gets no checkpoint: its first start then reads the whole log.
+The copy gets no checkpoint if a topic is deleted during the backup, or if RocketMQ wrote the checkpoint, which then
+lacks the offset up to which derived files are synced. The first start of the copy then reads the whole log.
 
-The copy is made in `backup.partial` within the target and moved up when it is complete and synced. A target that holds
-nothing but such a directory is what an interrupted backup has left, and is taken as empty.
+The copy is made in `backup.partial` within the target and moved up when it is complete and synced. A target that
+contains only such a directory is left from an interrupted backup, and counts as empty.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ again.
                                                       what is wrong; a broker makes them again from the timer topic
     a file of a queue or of the index whose name or   set aside in `quarantine`, as all that is moved away; what it
     size cannot be                                    belonged to is made again
-    a checkpoint that cannot be                       removed, and written again
+    an invalid checkpoint                              removed, and written again
     anything else of log end, queues and index        what opening does after a crash (recovery.py), but compared with
                                                       the whole log
 

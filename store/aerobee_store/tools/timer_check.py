@@ -1,9 +1,9 @@
-"""The timer's files against the timer topic: every message that waits has its unit, every unit its message, and the
-wheel leads to the units.
+"""Compares the timer's files with the timer topic: every waiting message needs a unit, every unit a message, and the
+wheel must lead to the units.
 
     kind                    severity  what was found
     timer-file              both      a file of the timer log with an odd name, size or place; a wheel of an odd size
-    timer-checkpoint        both      a checkpoint that cannot be, or speaks of more than there is
+    timer-checkpoint        both      an invalid checkpoint, or one that is ahead of the files
     timer-unit-invalid      error     units that cannot be, before the place up to which the log is said to be durable
     timer-unit-wrong        error     a unit that names no message of the timer topic, or another time or topic than its
                                       message
@@ -11,8 +11,8 @@ wheel leads to the units.
     timer-slot              error     a slot that does not lead to its units, or counts others
     timer-chain             error     a unit that does not name the one before it in its slot
 
-Messages whose time is over are none that wait, and units and slots of times before the checkpoint's are done: nobody
-reads them again. The wheel and its chains are looked at only after an orderly stop: after any other they are made anew.
+Messages that are due do not count as waiting, and units and slots before the checkpoint's time are done and never read
+again. The wheel and its chains are checked only after an orderly stop; otherwise a start rebuilds them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Verifies every byte of a store: the log against itself, queues and index against the log.
 
-The log is read once from its first byte to its end, some thousand records at a time, and each stretch of records is
-compared with the queue units and index entries that it must have; what units and entries are left over is looked at
-afterwards. So memory does not grow with the store, but for what is wrong with it.
+The log is read once from its first byte to its end, some thousand records at a time. Each batch of records is compared
+with the queue units and index entries that it must have; remaining units and entries are checked afterwards. Memory
+therefore grows only with the number of errors, not with the store.
 
     kind                    severity  what was found
     segment-file            both      a file of the log with an odd name, size or place
     segment-missing         error     a hole between two segments, with messages on both sides
-    log-damaged             error     bytes that are no record, with valid records behind them
+    log-damaged             error     bytes that are not a record, followed by valid records
     log-torn                error     the log ends in a record that was not written completely, or in what a power cut
                                       has torn; the next start cuts it off
     log-bytes-behind-end    error     bytes behind the end of the log, none of them a record
@@ -16,14 +16,14 @@ afterwards. So memory does not grow with the store, but for what is wrong with i
     queue-offset-gap        error     queue offsets without a message, and no damage that would explain it
     queue-offset-repeated   warning   a queue begins anew: its topic was deleted and made again
     queue-file              both      a file of a queue with an odd name, size or place
-    unit-missing            error     messages of the log that their queue does not name. A warning if they lie before
+    unit-missing            error     messages of the log without a unit in their queue. A warning if they lie before
                                       a queue that begins with fillers: RocketMQ rebuilt it from a part of the log
-    unit-wrong              error     a unit that names another place, size or tag than its message has
+    unit-wrong              error     a unit with another physical offset, size or tag than its message
     unit-extension          both      a unit whose extended unit has another tags code: filters pass over the message; a
                                       warning if there is none: filters read the message to know
     unit-ahead              error     units of messages behind the end of the log
-    unit-stray              error     units that name a place where no message of this queue begins
-    unit-invalid            error     units that cannot be
+    unit-stray              error     units with an offset at which no message of this queue begins
+    unit-invalid            error     invalid units
     index-file              both      a file of the index with an odd name, size or header
     index-counts-unknown    warning   slots and entries of an index file are unknown: its entries were not looked at
     index-missing           error     messages with keys, but no index
@@ -35,7 +35,7 @@ afterwards. So memory does not grow with the store, but for what is wrong with i
     configuration-file      error     a table in config cannot be read: a broker would not start (deletedTopics.json) or
                                       take the copy of the save before
     configuration-changed   warning   a table in config has another checksum than was saved: edited, or damaged
-    checkpoint              both      a checkpoint that cannot be, or says that more was synced than there is
+    checkpoint              both      an invalid checkpoint, or one that is ahead of the files
     timer-...               both      the files of the timer: timer_check.py
     quarantine              warning   segments that a recovery has set aside; torn tails are not counted
 

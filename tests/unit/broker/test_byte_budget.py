@@ -33,7 +33,7 @@ async def test_reading_waits_for_the_bytes_of_its_holder_and_not_of_others() -> 
     assert (bytes_.used, bytes_.used_by("a"), bytes_.used_by("b")) == (40, 10, 30)
 
 
-async def test_all_holders_together_are_bounded_in_the_order_of_arrival() -> None:
+async def test_the_total_is_limited_and_waiters_are_served_in_order() -> None:
     """A large one that came first is not passed by small ones."""
     bytes_ = budget(total=100, owner=100)
     await bytes_.take(60, ("a",), seconds=1)
