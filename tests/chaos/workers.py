@@ -156,16 +156,25 @@ class Workers:
             if task.done():
                 task.result()
 
-    async def drain(self, seconds: float, is_complete: Callable[[], bool]) -> None:
-        """No more is sent, and all that is left is consumed, until `is_complete` for a while, or so long."""
+    async def drain(self, seconds: float, left: Callable[[], int]) -> None:
+        """No more is sent, and all that is left is consumed, until nothing is `left` for a while.
+
+        A long run leaves ordered messages by the thousand, since consumers that give back are slower than producers. So
+        `seconds` bound the time without progress, not the whole.
+        """
         self._producing = False
         self._draining = True
         deadline = time.monotonic() + seconds
+        least = left()
         quiet = 0
         while quiet < 3 and time.monotonic() < deadline:
             await asyncio.sleep(0.5)
             self.check_alive()
-            quiet = quiet + 1 if is_complete() else 0
+            count = left()
+            quiet = quiet + 1 if count == 0 else 0
+            if count < least:
+                least = count
+                deadline = time.monotonic() + seconds
         await self.stop()
         await self._read_everything()
 
