@@ -42,6 +42,12 @@ def add_parser(commands: Commands) -> None:
         "prefix", metavar="PREFIX", nargs="?", default="", help="only settings whose names begin with this"
     )
     show.add_argument("--changed", action="store_true", help="only settings that differ from their defaults")
+    for action in (show, *_add_changes(actions)):
+        options.add_endpoint(action)
+        options.add_json(action)
+
+
+def _add_changes(actions: Commands) -> tuple[argparse.ArgumentParser, ...]:
     change = new_command(
         actions,
         "set",
@@ -67,9 +73,7 @@ def add_parser(commands: Commands) -> None:
         examples="  aerobee config log-level DEBUG",
     )
     level.add_argument("level", choices=_LEVELS, type=str.upper)
-    for action in (show, change, unset, level):
-        options.add_endpoint(action)
-        options.add_json(action)
+    return change, unset, level
 
 
 def _show(arguments: argparse.Namespace) -> int:

@@ -36,6 +36,13 @@ _RESEND_COUNT = 100  # in one request
 def add_parser(commands: Commands) -> None:
     parser = new_command(commands, "dlq", "list, show, resend and export dead letters", examples=_EXAMPLES)
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_list(actions)
+    _add_show(actions)
+    _add_resend(actions)
+    _add_export(actions)
+
+
+def _add_list(actions: Commands) -> None:
     listing = new_command(
         actions,
         "list",
@@ -43,6 +50,16 @@ def add_parser(commands: Commands) -> None:
         _list,
         examples="  aerobee dlq list\n  aerobee dlq list billing --max 20 --json",
     )
+    listing.add_argument(
+        "group", metavar="GROUP", nargs="?", help="list its dead letters (default: count those of all groups)"
+    )
+    listing.add_argument("--max", metavar="N", type=options.count, default=100, help="at most N (default: 100)")
+    _add_times(listing)
+    options.add_endpoint(listing)
+    options.add_json(listing)
+
+
+def _add_show(actions: Commands) -> None:
     show = new_command(
         actions,
         "show",
@@ -50,6 +67,13 @@ def add_parser(commands: Commands) -> None:
         _show,
         examples="  aerobee dlq show billing 17\n  aerobee dlq show billing 0102FC00000001",
     )
+    show.add_argument("group", metavar="GROUP")
+    show.add_argument("letter", metavar="OFFSET|ID", help="as `aerobee dlq list` shows them")
+    options.add_endpoint(show)
+    options.add_json(show)
+
+
+def _add_resend(actions: Commands) -> None:
     resend = new_command(
         actions,
         "resend",
@@ -58,20 +82,7 @@ def add_parser(commands: Commands) -> None:
         details=_RESEND_DETAILS,
         examples="  aerobee dlq resend billing --offset 17\n  aerobee dlq resend billing --all --begin 2h --dry-run",
     )
-    export = new_command(
-        actions,
-        "export",
-        "write dead letters as JSON lines",
-        _export,
-        examples="  aerobee dlq export billing --output letters.jsonl\n  aerobee dlq export billing | jq .body",
-    )
-    listing.add_argument(
-        "group", metavar="GROUP", nargs="?", help="list its dead letters (default: count those of all groups)"
-    )
-    listing.add_argument("--max", metavar="N", type=options.count, default=100, help="at most N (default: 100)")
-    for action in (show, resend, export):
-        action.add_argument("group", metavar="GROUP")
-    show.add_argument("letter", metavar="OFFSET|ID", help="as `aerobee dlq list` shows them")
+    resend.add_argument("group", metavar="GROUP")
     what = resend.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--offset", metavar="N", type=options.offset, action="append", help="offset of a dead letter; may be repeated"
@@ -80,14 +91,28 @@ def add_parser(commands: Commands) -> None:
     resend.add_argument("--topic", default="", help="target topic (default: the original topic of each)")
     resend.add_argument("--again", action="store_true", help="include dead letters that were resent before")
     resend.add_argument("--dry-run", action="store_true", help="print the number without sending")
+    _add_times(resend)
+    options.add_endpoint(resend)
+    options.add_json(resend)
+
+
+def _add_export(actions: Commands) -> None:
+    export = new_command(
+        actions,
+        "export",
+        "write dead letters as JSON lines",
+        _export,
+        examples="  aerobee dlq export billing --output letters.jsonl\n  aerobee dlq export billing | jq .body",
+    )
+    export.add_argument("group", metavar="GROUP")
     export.add_argument("--output", metavar="FILE", type=Path, help="a new file (default: standard output)")
-    for action in (listing, resend, export):
-        action.add_argument("--begin", metavar="TIME", type=options.moment, help="dead-lettered at or after this time")
-        action.add_argument("--end", metavar="TIME", type=options.moment, help="dead-lettered at or before this time")
-    for action in (listing, show, resend, export):
-        options.add_endpoint(action)
-    for action in (listing, show, resend):
-        options.add_json(action)
+    _add_times(export)
+    options.add_endpoint(export)
+
+
+def _add_times(action: argparse.ArgumentParser) -> None:
+    action.add_argument("--begin", metavar="TIME", type=options.moment, help="dead-lettered at or after this time")
+    action.add_argument("--end", metavar="TIME", type=options.moment, help="dead-lettered at or before this time")
 
 
 def _list(arguments: argparse.Namespace) -> int:

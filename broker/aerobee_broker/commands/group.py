@@ -41,25 +41,7 @@ def add_parser(commands: Commands) -> None:
     pause.add_argument("--pause", dest="consume_enabled", action="store_false", default=None, help="stop delivery")
     pause.add_argument("--resume", dest="consume_enabled", action="store_true", default=None, help="resume delivery")
     for action in (create, update):
-        action.add_argument(
-            "--max-attempts",
-            metavar="N",
-            type=options.count,
-            help="deliveries before a message becomes a dead letter (default: 17)",
-        )
-        retry = action.add_mutually_exclusive_group()
-        retry.add_argument(
-            "--retry-delays",
-            metavar="SPAN,...",
-            type=_delays,
-            help="delays after the first, second, ... failed delivery; the last one repeats",
-        )
-        retry.add_argument(
-            "--retry-backoff",
-            metavar="FIRST,MAX,FACTOR",
-            type=_backoff,
-            help="first delay, maximum, and the factor between delays",
-        )
+        _add_retries(action)
     listing = new_command(actions, "list", "list groups", _list, examples="  aerobee group list --all")
     listing.add_argument("--all", action="store_true", help="include system ones")
     describe = new_command(
@@ -78,6 +60,28 @@ def add_parser(commands: Commands) -> None:
         options.add_endpoint(action)
         options.add_json(action)
     group_offsets.add_actions(actions)
+
+
+def _add_retries(action: argparse.ArgumentParser) -> None:
+    action.add_argument(
+        "--max-attempts",
+        metavar="N",
+        type=options.count,
+        help="deliveries before a message becomes a dead letter (default: 17)",
+    )
+    retry = action.add_mutually_exclusive_group()
+    retry.add_argument(
+        "--retry-delays",
+        metavar="SPAN,...",
+        type=_delays,
+        help="delays after the first, second, ... failed delivery; the last one repeats",
+    )
+    retry.add_argument(
+        "--retry-backoff",
+        metavar="FIRST,MAX,FACTOR",
+        type=_backoff,
+        help="first delay, maximum, and the factor between delays",
+    )
 
 
 def _create(arguments: argparse.Namespace) -> int:

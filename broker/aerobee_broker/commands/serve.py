@@ -42,32 +42,8 @@ SIGTERM and Ctrl-C stop the broker cleanly. Set other settings in a TOML file (-
 def add_parser(commands: Commands) -> None:
     parser = new_command(commands, "serve", "run a broker", run, examples=_EXAMPLES)
     parser.add_argument("--store", metavar="DIR", help="directory of the store (default: data)")
-    parser.add_argument(
-        "--listen", metavar="ADDRESS", help="address for clients, HOST:PORT or unix:PATH (default: 127.0.0.1:8081)"
-    )
-    parser.add_argument(
-        "--listen-tls", metavar="HOST:PORT", help="address for clients that use TLS only (default: none)"
-    )
-    parser.add_argument(
-        "--listen-remoting", metavar="HOST:PORT", help="address for RocketMQ 4 clients and mqadmin (default: none)"
-    )
-    parser.add_argument(
-        "--front", choices=("native", "grpcio"), help="the gRPC server: native HTTP/2 or grpcio (default: native)"
-    )
-    parser.add_argument(
-        "--namesrv", metavar="ADDRESSES", help="name servers to register with, HOST:PORT;HOST:PORT (default: none)"
-    )
-    parser.add_argument(
-        "--role",
-        choices=("none", "master", "replica"),
-        help="replication role (default: none); see docs/replication.md",
-    )
-    parser.add_argument(
-        "--listen-replicas", metavar="HOST:PORT", help="address of a master for its replicas (default: none)"
-    )
-    parser.add_argument("--master", metavar="HOST:PORT", help="for a replica: the master's remoting address")
-    parser.add_argument("--acks", metavar="N", help="replicas that must confirm a message: none, all, or a number")
-    parser.add_argument("--etcd", metavar="URLS", help="etcd that keeps the lease of the master (default: no lease)")
+    _add_addresses(parser)
+    _add_replication(parser)
     parser.add_argument("--tls-cert", metavar="FILE", help="TLS certificate, PEM (with --dev: made when missing)")
     parser.add_argument("--tls-key", metavar="FILE", help="key of the certificate, PEM")
     parser.add_argument("--tls-client-ca", metavar="FILE", help="require certificates of clients that these sign, PEM")
@@ -92,6 +68,38 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="settings file, TOML")
     parser.add_argument("--rocketmq-conf", metavar="FILE", type=Path, help="settings file of RocketMQ (broker.conf)")
+
+
+def _add_addresses(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--listen", metavar="ADDRESS", help="address for clients, HOST:PORT or unix:PATH (default: 127.0.0.1:8081)"
+    )
+    parser.add_argument(
+        "--listen-tls", metavar="HOST:PORT", help="address for clients that use TLS only (default: none)"
+    )
+    parser.add_argument(
+        "--listen-remoting", metavar="HOST:PORT", help="address for RocketMQ 4 clients and mqadmin (default: none)"
+    )
+    parser.add_argument(
+        "--front", choices=("native", "grpcio"), help="the gRPC server: native HTTP/2 or grpcio (default: native)"
+    )
+    parser.add_argument(
+        "--namesrv", metavar="ADDRESSES", help="name servers to register with, HOST:PORT;HOST:PORT (default: none)"
+    )
+
+
+def _add_replication(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--role",
+        choices=("none", "master", "replica"),
+        help="replication role (default: none); see docs/replication.md",
+    )
+    parser.add_argument(
+        "--listen-replicas", metavar="HOST:PORT", help="address of a master for its replicas (default: none)"
+    )
+    parser.add_argument("--master", metavar="HOST:PORT", help="for a replica: the master's remoting address")
+    parser.add_argument("--acks", metavar="N", help="replicas that must confirm a message: none, all, or a number")
+    parser.add_argument("--etcd", metavar="URLS", help="etcd that keeps the lease of the master (default: no lease)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -53,6 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
             del part["status"]
         output.print_json(answer)
         return exit_code
+    _print_status(broker, store)
+    return exit_code
+
+
+def _print_status(broker: admin_v1.GetBrokerStatusResponse, store: admin_v1.GetStoreStatusResponse) -> None:
     state = broker.store_state
     takes = "yes" if state.writable else f"no: {state.reason}"
     figures = broker.statistics
@@ -96,7 +101,6 @@ def run(arguments: argparse.Namespace) -> int:
             ),
         ]
     )
-    return exit_code
 
 
 def _traffic(arguments: argparse.Namespace) -> int:

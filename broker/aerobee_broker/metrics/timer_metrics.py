@@ -24,6 +24,10 @@ class TimerCollector:
         self._timer = timer
 
     def collect(self) -> Pieces:
+        yield from self._waiting()
+        yield from self._delivered()
+
+    def _waiting(self) -> Pieces:
         timer, stats = self._timer, self._timer.stats
         pending = GaugeFamily(
             "rocketmq_timing_messages", "Delayed messages that wait for their time.", labels=(*_LABELS, "topic")
@@ -62,6 +66,9 @@ class TimerCollector:
         for bound, pending_count in zip(_BOUNDS_SECONDS, timer.pending_within(_BOUNDS_SECONDS), strict=True):
             snapshot.add_metric((*self._base, str(bound)), pending_count)
         yield snapshot
+
+    def _delivered(self) -> Pieces:
+        stats = self._timer.stats
         delays = HistogramFamily(
             "rocketmq_delay_message_latency", "Seconds of delay that were asked for.", labels=(*_LABELS, "topic")
         )

@@ -76,26 +76,7 @@ class ReceiveProcessor:
             )
         if group not in self._tables.groups:
             await self._tables.group_in_use(group, [topic, *subscribed_topics(client)])
-        config, expression = self._settings.current.delivery, request.filter_expression
-
-        asked = duration_ms(request.long_polling_timeout) / 1000 if request.HasField("long_polling_timeout") else None
-        reserve = config.poll_reserve_seconds if asked is not None else self._reserve_seconds(client)
-
-        def seconds(requested: float | None) -> float:
-            return poll_seconds(requested, remaining_seconds, reserve=reserve, longest=config.poll_seconds_max)
-
-        wanted = ReceiveRequest(
-            topic=topic,
-            group=group,
-            client_id=client.client_id,
-            count=max(1, min(request.batch_size, config.receive_count_max)),
-            invisible_ms=None if request.auto_renew else self._invisible_ms(request),
-            wait_seconds=seconds(asked),
-            look_seconds=seconds(None),
-            wanted=filter_of(expression.expression, is_sql=expression.type == v2.FilterType.SQL),
-            attempt_id=request.attempt_id,
-            queue_id=request.message_queue.id if request.auto_renew and request.message_queue.id >= 0 else None,
-        )
+        wanted = self._wanted(request, client, topic, group, remaining_seconds)
         messages = await self._deliveries.receive(wanted, memory)
         taken = 0
         try:
@@ -141,6 +122,36 @@ class ReceiveProcessor:
         now_ms = self._clock.now_ms()
         for message in messages:
             received.milliseconds.observe(max(0, now_ms - message.record.store_timestamp))
+
+    def _wanted(
+        self,
+        request: v2.ReceiveMessageRequest,
+        client: Client,
+        topic: str,
+        group: str,
+        remaining_seconds: float | None,
+    ) -> ReceiveRequest:
+        """The request within the limits of the broker."""
+        config, expression = self._settings.current.delivery, request.filter_expression
+
+        asked = duration_ms(request.long_polling_timeout) / 1000 if request.HasField("long_polling_timeout") else None
+        reserve = config.poll_reserve_seconds if asked is not None else self._reserve_seconds(client)
+
+        def seconds(requested: float | None) -> float:
+            return poll_seconds(requested, remaining_seconds, reserve=reserve, longest=config.poll_seconds_max)
+
+        return ReceiveRequest(
+            topic=topic,
+            group=group,
+            client_id=client.client_id,
+            count=max(1, min(request.batch_size, config.receive_count_max)),
+            invisible_ms=None if request.auto_renew else self._invisible_ms(request),
+            wait_seconds=seconds(asked),
+            look_seconds=seconds(None),
+            wanted=filter_of(expression.expression, is_sql=expression.type == v2.FilterType.SQL),
+            attempt_id=request.attempt_id,
+            queue_id=request.message_queue.id if request.auto_renew and request.message_queue.id >= 0 else None,
+        )
 
     def _reserve_seconds(self, client: Client) -> float:
         """The reserve before the deadline for clients before 5.0.5, which send no polling time: half of their request
