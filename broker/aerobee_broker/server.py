@@ -139,22 +139,8 @@ async def run(
         leadership=leadership,
     )
     try:
-        while True:
-            batch_topics = BatchTopics(config.store.directory, clock)
-            store = await asyncio.to_thread(MessageStore.open, config.store, clock=clock, is_batch_topic=batch_topics)
-            ready.store = store
-            again = False
-            try:
-                role = _role(config, store, leadership)
-                if role == "replica":
-                    again = await _follow(process, store, batch_topics, announce_replica)
-                else:
-                    again = await _serve(process, store, batch_topics, announce, is_master=role == "master")
-            finally:
-                # Blocking, because nothing else runs: only the probes must still be answered.
-                await asyncio.to_thread(store.close)
-            if not again or stop.is_set():
-                break
+        while await _live(process, announce, announce_replica) and not stop.is_set():
+            pass
     finally:
         if leadership is not None and keeping is not None:
             keeping.cancel()
@@ -164,6 +150,26 @@ async def run(
         await endpoint.stop()
     _log.info("broker stopped")
     return 0
+
+
+async def _live(
+    process: _Process,
+    announce: Callable[[Listening, Address], None],
+    announce_replica: Callable[[Address, Address], None],
+) -> bool:
+    """Open the store, be a master, a replica or a single broker, and close the store. True: go on in another role."""
+    config = process.config
+    batch_topics = BatchTopics(config.store.directory, process.clock)
+    store = await asyncio.to_thread(MessageStore.open, config.store, clock=process.clock, is_batch_topic=batch_topics)
+    process.ready.store = store
+    try:
+        role = _role(config, store, process.leadership)
+        if role == "replica":
+            return await _follow(process, store, batch_topics, announce_replica)
+        return await _serve(process, store, batch_topics, announce, is_master=role == "master")
+    finally:
+        # Blocking, because nothing else runs: only the probes must still be answered.
+        await asyncio.to_thread(store.close)
 
 
 def _leadership(config: BrokerConfig) -> tuple[Leadership | None, asyncio.Task[None] | None]:

@@ -129,25 +129,29 @@ def _describe(arguments: argparse.Namespace) -> int:
         ]
     )
     if info is not None:
-        output.print_table(
-            ("topic", "queue", "committed", "holds", "from offset", "to offset"),
-            (
-                (
-                    item.message_queue.topic.name,
-                    item.message_queue.id,
-                    item.process_queue_info.commit_offset,
-                    item.process_queue_info.cached_msg_count,
-                    *(
-                        (item.process_queue_info.cached_msg_min_offset, item.process_queue_info.cached_msg_max_offset)
-                        if item.process_queue_info.cached_msg_count
-                        else ("-", "-")
-                    ),
-                )
-                for item in info.message_queue_table
-            ),
-            empty="nothing consumed yet",
-        )
+        _print_queues(info)
     return 0
+
+
+def _print_queues(info: v2.ConsumerRunningInfo) -> None:
+    output.print_table(
+        ("topic", "queue", "committed", "holds", "from offset", "to offset"),
+        (
+            (
+                item.message_queue.topic.name,
+                item.message_queue.id,
+                item.process_queue_info.commit_offset,
+                item.process_queue_info.cached_msg_count,
+                *(
+                    (item.process_queue_info.cached_msg_min_offset, item.process_queue_info.cached_msg_max_offset)
+                    if item.process_queue_info.cached_msg_count
+                    else ("-", "-")
+                ),
+            )
+            for item in info.message_queue_table
+        ),
+        empty="nothing consumed yet",
+    )
 
 
 def _stacks(arguments: argparse.Namespace) -> int:

@@ -233,7 +233,7 @@ def _resend(arguments: argparse.Namespace) -> int:
                 progress(len(batch))
         return results
 
-    from aerobee_proto import admin_v1, v2
+    from aerobee_proto import admin_v1
 
     results = with_client(arguments, work)
     if arguments.dry_run:
@@ -242,6 +242,13 @@ def _resend(arguments: argparse.Namespace) -> int:
         else:
             print(f"would resend {output.counted(len(results), 'dead letter')} of {arguments.group}")
         return 0
+    _print_resent(arguments, results)
+    return 0
+
+
+def _print_resent(arguments: argparse.Namespace, results: list[admin_v1.ResendDeadLettersResponse.Result]) -> None:
+    from aerobee_proto import v2
+
     failed = [each for each in results if each.status.code != v2.Code.OK]
     if arguments.json:
         for each in results:
@@ -253,7 +260,6 @@ def _resend(arguments: argparse.Namespace) -> int:
             f"{len(failed)} of {len(results)} dead letters were not resent; the first is {failed[0].offset}: "
             f"{failed[0].status.message}"
         )
-    return 0
 
 
 def _export(arguments: argparse.Namespace) -> int:

@@ -72,20 +72,25 @@ async def run(
     server.closed_listeners.append(lambda connection: _log_gone(tables.connection_closed(connection.key), "closed"))
     bound = await server.listen("--listen", address)
     announce(bound)
-    saved = tables.revision
     try:
-        while not stop.is_set():
-            try:
-                async with asyncio.timeout(_LOOK_SECONDS):
-                    await stop.wait()
-            except TimeoutError:
-                _log_gone(tables.expire(), "silent")
-            if tables.revision != saved:
-                saved = tables.revision
-                await asyncio.to_thread(routes.save, tables.snapshot())
+        await _save_until(stop, tables, routes)
     finally:
         await server.stop(_DRAIN_SECONDS)
     return 0
+
+
+async def _save_until(stop: asyncio.Event, tables: RouteTables, file: JsonTable) -> None:
+    """Save what changes, and forget silent brokers, until `stop` is set."""
+    saved = tables.revision
+    while not stop.is_set():
+        try:
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await stop.wait()
+        except TimeoutError:
+            _log_gone(tables.expire(), "silent")
+        if tables.revision != saved:
+            saved = tables.revision
+            await asyncio.to_thread(file.save, tables.snapshot())
 
 
 def _log_gone(addresses: list[str], cause: str) -> None:

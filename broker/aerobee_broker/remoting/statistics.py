@@ -30,6 +30,30 @@ _STATS: Final[tuple[tuple[str, Window], ...]] = (
     ("statsDay", "day"),
 )
 
+_UNKNOWN: Final = {
+    "getMissTps": "0.0 0.0 0.0",
+    "msgPutTotalYesterdayMorning": "0",
+    "msgPutTotalTodayMorning": "0",
+    "msgGetTotalYesterdayMorning": "0",
+    "msgGetTotalTodayMorning": "0",
+    "putMessageEntireTimeMax": "0",
+    "getMessageEntireTimeMax": "0",
+    "putMessageDistributeTime": "[<=0ms]:0",
+    "pageCacheLockTimeMills": "0",
+    "startAcceptSendRequestTimeStamp": "0",
+    "EndTransactionQueueSize": "0",
+    "EndTransactionThreadPoolQueueCapacity": "0",
+    "timerCongestNum": "0",
+    "timerEnqueueTps": "0.0",
+    "timerDequeueTps": "0.0",
+    **{
+        f"{pool}{figure}": "0"
+        for pool in ("sendThreadPool", "pullThreadPool", "litePullThreadPool", "queryThreadPool", "ackThreadPool")
+        for figure in ("QueueSize", "QueueCapacity", "QueueHeadWaitTimeMills")
+    },
+}
+"""Figures of RocketMQ's broker that this one does not have."""
+
 
 class StatisticsRequests:
     """One method per request code; `handlers` is the table."""
@@ -251,8 +275,8 @@ class StatisticsRequests:
         days, minutes = divmod(minutes, 1440)
         ratio = f"{status.disk.used / status.disk.total:.4f}" if status.disk.total else "0"
         average = stats.bytes_appended / stats.messages_appended if stats.messages_appended else 0.0
-        pools = ("sendThreadPool", "pullThreadPool", "litePullThreadPool", "queryThreadPool", "ackThreadPool")
         table = {
+            **_UNKNOWN,
             "brokerVersionDesc": _VERSION_NAME,
             "brokerVersion": str(VERSION),
             "brokerActive": "true",
@@ -261,22 +285,13 @@ class StatisticsRequests:
             "putTps": rate_in.strip(),
             "getTotalTps": rate_out.strip(),
             "getFoundTps": rate_out.strip(),
-            "getMissTps": "0.0 0.0 0.0",
             "getTransferredTps": rate_out.strip(),
             "getTransferedTps": rate_out.strip(),  # as spelt in RocketMQ 4
-            "msgPutTotalYesterdayMorning": "0",
-            "msgPutTotalTodayMorning": "0",
             "msgPutTotalTodayNow": sent,
-            "msgGetTotalYesterdayMorning": "0",
-            "msgGetTotalTodayMorning": "0",
             "msgGetTotalTodayNow": got,
             "putMessageTimesTotal": sent,
             "putMessageSizeTotal": str(stats.bytes_appended),
             "putMessageAverageSize": f"{average:.1f}",
-            "putMessageEntireTimeMax": "0",
-            "getMessageEntireTimeMax": "0",
-            "putMessageDistributeTime": "[<=0ms]:0",
-            "pageCacheLockTimeMills": "0",
             "earliestMessageTimeStamp": str(status.oldest_timestamp or self._clock.now_ms()),
             "commitLogDiskRatio": ratio,
             "consumeQueueDiskRatio": ratio,
@@ -286,17 +301,9 @@ class StatisticsRequests:
             "remainHowManyDataToFlush": f"{status.wrote - status.flushed} B",
             "remainTransientStoreBufferNumbs": str(status.pool_buffers_free or 0),
             "commitLogDirCapacity": f"Total : {status.disk.total} B, Free : {status.disk.available} B.",
-            "startAcceptSendRequestTimeStamp": "0",
-            "EndTransactionQueueSize": "0",
-            "EndTransactionThreadPoolQueueCapacity": "0",
             "timerReadBehind": str(self._timer.dequeue_lag),
             "timerOffsetBehind": str(self._timer.enqueue_lag),
-            "timerCongestNum": "0",
-            "timerEnqueueTps": "0.0",
-            "timerDequeueTps": "0.0",
         }
-        for pool in pools:
-            table |= {f"{pool}QueueSize": "0", f"{pool}QueueCapacity": "0", f"{pool}QueueHeadWaitTimeMills": "0"}
         return answer(body=Bean(table=table))
 
     async def replication(self, _request: Command, _: Connection) -> Command:

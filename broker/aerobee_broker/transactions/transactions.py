@@ -231,12 +231,7 @@ class Transactions:
             )
             waiting[key] = half
         self._unsafe = [half for half in self._pending.values() if half.queue_offset in ops.doubtful]
-        now_ms, now = self._clock.now_ms(), self._clock.monotonic()
-        for half_waiting in self._pending.values():
-            seconds = self._seconds_to_check(waiting[half_waiting.key], half_waiting, now_ms)
-            self._schedule(half_waiting, now + seconds)
-            if half_waiting.sender is not None:
-                self._producers.sent(half_waiting.topic, half_waiting.sender)
+        self._schedule_restored(waiting)
         _log.info("transactions restored pending=%d repaired=%d", len(self._pending), len(self._unsettled))
 
     async def run(self) -> None:
@@ -258,6 +253,14 @@ class Transactions:
                     await self._wake.wait()
             except TimeoutError:
                 pass
+
+    def _schedule_restored(self, waiting: dict[bytes, HalfMessage]) -> None:
+        now_ms, now = self._clock.now_ms(), self._clock.monotonic()
+        for half_waiting in self._pending.values():
+            seconds = self._seconds_to_check(waiting[half_waiting.key], half_waiting, now_ms)
+            self._schedule(half_waiting, now + seconds)
+            if half_waiting.sender is not None:
+                self._producers.sent(half_waiting.topic, half_waiting.sender)
 
     async def close(self) -> None:
         """Save the progress, so that the next start has little to read. The store must still run.

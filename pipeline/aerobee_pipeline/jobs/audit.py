@@ -146,17 +146,7 @@ def _summary(frame: Any, directories: Stores, splits: list[LogSplit], queues: bo
                 f"no segment up to {last}",
             )
         )
-    for row in jumps:
-        gap = row.first > row.before
-        if gap and any(row.place <= place <= row.physical for place in damage.get(row.broker, ())):
-            continue
-        kind = "queue-offset-gap" if gap else "queue-offset-repeated"
-        count = row.first - row.before - 1 if gap else 1 + row.before - row.first
-        detail = f"offset {row.first} follows offset {row.before}"
-        severity = "warning" if kind in _WARNINGS else "error"
-        findings.append(
-            (kind, severity, row.broker, None, row.topic, row.queueId, row.first, row.physical, count, detail)
-        )
+    findings += _gaps(jumps, damage)
     if queues:
         ends = runs.groupBy("broker", "topic", "queueId").agg(f.max("last").alias("last")).collect()
         findings += _units_ahead(directories, {(row.broker, row.topic, row.queueId): row["last"] + 1 for row in ends})
@@ -169,6 +159,23 @@ def _summary(frame: Any, directories: Stores, splits: list[LogSplit], queues: bo
         "errors": errors,
     }
     return JobResult(COLUMNS, findings, 1 if errors else 0, facts)
+
+
+def _gaps(jumps: list[Any], damage: dict[str, list[int]]) -> list[tuple[Any, ...]]:
+    """A finding for each jump of a queue's offsets that no damage of the log explains."""
+    findings: list[tuple[Any, ...]] = []
+    for row in jumps:
+        gap = row.first > row.before
+        if gap and any(row.place <= place <= row.physical for place in damage.get(row.broker, ())):
+            continue
+        kind = "queue-offset-gap" if gap else "queue-offset-repeated"
+        count = row.first - row.before - 1 if gap else 1 + row.before - row.first
+        detail = f"offset {row.first} follows offset {row.before}"
+        severity = "warning" if kind in _WARNINGS else "error"
+        findings.append(
+            (kind, severity, row.broker, None, row.topic, row.queueId, row.first, row.physical, count, detail)
+        )
+    return findings
 
 
 def _finding(

@@ -256,7 +256,12 @@ class TimerCheck:
         waits = np.flatnonzero(times // precision * precision >= checkpoint.read_time_ms)
         order = waits[np.argsort(times[waits] // precision, kind="stable")]
         step, position, unit = times[order] // precision, positions[order], units[order]
-        new = np.append(True, step[1:] != step[:-1]) if len(order) else np.zeros(0, bool)
+        wanted = self._check_chains(step, position, unit)
+        self._check_slots(slots, wanted, precision, checkpoint)
+
+    def _check_chains(self, step: Integers, position: Integers, unit: Units) -> dict[int, tuple[int, int, int]]:
+        """Whether each unit names the one before it of its slot, and what the slots must say: first, last, count."""
+        new = np.append(True, step[1:] != step[:-1]) if len(step) else np.zeros(0, bool)
         previous = np.where(new, -1, np.roll(position, 1))
         for number in np.flatnonzero(unit["previous"] != previous).tolist():
             self._tell(
@@ -268,10 +273,18 @@ class TimerCheck:
         begins = np.flatnonzero(new)
         counts = np.add.reduceat(np.where(unit["magic"] & DELETE, -1, 1), begins) if len(begins) else begins
         firsts = position[begins]
-        lasts = position[np.append(begins[1:], len(order)) - 1] if len(begins) else firsts
-        wanted = dict(
+        lasts = position[np.append(begins[1:], len(step)) - 1] if len(begins) else firsts
+        return dict(
             zip(step[begins].tolist(), zip(firsts.tolist(), lasts.tolist(), counts.tolist(), strict=True), strict=True)
         )
+
+    def _check_slots(
+        self,
+        slots: npt.NDArray[np.void],
+        wanted: dict[int, tuple[int, int, int]],
+        precision: int,
+        checkpoint: TimerCheckpoint,
+    ) -> None:
         used = np.flatnonzero(slots["time"] > 0)
         for number in used[slots["time"][used] % len(slots) != used].tolist():
             self._tell_slot(

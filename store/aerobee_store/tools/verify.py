@@ -205,33 +205,12 @@ class _Verification:
         for finding in bytes_behind(self._files, end):
             self._findings.add(finding)
         self._findings.extend(self._log_findings)
-        if self._step_back_max > _TIME_STEP_MAX_MS:
-            self._findings.add(
-                Finding(
-                    kind="store-time",
-                    severity="warning",
-                    detail=f"store times go back {self._steps_back} times, by {self._step_back_max} ms at most",
-                    physical_offset=self._step_back_at,
-                    count=self._steps_back,
-                )
-            )
+        self._check_times()
         for finding in check_tables(self._files):
             self._findings.add(finding)
         for finding in check_checkpoint(self._files, self._latest, end.position):
             self._findings.add(finding)
-        quarantined = self._files.disk.list(self._files.directory / "quarantine")
-        # these were not promised to be durable
-        aside = [name for name in quarantined if not name.startswith(TORN_TAIL)]
-        if aside:
-            self._findings.add(
-                Finding(
-                    kind="quarantine",
-                    severity="warning",
-                    path="quarantine",
-                    detail=f"quarantined by a recovery: {', '.join(aside[:10])}",
-                    count=len(aside),
-                )
-            )
+        self._check_quarantine()
         files = self._files
         return VerifyReport(
             state=files.state,
@@ -252,6 +231,33 @@ class _Verification:
             findings=self._findings.kept,
             findings_left_out=self._findings.left_out,
         )
+
+    def _check_times(self) -> None:
+        if self._step_back_max > _TIME_STEP_MAX_MS:
+            self._findings.add(
+                Finding(
+                    kind="store-time",
+                    severity="warning",
+                    detail=f"store times go back {self._steps_back} times, by {self._step_back_max} ms at most",
+                    physical_offset=self._step_back_at,
+                    count=self._steps_back,
+                )
+            )
+
+    def _check_quarantine(self) -> None:
+        quarantined = self._files.disk.list(self._files.directory / "quarantine")
+        # these were not promised to be durable
+        aside = [name for name in quarantined if not name.startswith(TORN_TAIL)]
+        if aside:
+            self._findings.add(
+                Finding(
+                    kind="quarantine",
+                    severity="warning",
+                    path="quarantine",
+                    detail=f"quarantined by a recovery: {', '.join(aside[:10])}",
+                    count=len(aside),
+                )
+            )
 
     def _walk(self) -> LogEnd:
         begin = self._files.log_begin

@@ -181,13 +181,7 @@ class DeadLetterAdministration:
         result: admin_v1.ResendDeadLettersResponse.Result,
     ) -> int:
         """Returns the physical offset behind the new record."""
-        found = self._store.read(topic, DEAD_LETTER_QUEUE_ID, offset, max_count=1).records if offset >= 0 else []
-        if not found or found[0].queue_offset != offset:
-            raise InvalidRequestError(
-                v2.Code.MESSAGE_NOT_FOUND,
-                f"group {request.group!r} has no dead letter {offset}; it expired or never existed",
-            )
-        (record,) = found
+        record = self._letter(topic, request.group, offset)
         target_name = request.topic or origin_topic(record)
         if not target_name:
             raise InvalidRequestError(
@@ -217,6 +211,15 @@ class DeadLetterAdministration:
         result.message_id = record.unique_key or ""
         result.topic, result.queue_id, result.queue_offset = target.name, queue_id, place.queue_offset
         return place.end
+
+    def _letter(self, topic: str, group: str, offset: int) -> Record:
+        found = self._store.read(topic, DEAD_LETTER_QUEUE_ID, offset, max_count=1).records if offset >= 0 else []
+        if not found or found[0].queue_offset != offset:
+            raise InvalidRequestError(
+                v2.Code.MESSAGE_NOT_FOUND,
+                f"group {group!r} has no dead letter {offset}; it expired or never existed",
+            )
+        return found[0]
 
     def _target(self, name: str) -> TopicConfig:
         if is_system_topic(name) or name.startswith(DEAD_LETTER_PREFIX):

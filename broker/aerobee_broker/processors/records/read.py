@@ -63,16 +63,9 @@ class ReadProcessor:
         flushed_only = not request.include_unflushed
         low, high = self._range(topic, queue_id, flushed_only=flushed_only)
         if not low <= offset <= high:
-            yield records_v1.ReadRecordsResponse(
-                status=v2.Status(
-                    code=v2.Code.ILLEGAL_OFFSET,
-                    message=f"offset {offset} is not within the queue's {low}..{high}; go on at next_queue_offset",
-                ),
-                start_queue_offset=offset,
-                next_queue_offset=min(max(offset, low), high),
-                min_queue_offset=low,
-                max_queue_offset=high,
-            )
+            text = f"offset {offset} is not within the queue's {low}..{high}; go on at next_queue_offset"
+            status = v2.Status(code=v2.Code.ILLEGAL_OFFSET, message=text)
+            yield _end(status, offset, min(max(offset, low), high), low, high)
             return
         loop = asyncio.get_running_loop()
         deadline = None if remaining_seconds is None else loop.time() + remaining_seconds
@@ -111,13 +104,7 @@ class ReadProcessor:
                 break
             if self._tables.topics.get(topic) is None:
                 break
-        yield records_v1.ReadRecordsResponse(
-            status=v2.Status(code=v2.Code.OK, message="OK"),
-            start_queue_offset=offset,
-            next_queue_offset=offset,
-            min_queue_offset=low,
-            max_queue_offset=high,
-        )
+        yield _end(v2.Status(code=v2.Code.OK, message="OK"), offset, offset, low, high)
 
     async def _arrived(
         self,
@@ -189,3 +176,14 @@ def frame_bytes(result: RecordRuns, start_queue_offset: int) -> bytes:
         max_queue_offset=result.max_offset,
     )
     return b"".join((_RECORDS_TAG, wire_columns.varint(result.size), *result.runs, rest.SerializeToString()))
+
+
+def _end(status: v2.Status, offset: int, next_offset: int, low: int, high: int) -> records_v1.ReadRecordsResponse:
+    """The last response of a stream."""
+    return records_v1.ReadRecordsResponse(
+        status=status,
+        start_queue_offset=offset,
+        next_queue_offset=next_offset,
+        min_queue_offset=low,
+        max_queue_offset=high,
+    )
