@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from aerobee_broker.front.calls import Method
@@ -41,6 +42,7 @@ from aerobee_broker.services.messaging_service import MessagingProcessors, Messa
 from aerobee_broker.services.record_service import RecordService
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.standard_services import health_methods, reflection_methods
+from aerobee_proto import admin_v1
 
 SERVICES: Final = (
     messaging_service.SERVICE,
@@ -58,6 +60,7 @@ def grpc_methods(
     remoting: RemotingService,
     listening: Listening,
     cluster: ClusterRoutes,
+    replication: Callable[[], admin_v1.BrokerReplication] | None,
     draining: asyncio.Event,
 ) -> dict[str, Method]:
     """All methods by path. Requests of operators over remoting get the same processors.
@@ -68,7 +71,7 @@ def grpc_methods(
     send = SendProcessor(
         parts.settings, parts.store, parts.tables, parts.counters, parts.clock, parts.transactions, parts.timer
     )
-    administration = _administration(parts, route, send, runtime_settings, listening)
+    administration = _administration(parts, route, send, runtime_settings, listening, replication)
     remoting.administer(administration.topics, administration.groups, runtime_settings, parts.broker_stats)
     admin = AdminService(
         accounts=parts.accounts,
@@ -109,6 +112,7 @@ def _administration(
     send: SendProcessor,
     runtime_settings: RuntimeSettings,
     listening: Listening,
+    replication: Callable[[], admin_v1.BrokerReplication] | None,
 ) -> Administration:
     config, clock, store, tables = parts.settings.current, parts.clock, parts.store, parts.tables
     clients, deliveries = parts.clients, parts.deliveries
@@ -135,7 +139,7 @@ def _administration(
             store=store, tables=tables, counters=parts.counters, loop_share=deliveries.loop_share
         ),
         configuration=ConfigurationAdministration(runtime_settings),
-        status=StatusAdministration(parts, listening),
+        status=StatusAdministration(parts, listening, replication),
     )
 
 

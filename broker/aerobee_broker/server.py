@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from aerobee_broker.replication.leadership import Leadership
     from aerobee_broker.replication.master_broker import MasterBroker
     from aerobee_broker.replication.metrics import MasterCollector
+    from aerobee_proto import admin_v1
 
 _log = logging.getLogger(__name__)
 
@@ -177,7 +178,7 @@ def _leadership(config: BrokerConfig) -> tuple[Leadership | None, asyncio.Task[N
     replication = config.replication
     if not replication.etcd:
         return None, None
-    from aerobee_broker.replication.etcd import EtcdLease  # a single broker does not import replication
+    from aerobee_broker.replication.etcd import EtcdAccess, EtcdLease  # a single broker does not import replication
     from aerobee_broker.replication.leadership import Leadership
 
     lease = EtcdLease(
@@ -186,6 +187,7 @@ def _leadership(config: BrokerConfig) -> tuple[Leadership | None, asyncio.Task[N
         replication.broker_id,
         replication.lease_seconds,
         timeout_seconds=replication.lease_seconds / 4,
+        access=EtcdAccess.load(replication),
     )
     leadership = Leadership(lease, replication.broker_id, replication.lease_seconds)
     return leadership, asyncio.create_task(leadership.run(), name="lease")
@@ -264,7 +266,8 @@ async def _serve(
             master = await _open_master(process, settings.current, store) if is_master else None
             registrar = Registrar(settings, tables)
             cluster = ClusterRoutes(lambda: registrar.connections, remoting.routes)
-            front = await _listen(parts, runtime_settings, remoting, cluster)
+            replication = None if master is None else master.describe
+            front = await _listen(parts, runtime_settings, remoting, cluster, replication)
             serving = _Serving(process, parts, remoting, registrar, master, front)
             ends = [tasks.create_task(process.stop.wait())]
             try:
@@ -376,7 +379,11 @@ class _GrpcFront:
 
 
 async def _listen(
-    parts: BrokerParts, runtime_settings: RuntimeSettings, remoting: RemotingService, cluster: ClusterRoutes
+    parts: BrokerParts,
+    runtime_settings: RuntimeSettings,
+    remoting: RemotingService,
+    cluster: ClusterRoutes,
+    replication: Callable[[], admin_v1.BrokerReplication] | None,
 ) -> _GrpcFront:
     """Bind the ports and serve every service on them. Raises ListenError."""
     config = parts.settings.current
@@ -402,7 +409,7 @@ async def _listen(
 
         server, listening = listen_grpcio(methods, config, request_size_max=limits.request_size_max)
     listening, draining = replace(listening, remoting=remoting_address), asyncio.Event()
-    methods |= grpc_methods(parts, limits, runtime_settings, remoting, listening, cluster, draining)
+    methods |= grpc_methods(parts, limits, runtime_settings, remoting, listening, cluster, replication, draining)
     await server.start()
     return _GrpcFront(server=server, listening=listening, draining=draining)
 

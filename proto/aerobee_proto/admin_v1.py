@@ -12,6 +12,8 @@ The messages, their defaults and their errors are documented in `aerobee/v1/admi
 from typing import TYPE_CHECKING
 
 from aerobee_proto.aerobee.v1.admin_pb2 import (
+    BrokerLease,
+    BrokerReplication,
     BrokerStatistics,
     Connection,
     CreateGroupRequest,
@@ -59,6 +61,7 @@ from aerobee_proto.aerobee.v1.admin_pb2 import (
     QueueStatus,
     ReconnectClientRequest,
     ReconnectClientResponse,
+    ReplicaStatus,
     ResendDeadLettersRequest,
     ResendDeadLettersResponse,
     ResetOffsetsRequest,
@@ -100,6 +103,8 @@ else:  # gRPC is imported when one of these is named
 __all__ = [
     "AdminServiceServicer",
     "AdminServiceStub",
+    "BrokerLease",
+    "BrokerReplication",
     "BrokerStatistics",
     "Connection",
     "CreateGroupRequest",
@@ -147,6 +152,7 @@ __all__ = [
     "QueueStatus",
     "ReconnectClientRequest",
     "ReconnectClientResponse",
+    "ReplicaStatus",
     "ResendDeadLettersRequest",
     "ResendDeadLettersResponse",
     "ResetOffsetsRequest",

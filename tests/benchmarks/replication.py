@@ -1,4 +1,5 @@
-"""`make bench-replication`: durable sends with and without a replica's acknowledgement, and the rate of catching up.
+"""`make bench-replication`: sends by both protocols, durable sends with and without a replica's acknowledgement, and
+the rate of catching up beside the disk's.
 
 Master and replica share the machine and its disk, so two brokers do the work of two on the processors of one.
 """
@@ -6,7 +7,10 @@ Master and replica share the machine and its disk, so two brokers do the work of
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -16,8 +20,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from aerobee_broker.config import Address
+from tests.benchmarks import remoting_send
 from tests.benchmarks.report import machine
 
+_IN_FLIGHT = (1, 16, 64)
+_ROUNDS = 3  # of acks none and acks 1, in turn
+_BODY_SIZE = 256
+_TICKS = os.sysconf("SC_CLK_TCK")
 _AEROBEE = (sys.executable, "-m", "aerobee_broker")
 
 
@@ -28,7 +38,10 @@ def _serve(store: Path, *arguments: str) -> Iterator[dict[str, str]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None
-            yield dict(part.split("=", 1) for part in process.stdout.readline().split()[1:])
+            yield {
+                **dict(part.split("=", 1) for part in process.stdout.readline().split()[1:]),
+                "pid": str(process.pid),
+            }
         finally:
             process.terminate()
 
@@ -38,6 +51,56 @@ def _bench(endpoint: str, seconds: float, *arguments: str) -> float:
     command = [*_AEROBEE, "bench", "--endpoint", endpoint, "--duration", str(seconds), "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(json.loads(done.stdout)["broker"]["messagesPerSecond"])
+
+
+def _processor_seconds(broker: dict[str, str]) -> float:
+    """What the process has used so far."""
+    fields = Path(f"/proc/{broker['pid']}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _protocols(root: Path, seconds: float) -> None:
+    """Single durable sends by gRPC and by the older protocol, of the same broker."""
+    with _serve(root / "protocols") as broker:
+        for in_flight in _IN_FLIGHT:
+            grpc = _bench(broker["grpc"], seconds, "--in-flight", str(in_flight), "--size", str(_BODY_SIZE))
+            address = Address.parse(broker["remoting"])
+            remoting, p99 = asyncio.run(remoting_send.measure(address, seconds, in_flight, _BODY_SIZE))
+            print(
+                f"single sends, {in_flight} in flight: gRPC {grpc:.0f} messages/s, remoting {remoting:.0f} messages/s "
+                f"(p99 {p99 * 1000:.1f} ms)",
+                flush=True,
+            )
+
+
+def _acknowledged(root: Path, acks: str, number: int, seconds: float) -> tuple[float, float]:
+    """Messages a second, and processor microseconds a message of master and replica together."""
+    with ExitStack() as stack:
+        role = ("--role", "master", "--listen-replicas", "127.0.0.1:0", "--acks", acks)
+        master = stack.enter_context(_serve(root / f"a{acks}{number}", *role))
+        brokers = [master]
+        if acks != "none":
+            replica = _serve(root / f"b{acks}{number}", "--role", "replica", "--master", master["remoting"])
+            brokers.append(stack.enter_context(replica))
+            _wait_for_replica(master["remoting"])
+        before = sum(map(_processor_seconds, brokers))
+        rate = _bench(master["grpc"], seconds)
+        used = sum(map(_processor_seconds, brokers)) - before
+        return rate, used / (rate * seconds) * 1e6
+
+
+def _disk(root: Path, size: int) -> float:
+    """Bytes a second of a file written in steps of 1 MiB and synced at the end."""
+    block = os.urandom(1 << 20)
+    began = time.monotonic()
+    with (root / "disk").open("wb") as file:
+        for _ in range(size >> 20):
+            file.write(block)
+        file.flush()
+        os.fdatasync(file.fileno())
+    taken = time.monotonic() - began
+    (root / "disk").unlink()
+    return (size >> 20 << 20) / taken
 
 
 def _status(remoting: str) -> Any:
@@ -59,16 +122,19 @@ def main() -> None:
     print(machine())
     with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
         root = Path(directory)
-        rates = {}
-        for acks in ("none", "1"):
-            with ExitStack() as stack:
-                role = ("--role", "master", "--listen-replicas", "127.0.0.1:0", "--acks", acks)
-                master = stack.enter_context(_serve(root / f"a{acks}", *role))
-                if acks != "none":
-                    stack.enter_context(_serve(root / f"b{acks}", "--role", "replica", "--master", master["remoting"]))
-                    _wait_for_replica(master["remoting"])
-                rates[acks] = _bench(master["grpc"], arguments.seconds)
-                print(f"single sends, 64 in flight, acks {acks}: {rates[acks]:.0f} messages/s", flush=True)
+        _protocols(root, arguments.seconds)
+        found: dict[str, list[tuple[float, float]]] = {"none": [], "1": []}
+        for number in range(_ROUNDS):
+            for acks, measured in found.items():
+                measured.append(_acknowledged(root, acks, number, arguments.seconds))
+        rates = {acks: statistics.median(rate for rate, _ in measured) for acks, measured in found.items()}
+        for acks, measured in found.items():
+            used = statistics.median(microseconds for _, microseconds in measured)
+            print(
+                f"single sends, 64 in flight, acks {acks}: {rates[acks]:.0f} messages/s, "
+                f"{used:.0f} us of processor a message in all brokers",
+                flush=True,
+            )
         print(f"acks 1 / acks none: {rates['1'] / rates['none']:.2f}")
         with _serve(root / "a", "--role", "master", "--listen-replicas", "127.0.0.1:0") as master:
             _bench(master["grpc"], arguments.seconds, "--api", "records", "--batch", "1000", "--in-flight", "8")
@@ -80,7 +146,11 @@ def main() -> None:
                 ):
                     time.sleep(0.05)
                 seconds = time.monotonic() - began
-            print(f"catch-up: {end / 1e6:.0f} MB in {seconds:.1f} s, {end / 1e6 / seconds:.0f} MB/s, with the start")
+        disk = _disk(root, max(end, 64 << 20))
+        print(
+            f"catch-up: {end / 1e6:.0f} MB in {seconds:.1f} s, {end / 1e6 / seconds:.0f} MB/s with the start of the "
+            f"replica; the disk alone {disk / 1e6:.0f} MB/s"
+        )
 
 
 if __name__ == "__main__":

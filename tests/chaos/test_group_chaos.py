@@ -13,7 +13,9 @@ import os
 import random
 import re
 import signal
+import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,7 +43,22 @@ SECONDS = float(os.environ.get("AEROBEE_CHAOS_SECONDS", "0"))
 SEED = seeds.seed("AEROBEE_CHAOS_SEED")
 _ANSWER_SECONDS = 120.0
 _LEASE_SECONDS = 3
+_IN_SYNC_SECONDS = 1.5
 _TOPIC = "T"
+_KINDS = ("kill", "pause", "etcd", "replicas", "slow", "disk", "clock")
+
+
+def _write_and_sync(path: Path, stop: threading.Event) -> None:
+    """The same 32 MiB over and over."""
+    block = os.urandom(4 << 20)
+    with path.open("wb") as file:
+        while not stop.is_set():
+            for _ in range(8):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+            file.seek(0)
+    path.unlink()
 
 
 class _Group:
@@ -60,7 +77,13 @@ class _Group:
         self.members: list[Member] = []
         for broker_id in (1, 2):
             to_etcd = stack.enter_context(forwarded_port(etcd.removeprefix("http://")))
-            member = Member(directory, broker_id, f"http://{to_etcd.endpoint}", lease_seconds=_LEASE_SECONDS)
+            member = Member(
+                directory,
+                broker_id,
+                f"http://{to_etcd.endpoint}",
+                lease_seconds=_LEASE_SECONDS,
+                in_sync_seconds=_IN_SYNC_SECONDS,
+            )
             to_replicas = stack.enter_context(forwarded_port(str(member.listen_replicas)))
             member.advertise = to_replicas.endpoint
             try:
@@ -109,6 +132,7 @@ class _Group:
             "etcd": lambda: self._cut(self._to_etcd[number]),
             "replicas": lambda: self._cut(self._to_replicas[number]),
             "slow": lambda: self._slow(member),
+            "disk": lambda: self._slow_disk(member),
             "clock": lambda: self._jump(number),
         }
         self.history.append(Disturbed(self._now_ms(), f"{kind} of broker {number + 1}"))
@@ -141,8 +165,22 @@ class _Group:
         forwarder.reset()
         await self._until_answered()
 
+    async def _slow_disk(self, member: Member) -> None:
+        """Others write to the same disk and sync without a pause: the syncs of both brokers wait behind them."""
+        stop = threading.Event()
+        writers = [
+            asyncio.to_thread(_write_and_sync, member.directory / f"other-{number}", stop) for number in range(4)
+        ]
+        writing = asyncio.gather(*writers)
+        try:
+            await asyncio.sleep(self._choices.uniform(1, 2 * _LEASE_SECONDS))
+        finally:
+            stop.set()
+            await writing
+        await self._until_answered()
+
     async def _slow(self, member: Member) -> None:
-        """As with a disk that holds up the process."""
+        """The process is held up again and again."""
         for _ in range(20):
             member.send_signal(signal.SIGSTOP)
             await asyncio.sleep(0.15)
@@ -200,12 +238,14 @@ async def test_group_chaos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
             for kind in ("kill", "pause"):
                 await group.disturb(kind)
             while time.monotonic() - began < SECONDS:
-                await group.disturb(choices.choice(("kill", "pause", "etcd", "replicas", "slow", "clock")))
+                await group.disturb(choices.choice(_KINDS))
             stop.set()
             await producing
             await group.read()
         group.check()
         gaps = sorted(group.gaps)
+        kinds = Counter(event.what.split()[0] for event in group.history if isinstance(event, Disturbed))
+        print(", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())))
         print(
             f"answered {len(group.places)}, lost 0, two masters 0; without service after {len(gaps)} fail-overs: "
             f"p50 {gaps[len(gaps) // 2]:.2f} s, p99 {gaps[min(len(gaps) * 99 // 100, len(gaps) - 1)]:.2f} s, "

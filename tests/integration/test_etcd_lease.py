@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
+import ssl
+import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from aerobee_broker.replication.etcd import EtcdLease
+from aerobee_broker.certificates import development_certificate
+from aerobee_broker.replication.config import ReplicationConfig
+from aerobee_broker.replication.etcd import EtcdAccess, EtcdLease
 from aerobee_broker.replication.lease import (
     Claim,
     Holder,
@@ -18,6 +26,7 @@ from aerobee_broker.replication.lease import (
     LeaseUnavailableError,
     LeaseView,
 )
+from aerobee_store.errors import ConfigError
 from tests.support.etcd import free_ports, running_etcd
 from tests.support.memory_lease import LeaseState, MemoryLease
 
@@ -122,3 +131,92 @@ async def test_an_answer_that_is_none_of_etcds_is_no_answer(tmp_path: Path) -> N
         lease = EtcdLease([f"http://127.0.0.1:{port}"], "/test", 1, 60, timeout_seconds=30)
         with pytest.raises(LeaseUnavailableError, match=r"is it an etcd|status"):
             await lease.read()
+
+
+def _configure(endpoint: str, authority: Path, requests: list[tuple[str, dict[str, Any]]]) -> None:
+    context = ssl.create_default_context(cafile=authority)
+    for path, body in requests:
+        request = urllib.request.Request(f"{endpoint}/v3/auth/{path}", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=60, context=context) as answer:
+            assert answer.status == 200
+
+
+def _restricted_user(password: str) -> list[tuple[str, dict[str, Any]]]:
+    """A user who may use the keys of /aerobee/ alone, and authentication for everybody."""
+    begin, end = (base64.b64encode(key).decode() for key in (b"/aerobee/", b"/aerobee0"))
+    return [
+        ("user/add", {"name": "root", "password": "root"}),
+        ("role/add", {"name": "root"}),
+        ("user/grant", {"user": "root", "role": "root"}),
+        ("user/add", {"name": "aerobee", "password": password}),
+        ("role/add", {"name": "lease"}),
+        ("role/grant", {"name": "lease", "perm": {"permType": 2, "key": begin, "range_end": end}}),
+        ("user/grant", {"user": "aerobee", "role": "lease"}),
+        ("enable", {}),
+    ]
+
+
+async def test_an_etcd_with_tls_and_authentication(tmp_path: Path) -> None:
+    """The password from a file, the authority of its own; a token that etcd no longer knows is replaced."""
+    issued = development_certificate("127.0.0.1")
+    files = {"certificate": issued.certificate, "key": issued.key, "authority": issued.authority, "word": b"s3cret\n"}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with running_etcd(tmp_path, (tmp_path / "certificate", tmp_path / "key")) as endpoint:
+        _configure(endpoint, tmp_path / "authority", _restricted_user("s3cret"))
+        config = ReplicationConfig(
+            role="master",
+            listen="127.0.0.1:10912",
+            acks="all",
+            etcd=(endpoint,),
+            etcd_user="aerobee",
+            etcd_password_file=tmp_path / "word",
+            etcd_ca=tmp_path / "authority",
+        )
+        access = EtcdAccess.load(config)
+
+        def lease(prefix: str, access: EtcdAccess) -> EtcdLease:
+            return EtcdLease([endpoint], prefix, 1, 60, timeout_seconds=30, access=access)
+
+        entered = lease("/aerobee/c/n", access)
+        version = await entered.take(await entered.read(), _FIRST)
+        await entered.renew()
+        entered._token = "forgotten.1"  # as etcd does with its tokens
+        await entered.announce(Holder(1, "a:10911", "a:10912"))
+        assert (await entered.read()).holder == Holder(1, "a:10911", "a:10912")
+        await entered.change(version, Claim(1, 1, frozenset((1, 2))))
+        await entered.release()
+        with pytest.raises(LeaseUnavailableError, match="permission denied"):
+            await lease("/other", access).read()
+        with pytest.raises(LeaseUnavailableError, match="authentication failed"):
+            await lease("/aerobee/c/n", replace(access, password="wrong")).read()
+        with pytest.raises(LeaseUnavailableError, match="certificate"):
+            await lease("/aerobee/c/n", replace(access, security=ssl.create_default_context())).read()
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"etcd": ("http://user:word@a:2379",)}, "etcd_user"),
+        ({"etcd_user": "aerobee"}, "etcd_password_file"),
+        ({"etcd_ca": Path("ca.pem")}, "https"),
+    ],
+)
+def test_settings_that_do_not_fit(changes: dict[str, Any], cause: str) -> None:
+    """An error that names the setting, and never the password."""
+    with pytest.raises(ConfigError, match=cause) as caught:
+        ReplicationConfig(
+            **{"role": "master", "listen": "127.0.0.1:1", "acks": "all", "etcd": ("http://a:2379",), **changes}
+        )
+    assert "word@" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    """The broker does not start, and says which file it is."""
+    fixed: dict[str, Any] = {"role": "master", "listen": "127.0.0.1:1", "acks": "all", "etcd": ("https://a:2379",)}
+    missing = ReplicationConfig(**fixed, etcd_user="u", etcd_password_file=tmp_path / "missing")
+    with pytest.raises(ConfigError, match=r"etcd_password_file.*missing"):
+        EtcdAccess.load(missing)
+    (tmp_path / "empty").touch()
+    with pytest.raises(ConfigError, match="etcd_ca"):
+        EtcdAccess.load(ReplicationConfig(**fixed, etcd_ca=tmp_path / "empty"))

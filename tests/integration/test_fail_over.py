@@ -82,7 +82,6 @@ async def test_a_tail_that_nobody_confirmed_is_set_aside(tmp_path: Path) -> None
         first, second = Member(tmp_path, 1, etcd), Member(tmp_path, 2, etcd)
         with forwarded_port(str(first.listen_replicas)) as forwarder:
             first.advertise = forwarder.endpoint
-            first.in_sync_seconds = 60.0  # the replica does not leave the claim so soon
             async with running(first, second):
                 await first.becomes_master(in_sync=2)
                 answered = await _confirmed(first, 20)

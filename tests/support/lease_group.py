@@ -14,6 +14,7 @@ from typing import Any
 
 from aerobee_broker.config import Address
 from aerobee_broker.remoting.codes import Answer, Request
+from aerobee_client.testing import AddressKeeper
 from tests.support.etcd import free_ports
 from tests.support.remoting_client import RemotingClient, json_body, pull_fields, records, send
 
@@ -31,10 +32,14 @@ class Member:
     etcd: str
     acks: str = "all"
     advertise: str = ""
-    in_sync_seconds: float = 1.5
+    in_sync_seconds: float = 30.0  # a replica that is not scheduled for a while may still take the lease
     lease_seconds: int = LEASE_SECONDS
     environment: dict[str, str] | None = None
+    namesrv: str = ""
+    etcd_settings: str = ""
+    """Further lines of the section `replication`."""
     remoting: Address = field(default_factory=lambda: Address("127.0.0.1", free_ports(1)[0]))
+    grpc: Address = field(default_factory=lambda: Address("127.0.0.1", free_ports(1)[0]))
     listen_replicas: Address = field(default_factory=lambda: Address("127.0.0.1", free_ports(1)[0]))
     process: subprocess.Popen[bytes] | None = None
 
@@ -52,13 +57,14 @@ class Member:
         config.write_text(
             f"[replication]\nbroker_id = {self.broker_id}\nlease_seconds = {self.lease_seconds}\n"
             f"in_sync_seconds = {self.in_sync_seconds}\n"
-            f'advertise = "{self.advertise}"\n[listen]\ndrain_seconds = 0.5\n'
+            f'advertise = "{self.advertise}"\n{self.etcd_settings}[listen]\ndrain_seconds = 0.5\n'
         )
-        free = [flag for name in ("--listen", "--metrics") for flag in (name, "127.0.0.1:0")]
+        listen = ("--listen", str(self.grpc), "--metrics", "127.0.0.1:0")
         command = [
-            *(sys.executable, "-m", "aerobee_broker", "serve", "--dev", "--store", str(self.store), *free),
+            *(sys.executable, "-m", "aerobee_broker", "serve", "--dev", "--store", str(self.store), *listen),
             *("--listen-remoting", str(self.remoting), "--listen-replicas", str(self.listen_replicas)),
             *("--role", role, "--acks", self.acks, "--etcd", self.etcd, "--config", str(config)),
+            *(("--namesrv", self.namesrv) if self.namesrv else ()),
         ]
         with (self.directory / f"broker-{self.broker_id}.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment)
@@ -104,17 +110,17 @@ class Member:
                     return found
                 await asyncio.sleep(0.05)
 
-    async def send(self, body: bytes, seconds: float = _ANSWER_SECONDS) -> int | None:
+    async def send(self, body: bytes, seconds: float = _ANSWER_SECONDS, *, topic: str = "T") -> int | None:
         """The code of the answer; None if none came."""
-        return (await self.send_at(body, seconds))[0]
+        return (await self.send_at(body, seconds, topic=topic))[0]
 
-    async def send_at(self, body: bytes, seconds: float) -> tuple[int | None, int]:
+    async def send_at(self, body: bytes, seconds: float, *, topic: str = "T") -> tuple[int | None, int]:
         """The same, and the queue offset of a message that was stored."""
         with suppress(OSError, TimeoutError, EOFError):
             async with asyncio.timeout(seconds):
                 client = await RemotingClient.connect(self.remoting)
                 try:
-                    answered = await send(client, "T", body, queue_id=0)
+                    answered = await send(client, topic, body, queue_id=0)
                     return answered.code, int(answered.fields.get("queueOffset", "-1"))
                 finally:
                     await client.close()
@@ -136,12 +142,15 @@ class Member:
 
 @asynccontextmanager
 async def running(*members: Member) -> AsyncIterator[None]:
-    """Started; killed at the end."""
+    """Started; killed at the end. Their ports stay theirs: a broker that is no master does not listen for gRPC."""
+    keeper = AddressKeeper()
+    keeper.keep(*(str(address) for each in members for address in (each.grpc, each.remoting, each.listen_replicas)))
     try:
         for member in members:
             member.start()
         yield
     finally:
+        keeper.release()
         for member in members:
             if member.process is not None and member.process.poll() is None:
                 member.send_signal(signal.SIGCONT)

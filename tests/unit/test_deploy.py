@@ -92,6 +92,7 @@ def test_the_example_shows_the_defaults(tmp_path: Path) -> None:
         ),
         tls=default.tls,
         auth=default.auth,
+        replication=dataclasses.replace(shown.replication, etcd_password_file=None, etcd_ca=None),
         topics=dataclasses.replace(shown.topics, auto_create=None),
         groups=dataclasses.replace(shown.groups, auto_create=None),
         sources={},

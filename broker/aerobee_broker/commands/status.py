@@ -71,6 +71,7 @@ def _print_status(broker: admin_v1.GetBrokerStatusResponse, store: admin_v1.GetS
             ("up for", output.span_text(broker.uptime.ToMilliseconds())),
             ("listens on", ", ".join(broker.listen_addresses)),
             ("takes messages", takes),
+            *replication_facts(broker),
             ("topics, groups", f"{broker.topic_count:,}, {broker.group_count:,}"),
             ("clients", f"{figures.producers:,} producers, {figures.consumers:,} consumers"),
             ("in", f"{figures.messages_in_rate:,.1f}/s, {figures.messages_in:,} since the start"),
@@ -101,6 +102,28 @@ def _print_status(broker: admin_v1.GetBrokerStatusResponse, store: admin_v1.GetS
             ),
         ]
     )
+
+
+def replication_facts(broker: admin_v1.GetBrokerStatusResponse) -> list[tuple[str, str]]:
+    """Nothing for a broker without replication."""
+    if not broker.HasField("replication"):
+        return []
+    found = broker.replication
+    facts = [("role", f"master, epoch {found.epoch}")]
+    if found.HasField("lease"):
+        lease = found.lease
+        text = f"of broker {lease.holder}, {output.span_text(lease.left.ToMilliseconds())} left"
+        facts.append(("lease", f"{text}; not renewed: {lease.error}" if lease.error else text))
+        facts.append(("brokers in sync", ", ".join(map(str, lease.in_sync))))
+    for replica in found.replicas:
+        state = "in sync" if replica.in_sync else "not in sync"
+        if not replica.counts:
+            state += ", does not count"
+        behind = output.size_text(replica.lag_bytes)
+        facts.append((f"replica {replica.id}", f"at {replica.address}: {behind} behind, {state}"))
+    if not found.replicas:
+        facts.append(("replicas", "none connected"))
+    return facts
 
 
 def _traffic(arguments: argparse.Namespace) -> int:

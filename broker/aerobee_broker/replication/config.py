@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
@@ -46,6 +47,12 @@ class ReplicationConfig(Section):
     """Whether replicas of RocketMQ count. They confirm received messages before these are on disk."""
     etcd: tuple[str, ...] = ()
     """The etcd that keeps the lease, such as http://10.0.0.5:2379; empty: operators choose the master."""
+    etcd_user: str = ""
+    """The user of an etcd with authentication; it needs to read and write the keys of etcd_prefix."""
+    etcd_password_file: Path | None = None
+    """A file with the password of etcd_user. A line feed at its end is left out."""
+    etcd_ca: Path | None = None
+    """The authorities that sign the certificate of an https:// etcd, PEM; None: those of the system."""
     etcd_prefix: str = "/aerobee"
     """The prefix of the keys in etcd; the names of cluster and broker follow."""
     lease_seconds: Annotated[int, Meta(ge=2, le=600)] = 10
@@ -70,8 +77,15 @@ class ReplicationConfig(Section):
         if not self.etcd:
             return
         for endpoint in self.etcd:
-            if not re.fullmatch(r"https?://[^/\s]+", endpoint):
-                raise ConfigError(f"replication.etcd: {endpoint!r} is not a URL such as http://10.0.0.5:2379")
+            if not re.fullmatch(r"https?://[^/\s@]+", endpoint):
+                raise ConfigError(
+                    f"replication.etcd: {endpoint.rpartition('@')[2]!r} is not a URL such as http://10.0.0.5:2379; "
+                    "a user goes into replication.etcd_user"
+                )
+        if bool(self.etcd_user) != (self.etcd_password_file is not None):
+            raise ConfigError("replication.etcd_user: needs replication.etcd_password_file, and the reverse")
+        if self.etcd_ca is not None and not any(endpoint.startswith("https:") for endpoint in self.etcd):
+            raise ConfigError("replication.etcd_ca: is for an etcd at https://; correct replication.etcd")
         if self.role == "none" or not self.listen:
             raise ConfigError(
                 "replication.etcd: every broker with a lease can become the master; set replication.role (master for "

@@ -4,6 +4,9 @@
     PREFIX/CLUSTER/NAME/holder    {"brokerId": 1, "remoting": "a:10911", "replication": "a:10912"}, bound to a lease
 
 Reads are linearizable, as is etcd's default. The version of a claim is the revision of its last change.
+
+With a user, requests carry a token, which etcd gives for the password. Etcd forgets tokens; then it refuses the request
+before it does anything, and the request is repeated with a new token.
 """
 
 from __future__ import annotations
@@ -14,10 +17,11 @@ import json
 import ssl
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from aerobee_broker.replication.config import ReplicationConfig
 from aerobee_broker.replication.lease import (
     Claim,
     Holder,
@@ -26,16 +30,56 @@ from aerobee_broker.replication.lease import (
     LeaseUnavailableError,
     LeaseView,
 )
+from aerobee_store.errors import ConfigError
 
 _ANSWER_SIZE_MAX: Final = 1 << 20
+_TOKEN_REFUSED: Final = (b"invalid auth token", b"revision of auth store is old")
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdAccess:
+    """How etcd is entered. `security` is for https endpoints; None: the system's authorities."""
+
+    user: str = ""
+    password: str = field(default="", repr=False)
+    security: ssl.SSLContext | None = None
+
+    @classmethod
+    def load(cls, config: ReplicationConfig) -> EtcdAccess:
+        """Read the files of the settings. Blocking. ConfigError."""
+        password, security = "", None
+        if config.etcd_password_file is not None:
+            try:
+                password = config.etcd_password_file.read_text("utf-8").removesuffix("\n")
+            except (OSError, ValueError) as error:
+                raise ConfigError(
+                    f"replication.etcd_password_file: {config.etcd_password_file} cannot be read: {error}"
+                ) from None
+        if any(endpoint.startswith("https:") for endpoint in config.etcd):
+            try:
+                security = ssl.create_default_context(cafile=config.etcd_ca)
+            except (OSError, ssl.SSLError) as error:
+                raise ConfigError(
+                    f"replication.etcd_ca: {config.etcd_ca} has no certificates of authorities, PEM: {error}"
+                ) from None
+        return cls(config.etcd_user, password, security)
 
 
 class EtcdLease:
     """The lease of one group of brokers. `lease_seconds`: at least 2, because etcd rounds to whole seconds."""
 
     def __init__(
-        self, endpoints: Sequence[str], prefix: str, broker_id: int, lease_seconds: int, *, timeout_seconds: float
+        self,
+        endpoints: Sequence[str],
+        prefix: str,
+        broker_id: int,
+        lease_seconds: int,
+        *,
+        timeout_seconds: float,
+        access: EtcdAccess | None = None,
     ) -> None:
+        self._access = access or EtcdAccess()
+        self._token = ""
         self._endpoints = [urlsplit(endpoint) for endpoint in endpoints]
         self._claim_key = _encoded(f"{prefix}/claim")
         self._holder_key = _encoded(f"{prefix}/holder")
@@ -118,7 +162,7 @@ class EtcdLease:
         """Send a request to the first reachable endpoint. After an error the next request starts with another one."""
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                status, body = await self._answer(path, json.dumps(request).encode())
+                status, body = await self._answer_authenticated(path, json.dumps(request).encode())
             found = json.loads(body)
         except (OSError, EOFError, TimeoutError, ValueError, asyncio.LimitOverrunError) as error:
             place = self._endpoints[0].netloc
@@ -128,18 +172,36 @@ class EtcdLease:
             raise LeaseUnavailableError(f"etcd at {self._endpoints[0].netloc}: status {status}: {body[:200]!r}")
         return found
 
+    async def _answer_authenticated(self, path: str, body: bytes) -> tuple[int, bytes]:
+        if not self._access.user:
+            return await self._answer(path, body)
+        for _ in range(2):
+            if not self._token:
+                credentials = {"name": self._access.user, "password": self._access.password}
+                status, answer = await self._answer("auth/authenticate", json.dumps(credentials).encode())
+                if status != 200:
+                    return status, answer
+                self._token = str(json.loads(answer).get("token", ""))
+            status, answer = await self._answer(path, body)
+            if status == 200 or not any(sign in answer for sign in _TOKEN_REFUSED):
+                break
+            self._token = ""
+        return status, answer
+
     async def _answer(self, path: str, body: bytes) -> tuple[int, bytes]:
         endpoint = self._endpoints[0]
         secure = endpoint.scheme == "https"
         reader, writer = await asyncio.open_connection(
             endpoint.hostname,
             endpoint.port or 2379,
-            ssl=ssl.create_default_context() if secure else None,
+            ssl=(self._access.security or ssl.create_default_context()) if secure else None,
             limit=_ANSWER_SIZE_MAX,
         )
         try:
-            head = f"POST /v3/{path} HTTP/1.0\r\nHost: {endpoint.netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
-            writer.write(head.encode() + body)
+            head = f"POST /v3/{path} HTTP/1.0\r\nHost: {endpoint.netloc}\r\nContent-Length: {len(body)}\r\n"
+            if self._token:
+                head += f"Authorization: {self._token}\r\n"
+            writer.write(f"{head}\r\n".encode() + body)
             status = await reader.readline()
             while (await reader.readline()).strip():
                 pass

@@ -20,6 +20,7 @@ from aerobee_broker.replication.lease import LeaseLostError, LeaseUnavailableErr
 from aerobee_broker.replication.master import ReplicationMaster
 from aerobee_broker.replication.metrics import MasterCollector
 from aerobee_broker.replication.requests import ReplicationRequests
+from aerobee_proto import admin_v1
 from aerobee_store import MessageStore
 from aerobee_store.running_flags import RunningFlags
 
@@ -124,6 +125,36 @@ class MasterBroker:
     def collector(self) -> MasterCollector:
         """The metrics."""
         return MasterCollector(self.acknowledgements, self.epochs, self._leadership)
+
+    def describe(self) -> admin_v1.BrokerReplication:
+        """For the status of the broker."""
+        end = self._store.positions[2]
+        found = admin_v1.BrokerReplication(
+            epoch=self.epochs.last,
+            replicas=(
+                admin_v1.ReplicaStatus(
+                    id=replica.key[1],
+                    address=replica.address,
+                    lag_bytes=(lag := max(end - max(replica.acked, 0), 0)),
+                    in_sync=lag <= self._config.replication.lag_bytes_max,
+                    counts=replica.counts,
+                )
+                for replica in self.acknowledgements.connections
+            ),
+        )
+        leadership = self._leadership
+        if leadership is not None and leadership.claim is not None:
+            claim = leadership.claim
+            found.lease.CopyFrom(
+                admin_v1.BrokerLease(
+                    holder=claim.master,
+                    epoch=claim.epoch,
+                    in_sync=sorted(claim.in_sync),
+                    error=leadership.last_error,
+                )
+            )
+            found.lease.left.FromMilliseconds(int(leadership.seconds_left * 1000))
+        return found
 
     async def stop(self) -> None:
         """Disconnect all replicas."""

@@ -33,6 +33,7 @@ class MasterCollector:
 
     def collect(self) -> Pieces:
         found = self._acknowledgements
+        yield _role("master")
         yield _gauge("aerobee_replication_epoch", "The epoch in which this master writes.", self._epochs.last)
         yield _gauge("aerobee_replicas_connected", "Connections of replicas.", len(found.connections))
         yield _gauge("aerobee_replicas_in_sync", "Replicas that are in sync.", len(found.in_sync()))
@@ -61,6 +62,7 @@ class ReplicaCollector:
         self._replica = replica
 
     def collect(self) -> Pieces:
+        yield _role("replica")
         connected = self._replica.is_connected
         yield _gauge("aerobee_replica_connected", "Whether this replica follows its master.", int(connected))
         yield _gauge("aerobee_replica_behind_bytes", "Bytes of the master's log not on disk.", self._replica.lag_bytes)
@@ -68,6 +70,13 @@ class ReplicaCollector:
         yield _gauge(
             "aerobee_replica_diverged_tails", "Files with a tail of the log that the master did not have.", tails
         )
+
+
+def _role(name: str) -> GaugeFamily:
+    family = GaugeFamily("aerobee_replication_role", "1 for the role that this broker has now.", labels=("role",))
+    for role in ("master", "replica"):
+        family.add_metric((role,), int(role == name))
+    return family
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeFamily:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from typing import Final
 
 from aerobee_broker.clients.clients import Client
@@ -26,7 +27,11 @@ _TRAFFIC_COUNT: Final = 100
 class StatusAdministration:
     """One method per RPC."""
 
-    def __init__(self, parts: BrokerParts, listening: Listening) -> None:
+    def __init__(
+        self, parts: BrokerParts, listening: Listening, replication: Callable[[], admin_v1.BrokerReplication] | None
+    ) -> None:
+        """`replication` of a master; None: the broker takes no part in it."""
+        self._replication = replication
         self._config = parts.settings.current
         self._store = parts.store
         self._tables = parts.tables
@@ -58,6 +63,7 @@ class StatusAdministration:
             group_count=sum(1 for group in self._tables.groups if not is_system_group(group.name)),
             client_count=len(self._clients),
             statistics=self._statistics(),
+            replication=None if self._replication is None else self._replication(),
         )
         response.uptime.FromMilliseconds(max(0, self._clock.now_ms() - self._started_ms))
         return response

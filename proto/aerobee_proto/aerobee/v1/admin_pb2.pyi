@@ -2051,6 +2051,7 @@ class GetBrokerStatusResponse(_message.Message):
     GROUP_COUNT_FIELD_NUMBER: _builtins.int
     CLIENT_COUNT_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
+    REPLICATION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     cluster: _builtins.str
     version: _builtins.str
@@ -2076,6 +2077,10 @@ class GetBrokerStatusResponse(_message.Message):
     def store_state(self) -> Global___StoreState: ...
     @_builtins.property
     def statistics(self) -> Global___BrokerStatistics: ...
+    @_builtins.property
+    def replication(self) -> Global___BrokerReplication:
+        """Unset: the broker takes no part in replication. Replicas serve no gRPC, so it is a master."""
+
     def __init__(
         self,
         *,
@@ -2092,14 +2097,126 @@ class GetBrokerStatusResponse(_message.Message):
         group_count: _builtins.int = ...,
         client_count: _builtins.int = ...,
         statistics: Global___BrokerStatistics | None = ...,
+        replication: Global___BrokerReplication | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["start_timestamp", b"start_timestamp", "statistics", b"statistics", "status", b"status", "store_state", b"store_state", "uptime", b"uptime"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["replication", b"replication", "start_timestamp", b"start_timestamp", "statistics", b"statistics", "status", b"status", "store_state", b"store_state", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_count", b"client_count", "cluster", b"cluster", "flush_mode", b"flush_mode", "group_count", b"group_count", "listen_addresses", b"listen_addresses", "name", b"name", "start_timestamp", b"start_timestamp", "statistics", b"statistics", "status", b"status", "store_state", b"store_state", "topic_count", b"topic_count", "uptime", b"uptime", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_count", b"client_count", "cluster", b"cluster", "flush_mode", b"flush_mode", "group_count", b"group_count", "listen_addresses", b"listen_addresses", "name", b"name", "replication", b"replication", "start_timestamp", b"start_timestamp", "statistics", b"statistics", "status", b"status", "store_state", b"store_state", "topic_count", b"topic_count", "uptime", b"uptime", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetBrokerStatusResponse: _TypeAlias = GetBrokerStatusResponse  # noqa: Y015
+
+@_typing.final
+class BrokerReplication(_message.Message):
+    """How a master stands to its replicas."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """In which it writes."""
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]:
+        """In order of their connection."""
+
+    @_builtins.property
+    def lease(self) -> Global___BrokerLease:
+        """Unset: there is no lease, people promote."""
+
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        replicas: _abc.Iterable[Global___ReplicaStatus] | None = ...,
+        lease: Global___BrokerLease | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "lease", b"lease", "replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BrokerReplication: _TypeAlias = BrokerReplication  # noqa: Y015
+
+@_typing.final
+class ReplicaStatus(_message.Message):
+    """One replica that is connected."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    LAG_BYTES_FIELD_NUMBER: _builtins.int
+    IN_SYNC_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """A number, or the IP address of a replica of RocketMQ."""
+    address: _builtins.str
+    lag_bytes: _builtins.int
+    """Durable bytes that it has not confirmed."""
+    in_sync: _builtins.bool
+    counts: _builtins.bool
+    """Whether sends wait for it."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        address: _builtins.str = ...,
+        lag_bytes: _builtins.int = ...,
+        in_sync: _builtins.bool = ...,
+        counts: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "counts", b"counts", "id", b"id", "in_sync", b"in_sync", "lag_bytes", b"lag_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaStatus: _TypeAlias = ReplicaStatus  # noqa: Y015
+
+@_typing.final
+class BrokerLease(_message.Message):
+    """The lease that says which broker is the master."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLDER_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
+    IN_SYNC_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    holder: _builtins.int
+    """The id of the broker that holds it, and the epoch that began with it."""
+    epoch: _builtins.int
+    error: _builtins.str
+    """Why the last renewal failed; empty: it did not."""
+    @_builtins.property
+    def left(self) -> _pool.Duration:
+        """How long it lasts here without a renewal."""
+
+    @_builtins.property
+    def in_sync(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The ids of the brokers that have all confirmed messages."""
+
+    def __init__(
+        self,
+        *,
+        holder: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        left: _pool.Duration | None = ...,
+        in_sync: _abc.Iterable[_builtins.int] | None = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["left", b"left"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "error", b"error", "holder", b"holder", "in_sync", b"in_sync", "left", b"left"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BrokerLease: _TypeAlias = BrokerLease  # noqa: Y015
 
 @_typing.final
 class BrokerStatistics(_message.Message):
