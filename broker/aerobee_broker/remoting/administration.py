@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from aerobee_broker.clients.clients import Client
@@ -147,9 +149,16 @@ class AdministrationRequests:
     async def topic(self, request: Command, _: Connection) -> Command:
         return answer(body=self._tables.topics.require(text(request, "topic")).to_json())
 
-    async def all_topics(self, _request: Command, _: Connection) -> Command:
+    async def all_topics(self, _request: Command, connection: Connection) -> Command:
+        """All topics. A replica of RocketMQ 5 takes the attributes for changes, and copies no topic at all if one of
+        them has no `+` before its name."""
         table = self._tables.topics
-        topics = {topic.name: topic.to_json() for topic in table}
+        shown: Iterable[TopicConfig] = table
+        if connection.is_fast:
+            shown = (
+                replace(each, attributes={f"+{name}": text for name, text in each.attributes.items()}) for each in table
+            )
+        topics = {topic.name: topic.to_json() for topic in shown}
         body = Bean(
             dataVersion=table.version.to_json(),
             mappingDataVersion=Bean(counter=0, stateVersion=0, timestamp=0),

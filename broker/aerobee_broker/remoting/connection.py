@@ -138,6 +138,11 @@ class Connection(asyncio.Protocol):
         self._write(command)
         return True
 
+    @property
+    def is_fast(self) -> bool:
+        """Whether it came to the port of replicas of RocketMQ."""
+        return self.local.port == self._server.fast_port
+
     async def ask(self, command: Command, seconds: float) -> Command:
         """Send a request and return its answer. Raises PeerGoneError, TimeoutError."""
         if not self.is_open:
@@ -265,6 +270,8 @@ class RemotingServer:
         self.connections: set[Connection] = set()
         self.closed_listeners: list[Callable[[Connection], None]] = []
         self.numbers = itertools.count(1)
+        self.fast_port: int | None = None
+        """The port of replicas of RocketMQ, which only they use."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[asyncio.Server] = []
         self._closed_one = asyncio.Event()

@@ -74,7 +74,8 @@ class MasterBroker:
             address = Address.parse(advertised)
         self._requests.ha_address = registrar.ha_address = address
         try:
-            await remoting.listen("listen.remoting", Address(bound.host, bound.port - FAST_PORT_DISTANCE))
+            fast = await remoting.listen("listen.remoting", Address(bound.host, bound.port - FAST_PORT_DISTANCE))
+            remoting.fast_port = fast.port
         except ListenError as error:
             _log.warning(
                 "replicas of RocketMQ cannot copy topics and groups because port %d is not available cause=%s",
