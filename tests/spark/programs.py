@@ -50,48 +50,6 @@ def connect(url: str, store: str, endpoint: str, checkpoint: str) -> Any:
         spark.stop()
 
 
-TABLES = {
-    "delta": {
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    },
-    "iceberg": {
-        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
-        "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
-        "spark.sql.catalog.lake.type": "hadoop",
-    },
-}
-"""What a session needs for each format of tables, as docs/pipeline.md says."""
-
-
-def tables(kind: str, jars: str, store: str, directory: str) -> Any:
-    """An export to tables of a format, once and by increments."""
-    from aerobee_pipeline import local_session
-    from aerobee_pipeline.jobs import export
-
-    settings = {**TABLES[kind], "spark.jars": jars, "spark.sql.shuffle.partitions": "2"}
-    output = f"{directory}/{{}}"
-    if kind == "iceberg":
-        settings["spark.sql.catalog.lake.warehouse"] = directory
-        output = "lake.archive.{}"
-    spark = local_session("tables", settings=settings)
-    try:
-        source = {"storePath": store, "subscribePattern": ".*"}
-        whole = export(spark, source, output.format("whole"), file_format=kind)
-        runs = [
-            export(spark, source, output.format("parts"), checkpoint=f"{directory}/state", file_format=kind)
-            for _ in range(2)
-        ]
-        rows = spark.read.format(kind).load(output.format("parts"))
-        return {
-            "whole": whole.facts["messages"],
-            "increments": [run.facts["messages"] for run in runs],
-            "distinct": rows.select("topic", "queueId", "queueOffset", "body").distinct().count(),
-        }
-    finally:
-        spark.stop()
-
-
 def submitted(store: str) -> Any:
     """For spark-submit: the session is the one that it configured, the package comes from a zip."""
     from pyspark.sql import SparkSession
@@ -118,7 +76,6 @@ if __name__ == "__main__":
     programs: dict[str, Callable[..., Any]] = {
         "count": count,
         "connect": connect,
-        "tables": tables,
         "submitted": submitted,
     }
     print("result " + json.dumps(programs[sys.argv[1]](*sys.argv[2:])), flush=True)

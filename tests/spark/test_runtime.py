@@ -1,4 +1,4 @@
-"""Ways to run: Java from pip, Spark Connect, spark-submit to a standalone cluster; other tables."""
+"""Ways to run: Java from pip, Spark Connect, spark-submit to a standalone cluster."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 
 import aerobee_pipeline
 from aerobee_client.testing import run_broker
 from tests.spark.cluster import SECONDS, connect_server, environment, spark_class
 from tests.spark.stores import orders, write
-from tests.support.maven_jars import maven_jars
 
 HERE = Path(__file__).parents[2]
 COUNT = 60
-TABLES_SPARK = "4.1"
-"""The release of Spark that the packages in tables.xml are built for: newer ones change what they call."""
 
 
 @pytest.fixture(scope="module")
@@ -75,20 +71,6 @@ def test_spark_connect(store: Path, tmp_path: Path) -> None:
         "streamed": COUNT,
         "audit": 0,
     }
-
-
-@pytest.mark.skipif(
-    not pyspark.__version__.startswith(f"{TABLES_SPARK}."),
-    reason=f"the packages in tables.xml are for Spark {TABLES_SPARK}, PySpark is {pyspark.__version__}",
-)
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
-def test_export_to_tables(kind: str, store: Path, tmp_path: Path) -> None:
-    """An export to tables of Delta Lake and Iceberg, with their own packages; a second increment adds nothing."""
-    jars = maven_jars(HERE / "tests/spark/tables.xml", kind)
-    if isinstance(jars, str):
-        pytest.skip(f"the packages of {kind} cannot be had: {jars}")
-    found = run(program("tables", kind, ",".join(map(str, jars)), store, tmp_path))
-    assert found == {"whole": COUNT, "increments": [COUNT, 0], "distinct": COUNT}
 
 
 def test_submitted_to_a_cluster(store: Path, master: str, tmp_path: Path) -> None:

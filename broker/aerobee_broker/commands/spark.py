@@ -80,7 +80,7 @@ def _add_export(actions: Commands) -> None:
         "--output", metavar="PATH", required=True, help="target as Spark names it: a directory, s3a://..."
     )
     export.add_argument("--checkpoint", metavar="PATH", help="write only messages since the last run with this path")
-    export.add_argument("--format", default="parquet", help="parquet, iceberg or delta (the last two: their packages)")
+    export.add_argument("--format", default="parquet", help="parquet, delta or iceberg (the last two: also a table)")
     _add_job(export)
 
 
@@ -103,7 +103,7 @@ def _add_replay(actions: Commands) -> None:
         "--job-id", metavar="ID", required=True, help="id of the replay; repeating it sends the same message ids"
     )
     replay.add_argument("--rate", metavar="COUNT", type=options.count, help="maximum messages per second")
-    replay.add_argument("--format", default="parquet", help="topic of the archive")
+    replay.add_argument("--format", default="parquet", help="format of the archive: parquet, delta or iceberg")
     _add_job(replay)
 
 

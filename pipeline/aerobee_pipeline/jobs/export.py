@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from aerobee_pipeline.errors import OptionError
 from aerobee_pipeline.jobs.result import JobResult
+from aerobee_pipeline.jobs.tables import PARTITION_COLUMNS, add_files, check_format, check_layout, table_files
 from aerobee_pipeline.worker_start import retry_worker_start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 COLUMNS: Final = ("topic", "date", "messages")
-_FORMATS: Final = ("parquet", "iceberg", "delta")
-_LINKAGE_ERRORS: Final = (
-    "NoSuchMethodError",
-    "NoSuchFieldError",
-    "NoClassDefFoundError",
-    "IncompatibleClassChangeError",
-    "AbstractMethodError",
-)
 _KEPT: Final = ("keys", "tags", "body")
+_TIMESTAMPS: Final = "spark.sql.parquet.outputTimestampType"
 
 
 def export(
@@ -35,103 +30,91 @@ def export(
     """Write messages under `output`, partitioned by topic and by the date of their store time in UTC.
 
     `source` are options of the data source. With `checkpoint`, only messages since the last run are written, each once
-    however often a run fails. Without it, all messages are written in addition to existing files. `file_format` may be
-    iceberg or delta, if the session has their packages; `output` then has their form.
+    however often a run fails. Without it, all messages are written in addition to existing files. `file_format` delta
+    or iceberg: the Parquet files are also a table of that format (tables.py). OptionError if its package is missing.
     """
-    if file_format not in _FORMATS:
-        raise OptionError(f"format {file_format!r} is unknown; choose one of {', '.join(_FORMATS)}")
+    check_format(file_format, output)
+    check_layout(file_format, output)
     options = {"includeProperties": "true", "includeSystem": "true", **source}
-    try:
+    with _timestamps_for_all(spark):
         if checkpoint is None:
-            counts = _everything(spark, options, output, file_format)
+            columns, counts = _everything(spark, options, output, file_format)
         else:
-            counts = _increment(spark, {"startingOffsets": "earliest", **options}, output, checkpoint, file_format)
-    except Exception as error:
-        if (reason := package_error(file_format, str(error), spark.version)) is not None:
-            raise OptionError(reason) from error
-        raise
+            columns, counts = _increment(
+                spark, {"startingOffsets": "earliest", **options}, output, checkpoint, file_format
+            )
+    facts: dict[str, Any] = {"messages": sum(counts.values()), "output": output}
+    if file_format != "parquet":
+        archive = _archive(spark, output)
+        facts["files_added"] = add_files(file_format, output, archive.inputFiles() if archive else (), columns)
     table = [(topic, date, count) for (topic, date), count in sorted(counts.items())]
-    return JobResult(COLUMNS, table, 0, {"messages": sum(counts.values()), "output": output})
+    return JobResult(COLUMNS, table, 0, facts)
 
 
-def package_error(file_format: str, error: str, spark_version: str) -> str | None:
-    """The advice for an error caused by a missing or unsuitable package of a format; None for other errors."""
-    if file_format == "parquet":
-        return None
-    if "DATA_SOURCE_NOT_FOUND" in error:
-        return (
-            f"format {file_format!r}: the session does not have its package; name it with "
-            f"--conf spark.jars.packages=GROUP:NAME:VERSION, docs/pipeline.md has an example"
-        )
-    if any(name in error for name in _LINKAGE_ERRORS):
-        return (
-            f"format {file_format!r}: its package was built for another release of Spark than {spark_version}; "
-            f"choose the package that is made for this one, or export to Parquet"
-        )
-    return None
+@contextmanager
+def _timestamps_for_all(spark: SparkSession) -> Iterator[None]:
+    """Spark's default is a type of Parquet that few other readers understand."""
+    before = spark.conf.get(_TIMESTAMPS)
+    spark.conf.set(_TIMESTAMPS, "TIMESTAMP_MICROS")
+    try:
+        yield
+    finally:
+        spark.conf.set(_TIMESTAMPS, before or "INT96")
 
 
 def _everything(
     spark: SparkSession, options: dict[str, str], output: str, file_format: str
-) -> dict[tuple[str, str], int]:
+) -> tuple[list[str], dict[tuple[str, str], int]]:
+    """The names of the table's columns, and how many messages were written by topic and date."""
     frame = _dated(spark.read.format("aerobee").options(**options).load())
+    columns = frame.columns
     frame = frame.sortWithinPartitions("topic", "date", "queueId", "queueOffset").cache()
     try:
         rows = frame.groupBy("topic", "date").count().collect()
-        writer = frame.write.format(file_format).mode("append")
-        if file_format == "iceberg":
-            _create_table(spark, frame, output)
-        else:
-            writer = writer.partitionBy("topic", "date")
-        if file_format == "parquet":
-            writer = writer.option("compression", "zstd")
-        writer.save(output)
+        writer = _partitioned(frame, file_format).write.format("parquet").mode("append").option("compression", "zstd")
+        writer.partitionBy(*PARTITION_COLUMNS[file_format]).save(output)
     finally:
         frame.unpersist()
-    return {(row.topic, str(row.date)): row["count"] for row in rows}
+    return columns, {(row.topic, str(row.date)): row["count"] for row in rows}
 
 
 def _increment(
     spark: SparkSession, options: dict[str, str], output: str, checkpoint: str, file_format: str
-) -> dict[tuple[str, str], int]:
-    before = _counts(spark, output, file_format)
+) -> tuple[list[str], dict[tuple[str, str], int]]:
+    """As `_everything`."""
+    before = _counts(spark, output)
     frame = _dated(spark.readStream.format("aerobee").options(**options).load())
-    writer = frame.writeStream.format(file_format).outputMode("append")
-    if file_format == "iceberg":
-        _create_table(spark, frame, output)
-        writer = writer.option("fanout-enabled", "true")  # otherwise rows must be sorted by partition
-    else:
-        writer = writer.partitionBy("topic", "date")
-    if file_format == "parquet":
-        writer = writer.option("compression", "zstd")
+    writer = _partitioned(frame, file_format).writeStream.format("parquet").outputMode("append")
+    writer = writer.partitionBy(*PARTITION_COLUMNS[file_format]).option("compression", "zstd")
     writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
 
     def write() -> None:
-        query = writer.toTable(output) if file_format == "iceberg" else writer.start(output)
+        query = writer.start(output)
         try:
             query.awaitTermination()
         finally:
             query.stop()
 
     retry_worker_start(write)
-    after = _counts(spark, output, file_format)
-    return {key: count - before.get(key, 0) for key, count in after.items() if count > before.get(key, 0)}
+    after = _counts(spark, output)
+    grown = {key: count - before.get(key, 0) for key, count in after.items() if count > before.get(key, 0)}
+    return frame.columns, grown
 
 
-def _create_table(spark: SparkSession, frame: DataFrame, name: str) -> None:
-    """Iceberg appends only to tables that exist."""
-    if not spark.catalog.tableExists(name):
-        empty = spark.createDataFrame([], frame.schema)
-        empty.writeTo(name).using("iceberg").partitionedBy("topic", "date").create()
-
-
-def _counts(spark: SparkSession, output: str, file_format: str) -> dict[tuple[str, str], int]:
+def _archive(spark: SparkSession, output: str) -> DataFrame | None:
+    """What an export has written: of streams the files of finished micro-batches alone. None: nothing yet."""
     from pyspark.errors import AnalysisException
 
     try:
-        frame = spark.read.format(file_format).load(output)
+        return spark.read.parquet(output)
     except AnalysisException:
-        return {}  # nothing has been written yet
+        return None
+
+
+def _counts(spark: SparkSession, output: str) -> dict[tuple[str, str], int]:
+    frame = _archive(spark, output)
+    if frame is None:
+        return {}
     return {(str(row.topic), str(row.date)): row["count"] for row in frame.groupBy("topic", "date").count().collect()}
 
 
@@ -139,6 +122,14 @@ def _dated(frame: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
     return frame.withColumn("date", f.to_date("storeTimestamp"))
+
+
+def _partitioned(frame: DataFrame, file_format: str) -> DataFrame:
+    """The frame with the columns that name directories."""
+    from pyspark.sql import functions as f
+
+    pairs = zip(PARTITION_COLUMNS[file_format], ("topic", "date"), strict=True)
+    return frame.withColumns({name: f.col(of) for name, of in pairs if name != of})
 
 
 def replay(
@@ -160,11 +151,12 @@ def replay(
     `topic` of the archive goes to `target`, by default the same. `begin`, `end`: store times, as Spark reads them.
     `keep_queues`: into the original queue of each message; otherwise the queues in turn. Properties of each message
     name its origin (`ORIGIN_TOPIC`, `ORIGIN_QUEUE`, `ORIGIN_OFFSET`); with the same `job_id` a repeated replay has the
-    same ids. `messages_per_second`: the limit of all tasks together; each has an equal share.
+    same ids. `messages_per_second`: the limit of all tasks together; each has an equal share. `file_format` delta or
+    iceberg: the current messages of the table.
     """
     from pyspark.sql import functions as f
 
-    frame = spark.read.format(file_format).load(archive).where(f.col("topic") == topic)
+    frame = _archived(spark, archive, file_format).where(f.col("topic") == topic)
     if begin is not None:
         frame = frame.where(f.col("storeTimestamp") >= f.to_timestamp(f.lit(begin)))
     if end is not None:
@@ -192,3 +184,13 @@ def replay(
         options["maxRowsPerSecond"] = str(max(messages_per_second // partitions, 1))
     ordered.select(*columns).write.format("aerobee").mode("append").options(**options).save()
     return JobResult(("topic", "target", "messages"), [(topic, target or topic, messages)], 0, {"messages": messages})
+
+
+def _archived(spark: SparkSession, archive: str, file_format: str) -> DataFrame:
+    check_format(file_format, archive)
+    if file_format == "parquet":
+        return spark.read.parquet(archive)
+    files = [str(file) for file in table_files(file_format, archive)]
+    if not files:
+        raise OptionError(f"{archive} has no {file_format} table with messages; export there first")
+    return spark.read.option("basePath", archive).parquet(*files)
