@@ -99,6 +99,33 @@ def test_a_power_cut_while_the_tail_is_set_aside(seed: int) -> None:
             compare(store, scene.sent[: SYNCED + 1], scene.sent[:SYNCED])
 
 
+def test_what_is_set_aside_is_durable_before_the_log_changes() -> None:
+    """A copied tail is synced with its directory before the segment is zeroed; so is the move of a segment."""
+    scene = Scene()
+    scene.cut_power()
+    scene.lose(SYNCED + 1)
+    before = scene.disk.operations
+    with MessageStore.open(CONFIG, file_system=scene.disk, clock=scene.clock) as store:
+        copied, moved = store.recovery.quarantined
+    log, quarantine = DIRECTORY / "commitlog", DIRECTORY / "quarantine"
+    changes = [
+        (operation.name, operation.path)
+        for operation in scene.disk.log[before:]
+        if operation.name not in ("read", "map", "data_end")
+    ]
+    begin = changes.index(("create", copied))
+    segment = log / f"{scene.sent[SYNCED].physical_offset // SEGMENT * SEGMENT:020d}"
+    assert changes[begin + 1 : begin + 5] == [
+        ("write", copied),
+        ("sync", copied),
+        ("sync_directory", quarantine),
+        ("write", segment),
+    ]
+    begin = next(number for number, (name, _) in enumerate(changes) if name == "rename")
+    assert moved.name.endswith(changes[begin][1].name)
+    assert changes[begin + 1 : begin + 3] == [("sync_directory", quarantine), ("sync_directory", log)]
+
+
 def test_damage_in_front_of_the_watermark_stays_damage() -> None:
     """It is reported and stepped over; a torn tail behind it is cut off nevertheless."""
     scene = Scene()
