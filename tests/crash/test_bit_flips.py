@@ -1,7 +1,7 @@
-"""Bits that flip and files that lose their end, in every kind of file of a store: found, repaired or harmless.
+"""Flipped bits and truncated files, in every kind of store file, are reported, repaired or harmless.
 
-AEROBEE_CRASH_SEED repeats a run. What the broker keeps in a store besides (timer, delivery journal, tables) is in
-test_bit_flips_broker.py.
+AEROBEE_CRASH_SEED repeats a run. test_bit_flips_broker.py covers the files that the broker adds to a store: timer,
+delivery journal and tables.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tests.unit.store.queues.test_batch_consume_queue import TOPIC as BATCH_TOPI
 from tests.unit.store.queues.test_batch_consume_queue import inner
 
 IS_LONG = "AEROBEE_CRASH_CYCLES" in os.environ
-COUNT = 92_000 if IS_LONG else 9_800  # 10,050 with those of test_bit_flips_broker.py, or 102,000
-VERIFIED = 1.0 if IS_LONG else 1 / 3  # of the flips that only `verify` can see: it costs several openings
+COUNT = 92_000 if IS_LONG else 9_800  # with test_bit_flips_broker.py: 102,000 or 10,050
+VERIFIED = 1.0 if IS_LONG else 1 / 3  # share of the damage visible only to `verify` that is checked: each check is slow
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(7200 if IS_LONG else 240)]
 
@@ -41,7 +41,7 @@ CONFIG = replace(
     index_slot_count=7,
     index_entry_count=30,
 )
-_ORDERLY_STOPS = 0.02  # of the openings; the others are let go of: nothing that is judged comes after
+_ORDERLY_STOPS = 0.02  # share of stores closed in order; the others are abandoned after the checks
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ Place = tuple[str, int, int]
 
 @dataclass
 class Written:
-    """A store as it lies on the disk, and what is in it."""
+    """A store's disk and configuration, and the messages in the store."""
 
     config: StoreConfig
     disk: MemoryFileSystem
@@ -77,7 +77,7 @@ class Written:
 
 @cache
 def written(*, closed: bool, extended: bool) -> Written:
-    """A store of every kind of file, several of each, closed in order or left by a process that died."""
+    """Return a store with several files of every kind, closed in order or left by a killed process."""
     clock = ManualClock()
     disk = MemoryFileSystem(clock=clock)
     sender = Sender()
@@ -109,7 +109,7 @@ def what(record: Record) -> tuple[bytes, str, tuple[str, ...], int]:
 
 
 def everything(store: MessageStore) -> tuple[dict[Place, Record], int]:
-    """What every reader gets, and how many messages it is told are lost."""
+    """Return the messages that readers get from every queue, and the number reported as lost."""
     found: dict[Place, Record] = {}
     lost = 0
     for topic, queue_id in (("orders", 0), ("orders", 1), (BATCH_TOPIC, 0), ("gone", 0)):
@@ -123,7 +123,7 @@ def everything(store: MessageStore) -> tuple[dict[Place, Record], int]:
 
 
 def judge(before: Written, disk: MemoryFileSystem, *, orderly: bool) -> str:
-    """What a store makes of a damaged disk."""
+    """Open a damaged disk and compare the messages with the original: refused, detected, repaired or harmless."""
     try:
         store = before.open(disk)
     except StoreError:
@@ -135,7 +135,7 @@ def judge(before: Written, disk: MemoryFileSystem, *, orderly: bool) -> str:
             if before.messages.get(place) != what(record):
                 raise WrongError(f"{place} is another message, or none that was ever there")
         missing = before.messages.keys() - found.keys()
-        # A hole in a queue is counted in `lost` and logged, one in the log or at its end is reported by recovery.
+        # `lost` counts a hole in a queue. Recovery reports a hole in the log or a lost end.
         noticed = bool(report.damaged or report.quarantined or lost or report.torn or report.lost)
         if missing and not noticed:
             raise WrongError(f"{sorted(missing)} are gone and nothing says so")
@@ -181,7 +181,7 @@ def _judge_keys(store: MessageStore, before: Written, found: dict[Place, Record]
 
 
 def verify_finds_it(before: Written, disk: MemoryFileSystem, directory: Path) -> bool:
-    """Whether `aerobee store verify` sees what is wrong, on a real disk."""
+    """Return whether `aerobee store verify` finds the damage in a copy of the disk."""
     for path, data in disk.contents().items():
         target = directory / path.relative_to(DIRECTORY)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -198,10 +198,10 @@ def verify_finds_it(before: Written, disk: MemoryFileSystem, directory: Path) ->
     ids=["closed", "killed", "closed-extended", "killed-extended"],
 )
 def test_flipped_bits_and_lost_ends(closed: bool, extended: bool, share: float, tmp_path: Path) -> None:
-    """Silently wrong: 0.
+    """No damage gives wrong data silently.
 
-    One kind of damage is left to `verify`: a tag's hash in a unit and a link of the index have no checksum in the
-    format, and what they hide from a filter or a query is still read by everybody else.
+    Only `verify` finds damage to a tag hash in a unit or to a link in the index, because the format has no checksum for
+    them. Such damage can hide a message from a filter or a key query; unfiltered reads still return it.
     """
     source = random.Random(f"{SEED} {closed} {extended}")
     before = written(closed=closed, extended=extended)

@@ -1,4 +1,4 @@
-"""Bits that flip and files that lose their end, in what the broker keeps in a store: timer files, journal, tables."""
+"""Flipped bits and truncated files in the broker's own files in a store: timer files, delivery journal, tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(7200 if IS_LONG else 240)]
 
 
 class _Heard(logging.Handler):
-    """Whether anything was said that an operator reads."""
+    """Collects warnings and errors."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -49,7 +49,7 @@ class _Heard(logging.Handler):
 
 @contextmanager
 def listening() -> Iterator[list[str]]:
-    """Warnings and errors of store and broker, which go nowhere else meanwhile."""
+    """Collect warnings and errors of store and broker, and keep them out of the other logs."""
     heard = _Heard()
     loggers = [logging.getLogger(name) for name in ("aerobee_store", "aerobee_broker")]
     for logger in loggers:
@@ -67,7 +67,7 @@ def listening() -> Iterator[list[str]]:
 
 
 async def pending(*, closed: bool) -> tuple[MemoryFileSystem, int, dict[str, int]]:
-    """A disk with messages that wait, the time, and when each is due."""
+    """Return a disk with pending delayed messages, the time, and the due time of each message."""
     harness = await TimerHarness.start()
     due: dict[str, int] = {}
     for number, delay in enumerate((5.0, 5.2, 9.0, 40.0, 41.0, 90.0)):
@@ -83,7 +83,7 @@ async def pending(*, closed: bool) -> tuple[MemoryFileSystem, int, dict[str, int
 
 
 async def judge_timer(disk: MemoryFileSystem, now_ms: int, due: dict[str, int]) -> str:
-    """What becomes of messages that wait, on a damaged disk."""
+    """Start a timer on a damaged disk and check the deliveries of the pending messages."""
     with listening() as heard:
         try:
             harness = await TimerHarness.start(disk, ManualClock(now_ms))
@@ -114,7 +114,7 @@ async def judge_timer(disk: MemoryFileSystem, now_ms: int, due: dict[str, int]) 
 
 @pytest.mark.parametrize("closed", [True, False], ids=["closed", "killed"])
 async def test_flipped_bits_of_the_timer(closed: bool) -> None:
-    """Every message that waits comes once and in its time, for the files only repeat what the log says."""
+    """Every pending message is delivered once and on time: the timer files can be rebuilt from the log."""
     source = random.Random(f"{SEED} timer {closed}")
     disk, now_ms, due = await pending(closed=closed)
     damage = Damage(disk, source, names=("timerwheel", "timerlog", "timercheck"))
@@ -143,7 +143,7 @@ State = dict[tuple[str, int], tuple[int, tuple[int, ...]]]
 
 
 def state(harness: Harness) -> State:
-    """Which messages are finished."""
+    """Return the finished messages."""
     found: State = {}
     for group in (GROUP, "audit"):
         for queue_id in range(2):
@@ -155,7 +155,7 @@ def state(harness: Harness) -> State:
 
 
 async def journalled(directory: Path) -> tuple[State, list[tuple[int, int]]]:
-    """A store left by a killed broker, what is finished in it, and where the records of its journal lie."""
+    """Return the finished messages of a store left by a killed broker, and the places of its journal records."""
     harness = await Harness.start(directory, MovableClock())
     for queue_id in range(2):
         await harness.send(*(f"m{queue_id}-{number}" for number in range(8)), queue_id=queue_id)
@@ -171,13 +171,13 @@ async def journalled(directory: Path) -> tuple[State, list[tuple[int, int]]]:
     for service in harness._services:
         service.cancel()
     await asyncio.gather(*harness._services, return_exceptions=True)
-    harness.store._durability.failure = OSError("killed")  # as if killed: nothing is said at the end
+    harness.store._durability.failure = OSError("killed")  # like a kill: close writes nothing
     harness.store.close()
     return before, places
 
 
 async def judge_journal(directory: Path, before: State) -> str:
-    """What a broker makes of a damaged journal."""
+    """Start a broker on a damaged journal and compare the finished messages with the original."""
     with listening() as heard:
         try:
             harness = await Harness.start(directory, MovableClock())
@@ -204,7 +204,7 @@ async def judge_journal(directory: Path, before: State) -> str:
 
 
 async def test_flipped_bits_of_the_delivery_journal(tmp_path: Path) -> None:
-    """An acknowledgement that is lost is reported; none comes into being."""
+    """A lost acknowledgement is reported, and no message becomes acknowledged by damage."""
     source = random.Random(f"{SEED} journal")
     before, places = await journalled(tmp_path / "store")
     assert len(places) >= 6
@@ -246,9 +246,9 @@ TABLES: dict[str, Callable[[object | None], object]] = {
 
 
 def tables() -> MemoryFileSystem:
-    """A disk on which each table was saved three times, so that it has a copy and two checksums.
+    """Return a disk on which each table was saved three times, so that it has a copy and two checksums.
 
-    Topics and groups have changes in a log besides.
+    Topics and groups also have changes in a log.
     """
     topics, groups, offsets = TopicTable(CLOCK), GroupTable(CLOCK), OffsetTable(CLOCK)
     levels: dict[int, int] = {}
@@ -289,7 +289,7 @@ def table_file(disk: MemoryFileSystem, name: str, stats: StoreStats | None = Non
 
 
 def judge_table(disk: MemoryFileSystem, name: str, before: bytes) -> str:
-    """What a start makes of one table of a damaged disk."""
+    """Load one table from a damaged disk and compare it with the saved content."""
     stats = StoreStats()
     with listening() as heard:
         try:
@@ -306,7 +306,7 @@ def judge_table(disk: MemoryFileSystem, name: str, before: bytes) -> str:
 
 
 def test_flipped_bits_of_the_tables() -> None:
-    """What is not what was saved is never believed without a word; damage of copy or checksums changes nothing."""
+    """A changed table is never loaded without a report. Damage to the copy or the checksums changes nothing."""
     source = random.Random(f"{SEED} tables")
     disk = tables()
     contents = {name: dumps(TABLES[name](table_file(disk, name).load())) for name in TABLES}
@@ -330,7 +330,7 @@ def test_flipped_bits_of_the_tables() -> None:
 
 
 def test_the_damage_is_done() -> None:
-    """A flip changes one bit of the copy and none of the original; a cut ends the file where it says."""
+    """A flip changes one bit of the copied disk and none of the original; a cut truncates the file as stated."""
     disk = MemoryFileSystem()
     MessageStore.open(STORE, file_system=disk).close()
     before = disk.contents()

@@ -1,4 +1,4 @@
-"""Deliveries, and a power cut or `kill -9` at operations of the disk: resets, priorities and lite topics, too."""
+"""Deliveries across a power cut or `kill -9` at each disk operation, with resets, priorities and lite topics."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ QUEUES = {ORDERS: ORDERS, URGENT: URGENT, ROOM: ROOMS}
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Recovery reports every damage; here there are hundreds."""
+    """Silence the log: recovery reports hundreds of damages here."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
 
 
 class Harness:
-    """A store on a disk in memory, the tables and deliveries."""
+    """A store on an in-memory disk, with tables and deliveries."""
 
     def __init__(self, directory: Path, disk: MemoryFileSystem | None, clock: ManualClock, flush: FlushMode) -> None:
         self.clock = clock
         self.disk = disk or MemoryFileSystem(clock=clock)
-        (directory / "config").mkdir(parents=True, exist_ok=True)  # the tables look there, without need of the disk
+        (directory / "config").mkdir(parents=True, exist_ok=True)  # the tables check the real directory
         config = BrokerConfig.tiny(
             directory,
             store=StoreConfig.tiny(directory, flush=flush),
@@ -101,7 +101,7 @@ class Harness:
 
 @dataclass(frozen=True)
 class Said:
-    """An acknowledgement of one message, or a reset: of what, and which offset."""
+    """An acknowledgement of one message, or a reset: its queue and offset."""
 
     kind: str
     queue: str
@@ -109,12 +109,12 @@ class Said:
 
 
 class Run:
-    """A workload, and the disk as a crash before its operations would leave it."""
+    """A workload, and the disks that a crash before its operations would leave."""
 
     def __init__(self, harness: Harness) -> None:
         self.harness = harness
-        self.said: list[Said] = []  # in this order
-        self.answered: set[int] = set()  # places in it
+        self.said: list[Said] = []  # requests in the order sent
+        self.answered: set[int] = set()  # indexes in `said`
         self.sent: dict[str, int] = dict.fromkeys(QUEUES, 0)
         self.found: list[tuple[MemoryFileSystem, list[Said], set[int], dict[str, int]]] = []
 
@@ -128,7 +128,7 @@ class Run:
             if number % STRIDE:
                 return
             for seed in range(CYCLES) if power_cut else (0,):
-                answered, sent = set(self.answered), dict(self.sent)  # before: what is answered later may be missing
+                answered, sent = set(self.answered), dict(self.sent)  # before the crash: later answers may be missing
                 found = disk.crash(seed) if power_cut else disk.kill()
                 self.found.append((found, list(self.said), answered, sent))
 
@@ -162,7 +162,7 @@ class Run:
 
 
 async def workload(run: Run) -> None:
-    """Each queue goes forwards, back, and on; snapshots come in between, and the tables are saved."""
+    """Acknowledge, reset and continue each queue, with journal snapshots and saves of the tables in between."""
     harness = run.harness
     for round_number in range(2):
         for queue, topic in QUEUES.items():
@@ -180,8 +180,10 @@ async def workload(run: Run) -> None:
 
 @pytest.mark.parametrize(("flush", "power_cut"), [("sync", True), ("sync", False), ("async", False)])
 async def test_at_every_operation(tmp_path: Path, flush: FlushMode, power_cut: bool) -> None:
-    """What was acknowledged is not delivered again, all else is; a reset counts once it was answered, and with it what
-    followed."""
+    """Acknowledged messages are not delivered again, and all others are.
+
+    A reset takes effect once it is answered, and so do the acknowledgements after it.
+    """
     run = Run(await Harness(tmp_path / "store", None, ManualClock(), flush).start())
     await run.harness.tables.save()
     run.watch(power_cut=power_cut)
@@ -194,7 +196,7 @@ async def test_at_every_operation(tmp_path: Path, flush: FlushMode, power_cut: b
 
 
 async def test_a_saved_snapshot_survives_a_power_cut(tmp_path: Path) -> None:
-    """With async flush as well: the replay begins at the snapshot once the table says so, so the log must have it."""
+    """The replay begins at the snapshot that the saved table names, so it must be durable, with async flush too."""
     run = Run(await Harness(tmp_path / "store", None, ManualClock(), "async").start())
     harness = run.harness
     await run.send(ORDERS, 5)
@@ -218,7 +220,7 @@ async def check(
     answered: set[int],
     sent: dict[str, int],
 ) -> None:
-    """Start on the disk, wait for what was in flight, and receive all that there is."""
+    """Start on the disk, let messages in flight expire, and receive everything that is left."""
     clock = ManualClock(now_ms=clock.now_ms() + 60_000)
     harness = await Harness(directory, disk, clock, flush).start()
     for queue, topic in QUEUES.items():

@@ -1,8 +1,8 @@
-"""A broker killed while it stored the header of an index file: keys of stored messages were found no more.
+"""A broker killed while it stored an index file's header lost the keys of stored messages.
 
-`struct.pack_into` zeroes its target before it fills it. A kill in between left a header that calls its file empty;
-recovery removed the file, and read the log from the segment of the checkpoint's offset on, as if the file had been
-complete up to there: what lay between the file's first record and that segment was missing from the index for ever.
+`struct.pack_into` zeroes its target before it fills it. A kill in between left a header that declared its file empty.
+Recovery removed the file and read the log only from the segment of the checkpoint's offset. The entries between the
+file's first record and that segment were never added again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.crash
 SLOTS, ENTRIES = 50, 4000
 CONFIG = replace(StoreConfig.tiny(DIRECTORY), index_slot_count=SLOTS, index_entry_count=130)
 
-# Adds entries as dispatch does with a few messages, again and again, until it is killed.
+# Adds entries in a loop, as dispatch does for a few messages, until it is killed.
 _WRITER = """
 import sys
 from pathlib import Path
@@ -43,7 +43,10 @@ while True:
 
 
 def test_no_moment_at_which_the_header_calls_a_used_file_empty(tmp_path: Path) -> None:
-    """Another process looks at the header while one writes it: a kill leaves what it sees, and it never sees a zero."""
+    """A second process polls the header while the first writes it, and never sees a zero entry count.
+
+    A kill leaves the bytes that the second process sees.
+    """
     path = tmp_path / "20260101000000000"
     index = IndexFile(DiskFileSystem().create(path, file_size(SLOTS, ENTRIES)), SLOTS, ENTRIES, new=True)
     index.put([1, 2], [1000, 1000], [1_700_000_000_000] * 2)
@@ -56,7 +59,7 @@ def test_no_moment_at_which_the_header_calls_a_used_file_empty(tmp_path: Path) -
         looks: set[bytes] = set()
         count = 0
         while count < 200_000 or (len(looks) <= 10 and time.monotonic() < deadline):
-            looks.add(bytes(view[36:40]))  # four bytes, aligned: one load
+            looks.add(bytes(view[36:40]))  # four aligned bytes: one load
             count += 1
     finally:
         writer.kill()
@@ -69,7 +72,7 @@ def test_no_moment_at_which_the_header_calls_a_used_file_empty(tmp_path: Path) -
 
 @pytest.mark.parametrize("kept", range(0, HEADER_SIZE, 8))
 def test_no_key_is_lost_with_a_header_that_is_half_zeros(kept: int) -> None:
-    """What such a kill left: the last index file seems empty, so it comes again from the log, with all that it had."""
+    """Such a kill makes the last index file look empty; recovery rebuilds all its entries from the log."""
     clock = ManualClock()
     disk = MemoryFileSystem(clock=clock)
     sender = Sender()
@@ -78,7 +81,7 @@ def test_no_key_is_lost_with_a_header_that_is_half_zeros(kept: int) -> None:
         clock.advance(0.3)
         sender.append(store, [sender.message(700, "orders", number % 2)])
         if number == 75:
-            store.flush()  # the checkpoint's offset lies in the last segment, well behind the last index file's begin
+            store.flush()  # the checkpoint's offset is in the last segment, well after the start of the last index file
     store.flush()
     names = sorted(path for path in disk.contents() if path.parent.name == "index")
     begin_offset = HEADER.unpack_from(disk.contents()[names[-1]])[2]

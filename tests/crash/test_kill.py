@@ -1,6 +1,6 @@
-"""A broker killed with SIGKILL at random moments, under load and while it starts, again and again on one store.
+"""A broker killed with SIGKILL at random moments, under load and during startup, repeatedly on one store.
 
-AEROBEE_CRASH_CYCLES says how often (20), AEROBEE_CRASH_SEED repeats a run's choices, though not its timing.
+AEROBEE_CRASH_CYCLES sets the number of kills (20). AEROBEE_CRASH_SEED repeats a run's choices, but not its timing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tests.support import seeds
 from tests.support.broker_load import GROUPS, TOPIC, Load
 from tests.support.killable_broker import FLUSH_MODES, WRITE_MODES, KillableBroker
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(0)]  # the time grows with the cycles; every wait has its own
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(0)]  # the run time grows with the cycles; each wait is limited
 
 CYCLES = int(os.environ.get("AEROBEE_CRASH_CYCLES", "20"))
 SEED = seeds.seed("AEROBEE_CRASH_SEED")
 
-# Small files, so that a run reaches their ends again and again; snapshots of the journal every moment.
+# Small files, so that a run fills many of them, and frequent snapshots of the journal.
 _CONFIG = """\
 [store]
 segment_size = 2097152
@@ -49,10 +49,10 @@ snapshot_event_count = 300
 
 
 async def test_kill_at_any_moment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What was answered is there, once, in order, unchanged; what was acknowledged never comes again; the rest does.
+    """Answered messages are stored once, in order, unchanged. Acknowledged ones never return, all others do.
 
-    All flush and write modes, at random from start to start: without a power cut they promise the same. The log lies in
-    two directories, and its segments are made in advance.
+    Each start picks a flush and a write mode at random: without a power cut they all promise the same. The log is in
+    two directories, and its segments are allocated in advance.
     """
     began = time.monotonic()
     dice = random.Random(SEED)
@@ -71,7 +71,7 @@ async def test_kill_at_any_moment(tmp_path: Path, capsys: pytest.CaptureFixture[
                 await broker.kill()
 
             await load.run(broker.endpoint, moment_of_death)
-            while dice.random() < 0.35:  # dies before it has recovered, perhaps more than once
+            while dice.random() < 0.35:  # killed during recovery, perhaps several times
                 await broker.launch(dice.choice(FLUSH_MODES), dice.choice(WRITE_MODES))
                 await asyncio.sleep(start_seconds * dice.uniform(0.4, 1.1))
                 await broker.kill()
@@ -100,7 +100,7 @@ async def test_kill_at_any_moment(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 async def _first_start(broker: KillableBroker) -> float:
-    """Topic and groups are created; returns how long a start takes."""
+    """Create topic and groups; return the duration of a start."""
     started = time.monotonic()
     await broker.launch("sync", "gathered")
     await broker.ready()
@@ -114,7 +114,7 @@ async def _first_start(broker: KillableBroker) -> float:
 
 
 async def _nothing_is_left(endpoint: str, load: Load) -> None:
-    """The broker agrees that every message is consumed."""
+    """Check that the broker reports every message as consumed."""
     async with connect(endpoint) as client:
         for group in GROUPS:
             for queue in (await client.admin.describe_group(group)).queues:
@@ -123,7 +123,7 @@ async def _nothing_is_left(endpoint: str, load: Load) -> None:
 
 
 async def _verify(store: Path) -> None:
-    """`aerobee store verify` has nothing to say about a store that lived through all this."""
+    """Check that `aerobee store verify` finds nothing after the kills."""
     command = [sys.executable, "-m", "aerobee_broker", "store", "verify", str(store), "--json"]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()

@@ -1,9 +1,8 @@
-"""The process dies at every line of the store's code, in use, while it opens, and while it opens again after that.
+"""The process is killed at every line of the store's code: in use, while opening, and while opening again.
 
-A death by `kill -9` leaves what is in the page cache, so a store can only be left as it lies between two of its writes.
-A trace function looks at the disk before every line that the store runs, in any thread: each disk that differs from
-all seen before is one that a kill can leave. Copies into a mapping are no single step for a processor: between two
-such disks lie others, with the first or the last part of what has changed.
+`kill -9` keeps the page cache, so it leaves the store as it is between two writes. A trace function compares the disk
+before every line that the store runs, in any thread. Each new state is one that a kill can leave. A copy into a mapping
+is not atomic, so states with only the first or only the last part of a change are added.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ pytestmark = pytest.mark.crash
 
 IS_LONG = "AEROBEE_CRASH_CYCLES" in os.environ
 SEED = seeds.seed("AEROBEE_CRASH_SEED")
-# Kills in use that are looked at, and of those the ones after which the opening is killed, too; None for all.
+# Number of kills in use that are checked, and of those after which the opening is killed too; None for all.
 TRIED, TRIED_AGAIN, TRIED_TWICE = (None, 60, 12) if IS_LONG else (40, 1, 1)
 ROUNDS = (9, 5) if IS_LONG else (3, 1)
 
 _CODE: Final = str(Path(aerobee_store.__file__).parent)
-_WORD: Final = 8  # a processor stores aligned words whole
+_WORD: Final = 8  # bytes; aligned words are stored atomically
 Contents = dict[Path, bytes]
 
 
@@ -53,7 +52,7 @@ def _quiet() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A disk that a kill can leave, and how many messages were sent and answered at that moment."""
+    """A disk state that a kill can leave, and the number of messages answered by then."""
 
     where: str
     contents: Contents
@@ -61,7 +60,7 @@ class Death:
     answered: int
 
     def disk(self, clock: ManualClock) -> MemoryFileSystem:
-        """The disk for the next process. All of it has room: nothing is short here."""
+        """Return the disk for the next process, with blocks reserved for all files."""
         disk = MemoryFileSystem(clock=clock)
         for path in sorted(self.directories):
             disk.make_directory(path)
@@ -75,7 +74,7 @@ class Death:
 
 @dataclass
 class Watch:
-    """Collects the deaths of a piece of work on one disk."""
+    """Collects the disk states that a kill can leave during some work on one disk."""
 
     disk: MemoryFileSystem
     answered: Callable[[], int]
@@ -137,7 +136,7 @@ class Watch:
 
 
 def _halfway(old: bytes, new: bytes) -> Iterator[bytes]:
-    """What lies between: the words that have changed up to some of them, and from some of them on."""
+    """Yield partly written states: the first changed words only, or the last changed words only."""
     words = [at for at in range(0, len(new), _WORD) if old[at : at + _WORD] != new[at : at + _WORD]]
     for count in {1, len(words) // 3, len(words) // 2, len(words) - 1} - {0, len(words)}:
         for part in (words[:count], words[count:]):
@@ -158,7 +157,7 @@ class Harness:
 
     @property
     def config(self) -> StoreConfig:
-        # Three keys of index and log files each, ended by every third message or so; and a key more than its message.
+        # Small log, queue and index files, so that every few messages begin a new one.
         return replace(
             StoreConfig.tiny(DIRECTORY, flush=self.flush),
             segment_size=4096,
@@ -174,7 +173,7 @@ class Harness:
         return MessageStore.open(self.config, file_system=disk, clock=self.clock)
 
     async def live(self, disk: MemoryFileSystem, rounds: int) -> None:
-        """Send, one and many at once, and wait; close at the end."""
+        """Send single messages and batches, wait for each answer, and close at the end."""
         store = self.open(disk)
         services = asyncio.create_task(store.run())
         await asyncio.sleep(0)
@@ -193,7 +192,7 @@ class Harness:
 
 
 def reopened(harness: Harness, death: Death, possible: list[Sent]) -> None:
-    """The next process has all that was answered, under every key, and nothing else."""
+    """Check that the next process has all answered messages under every key, and nothing else."""
     store = harness.open(death.disk(harness.clock))
     try:
         compare(store, possible, possible[: death.answered])
@@ -208,7 +207,7 @@ def reopened(harness: Harness, death: Death, possible: list[Sent]) -> None:
 
 
 def openings(harness: Harness, death: Death) -> Watch:
-    """Every death of the process that opens what `death` has left."""
+    """Collect the disk states that a kill can leave while a process opens the disk of `death`."""
     disk = death.disk(harness.clock)
     watch = Watch(disk, lambda: death.answered)
     with watch.watching():
@@ -219,7 +218,7 @@ def openings(harness: Harness, death: Death) -> Watch:
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
 def test_a_kill_at_every_line(flush: FlushMode) -> None:
-    """Nothing that was answered is lost, and every key finds its message, however often the process dies."""
+    """No answered message is lost and every key finds its message, even after repeated kills."""
     dice = random.Random(SEED)
     began = time.monotonic()
     harness = Harness(flush)

@@ -1,4 +1,4 @@
-"""Crashes of a broker with messages that have a delay level: after each of its disk operations in turn."""
+"""Crashes of a broker with messages that have a delay level, after each disk operation in turn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG = replace(STORE, delay_levels_seconds=(1, 5, 30))
 
 
 class LevelHarness:
-    """One life of a store and of what delivers its levels, under a clock that stands still."""
+    """One run of a store and its delay-level service, under a clock that only the test moves."""
 
     def __init__(self, disk: MemoryFileSystem, clock: ManualClock, flush: FlushMode) -> None:
         self.clock = clock
@@ -33,16 +33,16 @@ class LevelHarness:
         self.tasks: list[asyncio.Task[None]] = []
 
     async def send(self, body: str, level: int) -> int:
-        """Returns when it is answered, with its end in the log."""
+        """Send a message, wait for the answer, and return the end of its record in the log."""
         [place] = self.store.append([self.levels.delayed(Message(TOPIC, 0, body.encode()), level)])
         await self.store.wait_stored(place.end)
         return place.end
 
     async def advance(self, seconds: float) -> None:
-        """Move the clock, and wait until all is delivered that is due."""
+        """Move the clock, and wait until every due message is delivered."""
         self.clock.advance(seconds)
         self.levels.wake()
-        deadline = time.monotonic() + 240  # generous: others may keep the machine busy
+        deadline = time.monotonic() + 240  # long, for a loaded machine
         while not self._is_done():
             assert time.monotonic() < deadline, "what is due is not delivered"
             assert not any(task.done() for task in self.tasks)
@@ -53,7 +53,7 @@ class LevelHarness:
         return self.levels.looked_ms == self.clock.now_ms() and wrote == dispatched
 
     def delivered(self) -> list[tuple[str, int]]:
-        """Body and store time of what is in the real topic."""
+        """Return body and store time of each message in the real topic."""
         records = self.store.read(TOPIC, 0, 0, max_count=1000, max_bytes=1 << 20).records
         return [(record.body.decode(), record.store_timestamp) for record in records]
 
@@ -77,9 +77,12 @@ async def life(disk: MemoryFileSystem, clock: ManualClock, flush: FlushMode) -> 
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("kind", ["kill", "power cut"])
 async def test_an_answered_message_is_delivered_whenever_it_stops(kind: str, flush: FlushMode) -> None:
-    """Never early, and never lost: with async flush a power cut may take what was not yet durable."""
+    """No message is early or lost.
+
+    With async flush a power cut may take messages that were not yet durable.
+    """
     disk, clock = MemoryFileSystem(), ManualClock(START_MS)
-    due: dict[str, tuple[int, int]] = {}  # by body: the delivery time, and where its record ends in the log
+    due: dict[str, tuple[int, int]] = {}  # body -> delivery time, and end of the record in the log
     taken: list[tuple[MemoryFileSystem, int, dict[str, tuple[int, int]]]] = []
     async with life(disk, clock, flush) as harness:
 

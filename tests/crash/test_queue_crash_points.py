@@ -1,4 +1,4 @@
-"""A power cut at every operation of the disk, in a store with light queues and extended units."""
+"""A power cut at every disk operation, in a store with light queues and extended units."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ QUEUES = ("orders", "%LMQ%room", "%LMQ%hall", "audit")
 
 @dataclass
 class Harness:
-    """What was sent to each queue, by queue offset, and up to which number it was promised."""
+    """The messages sent to each queue, by queue offset, and the number of messages known to be durable."""
 
     disk: MemoryFileSystem = field(default_factory=MemoryFileSystem)
     clock: ManualClock = field(default_factory=ManualClock)
@@ -48,7 +48,7 @@ class Harness:
         return MessageStore.open(CONFIG, file_system=self.disk, clock=self.clock)
 
     def send(self, store: MessageStore, count: int) -> None:
-        """Durable when it returns."""
+        """Append and flush messages: they are durable on return."""
         messages = []
         for _ in range(count):
             number, self.next_number = self.next_number, self.next_number + 1
@@ -61,7 +61,7 @@ class Harness:
         self.durable = self.next_number
 
     def live(self) -> None:
-        """Three rounds, an orderly stop, and two more."""
+        """Send three batches, close in order, and send two more."""
         with self.open() as store:
             for _ in range(3):
                 self.send(store, 9)
@@ -83,8 +83,11 @@ def queues_of(number: int) -> list[str]:
 
 
 def check(store: MessageStore, harness: Harness) -> None:
-    """What the log has is in each of its queues, where it was sent to; tags find it. What is lost is lost in all."""
-    # What was not promised may have lost its beginning alone; a queue then begins with what is left.
+    """Each queue has exactly the logged messages sent to it, at their offsets, and tags find them.
+
+    A message that is lost is lost in all its queues.
+    """
+    # A power cut may take the first unsynced messages and leave later ones; a queue then begins with those.
     begin = {topic: store.queue_range(topic, 0)[0] for topic in harness.queues}
     held = {int(record.body) for record in store.read("orders", 0, begin["orders"], max_count=1000).records}
     assert held.issuperset(number for number in harness.queues["orders"].values() if number < harness.durable)
@@ -108,7 +111,7 @@ def _quiet() -> Iterator[None]:
 
 
 def power_cuts(seed: int, together_min: int | None) -> Iterator[Harness]:
-    """What the disk is, and what was promised, at every operation of one life, or at each third."""
+    """Return the crashed disk and the durable messages at each operation of one run, or at every third."""
     harness, taken = Harness(MemoryFileSystem(together_min=together_min)), []
 
     def take(operation: Operation) -> None:
@@ -127,8 +130,9 @@ def power_cuts(seed: int, together_min: int | None) -> Iterator[Harness]:
 @pytest.mark.parametrize("together_min", [None, 1])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_power_cut_at_every_operation(seed: int, together_min: int | None) -> None:
-    """Nothing that was promised is missing from any of its queues, nothing is twice, and all go on without a gap;
-    with files that are synced one by one, and together.
+    """No durable message is missing from its queues, none is there twice, and all queues continue without a gap.
+
+    Files are synced one by one, and all together.
     """
     for number, harness in enumerate(power_cuts(seed, together_min)):
         try:

@@ -1,4 +1,4 @@
-"""Small workloads, and a power cut or an error at every single operation of the disk."""
+"""Small workloads, with a power cut or an error at every disk operation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.crash
 
 CYCLES = int(os.environ.get("AEROBEE_CRASH_CYCLES", "0"))
 SEEDS = range(max(CYCLES // 20, 3))
-# The other ways to write differ in how bytes reach the page cache. They get a part of the points, unless the long run
+# The other write modes differ in how bytes reach the page cache. They get part of the points, unless the long run
 # is asked for.
 MODES: list[tuple[WriteMode, FlushMode]] = [
     ("gathered", "sync"),
@@ -34,7 +34,7 @@ MODES: list[tuple[WriteMode, FlushMode]] = [
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Recovery reports every damage; here there are thousands."""
+    """Silence the log: recovery reports thousands of damages here."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -42,7 +42,7 @@ def _quiet() -> Iterator[None]:
 
 @dataclass
 class Harness:
-    """One run of a workload: the store on its disk, what was sent, and what was promised so far."""
+    """One run of a workload: the store and its disk, the messages sent, and those promised durable so far."""
 
     flush: FlushMode
     write_mode: WriteMode = "gathered"
@@ -77,7 +77,7 @@ Workload = Callable[[Harness], None]
 
 
 def blocking(harness: Harness) -> None:
-    """Two lives without services: over the ends of segments, queue files and index files."""
+    """Two runs without services, past the ends of segments, queue files and index files."""
     with harness.open() as store:
         for number in range(6):
             harness.send(store, [100 + 700 * number] * 5, queue_id=number % 2)
@@ -94,7 +94,7 @@ def blocking(harness: Harness) -> None:
 
 
 def deleting(harness: Harness) -> None:
-    """A topic is deleted and comes again."""
+    """Delete a topic and create it again."""
     with harness.open() as store:
         harness.send(store, [200] * 5)
         gone = harness.sender.append(store, [harness.sender.message(50, "gone") for _ in range(5)])
@@ -110,7 +110,7 @@ def deleting(harness: Harness) -> None:
 
 
 async def serving_for(harness: Harness, rounds: int) -> None:
-    """Senders that wait for durability while the services run; an error is what the services end with."""
+    """Send and wait for durability while the services run; an error ends the services."""
     store = harness.open()
     services = asyncio.create_task(store.run())
 
@@ -127,10 +127,10 @@ async def serving_for(harness: Harness, rounds: int) -> None:
                 unexpected = [r for r in results if isinstance(r, BaseException) and not isinstance(r, StoreError)]
                 assert not unexpected, unexpected
                 if any(isinstance(result, StoreFailedError) for result in results):
-                    await services  # ends by itself, with the reason
+                    await services  # ends by itself, with the error
                     raise AssertionError("the services go on in a failed store")
                 if round_ % 4 == 2:
-                    await asyncio.sleep(0.02)  # queues, index and checkpoint are flushed
+                    await asyncio.sleep(0.02)  # for the flush of queues, index and checkpoint
     finally:
         services.cancel()
         try:
@@ -139,7 +139,7 @@ async def serving_for(harness: Harness, rounds: int) -> None:
             pass
         finally:
             store.close()
-    harness.durable = list(harness.sender.sent)  # it was closed without an error
+    harness.durable = list(harness.sender.sent)  # the store closed without an error
 
 
 def serving(harness: Harness) -> None:
@@ -150,7 +150,7 @@ def serving(harness: Harness) -> None:
 def snapshots(
     harness: Harness, seeds: range
 ) -> Iterator[list[tuple[Operation, MemoryFileSystem, list[Sent], list[Sent]]]]:
-    """Crashed disks, from before every operation that changes something, with what was sent and promised then."""
+    """Return the crashed disks from before every changing operation, with the messages sent and promised by then."""
     taken: list[tuple[Operation, MemoryFileSystem, list[Sent], list[Sent]]] = []
 
     def before(operation: Operation) -> None:
@@ -167,7 +167,7 @@ def snapshots(
 @pytest.mark.parametrize(("write_mode", "flush"), MODES)
 @pytest.mark.parametrize("workload", [blocking, serving, deleting], ids=lambda workload: workload.__name__)
 def test_a_power_cut_before_every_operation(workload: Workload, write_mode: WriteMode, flush: FlushMode) -> None:
-    """Whatever part of the unsynced is lost: the store opens, and holds all that was acknowledged and nothing else."""
+    """Whatever unsynced data is lost, the store opens with all acknowledged messages and no others."""
     harness = Harness(flush, write_mode)
     seeds = SEEDS if CYCLES or write_mode == "gathered" else range(1)
     with snapshots(harness, seeds) as taken:
@@ -188,7 +188,7 @@ def test_a_power_cut_before_every_operation(workload: Workload, write_mode: Writ
 
 @pytest.mark.parametrize("write_mode", ["gathered", "mapped", "pool"])
 def test_a_disk_that_runs_full(write_mode: WriteMode) -> None:
-    """Appends are refused with nothing changed; queues and index go on; with room again so do the messages."""
+    """A refused append changes nothing, queues and index continue, and appends work again once there is space."""
     harness = Harness("sync", write_mode, MemoryFileSystem(capacity=200_000))
     with harness.open() as store:
         harness.send(store, [500] * 3)
@@ -219,7 +219,10 @@ def test_a_disk_that_runs_full(write_mode: WriteMode) -> None:
 
 @pytest.mark.parametrize("write_mode", ["gathered", "mapped", "pool"])
 def test_a_full_disk_at_every_capacity(write_mode: WriteMode) -> None:
-    """However much room there is: only StoreFullError or a failed store, never a map without blocks, nothing lost."""
+    """At any capacity the only errors are StoreFullError or a failed store. No mapping is written without blocks.
+
+    No stored message is lost.
+    """
     full = failed = 0
     for capacity in range(4096, 40 * 4096, 4096):
         harness = Harness("sync", write_mode, MemoryFileSystem(capacity=capacity))
@@ -253,7 +256,7 @@ def run_with_error(
 @pytest.mark.parametrize(("write_mode", "flush"), MODES)
 @pytest.mark.parametrize("workload", [blocking, serving], ids=lambda workload: workload.__name__)
 def test_an_error_at_every_operation(workload: Workload, write_mode: WriteMode, flush: FlushMode, number: int) -> None:
-    """Nothing is acknowledged that did not become durable, errors are the store's own, and the store opens again."""
+    """No message is acknowledged that is not durable, errors are the store's own types, and the store reopens."""
     clean = Harness(flush, write_mode)
     workload(clean)
     total = clean.disk.operations

@@ -1,4 +1,4 @@
-"""RocketMQ's known weaknesses, numbered as in our notes on its store: each test shows that this store has it not."""
+"""RocketMQ's known weaknesses, numbered as in our notes on its store; each test shows that this store lacks one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Harness:
         return MessageStore.open(self.config, file_system=self.disk, clock=self.clock)
 
     def fill(self, count: int, size: int = 100, *, close: bool = True) -> None:
-        """So many messages; then the store is closed, or its process is killed."""
+        """Append messages; then close the store, or leave it as a killed process would."""
         store = self.open()
         for _ in range(count):
             self.clock.advance(0.1)
@@ -63,7 +63,7 @@ class Harness:
 
 
 def test_01_a_failed_sync_is_not_retried() -> None:
-    """The first failure fails every waiter and all that follows, although the next sync would succeed."""
+    """The first failure fails every waiter and all later appends, although the next sync would succeed."""
     harness = Harness()
     store = harness.open()
 
@@ -91,7 +91,7 @@ def test_01_a_failed_sync_is_not_retried() -> None:
 
 
 def test_02_the_checkpoint_never_runs_ahead_of_the_queues() -> None:
-    """Whenever the power goes, every durable message is in its queue: the checkpoint speaks of synced units only."""
+    """After a power cut at any time, every durable message is in its queue: the checkpoint covers only synced units."""
     harness = Harness()
     store = harness.open()
     disks = []
@@ -106,13 +106,13 @@ def test_02_the_checkpoint_never_runs_ahead_of_the_queues() -> None:
 
 
 def test_03_index_entries_before_the_recovery_start_survive() -> None:
-    """An index that was never synced is complete again, although log and queues were known to be durable."""
+    """An index that was never synced is rebuilt completely, although log and queues were known to be durable."""
     harness = Harness()
     harness.fill(200, close=False)
     for name in harness.disk.list(DIRECTORY / "index"):
         harness.disk.damage(DIRECTORY / "index" / name, 40, bytes(2200))
     checkpoint = bytearray(harness.disk.contents()[DIRECTORY / "checkpoint"])
-    checkpoint[16:24] = bytes(8)  # RocketMQ's: index time unknown, and none of our fields
+    checkpoint[16:24] = bytes(8)  # like RocketMQ's: index time unknown, none of our fields
     checkpoint[40:52] = bytes(12)
     harness.disk.damage(DIRECTORY / "checkpoint", 0, bytes(checkpoint))
     with reopen(harness.disk, harness.config, harness.clock) as store:
@@ -121,7 +121,7 @@ def test_03_index_entries_before_the_recovery_start_survive() -> None:
 
 @pytest.mark.parametrize("position", [13, 19, 27, 35, 39, 47, 51, 63, 71, 75, 83, 90, 190, 200, -5])
 def test_04_every_byte_of_a_record_is_under_a_checksum(position: int) -> None:
-    """A flipped bit in header, topic or properties is found after a crash, and the others stay."""
+    """After a crash, a flipped bit in header, topic or properties is found, and the other records are kept."""
     harness = Harness()
     harness.fill(5, close=False)
     damaged = harness.sender.sent[2]
@@ -135,11 +135,11 @@ def test_04_every_byte_of_a_record_is_under_a_checksum(position: int) -> None:
 
 
 def test_05_bytes_behind_a_truncation_point_do_not_come_back() -> None:
-    """A torn record cuts the log; a new record of its size, and a crash, and what lay behind is still gone."""
+    """A torn record cuts the log. After a new record of the same size and a crash, the dropped bytes do not return."""
     harness = Harness()
     harness.fill(6, close=False)
     first = harness.sender.sent[3].physical_offset
-    # Without a magic nothing behind can be found again; the bytes of the records themselves stay for the most part.
+    # Without a magic no later record can be found again; most of the records' own bytes stay.
     for sent in harness.sender.sent[3:]:
         harness.disk.damage(SEGMENT, sent.physical_offset + 4, bytes(4))
     with harness.open() as store:
@@ -152,12 +152,12 @@ def test_05_bytes_behind_a_truncation_point_do_not_come_back() -> None:
 
 
 def test_06_a_damaged_record_in_the_middle_costs_only_itself() -> None:
-    """Records, and whole segments, behind it are kept, and the range is reported."""
+    """Later records, and whole segments, are kept, and the damaged range is reported."""
     harness = Harness()
     harness.fill(30, 1500, close=False)
     damaged = harness.sender.sent[4]
     harness.disk.damage(SEGMENT, damaged.physical_offset + 200, b"rotten")
-    # The checkpoint covers this segment; without it everything is read.
+    # The checkpoint covers this segment; without it so that everything is read.
     harness.disk.unlink(DIRECTORY / "checkpoint")
     with harness.open() as store:
         held = compare(store, harness.sender.sent, [sent for sent in harness.sender.sent if sent is not damaged])
@@ -167,7 +167,7 @@ def test_06_a_damaged_record_in_the_middle_costs_only_itself() -> None:
 
 
 def test_07_a_queue_that_is_one_record_behind_gets_it() -> None:
-    """The record that begins exactly where the queues end is not skipped."""
+    """The record that begins exactly at the end of the queues is not skipped."""
     harness = Harness()
     harness.fill(5)
     harness.disk.damage(QUEUE, 4 * UNIT_SIZE, bytes(UNIT_SIZE))
@@ -178,7 +178,7 @@ def test_07_a_queue_that_is_one_record_behind_gets_it() -> None:
 
 
 def test_08_a_unit_that_does_not_fit_is_refused() -> None:
-    """An offset that is taken raises; nothing is written at a wrong place."""
+    """An offset that is already used raises an error, and no unit is written at a wrong place."""
     disk = MemoryFileSystem()
     queue = ConsumeQueue(disk, DIRECTORY / "q", "orders", 0, 100 * UNIT_SIZE)
     queue.load(after_crash=False)
@@ -190,7 +190,7 @@ def test_08_a_unit_that_does_not_fit_is_refused() -> None:
 
 
 def test_09_a_hole_in_the_log_is_reported() -> None:
-    """A missing segment is a damaged range, and what lies behind it is kept."""
+    """A missing segment is a damaged range, and the segments after it are kept."""
     harness = Harness()
     harness.fill(40, 1500, close=False)
     harness.disk.unlink(DIRECTORY / "commitlog" / f"{16384:020d}")
@@ -204,7 +204,7 @@ def test_09_a_hole_in_the_log_is_reported() -> None:
 
 
 def test_10_the_lock_comes_before_everything() -> None:
-    """A second process changes nothing, whatever it would find to repair."""
+    """A second process changes nothing, even if the store needs repair."""
     harness = Harness()
     harness.fill(5, close=False)
     harness.disk.damage(QUEUE, 4 * UNIT_SIZE, bytes(UNIT_SIZE))
@@ -218,7 +218,7 @@ def test_10_the_lock_comes_before_everything() -> None:
 
 
 def test_11_filler_units_are_no_positions() -> None:
-    """A queue of fillers alone does not make the store believe that everything below 2 GiB was dispatched."""
+    """A queue of only fillers does not make the store treat everything below 2 GiB as dispatched."""
     harness = Harness()
     harness.fill(5)
     harness.disk.damage(QUEUE, 0, FILLER_UNIT * 5)
@@ -231,7 +231,7 @@ def test_11_filler_units_are_no_positions() -> None:
 
 @pytest.mark.parametrize("closed", [True, False])
 def test_12_index_entries_come_once_and_go_with_their_records(closed: bool) -> None:
-    """Reading the log again adds no entry twice, and a record that was cut off leaves none behind."""
+    """Reading the log again adds no entry twice, and a truncated record leaves no entry."""
     harness = Harness()
     harness.fill(8, close=closed)
     entries = index_offsets(harness)
@@ -257,8 +257,9 @@ def index_offsets(harness: Harness) -> list[int]:
 
 
 def test_13_no_answer_counts_on_another_copy(tmp_path: Path) -> None:
-    """There is one copy: whoever configures replicas is told that they have no effect, and an answer waits for this
-    disk's own sync, never for less.
+    """Replica settings are reported as having no effect: there is one copy.
+
+    An answer waits for this disk's own sync.
     """
     conf = tmp_path / "broker.conf"
     conf.write_text("brokerRole=SYNC_MASTER\ntotalReplicas=3\ninSyncReplicas=2\nminInSyncReplicas=2\n")
@@ -295,7 +296,7 @@ def test_13_no_answer_counts_on_another_copy(tmp_path: Path) -> None:
 
 
 def test_14_with_sync_flush_nobody_sees_what_a_power_cut_could_take() -> None:
-    """A message is in its queue only after its sync; with async flush as soon as it is in the file, as documented."""
+    """A message enters its queue only after its sync; with async flush once it is in the file, as documented."""
 
     async def main(store: MessageStore, sender: Sender) -> tuple[int, int]:
         arrived = asyncio.Event()
@@ -320,7 +321,7 @@ def test_14_with_sync_flush_nobody_sees_what_a_power_cut_could_take() -> None:
 
 
 def test_15_names_are_synced_and_maps_have_room() -> None:
-    """After any sync of a store its files are there by name; a map is written only where blocks are reserved."""
+    """After any sync a store's file names are durable, and a mapping is written only where blocks are reserved."""
     harness = Harness()
     store = harness.open()
     harness.sender.append(store, [harness.sender.message(1500) for _ in range(40)])
@@ -328,7 +329,7 @@ def test_15_names_are_synced_and_maps_have_room() -> None:
     names = {path for path in harness.disk.contents() if path.parts[2] in ("commitlog", "consumequeue", "index")}
     for seed in range(30):
         assert names <= set(harness.disk.crash(seed).contents())
-    # The disk notices a map that is written without room, so the tests above have looked.
+    # The in-memory disk reports writes to a mapping without reserved blocks, so the tests above check that part.
     file = harness.disk.create(DIRECTORY / "probe", 8192)
     file.map(writable=True)[5000] = 1
     with pytest.raises(HoleWrittenError):
@@ -336,7 +337,7 @@ def test_15_names_are_synced_and_maps_have_room() -> None:
 
 
 def test_16_a_table_is_never_absent_and_never_half() -> None:
-    """Whenever the power goes while a table is saved, the old or the new content is there, as strict JSON."""
+    """After a power cut at any moment of a save, the table has the old or the new content, as strict JSON."""
     disk = MemoryFileSystem()
     disk.make_directory(DIRECTORY)
     table = JsonTable(disk, DIRECTORY / "topics.json")
@@ -359,7 +360,7 @@ def test_16_a_table_is_never_absent_and_never_half() -> None:
 async def test_17_a_transaction_that_was_decided_is_never_asked_about(
     tmp_path: Path, resolution: v2.TransactionResolution.ValueType
 ) -> None:
-    """The power goes right after the answer: no check, no second message, and none that was rolled back."""
+    """After a power cut right after the answer there is no check, no duplicate and no rolled-back message."""
     transactions = await TransactionHarness(tmp_path / "store").start()
     await transactions.send("paid")
     assert await transactions.end("paid", resolution) == v2.Code.OK
@@ -375,13 +376,16 @@ async def test_17_a_transaction_that_was_decided_is_never_asked_about(
 
 
 def test_18_a_queue_that_cannot_be_written_stops_the_store_and_heals_at_the_next_start() -> None:
-    """There is no stall of 30 seconds and no flag that outlives it: the cause is told, and opening repairs."""
+    """The store stops at once and names the cause, without a stall of 30 seconds.
+
+    The next start repairs the queue and clears the flag.
+    """
     harness = Harness()
     store = harness.open()
     harness.sender.append(store, [harness.sender.message(100)])
     store.flush()
     harness.sender.append(store, [harness.sender.message(100)])
-    harness.disk.fail_at("write", 2, errno.EIO)  # the first one is the log's
+    harness.disk.fail_at("write", 2, errno.EIO)  # the first write is the log's
     with pytest.raises(StoreFailedError, match="then restart"):
         store.flush()
     store.close()
@@ -391,7 +395,7 @@ def test_18_a_queue_that_cannot_be_written_stops_the_store_and_heals_at_the_next
 
 
 def test_19_a_file_that_cannot_be_removed_is_an_error() -> None:
-    """Nobody takes a failed delete for a success."""
+    """A failed removal is never reported as a success."""
     harness = Harness()
     with harness.open() as store:
         harness.sender.append(store, [harness.sender.message(100)])
@@ -402,7 +406,7 @@ def test_19_a_file_that_cannot_be_removed_is_an_error() -> None:
 
 
 def test_19_index_files_of_one_millisecond_have_different_names() -> None:
-    """The clock stands still while four index files are filled."""
+    """Four index files are filled while the clock stands still."""
     harness = Harness()
     with harness.open() as store:
         harness.sender.append(store, [harness.sender.message(20) for _ in range(180)])
@@ -413,10 +417,10 @@ def test_19_index_files_of_one_millisecond_have_different_names() -> None:
 
 
 async def test_20_the_timer_tries_until_a_message_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that is full for as long as it likes delays deliveries, and loses none."""
+    """A full disk delays deliveries for as long as it stays full, and loses none."""
     monkeypatch.setattr(dequeue, "_RETRY_SECONDS", 0.001)
     timers = await TimerHarness.start(store=replace(TIMER_STORE, disk_headroom=4 << 20))
-    bodies = [letter * 7000 for letter in "abc"]  # more than the segment has left
+    bodies = [letter * 7000 for letter in "abc"]  # more than the free space of the segment
     for body in bodies:
         await timers.send(body, 5, message_id=body[0])
     tries = 0
@@ -431,7 +435,7 @@ async def test_20_the_timer_tries_until_a_message_is_delivered(monkeypatch: pyte
         return real(*arguments, **options)
 
     monkeypatch.setattr(timers.store, "append", counted)
-    # Room for what is open already, but not for another segment.
+    # Space for the open files, but not for another segment.
     timers.disk.capacity = 1 << 40
     used = (1 << 40) - timers.disk.usage(DIRECTORY).available
     timers.disk.capacity = used + (1 << 20)
@@ -447,13 +451,13 @@ async def test_20_the_timer_tries_until_a_message_is_delivered(monkeypatch: pyte
 
 
 def test_each_of_the_twenty_has_its_test() -> None:
-    """The names of the tests say which weakness each is about."""
+    """Each weakness number appears in the name of a test."""
     found = {int(name[5:7]) for name in globals() if name.startswith("test_") and name[5:7].isdigit()}
     assert found == set(range(1, 21))
 
 
 def test_a_log_that_is_gone_is_not_taken_for_an_empty_one() -> None:
-    """Queues without any segment: a disk may not be mounted, so nothing is deleted."""
+    """With queues but no segment the log's disk may be unmounted, so nothing is deleted."""
     harness = Harness()
     harness.fill(3)
     harness.disk.unlink(SEGMENT)
@@ -466,7 +470,7 @@ def test_a_log_that_is_gone_is_not_taken_for_an_empty_one() -> None:
 
 
 def test_two_new_segments_without_their_size_stopped_the_store_from_opening() -> None:
-    """Segments are made before their first record is written; a crash then may leave them as they were made."""
+    """Segments are created before their first record is written, so a crash may leave new segments of size zero."""
     harness = Harness()
     store = harness.open()
     harness.sender.append(store, [harness.sender.message(7000) for _ in range(9)])
@@ -476,7 +480,7 @@ def test_two_new_segments_without_their_size_stopped_the_store_from_opening() ->
 
 
 def test_a_record_that_has_lost_its_last_sector_looked_like_one_without_checksum() -> None:
-    """Its properties end in zeros then; served, they would be cut off."""
+    """Its properties then end in zeros, and readers would get truncated properties."""
     harness = Harness()
     store = harness.open()
     sent = harness.sender.append(store, [harness.sender.message(size) for size in range(390, 560, 3)])
@@ -488,7 +492,7 @@ def test_a_record_that_has_lost_its_last_sector_looked_like_one_without_checksum
             continue
         disk = harness.disk.kill()
         disk.damage(SEGMENT, cut, bytes(len(content) - cut))
-        disk.unlink(DIRECTORY / "checkpoint")  # everything is read
+        disk.unlink(DIRECTORY / "checkpoint")  # so that everything is read
         with MessageStore.open(harness.config, file_system=disk, clock=harness.clock) as recovered:
             assert recovered.recovery.damaged[0].start == last.physical_offset
             held = compare(recovered, sent, [item for item in sent if item.end <= cut])
@@ -499,7 +503,7 @@ def test_a_record_that_has_lost_its_last_sector_looked_like_one_without_checksum
 
 
 def test_messages_of_the_checkpoints_millisecond_were_taken_for_indexed() -> None:
-    """The clock stands still: what came after the flush has the same time, and was not synced."""
+    """The clock stands still: messages after the flush have the same time, but were not synced."""
     harness = Harness()
     store = harness.open()
     harness.sender.append(store, [harness.sender.message(20) for _ in range(10)])
@@ -515,7 +519,7 @@ def test_messages_of_the_checkpoints_millisecond_were_taken_for_indexed() -> Non
 
 
 def test_a_clock_that_was_set_back_made_unsynced_entries_look_old() -> None:
-    """What was synced is known by its place in the log, not by its time."""
+    """Log offsets, not times, decide which entries are synced."""
     harness = Harness()
     store = harness.open()
     harness.sender.append(store, [harness.sender.message(20) for _ in range(10)])
@@ -535,7 +539,7 @@ def test_a_clock_that_was_set_back_made_unsynced_entries_look_old() -> None:
 
 
 def test_a_stop_during_a_flush_called_its_files_synced() -> None:
-    """The services are cancelled while queues and index wait to be synced; closing syncs them itself."""
+    """The services are cancelled while queues and index wait for their sync; closing syncs them itself."""
     harness = Harness(replace(CONFIG, derived_flush_interval_seconds=0.01))
     store = harness.open()
 
@@ -546,7 +550,7 @@ def test_a_stop_during_a_flush_called_its_files_synced() -> None:
         loop = asyncio.get_running_loop()
         sent = harness.sender.append(store, [harness.sender.message(20) for _ in range(60)])
         await store.wait_stored(sent[-1].end, durable=True)
-        # Something long runs in the disk thread, so the flush of queues and index has to wait in the queue.
+        # A long job occupies the disk thread, so the flush of queues and index stays queued.
         blocked = store.in_disk_thread(lambda: asyncio.run_coroutine_threadsafe(release.wait(), loop).result(5))
         await asyncio.sleep(0.05)
         services.cancel()
@@ -563,10 +567,10 @@ def test_a_stop_during_a_flush_called_its_files_synced() -> None:
 
 
 def test_a_sync_that_failed_while_the_services_were_stopped_was_forgotten() -> None:
-    """Closing then syncs again, successfully and in vain; it must not call the store closed in order."""
+    """Closing syncs again, and that sync succeeds, but the store must not be marked as closed in order."""
     harness = Harness()
     store = harness.open()
-    harness.sender.append(store, [harness.sender.message(100)])  # makes the segment
+    harness.sender.append(store, [harness.sender.message(100)])  # creates the segment
     started, cancelled = threading.Event(), threading.Event()
 
     def before(operation: Operation) -> None:
@@ -594,7 +598,7 @@ def test_a_sync_that_failed_while_the_services_were_stopped_was_forgotten() -> N
 
 
 def test_a_failed_write_was_written_again_and_the_services_went_on() -> None:
-    """With async flush nobody waits for the sync: the failure must end the services by itself."""
+    """With async flush no caller waits for the sync, so the failure itself must end the services."""
     harness = Harness(replace(CONFIG, flush="async", flush_interval_seconds=30.0))
     store = harness.open()
 
@@ -616,7 +620,7 @@ def test_a_failed_write_was_written_again_and_the_services_went_on() -> None:
 
 
 def test_a_unit_that_names_another_message_was_served() -> None:
-    """A unit's bits flip so that it names a neighbour: each message comes once, found in the log."""
+    """A unit damaged to point at its neighbour does not matter: each message is found in the log and read once."""
     harness = Harness()
     harness.fill(5)
     second = harness.disk.contents()[QUEUE][UNIT_SIZE : 2 * UNIT_SIZE]
@@ -632,9 +636,9 @@ def test_a_unit_that_names_another_message_was_served() -> None:
 def test_units_behind_a_damaged_one_were_dropped_and_their_offsets_used_again(
     closed: bool, position: int, bits: int
 ) -> None:
-    """One flipped bit in the middle of a queue: the others are there, and the next message goes behind them all.
+    """After one flipped bit in the middle of a queue, the other messages remain and the next one follows them all.
 
-    Of a store that was closed in order not every unit is looked at; the message itself may count as lost then.
+    After an orderly stop not every unit is checked, and the message itself may then count as lost.
     """
     harness = Harness()
     harness.fill(30, 1500, close=closed)
@@ -649,7 +653,7 @@ def test_units_behind_a_damaged_one_were_dropped_and_their_offsets_used_again(
 
 
 def test_an_interrupted_deletion_left_the_queues() -> None:
-    """Noted in the table, and the power goes before the files are: the messages do not count any more."""
+    """The power fails after the deletion is recorded and before the files are removed: the topic has no messages."""
     harness = Harness()
     store = harness.open()
     harness.sender.append(store, [harness.sender.message(100) for _ in range(5)])
@@ -668,7 +672,7 @@ def test_an_interrupted_deletion_left_the_queues() -> None:
 
 
 def test_a_half_message_behind_a_lost_one_was_cut_off_by_the_next_orderly_start() -> None:
-    """A crash leaves zeros where a record was, and behind them a record that no queue knows: it stays."""
+    """A crash leaves zeros in place of a record, followed by a record that is in no queue: it is kept."""
     harness = Harness()
     store = harness.open()
     sent = harness.sender.append(store, [harness.sender.message(100)])
@@ -689,13 +693,13 @@ def test_a_half_message_behind_a_lost_one_was_cut_off_by_the_next_orderly_start(
 
 
 async def test_an_empty_store_serves_again_and_again() -> None:
-    """The services of a store without a message end when they are told to, and not of themselves."""
+    """The services of an empty store end when cancelled, and not on their own."""
     config = replace(StoreConfig.tiny(DIRECTORY), segments_ahead=2, flush_interval_seconds=0.01)
     with MessageStore.open(config, file_system=MemoryFileSystem(), clock=ManualClock()) as store:
         for _ in range(3):
             services = asyncio.create_task(store.run())
             await asyncio.sleep(0)
-            store.commit()  # of nothing
+            store.commit()  # with nothing to commit
             await asyncio.sleep(0.03)
             assert not services.done()
             services.cancel()

@@ -1,10 +1,10 @@
-"""A real store on a real disk whose system calls fail, or are the last thing that its process does.
+"""A real store on a real disk whose system calls fail, or whose process is killed in one.
 
-`strace` takes hold of a process at work and lets the n-th call of a kind fail with EIO or ENOSPC, or kills the process
-as it enters the call, for every n that there is. A thread counts for itself, and so does each of `n`.
+`strace` attaches to a running process. It makes the n-th call of a kind fail with EIO or ENOSPC, or kills the process
+on entering the call, for every possible n. Calls are counted per thread.
 
-What a store writes through a mapping (index, and the log with `write_mode = "mapped"`) is no call and cannot be struck
-so; test_kill_points.py and test_store_crash_points.py do that.
+A store's writes through a mapping (the index, and the log with `write_mode = "mapped"`) are not system calls and cannot
+be injected here; test_kill_points.py and test_store_crash_points.py cover them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.support.struck_store import TOPIC, body, config
 
 IS_LONG = "AEROBEE_CRASH_CYCLES" in os.environ
 SEED = seeds.seed("AEROBEE_CRASH_SEED")
-SAMPLE_SECONDS: Final = 4.0  # of the short form, for each workload
+SAMPLE_SECONDS: Final = 4.0  # for each workload of the short run
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600 if IS_LONG else 120)]
 
@@ -59,7 +59,7 @@ _CALL = re.compile(r"(\d+) +(\w+)\(")
 
 @dataclass
 class Told:
-    """What a child said of its work."""
+    """The progress that a child process reported."""
 
     sent: set[int] = field(default_factory=set)
     stored: set[int] = field(default_factory=set)
@@ -100,7 +100,7 @@ class Told:
 
 
 class Struck:
-    """The process whose children are struck."""
+    """The parent of the processes in which faults are injected."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -116,7 +116,7 @@ class Struck:
         self._number = 0
 
     def run(self, workload: str, strike: str | None) -> tuple[Path, Told, str, int]:
-        """One child's work on a new directory; what it said, strace's log, and its exit status."""
+        """Run a workload in a child on a new directory; return directory, reports, strace's log and exit status."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._number += 1
@@ -144,7 +144,7 @@ class Struck:
         return store, Told.of(self._heard()), trace.read_text(), status
 
     def _heard(self) -> list[str]:
-        """All that was sent; the child has ended."""
+        """Return all lines that the ended child sent."""
         self._link.setblocking(False)
         data = b""
         while True:
@@ -174,7 +174,7 @@ def struck(tmp_path: Path) -> Iterator[Struck]:
 
 
 def calls_of(trace: str) -> Counter[str]:
-    """The most calls of each kind that any one thread made."""
+    """Return the largest number of calls of each kind that any one thread made."""
     by_thread: Counter[tuple[str, str]] = Counter()
     for line in trace.splitlines():
         match = _CALL.match(line)
@@ -187,7 +187,7 @@ def calls_of(trace: str) -> Counter[str]:
 
 
 def check(store: Path, told: Told, what: str) -> str:
-    """What the next process finds against what the struck one said; how the work had ended."""
+    """Compare the store found by the next process with the child's reports; return how the work ended."""
     assert not told.surprises, f"{what}: no error of the store: {told.surprises}"
     assert not told.stored_after_error, f"{what}: acknowledged after {told.errors}"
     if not (store / "lock").exists():
@@ -217,7 +217,7 @@ def check(store: Path, told: Told, what: str) -> str:
 
 @pytest.mark.parametrize("workload", ["blocking", "serving"])
 def test_every_system_call_fails_or_is_the_last(workload: str, struck: Struck) -> None:
-    """Nothing that was acknowledged is lost, nothing is acknowledged after a failed sync, and the store opens again."""
+    """No acknowledged message is lost, none is acknowledged after a failed sync, and the store reopens."""
     store, told, trace, status = struck.run(workload, None)
     assert (status, told.done, told.errors) == (0, True, []), told
     assert check(store, told, "untouched") == "went on"
@@ -236,14 +236,14 @@ def test_every_system_call_fails_or_is_the_last(workload: str, struck: Struck) -
         store, told, trace, status = struck.run(workload, f"{call}:{STRIKES[strike]}:when={n}")
         hit = "(INJECTED)" in trace if strike != "kill" else "killed by SIGKILL" in trace
         if not hit:
-            missed += 1  # a thread had less to do than in the first run
+            missed += 1  # a thread made fewer calls than in the first run
             continue
         end = check(store, told, what)
         ends[strike, end] += 1
         if call in _SYNCS and strike != "kill":
-            # ENOSPC while a segment is made: it is removed again, and messages are refused.
+            # ENOSPC while a segment is created: the segment is removed, and messages are refused.
             assert told.errors or told.removals_failed or told.refused, f"{what}: nobody heard of it"
-        shutil.rmtree(store, ignore_errors=True)  # one that was killed early has not made it
+        shutil.rmtree(store, ignore_errors=True)  # a child killed early has not created it
     counts = ", ".join(f"{strike} {end} {count}" for (strike, end), count in sorted(ends.items()))
     kinds = " ".join(f"{call}={calls[call]}" for call in CALLS)
     print(f"{workload}: {len(points)} points ({kinds}), tried {tried}, not reached {missed}: {counts}")

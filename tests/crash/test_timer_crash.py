@@ -1,4 +1,4 @@
-"""Crashes of a broker with delayed messages: after each of its disk operations in turn, and at random."""
+"""Crashes of a broker with delayed messages, after each disk operation in turn and at random."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IS_LONG = "AEROBEE_CRASH_CYCLES" in os.environ
 
 @dataclass
 class Promises:
-    """What was answered, by body: the delivery time, or 0 for a recall, and where its record ends in the log."""
+    """The answered messages: body -> delivery time, or 0 for a recall, and end of the record in the log."""
 
     due: dict[str, int] = field(default_factory=dict)
     end: dict[str, int] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Promises:
         self.end[body] = harness.store.positions[0]
 
     def kept(self, flushed: int) -> Promises:
-        """Those that a power cut cannot take: with async flush the others were answered before they were durable."""
+        """Return those that survive a power cut: with async flush an answer may come before durability."""
         return Promises({body: due for body, due in self.due.items() if self.end[body] <= flushed}, dict(self.end))
 
     def copy(self) -> Promises:
@@ -41,10 +41,10 @@ class Promises:
 
 
 async def _life(harness: TimerHarness, promises: Promises) -> None:
-    """Send, recall, deliver, roll and save; what is in `promises` has been answered."""
+    """Send, recall, deliver, roll and save; `promises` collects the answered messages."""
     for body, delay in (("a", 0.7), ("b", 1.9), ("c", 3.0), ("far", 130.0), ("recalled", 4.0), ("d", 4.0)):
         promises.note(harness, body, await harness.send(body, delay))
-    # It may have happened before the answer.
+    # It may have taken effect before the answer.
     await harness.timer.recall(TOPIC, "id-recalled", promises.due.pop("recalled"))
     promises.note(harness, "recalled", 0)
     await harness.save()
@@ -63,7 +63,7 @@ async def _life(harness: TimerHarness, promises: Promises) -> None:
 async def _check(
     disk: MemoryFileSystem, clock: ManualClock, store: StoreConfig, due: dict[str, int], kept: dict[str, int]
 ) -> None:
-    """All that is kept comes, once and not early, and nothing that was recalled."""
+    """Every surviving message is delivered once and not early, and no recalled one is."""
     harness = await TimerHarness.start(disk, clock, store=store)
     try:
         await harness.settle()
@@ -85,10 +85,9 @@ async def _check(
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("kind", ["kill", "power cut"])
 async def test_every_disk_operation_may_be_the_last(kind: str, flush: FlushMode) -> None:
-    """Whenever it stops: what was answered is delivered exactly once, in its time.
+    """After a crash at any operation, every answered message is delivered exactly once and on time.
 
-    With async flush a power cut may take what was not yet durable, and nothing else: a delivery that it takes is made
-    again.
+    With async flush a power cut may take only data that was not yet durable. A delivery that it takes is made again.
     """
     taken: list[tuple[MemoryFileSystem, int, Promises, Promises]] = []
     promises = Promises()
@@ -112,9 +111,9 @@ async def test_every_disk_operation_may_be_the_last(kind: str, flush: FlushMode)
 
 @pytest.mark.parametrize("seed", range(10))
 async def test_crash_after_crash(seed: int) -> None:
-    """Many lives in a row, each killed at some moment of its work: still once each, in time.
+    """After many runs, each killed at a random point, every message is still delivered once and on time.
 
-    With sync flush a power cut is as good as a kill.
+    With sync flush a power cut keeps as much as a kill.
     """
     source = random.Random(seed)
     flush: FlushMode = "sync" if seed < 7 else "async"
@@ -136,7 +135,7 @@ async def test_crash_after_crash(seed: int) -> None:
             await harness.advance(source.choice((0.001, 0.4, 1.0, 5.0)))
             if source.random() < 0.4:
                 await harness.save()
-            if source.random() < 0.1:  # as if retention wanted all of the log, and then did not take it
+            if source.random() < 0.1:  # as if retention asked to remove the whole log, and then did not
                 await harness.timer.keep_from(harness.store.positions[2])
         for _ in range(source.randrange(0, 30)):
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""A power cut at every operation of the disk while topics are deleted, many at a time, and sent to meanwhile."""
+"""A power cut at every disk operation while several topics at a time are deleted and written to."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TOPICS = ("orders", "bills", *LIGHT)
 
 @dataclass
 class Harness:
-    """What was sent to each topic, by queue offset; where each begins, and will once a deletion is over."""
+    """The messages sent to each topic, by queue offset, and its first offset now and after a pending deletion."""
 
     disk: MemoryFileSystem = field(default_factory=MemoryFileSystem)
     sent: dict[str, dict[int, int]] = field(default_factory=lambda: {topic: {} for topic in TOPICS})
@@ -52,7 +52,7 @@ class Harness:
         return MessageStore.open(CONFIG, file_system=self.disk, clock=ManualClock(), whole_log=whole_log)
 
     def append(self, store: MessageStore, count: int, light: tuple[str, ...] = LIGHT) -> int:
-        """Messages to `orders` and these light queues, and as many to `bills`; returns the end of the last."""
+        """Append messages to `orders` with these light queues, and as many to `bills`; return the end of the last."""
         messages = []
         for _ in range(count):
             for topic, others in (("orders", light), ("bills", ())):
@@ -78,7 +78,7 @@ class Harness:
         self.deleting = {}
 
     async def live(self) -> None:
-        """Topics go, while they are sent to and while they are not, and come again."""
+        """Delete topics, with and without concurrent sends, and create them again."""
         store = self.open()
         services = asyncio.create_task(store.run())
         try:
@@ -86,7 +86,7 @@ class Harness:
                 await self.send(store, 6)
                 await self.delete(store, *LIGHT)
                 await self.send(store, 2, LIGHT[:1])
-                self.append(store, 1)  # not dispatched when its queues end
+                self.append(store, 1)  # not yet dispatched when its queues are deleted
                 going = asyncio.create_task(self.delete(store, "bills", *LIGHT[:2]))
                 await asyncio.sleep(0)
                 await self.send(store, 2, LIGHT[1:])
@@ -101,8 +101,9 @@ class Harness:
 
 
 def check(store: MessageStore, harness: Harness) -> None:
-    """Each topic has what was sent to it since it was deleted, at its offsets; a deletion counts for all its topics, or
-    for none.
+    """Each topic has the messages sent since its deletion, at their offsets.
+
+    A deletion applies to all its topics or to none.
     """
     found = {}
     for topic in TOPICS:
@@ -110,7 +111,7 @@ def check(store: MessageStore, harness: Harness) -> None:
         found[topic] = {record.queue_offset: int(record.body) for record in result.records}
     orders = set(found["orders"].values())
     assert orders.issuperset(number for number in harness.sent["orders"].values() if number < harness.durable)
-    # What was not durable may be lost, one message and not the other; a light queue has what `orders` has.
+    # Any message that was not durable may be lost. A light queue loses the same messages as `orders`.
     held = orders | set(found["bills"].values())
     held |= {number for number in harness.sent["bills"].values() if number < harness.durable}
     possible = []
@@ -138,13 +139,13 @@ def _quiet() -> Iterator[None]:
 
 
 def power_cuts(seed: int) -> list[Harness]:
-    """What the disk is, and what was promised, at every operation of one life, or at each third."""
+    """Return the crashed disk and the durable messages at each operation of one run, or at every third."""
     harness = Harness()
     taken: list[Harness] = []
 
     def take(operation: Operation) -> None:
         if operation.name in CHANGES and operation.number % STEP == seed % STEP:
-            # First what was promised: a promise that comes later is kept as well by a disk that is looked at then.
+            # Copy the promises before the disk: a promise made in between must not be expected of this disk.
             copy = harness.copy(harness.disk)
             copy.disk = harness.disk.crash(seed * 10_000 + operation.number)
             taken.append(copy)
@@ -157,7 +158,7 @@ def power_cuts(seed: int) -> list[Harness]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_power_cut_at_every_operation(seed: int) -> None:
-    """Nothing that was deleted comes back, all that came later is there, and no offset is given to two messages."""
+    """No deleted message returns, all later messages are there, and no offset is used for two messages."""
     for number, harness in enumerate(power_cuts(seed)):
         try:
             with harness.open() as store:

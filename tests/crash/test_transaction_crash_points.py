@@ -1,4 +1,4 @@
-"""Transactions, and a power cut or `kill -9` at every single operation of the disk."""
+"""Transactions across a power cut or `kill -9` at every disk operation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEEDS = range(max(int(os.environ.get("AEROBEE_CRASH_CYCLES", "0")) // 20, 1))
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Recovery reports every damage; here there are hundreds."""
+    """Silence the log: recovery reports hundreds of damages here."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -35,7 +35,7 @@ def _quiet() -> Iterator[None]:
 
 @dataclass
 class Promises:
-    """What clients have asked for, and of that what was answered, at one moment."""
+    """The client requests so far, and those of them that were answered, at one moment."""
 
     sent: frozenset[str] = frozenset()
     stored: frozenset[str] = frozenset()
@@ -44,7 +44,7 @@ class Promises:
 
 
 class Run:
-    """A workload, and the disk as a crash before each of its operations would leave it."""
+    """A workload, and the disks that a crash before each operation would leave."""
 
     def __init__(self, directory: Path, flush: FlushMode) -> None:
         self.harness = TransactionHarness(directory, flush=flush, check_max=2, pending_max=20)
@@ -56,7 +56,7 @@ class Run:
 
         def look(operation: Operation) -> None:
             for seed in SEEDS if power_cut else (0,):
-                # The event loop goes on meanwhile: what is answered later may not be on the disk, what is asked may.
+                # The event loop keeps running: this disk may lack a later answer, and may have a later request.
                 before = self.promises
                 found = disk.crash(seed) if power_cut else disk.kill()
                 after = self.promises
@@ -80,18 +80,18 @@ class Run:
 
 
 async def workload(run: Run) -> None:
-    """Every way that a transaction can go, over the ends of several segments."""
+    """Every possible course of a transaction, across several segments."""
     harness = run.harness
     await run.send("A", "B")
     await run.end("A", COMMIT)
     await asyncio.gather(run.send("C"), run.send("D"), run.end("B", ROLLBACK))
     await asyncio.gather(run.end("C", COMMIT), run.send("E", "F"), run.end("D", COMMIT))
     harness.producer("sender")
-    await harness.advance(6.1)  # E and F are asked about
+    await harness.advance(6.1)  # E and F are checked
     await run.end("E", COMMIT)
     await harness.tables.save()
     await harness.advance(30.1)
-    await harness.advance(30.1)  # F is given up
+    await harness.advance(30.1)  # F is discarded
     await run.send(*(f"G{number}" for number in range(8)))
     for number in range(8):
         await run.end(f"G{number}", COMMIT if number % 2 else ROLLBACK)
@@ -101,7 +101,7 @@ async def workload(run: Run) -> None:
 
 @pytest.mark.parametrize(("flush", "power_cut"), [("sync", True), ("sync", False), ("async", False)])
 async def test_at_every_operation(tmp_path: Path, flush: FlushMode, power_cut: bool) -> None:
-    """Whatever was answered holds; what was not may be repeated; and no message is ever there twice."""
+    """Every answered request holds, unanswered ones may be repeated, and no message is stored twice."""
     run = Run(tmp_path / "store", flush)
     await run.harness.start()
     run.watch(power_cut=power_cut)
@@ -114,7 +114,7 @@ async def test_at_every_operation(tmp_path: Path, flush: FlushMode, power_cut: b
 
 
 async def check(before: TransactionHarness, disk: MemoryFileSystem, promises: Promises, flush: FlushMode) -> None:
-    """Start on the disk, compare, let clients repeat what was not answered, and compare after another crash."""
+    """Start on the disk and compare, repeat the unanswered requests, and compare again after another crash."""
     harness = await TransactionHarness(
         before.directory, disk, before.clock, flush=flush, check_max=2, pending_max=20
     ).start()
@@ -143,7 +143,7 @@ async def check(before: TransactionHarness, disk: MemoryFileSystem, promises: Pr
 
 
 async def test_final_message_without_its_op(tmp_path: Path) -> None:
-    """A torn write ended the log between the two: the start completes it, once, and the commit is not repeated."""
+    """A torn write ended the log between final message and op: the start adds the op once and repeats no commit."""
     harness = await TransactionHarness(tmp_path / "store").start()
     await harness.send("T1", "T2")
     assert await harness.end("T1") == OK
@@ -165,7 +165,7 @@ async def test_final_message_without_its_op(tmp_path: Path) -> None:
 
 
 async def test_renewed_half_message_without_its_op(tmp_path: Path) -> None:
-    """The same between the two of a check: there is one transaction, which has been asked about once."""
+    """A torn write between the two records of a check leaves one transaction, which has been checked once."""
     harness = await TransactionHarness(tmp_path / "store").start()
     harness.producer("sender")
     await harness.send("T1")
@@ -185,8 +185,11 @@ async def test_renewed_half_message_without_its_op(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("resolution", [COMMIT, ROLLBACK])
 async def test_op_without_its_final_message(tmp_path: Path, resolution: v2.TransactionResolution.ValueType) -> None:
-    """A power cut before the sync took the message and left the op behind it: the transaction waits again, in the log
-    too, so that the next start does not believe the op; a client that repeats its commit gets its message stored."""
+    """A power cut before the sync lost the final message and kept the op after it.
+
+    The transaction is pending again, also in the log, so that the next start ignores the op. A client that repeats its
+    commit gets its message stored.
+    """
     harness = await TransactionHarness(tmp_path / "store").start()
     await harness.send("T1")
     assert await harness.end("T1") == OK
