@@ -1,4 +1,4 @@
-"""apache.rocketmq.v2.Admin, call by call, as a console makes them."""
+"""Each call of apache.rocketmq.v2.Admin, made as a console makes it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOPIC, GROUP = "orders", "billing"
 
 @dataclass(frozen=True, slots=True)
 class Harness:
-    """A broker whose time a test moves, a client of its, and the stub of the console."""
+    """A broker with a clock that the test moves, a client, and the stub that a console uses."""
 
     broker: InProcessBroker
     client: RawClient
@@ -31,13 +31,13 @@ class Harness:
     admin: Any
 
     async def ok(self, method: str, request: Any) -> Any:
-        """The answer to a call that has to work."""
+        """The answer to a call that must succeed."""
         answer = await getattr(self.admin, method)(request, timeout=20)
         assert answer.status.code == Code.OK, answer.status
         return answer
 
     async def refused(self, method: str, request: Any) -> int:
-        """The code of a call that has to fail, with a reason."""
+        """The code of a call that must fail; the answer must give a reason."""
         answer = await getattr(self.admin, method)(request, timeout=20)
         assert answer.status.message
         return int(answer.status.code)
@@ -45,7 +45,7 @@ class Harness:
 
 @pytest.fixture
 async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
-    """With the topic `orders` of one queue, and the group `billing`."""
+    """A harness with the topic `orders` (one queue) and the group `billing`."""
     clock = TravellingClock()
     async with in_process_broker(tmp_path / "store", clock=clock, dev=False) as broker:
         client = RawClient(broker.channel)
@@ -55,7 +55,7 @@ async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
 
 
 async def test_change_log_level(harness: Harness) -> None:
-    """The remark says the level; the packages log from there on. It is the one response without a status."""
+    """The remark names the new level, and the packages log at it. This is the one response without a status."""
     logger = logging.getLogger("aerobee_broker")
     before = logger.level, logging.getLogger("aerobee_store").level
     try:
@@ -69,7 +69,7 @@ async def test_change_log_level(harness: Harness) -> None:
 
 
 async def test_describe_topic_status(harness: Harness) -> None:
-    """The type of a topic; of one that takes several, the first."""
+    """The answer has the topic's type; for a topic of several types, the first."""
     await harness.client.create_topic("payments", v2.MessageType.FIFO)
     answer = await harness.ok("DescribeTopicStatus", v2.DescribeTopicStatusRequest(topic=resource("payments")))
     assert answer.topic_message_type == v2.MessageType.FIFO
@@ -80,7 +80,7 @@ async def test_describe_topic_status(harness: Harness) -> None:
 
 
 def _subscriptions(**expressions: str) -> dict[str, Any]:
-    """Settings of a consumer of billing with these tags, by topic."""
+    """Settings of a consumer of billing; tags by topic."""
     settings = consumer_settings(GROUP, *expressions)
     for entry in settings["subscription"].subscriptions:
         entry.expression.expression = expressions[entry.topic.name]
@@ -88,7 +88,8 @@ def _subscriptions(**expressions: str) -> dict[str, Any]:
 
 
 async def test_list_and_describe_subscriptions(harness: Harness) -> None:
-    """Who reads what: consistent while all clients of a group say the same, however they write it; known after them."""
+    """Subscriptions are consistent while all clients of a group subscribe alike, whatever the spelling, and stay known
+    after the clients leave."""
     listing = v2.ListSubscriptionRequest(group=resource(GROUP))
     assert not (await harness.ok("ListSubscription", listing)).subscription_info
     one, two = harness.client, harness.client.other("GO")
@@ -131,7 +132,10 @@ async def test_list_and_describe_subscriptions(harness: Harness) -> None:
 
 
 async def test_delete_subscription(harness: Harness) -> None:
-    """Not while a client reads; then the group has no position any more, also after the next start."""
+    """A subscription is not deleted while a client reads.
+
+    Afterwards the group has no position, even after a restart.
+    """
     await harness.client.sent(message(TOPIC, "one"))
     await harness.client.receive(TOPIC, GROUP, wait=5)
     assert await harness.client.heartbeat(GROUP) == Code.OK
@@ -147,7 +151,8 @@ async def test_delete_subscription(harness: Harness) -> None:
 
 
 async def test_group_accumulation(harness: Harness) -> None:
-    """In flight and ready to the message, however acknowledgements came in; how long the oldest ready one waits."""
+    """Counts in flight and ready are exact in any order of acknowledgements; the oldest ready message's wait is
+    reported."""
     request = v2.DescribeGroupAccumulationRequest(group=resource(GROUP))
     assert (await harness.ok("DescribeGroupAccumulation", request)).accumulation.accumulation == 0
     await harness.client.sent(*(message(TOPIC, str(number)) for number in range(5)))
@@ -169,7 +174,7 @@ async def test_group_accumulation(harness: Harness) -> None:
 
 
 async def test_list_consumer_connections(harness: Harness) -> None:
-    """The consumers of a group, by topic if asked; no producers."""
+    """The consumers of a group, filtered by topic on request; producers are not listed."""
     producer = harness.client.other()
     async with harness.client.telemetry() as consuming, producer.telemetry() as producing:
         await consuming.told(**consumer_settings(GROUP, TOPIC))
@@ -186,7 +191,8 @@ async def test_list_consumer_connections(harness: Harness) -> None:
 
 
 async def test_reset_group_offset(harness: Harness) -> None:
-    """To a time, back and forth: what was acknowledged comes again as for the first time, what is skipped does not."""
+    """A reset to a time works in both directions: acknowledged messages come again as attempt 1, skipped ones do not
+    come."""
     await harness.client.sent(message(TOPIC, "old"))
     await harness.clock.advance(60)
     between = harness.clock.now_ms() - 30_000
@@ -213,7 +219,7 @@ async def test_reset_group_offset(harness: Harness) -> None:
 
 
 async def test_query_message(harness: Harness) -> None:
-    """By id, by the server's id, by key, by time."""
+    """Messages are found by id, by the server's id, by key and by time."""
     sent = await harness.client.sent(message(TOPIC, "one", keys=["k1"]), message(TOPIC, "two", keys=["k1", "k2"]))
     begin = harness.clock.now_ms() - 60_000
 
@@ -243,7 +249,7 @@ async def test_query_message(harness: Harness) -> None:
 
 
 async def test_lite_topics(harness: Harness) -> None:
-    """Each call that can name a lite topic: messages, lag, who has subscribed it, where a message is."""
+    """Each call that accepts a lite topic: messages, lag, subscribers, and where a message is."""
     await harness.client.create_topic("rooms", v2.MessageType.LITE)
     kind = v2.ClientType.LITE_PUSH_CONSUMER
     async with harness.client.telemetry() as stream:
@@ -311,7 +317,10 @@ async def test_lite_topics(harness: Harness) -> None:
 
 
 async def test_admin_send_message(harness: Harness) -> None:
-    """As a producer's; the id is answered. A transaction, about which nobody would decide, is refused."""
+    """A message is stored like a producer's, and the answer has its id.
+
+    A transactional one is refused: nobody would decide it.
+    """
     request = v2.AdminSendMessageRequest(
         topic=resource(TOPIC), tag="paid", key="k1", body=b"by hand", user_properties={"colour": "red"}
     )
@@ -332,7 +341,8 @@ async def test_admin_send_message(harness: Harness) -> None:
 
 
 async def test_consumer_running_info(harness: Harness) -> None:
-    """What the broker sees of a push consumer: subscriptions, positions, messages that its life keeps hidden."""
+    """The broker's view of a push consumer: subscriptions, positions, and messages kept invisible while it is
+    connected."""
     await harness.client.sent(*(message(TOPIC, str(number)) for number in range(4)))
     async with harness.client.telemetry() as stream:
         await stream.told(**consumer_settings(GROUP, TOPIC))
@@ -351,7 +361,7 @@ async def test_consumer_running_info(harness: Harness) -> None:
 
 
 async def test_print_thread_stack_trace(harness: Harness) -> None:
-    """What the client answers under the command's nonce; PROXY_TIMEOUT if it does not answer within 5 s."""
+    """The client's answer is matched by the command's nonce; PROXY_TIMEOUT if none arrives within 5 s."""
     request = v2.PrintThreadStackTraceRequest(client_id=harness.client.client_id, group=resource(GROUP))
     assert await harness.refused("PrintThreadStackTrace", request) == Code.NOT_FOUND
     async with harness.client.telemetry() as stream:
@@ -370,7 +380,7 @@ async def test_print_thread_stack_trace(harness: Harness) -> None:
 
 
 async def test_verify_message(harness: Harness) -> None:
-    """The message goes to the client that is named; its verdict comes back, and the message is not consumed."""
+    """The message goes to the named client, whose verdict is returned; the message is not consumed."""
     (sent,) = await harness.client.sent(message(TOPIC, "try me"))
     request = v2.VerifyMessageRequest(
         client_id=harness.client.client_id, group=resource(GROUP), topic=resource(TOPIC), message_id=sent.message_id
@@ -379,7 +389,7 @@ async def test_verify_message(harness: Harness) -> None:
         await stream.told(**consumer_settings(GROUP, TOPIC))
 
         async def tried(**answer: Any) -> Any:
-            """What the console is told when the client answers so."""
+            """The console's answer when the client answers like this."""
             asked = asyncio.ensure_future(harness.admin.VerifyMessage(request, timeout=20))
             command = (await stream.read()).verify_message_command
             assert (command.message.body, command.message.topic.name) == (b"try me", TOPIC)
@@ -392,7 +402,7 @@ async def test_verify_message(harness: Harness) -> None:
         assert (await tried(verify_message_result=result)).code == Code.OK
         failed = v2.Status(code=Code.FAILED_TO_CONSUME_MESSAGE, message="the listener says no")
         assert await tried(status=failed, verify_message_result=result) == failed
-        nodes = v2.Status(code=Code.NOT_IMPLEMENTED, message="not implemented")  # and in the field of the command
+        nodes = v2.Status(code=Code.NOT_IMPLEMENTED, message="not implemented")  # in the command's field
         assert await tried(status=nodes, verify_message_command=v2.VerifyMessageCommand()) == nodes
         request.message_id = "absent"
         assert await harness.refused("VerifyMessage", request) == Code.MESSAGE_NOT_FOUND
@@ -400,7 +410,7 @@ async def test_verify_message(harness: Harness) -> None:
 
 
 async def test_topic_route(harness: Harness) -> None:
-    """JSON that a reader of RocketMQ 4 routes understands."""
+    """The route is JSON that a reader of RocketMQ 4 routes understands."""
     answer = await harness.ok("GetTopicRoute", v2.GetTopicRouteRequest(topic=resource(TOPIC)))
     route = json.loads(answer.topic_route_data)
     (broker,), (queues,) = route["brokerDatas"], route["queueDatas"]
@@ -412,7 +422,7 @@ async def test_topic_route(harness: Harness) -> None:
 
 
 async def test_query_time_span(harness: Harness) -> None:
-    """From the first to the last message of each queue, and where the group is in it."""
+    """The times of each queue's first and last message, and of the group's position."""
     request = v2.QueryTimeSpanRequest(group=resource(GROUP), topics=[resource(TOPIC)])
     assert not (await harness.ok("QueryTimeSpan", request)).queue_time_span_list, "no queue was ever written"
     await harness.client.sent(message(TOPIC, "old"))
@@ -431,7 +441,7 @@ async def test_query_time_span(harness: Harness) -> None:
 
 
 async def test_proxy_runtime_stats(harness: Harness) -> None:
-    """Rates of the last minute, and who is connected."""
+    """Rates of the last minute, and the connected clients."""
     async with harness.client.telemetry() as stream:
         await stream.told(**consumer_settings(GROUP, TOPIC))
         await harness.client.sent(*(message(TOPIC, str(number)) for number in range(3)))

@@ -22,37 +22,37 @@ TOPIC, GROUP = "orders", "billing"
 
 @dataclass(frozen=True, slots=True)
 class Harness:
-    """A broker whose time a test moves, and a client of its."""
+    """A broker with a clock that the test moves, and a client."""
 
     client: RawClient
     clock: TravellingClock
 
     async def ok(self, method: str, request: Any) -> Any:
-        """The answer to a call that has to work."""
+        """The answer to a call that must succeed."""
         answer = await getattr(self.client.admin, method)(request, timeout=20)
         assert answer.status.code == Code.OK, answer.status
         return answer
 
     async def refused(self, method: str, request: Any) -> tuple[int, str]:
-        """Code and text of a call that has to fail."""
+        """Code and text of a call that must fail."""
         status = (await getattr(self.client.admin, method)(request, timeout=20)).status
         assert status.code != Code.OK
         return status.code, status.message
 
     async def timelines(self, **wanted: Any) -> list[admin_v1.MessageTimeline]:
-        """What DescribeMessage says of a message of the topic."""
+        """DescribeMessage's answer for a message of the topic."""
         request = admin_v1.DescribeMessageRequest(topic=TOPIC, **wanted)
         return list((await self.ok("DescribeMessage", request)).timelines)
 
     async def one(self, **wanted: Any) -> admin_v1.MessageTimeline:
-        """The same of a message that is stored once."""
+        """The timeline of a message that is stored once."""
         (timeline,) = await self.timelines(**wanted)
         return timeline
 
 
 @pytest.fixture
 async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
-    """With the topic `orders` of one queue, and the group `billing` that gives a message up after one delivery."""
+    """A harness with the topic `orders` (one queue) and the group `billing`, which allows one delivery attempt."""
     clock = TravellingClock()
     async with in_process_broker(tmp_path / "store", clock=clock, dev=False) as broker:
         client = RawClient(broker.channel)
@@ -76,7 +76,7 @@ class TestOffsets:
         ids=["offset", "behind-the-end", "earliest", "latest", "skip"],
     )
     async def test_where_a_group_goes_on(self, harness: Harness, position: dict[str, Any], offset: int) -> None:
-        """Each way to name a place; a dry run says where and does nothing."""
+        """Each way to name a position; a dry run reports the position and changes nothing."""
         await harness.client.sent(*(message(TOPIC, str(number)) for number in range(5)))
         first = (await harness.client.receive(TOPIC, GROUP, count=1, wait=5)).one
         await harness.client.acknowledge(TOPIC, GROUP, first)
@@ -91,7 +91,7 @@ class TestOffsets:
         assert received.bodies == [str(number) for number in range(offset, 5)]
 
     async def test_a_group_that_never_received(self, harness: Harness) -> None:
-        """It begins where it was put, and there was nothing before."""
+        """The group starts at the given position; it has no previous one."""
         await harness.client.sent(*(message(TOPIC, str(number)) for number in range(3)))
         request = admin_v1.ResetOffsetsRequest(group=GROUP, topic=TOPIC, queue_ids=[0], offset=2)
         (queue,) = (await harness.ok("ResetOffsets", request)).queues
@@ -111,14 +111,14 @@ class TestOffsets:
         ids=["no-position", "negative", "skip-nothing", "queue", "topic", "group"],
     )
     async def test_what_cannot_be(self, harness: Harness, fields: dict[str, Any], code: int) -> None:
-        """The code names what is wrong."""
+        """The code names the mistake."""
         request = admin_v1.ResetOffsetsRequest(**{"group": GROUP, "topic": TOPIC, **fields})
         assert (await harness.refused("ResetOffsets", request))[0] == code
 
 
 class TestGroups:
     async def test_lag_in_every_part(self, harness: Harness) -> None:
-        """In flight, ready, tried before, delayed, and the age of the oldest, by queue and by topic."""
+        """In flight, ready, retried and delayed messages, and the age of the oldest, by queue and by topic."""
         await harness.client.create_group("patient")
         due = harness.clock.now_ms() + 3_600_000
         await harness.client.sent(
@@ -136,7 +136,7 @@ class TestGroups:
         assert harness.clock.now_ms() - topic.oldest_timestamp.ToMilliseconds() >= 20_000
 
     async def test_lists_come_in_pages(self, harness: Harness) -> None:
-        """Each topic and group once, in order of names."""
+        """Each topic and group is listed once, ordered by name."""
         for name in ("a", "c", "b"):
             await harness.client.create_topic(name)
             await harness.client.create_group(name)
@@ -152,7 +152,7 @@ class TestGroups:
 
 class TestTimelines:
     async def test_from_birth_to_acknowledgement(self, harness: Harness) -> None:
-        """Where it is at each moment, and with history how it came there."""
+        """The timeline has the message's current state, and with history each step before it."""
         (sent,) = await harness.client.sent(message(TOPIC, "x"))
         timeline = await harness.one(message_id=sent.message_id)
         assert kinds(timeline) == ["BORN", "STORED"]
@@ -176,7 +176,7 @@ class TestTimelines:
         assert (timeline.events[2].attempt, timeline.events[2].group) == (1, GROUP)
 
     async def test_given_up_and_sent_again(self, harness: Harness) -> None:
-        """A dead letter and its return are part of the story."""
+        """The timeline includes the dead letter and its redrive."""
         (sent,) = await harness.client.sent(message(TOPIC, "x"))
         received = (await harness.client.receive(TOPIC, GROUP, wait=5)).one
         await harness.client.forward(TOPIC, GROUP, received.system_properties.receipt_handle)
@@ -188,7 +188,7 @@ class TestTimelines:
         assert states(second) == {GROUP: "WAITING"}
 
     async def test_a_filter_leaves_it_out(self, harness: Harness) -> None:
-        """Finished, and with history why."""
+        """The message is finished for the group; the history gives the filter as the reason."""
         (sent, *_) = await harness.client.sent(message(TOPIC, "a", tag="red"), message(TOPIC, "b", tag="blue"))
         await harness.client.receive(TOPIC, GROUP, expression="blue", wait=5)
         timeline = await harness.one(message_id=sent.message_id, history=True)
@@ -196,7 +196,7 @@ class TestTimelines:
         assert (kinds(timeline)[-1], timeline.events[-1].detail) == ("FINISHED", "left out by the filter of the group")
 
     async def test_a_reset_is_told(self, harness: Harness) -> None:
-        """With history: the group was moved past it."""
+        """The history says that the group's position was moved past the message."""
         (sent,) = await harness.client.sent(message(TOPIC, "x"))
         await harness.client.receive(TOPIC, GROUP, wait=5)
         await harness.ok("ResetOffsets", admin_v1.ResetOffsetsRequest(group=GROUP, topic=TOPIC, latest=True))
@@ -204,7 +204,7 @@ class TestTimelines:
         assert kinds(timeline) == ["BORN", "STORED", "DELIVERED", "RESET", "FINISHED"]
 
     async def test_delayed_then_recalled(self, harness: Harness) -> None:
-        """Before its time it is not in its topic; a recalled one never gets there."""
+        """A delayed message is not in its topic before it is due; a recalled one never is."""
         due = harness.clock.now_ms() + 3_600_000
         (sent, kept) = await harness.client.sent(
             *(
@@ -212,7 +212,7 @@ class TestTimelines:
                 for name in ("recalled", "kept")
             )
         )
-        await harness.client.receive(TOPIC, GROUP)  # so that the group is known
+        await harness.client.receive(TOPIC, GROUP)  # makes the group known
         timeline = await harness.one(message_id=sent.message_id)
         assert (kinds(timeline), states(timeline)) == (["BORN", "DELAYED"], {GROUP: "NOT_YET"})
         assert timeline.events[1].until.ToMilliseconds() == due
@@ -234,14 +234,14 @@ class TestTimelines:
     async def test_a_transaction(
         self, harness: Harness, resolution: v2.TransactionResolution.ValueType, expected: list[str]
     ) -> None:
-        """Prepared, and then whatever was decided."""
+        """The timeline has the half message, then the decision."""
         (sent,) = await harness.client.sent(message(TOPIC, "x", message_type=v2.MessageType.TRANSACTION))
         assert kinds(await harness.one(message_id=sent.message_id)) == ["BORN", "PREPARED"]
         assert await harness.client.end_transaction(TOPIC, sent, resolution) == Code.OK
         assert kinds(await harness.one(message_id=sent.message_id)) == expected
 
     async def test_by_the_servers_id(self, harness: Harness) -> None:
-        """RocketMQ's consoles show an id that says where the record lies; it finds the message, too."""
+        """The id that RocketMQ's consoles show encodes the record's position; it finds the message, too."""
         (_, sent) = await harness.client.sent(message(TOPIC, "x"), message(TOPIC, "y"))
         timeline = await harness.one(message_id=sent.message_id)
         host, _, port = timeline.message.system_properties.store_host.rpartition(":")
@@ -249,7 +249,7 @@ class TestTimelines:
         assert await harness.one(message_id=server_id) == timeline
 
     async def test_what_is_not_there(self, harness: Harness) -> None:
-        """The text says what was looked for."""
+        """The error names what was searched for."""
         for wanted in (
             {"message_id": "absent"},
             {"queue_id": 0, "queue_offset": 5},
@@ -263,14 +263,14 @@ class TestTimelines:
 
 class TestDeadLetters:
     async def _dead(self, harness: Harness, *bodies: str) -> list[str]:
-        """The ids of messages that the group gave up, in order."""
+        """Ids of messages that became dead letters of the group, in order."""
         sent = await harness.client.sent(*(message(TOPIC, body) for body in bodies))
         for received in await harness.client.receive_all(TOPIC, GROUP, len(bodies)):
             await harness.client.forward(TOPIC, GROUP, received.system_properties.receipt_handle)
         return [entry.message_id for entry in sent]
 
     async def test_listed_by_page_id_and_time(self, harness: Harness) -> None:
-        """Each with where it came from; bodies only when asked for."""
+        """Each dead letter is listed with its origin, and with its body only on request."""
         assert not (await harness.ok("ListDeadLetterQueues", admin_v1.ListDeadLetterQueuesRequest())).queues
         ids = await self._dead(harness, "a", "b")
         await harness.clock.advance(60)
@@ -296,14 +296,14 @@ class TestDeadLetters:
         assert [letter.offset for letter in (await harness.ok("ListDeadLetters", request)).dead_letters] == [0, 1]
 
     async def test_sent_again_once(self, harness: Harness) -> None:
-        """Back in its topic as it was, for the first time again; not twice, unless that is asked for."""
+        """The message returns to its topic unchanged, as attempt 1; a second redrive needs an explicit request."""
         await self._dead(harness, "a", "b")
         request = admin_v1.ResendDeadLettersRequest(group=GROUP, offsets=[1, 0])
         answer = await harness.ok("ResendDeadLetters", request)
         assert [(result.offset, result.topic) for result in answer.results] == [(1, TOPIC), (0, TOPIC)]
         await harness.client.sent(message(TOPIC, "new"))
         await harness.client.create_group("others")
-        received = await harness.client.receive_all(TOPIC, "others", 3)  # the first "a" and "b", and not those again
+        received = await harness.client.receive_all(TOPIC, "others", 3)  # the original "a" and "b", without repeats
         assert sorted(each.body for each in received) == [b"a", b"b", b"new"]
         assert (await harness.client.receive(TOPIC, "others", wait=0.2)).code == Code.MESSAGE_NOT_FOUND
         assert (await harness.client.receive(TOPIC, GROUP, wait=5)).attempts == {"b": 1, "a": 1, "new": 1}
@@ -315,7 +315,7 @@ class TestDeadLetters:
         assert len((await harness.client.receive(TOPIC, GROUP, wait=5)).messages) == 2
 
     async def test_each_for_itself(self, harness: Harness) -> None:
-        """What cannot be sent again does not keep the others."""
+        """A dead letter that cannot be sent again does not stop the others."""
         await self._dead(harness, "a")
         request = admin_v1.ResendDeadLettersRequest(group=GROUP, offsets=[7, 0, -1])
         code, text = await harness.refused("ResendDeadLetters", request)
@@ -330,7 +330,7 @@ class TestDeadLetters:
             assert (await harness.refused("ResendDeadLetters", request))[0] == code
 
     async def test_a_group_without(self, harness: Harness) -> None:
-        """No dead letters is an empty list; no group is an error."""
+        """A group without dead letters has an empty list; an unknown group is an error."""
         request = admin_v1.ListDeadLettersRequest(group=GROUP)
         assert not (await harness.ok("ListDeadLetters", request)).dead_letters
         request.group = "absent"
@@ -339,7 +339,7 @@ class TestDeadLetters:
 
 class TestConnections:
     async def test_who_is_connected(self, harness: Harness) -> None:
-        """Producers and consumers with what they said, by group, topic and id; the silent for how long they are."""
+        """Producers and consumers with their settings, by group, topic and id; silent clients with their idle time."""
         producer = harness.client.other("GO")
         async with harness.client.telemetry() as consuming, producer.telemetry() as producing:
             await consuming.told(**consumer_settings(GROUP, TOPIC))
@@ -372,7 +372,8 @@ class TestConnections:
 
 class TestStatus:
     async def test_what_the_broker_counts(self, harness: Harness) -> None:
-        """Stored, delivered, acknowledged, and the rates of the last minute; all without the broker's own."""
+        """Messages stored, delivered and acknowledged, and last minute's rates, all without the broker's own
+        messages."""
         await harness.client.sent(*(message(TOPIC, str(number)) for number in range(3)))
         received = await harness.client.receive(TOPIC, GROUP, wait=5)
         await harness.client.acknowledge(TOPIC, GROUP, *received.messages[:2])
@@ -390,7 +391,7 @@ class TestStatus:
         assert (found.messages_in, found.messages_in_rate) == (3, 0), "a minute without messages"
 
     async def test_which_topics_and_groups_are_busy(self, harness: Harness) -> None:
-        """Busiest first, by window; what is over is in the longer ones."""
+        """Topics and groups are ordered by traffic in each window; past traffic counts in the longer windows."""
         await harness.client.create_topic("quiet")
         await harness.client.sent(message("quiet", "x"), *(message(TOPIC, str(number)) for number in range(3)))
         received = await harness.client.receive(TOPIC, GROUP, wait=5)
@@ -414,7 +415,7 @@ class TestStatus:
         assert (await harness.refused("ListTraffic", request))[0] == Code.BAD_REQUEST
 
     async def test_what_the_store_holds(self, harness: Harness) -> None:
-        """Offsets in their order, and whether it takes messages."""
+        """Offsets are in order, and the answer says whether the store accepts messages."""
         await harness.client.sent(message(TOPIC, "x"))
         found = await harness.ok("GetStoreStatus", admin_v1.GetStoreStatusRequest())
         assert 0 < found.dispatched_physical_offset <= found.flushed_physical_offset <= found.max_physical_offset
@@ -425,8 +426,8 @@ class TestStatus:
 
 class TestAudit:
     async def test_what_changes_something_is_logged(self, harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-        """Method, address and request of each call that changed something; nothing of what is in messages."""
-        caplog.set_level("ERROR", "aerobee_broker")  # which an operator may do, and is told of all the same
+        """Each call that changes state is logged with method, address and request, without message content."""
+        caplog.set_level("ERROR", "aerobee_broker")  # these lines are logged even where an operator sets this level
         caplog.handler.setLevel("INFO")
         await harness.ok("ListTopics", admin_v1.ListTopicsRequest())
         request = admin_v1.ResetOffsetsRequest(group=GROUP, topic=TOPIC, latest=True, dry_run=True)
@@ -457,7 +458,7 @@ class TestConfiguration:
         await harness.ok("UpdateConfiguration", admin_v1.UpdateConfigurationRequest(set=names))
 
     async def test_all_are_shown(self, harness: Harness) -> None:
-        """Every setting once, in order, with its default."""
+        """Every setting is listed once, in order, with its default."""
         found = await self._settings(harness)
         assert list(found) == sorted(found)
         retention = found["store.retention_hours"]
@@ -468,7 +469,7 @@ class TestConfiguration:
         assert (await harness.refused("GetConfiguration", request))[0] == Code.NOT_FOUND
 
     async def test_a_change_works_at_once(self, harness: Harness) -> None:
-        """One of each kind of setting, and back."""
+        """One setting of each kind is changed and reset."""
         send = message(TOPIC, "x", properties={"a": "1", "b": "2"})
         await self._set(harness, limits__user_property_count_max="1")
         assert (await harness.client.send(send)).status.code == Code.MESSAGE_PROPERTIES_TOO_LARGE
@@ -508,7 +509,7 @@ class TestConfiguration:
         ids=["unknown", "fixed", "no-number", "zero", "too-many", "contradiction"],
     )
     async def test_what_cannot_be(self, harness: Harness, values: dict[str, str], named: str) -> None:
-        """The reason names the setting, and nothing of the request takes effect."""
+        """The reason names the setting, and no part of the request takes effect."""
         values = {**values, "limits.properties_size_max": "99"}
         code, text = await harness.refused("UpdateConfiguration", admin_v1.UpdateConfigurationRequest(set=values))
         assert code == Code.BAD_REQUEST
@@ -516,7 +517,7 @@ class TestConfiguration:
         assert (await self._settings(harness))["limits.properties_size_max"].value == "16384"
 
     async def test_neither_nothing_nor_both(self, harness: Harness) -> None:
-        """An empty request, and one that sets and unsets the same."""
+        """An empty request is refused, and so is one that sets and unsets the same key."""
         name = "store.retention_hours"
         for request in (
             admin_v1.UpdateConfigurationRequest(),
@@ -525,7 +526,7 @@ class TestConfiguration:
             assert (await harness.refused("UpdateConfiguration", request))[0] == Code.BAD_REQUEST
 
     async def test_it_outlives_a_restart(self, tmp_path: Path) -> None:
-        """Saved before it is answered, in the store, and gone when it is unset."""
+        """A changed setting is stored before the answer, and removed when it is unset."""
         for expected, change in (
             ("72", admin_v1.UpdateConfigurationRequest(set={"store.retention_hours": "24"})),
             ("24", admin_v1.UpdateConfigurationRequest(unset=["store.retention_hours"])),

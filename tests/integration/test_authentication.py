@@ -1,4 +1,4 @@
-"""A broker that asks for credentials: our client and commands, Telemetry, and accounts that change while it runs."""
+"""A broker that requires credentials: our client and commands, Telemetry, and accounts that change while it runs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ async def channel(broker: BrokerProcess) -> AsyncIterator[Any]:
 
 
 async def test_an_account_does_what_it_may_and_nothing_else(broker: BrokerProcess) -> None:
-    """Send, receive, acknowledge, query on its topic as its group; others, and administration, are refused."""
+    """An account sends, receives, acknowledges and queries with its own topic and group; others, and administration,
+    are refused."""
     async with connect(broker.endpoint, credentials=SHOP) as client:
         await client.producer().send(Message(topic="orders", body=b"hello"))
         consumer = client.simple_consumer("billing", "orders")
@@ -96,7 +97,8 @@ async def test_an_account_does_what_it_may_and_nothing_else(broker: BrokerProces
 
 
 async def test_an_unacknowledged_message_of_another_account_is_out_of_reach(broker: BrokerProcess) -> None:
-    """Its group cannot be used, and the client id under which it was received means another client there."""
+    """Another account cannot use the group, and the consumer's client id means a different client under that
+    account."""
     async with connect(broker.endpoint, credentials=OPERATOR) as operator:
         await operator.producer().send(Message(topic="transfers", body=b"1000"))
         consumer = operator.simple_consumer("auditors", "transfers")
@@ -108,12 +110,12 @@ async def test_an_unacknowledged_message_of_another_account_is_out_of_reach(brok
             stub: Any = thief._connection.peer.stubs.messaging
             metadata = thief._connection.signed((("x-mq-client-id", client_id),))
             answer = await stub.NotifyClientTermination(v2.NotifyClientTerminationRequest(), metadata=metadata)
-            assert answer.status.code == v2.Code.OK  # of a client of its own, that nobody knows
+            assert answer.status.code == v2.Code.OK  # its own client of that id, which is unknown
         assert await consumer.receive(wait_seconds=1.5) == []  # the message is not released
 
 
 async def test_a_client_id_cannot_be_taken_from_its_owner(broker: BrokerProcess) -> None:
-    """Whoever used it first: to each account it is a client of its own."""
+    """Two accounts that use one client id have two separate clients, whichever came first."""
     metadata = (("x-mq-client-id", "host@1@0@owner"),)
     request = v2.QueryRouteRequest(topic=v2.Resource(name="orders"))
     for credentials in (SHOP, OPERATOR, SHOP):
@@ -124,7 +126,7 @@ async def test_a_client_id_cannot_be_taken_from_its_owner(broker: BrokerProcess)
 
 
 async def test_what_groups_there_are_is_not_told(broker: BrokerProcess) -> None:
-    """Looking for the unfinished messages of a group needs the right to be its consumer, whether it exists or not."""
+    """Listing a group's unfinished messages needs the right to consume as the group, whether it exists or not."""
     async with connect(broker.endpoint, credentials=SHOP) as client:
         stub: Any = client._connection.peer.stubs.admin
         for group in ("auditors", "no-such-group"):
@@ -136,7 +138,7 @@ async def test_what_groups_there_are_is_not_told(broker: BrokerProcess) -> None:
 
 
 async def test_telemetry_is_for_who_may_what_it_announces(channel: Any) -> None:
-    """Settings that name a topic of others end the stream with the reason."""
+    """Settings that name a topic without permission end the stream with the reason."""
     metadata = (("x-mq-client-id", "a@1@0@b"), *SHOP.headers())
     call = v2.MessagingServiceStub(channel).Telemetry(metadata=metadata, timeout=20)
     for topic, code in (("orders", v2.Code.OK), ("transfers", None)):
@@ -150,14 +152,14 @@ async def test_telemetry_is_for_who_may_what_it_announces(channel: Any) -> None:
 
 
 async def test_probes_need_no_credentials(channel: Any, broker: BrokerProcess) -> None:
-    """Whoever watches the process is not a client of its messages."""
+    """Health probes work without an account."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     answer = await stub.Check(health_pb2.HealthCheckRequest(service="apache.rocketmq.v2.MessagingService"), timeout=60)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 async def test_accounts_change_while_the_broker_runs(broker: BrokerProcess, accounts: Path) -> None:
-    """A new one may call within about a second; one that is gone may not, and its Telemetry stream ends."""
+    """A new account is accepted within about a second; a removed one is refused, and its Telemetry stream ends."""
     write(accounts, ACCOUNTS)
     bank = Credentials("bank", "the bank's secret")
     async with (
@@ -190,10 +192,10 @@ async def test_accounts_change_while_the_broker_runs(broker: BrokerProcess, acco
 def test_commands_sign(
     broker: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By flags, by a file, by the environment; a refusal is one line."""
+    """Credentials come from flags, a file or the environment; a refusal is one line."""
 
     def refusal(*arguments: str) -> str:
-        """Of `topic list`; empty if that worked."""
+        """The error of `topic list`; empty if it succeeded."""
         code = main(["topic", "list", "--endpoint", broker.endpoint, *arguments])
         error = capsys.readouterr().err
         assert (code, error.count("\n")) == ((1, 1) if error else (0, 0))
@@ -218,7 +220,7 @@ def test_commands_sign(
     ("text", "cause"), [(None, "No such file"), ("access_key = 3", "needs access_key"), ("[", "TOML")]
 )
 def test_a_file_of_credentials_that_is_none(tmp_path: Path, text: str | None, cause: str) -> None:
-    """The path and the cause."""
+    """The error has the path and the cause."""
     file = tmp_path / "credentials.toml"
     if text is not None:
         file.write_text(text)
@@ -227,7 +229,7 @@ def test_a_file_of_credentials_that_is_none(tmp_path: Path, text: str | None, ca
 
 
 async def test_a_start_warns_of_what_is_open(tmp_path: Path, accounts: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One line: without authentication, or with it but without TLS; on loopback neither."""
+    """One warning without authentication, or with authentication but without TLS; none for loopback."""
     loopback, everywhere = Address("127.0.0.1", 0), Address("0.0.0.0", 0)
     guarded = AuthConfig(accounts=accounts)
     for number, (address, auth, warning) in enumerate(
@@ -247,7 +249,7 @@ async def test_a_start_warns_of_what_is_open(tmp_path: Path, accounts: Path, cap
 
 
 async def test_accounts_that_cannot_be_used_stop_the_start(tmp_path: Path) -> None:
-    """Before the store is touched."""
+    """The start fails before the store is touched."""
     broken = tmp_path / "accounts.toml"
     write(broken, "[accounts.shop]\n")
     config = BrokerConfig.tiny(tmp_path / "store", auth=AuthConfig(accounts=broken))

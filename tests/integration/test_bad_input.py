@@ -1,6 +1,6 @@
-"""What nobody should send, sent to a real broker: it says what is wrong, and goes on as if nothing had happened.
+"""Invalid input to a real broker: it names the mistake and keeps working.
 
-AEROBEE_INPUT_SEED repeats the random requests of a run; AEROBEE_INPUT_COUNT says how many there are of each method.
+AEROBEE_INPUT_SEED repeats the random requests of a run; AEROBEE_INPUT_COUNT is the number of requests per method.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEED = seeds.seed("AEROBEE_INPUT_SEED")
 COUNT = int(os.environ.get("AEROBEE_INPUT_COUNT", "25"))  # random requests of each method
 METADATA = (("x-mq-client-id", "bad@1@0@abc"), ("x-mq-language", "JAVA"))
 SERVICE = "apache.rocketmq.v2.MessagingService"
-# 20 rounds of everything here grow a broker by less; 5 MB bodies and fragments of memory come and go.
+# 20 rounds of all requests here grow a broker by less; 5 MB bodies and fragmentation make its memory vary.
 GROWTH_MAX = 24 << 20
 NAMES = ("orders", "billing", "auditing", "line")
 Code = v2.Code
@@ -41,7 +41,7 @@ Code = v2.Code
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all of it, without automatic creation; at the end it has logged no failure and stops in order."""
+    """One broker for all tests, without automatic creation; at the end it has logged no failure and stops cleanly."""
     with run_broker(tmp_path_factory.mktemp("aerobee"), []) as running:
         asyncio.run(_create(running.endpoint))
         yield running
@@ -61,7 +61,7 @@ async def _create(endpoint: str) -> None:
 
 @pytest.fixture
 async def channel(broker: BrokerProcess) -> AsyncIterator[Any]:
-    """A connection for one test. After the test the broker still does its work."""
+    """A connection for one test; after the test, the broker must still work."""
     async with grpc.aio.insecure_channel(broker.endpoint) as channel:
         yield channel
     await works(broker)
@@ -126,7 +126,7 @@ TOPICS = {"empty": "", "blank": "  ", "space": "a b", "slash": "../a", "letters"
 SYSTEM_TOPICS = ("TBW102", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_AEROBEE_DELIVERY")
 ABSURD_SECONDS = (-1, -(1 << 60), 13 * 3600, 1 << 62)
 
-# Name, method, request, code, and words of the message that say what to do.
+# Name, method, request, code, and the part of the message that says what to do.
 CASES: list[tuple[str, str, Any, int, str]] = [
     *((f"send-topic-{n}", "SendMessage", send(message(t)), Code.ILLEGAL_TOPIC, "topic") for n, t in TOPICS.items()),
     *((f"send-{t}", "SendMessage", send(message(t)), Code.ILLEGAL_TOPIC, "another name") for t in SYSTEM_TOPICS),
@@ -294,7 +294,7 @@ CASES: list[tuple[str, str, Any, int, str]] = [
 
 @pytest.mark.parametrize(("method", "request_", "code", "words"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 async def test_a_broken_rule_is_named(channel: Any, method: str, request_: Any, code: int, words: str) -> None:
-    """The code of the protocol, and a message for a person that says what to do."""
+    """The protocol's code, and a message that tells the user what to do."""
     status = (await call(channel, method, request_))[0]
     assert (status.code, Code.Name(status.code)) == (code, Code.Name(v2.Code.ValueType(code))), status.message
     assert words in status.message
@@ -304,7 +304,7 @@ async def test_a_broken_rule_is_named(channel: Any, method: str, request_: Any, 
 @pytest.mark.parametrize("count", [0, -1, -(1 << 31), (1 << 31) - 1])
 @pytest.mark.parametrize("seconds", [0, -(1 << 60), 1 << 62])
 async def test_odd_batch_sizes_and_polling_times_are_brought_into_range(channel: Any, count: int, seconds: int) -> None:
-    """They are no error: at least one message, at most 32; an answer before the deadline of the call."""
+    """Out-of-range values are clamped: at least one message, at most 32, and an answer before the call's deadline."""
     await call(channel, "SendMessage", send(*(message(message_id=f"m{n}") for n in range(40))))
     polling = v2.Duration(seconds=seconds)
     responses = await answers(channel, "ReceiveMessage", receive(batch_size=count, long_polling_timeout=polling))
@@ -315,9 +315,10 @@ async def test_odd_batch_sizes_and_polling_times_are_brought_into_range(channel:
 
 
 async def test_handles_of_others_change_nothing(channel: Any) -> None:
-    """That of another group or topic, or with one digit changed, is refused; the right one still works.
+    """A handle of another group or topic, or with one digit changed, is refused; the right one still works.
 
-    Digits 42 to 49 say which run of the broker made it: handles stay valid over a restart.
+    Digits 42 to 49 are not changed. They name the broker run that made the handle, and handles stay valid after a
+    restart.
     """
     await call(channel, "SendMessage", send(message()))
     responses = await answers(channel, "ReceiveMessage", receive(batch_size=1))
@@ -333,7 +334,8 @@ async def test_handles_of_others_change_nothing(channel: Any) -> None:
 
 
 async def test_missing_fields(channel: Any) -> None:
-    """Of complete requests each field in turn is left out, at every depth: a code, never a failure of ours."""
+    """Each field of a complete request is removed in turn, at every depth: the answer has a code, never an internal
+    error."""
     await call(channel, "SendMessage", send(message()))
     complete = [
         ("SendMessage", with_properties({"a": "b"}, tag="t", keys=["k"], message_type=v2.MessageType.NORMAL)),
@@ -355,7 +357,7 @@ async def test_missing_fields(channel: Any) -> None:
 
 
 async def test_random_requests(channel: Any, broker: BrokerProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    """Any value in any field of any request gets an answer in time, with a code that is no failure of the broker's."""
+    """Random values in any field get an answer in time, and its code is never an internal error."""
     with capsys.disabled():
         print(f"\nbad input: AEROBEE_INPUT_SEED={SEED}", flush=True)
     await call(channel, "SendMessage", send(*(message(message_id=f"r{n}") for n in range(20))))
@@ -376,7 +378,7 @@ async def test_random_requests(channel: Any, broker: BrokerProcess, capsys: pyte
 
 
 async def converse(channel: Any, command: Any) -> None:
-    """A command on a stream of its own gets an answer, none, or the end with INVALID_ARGUMENT."""
+    """Send a command on a new stream: an answer, none, or the end with INVALID_ARGUMENT."""
     stream = v2.MessagingServiceStub(channel).Telemetry(metadata=METADATA, timeout=10)
     try:
         await stream.write(command)
@@ -389,7 +391,7 @@ async def converse(channel: Any, command: Any) -> None:
 
 
 async def test_bytes_that_are_no_request(channel: Any) -> None:
-    """Each method says that it cannot read them, and what to do; Telemetry by the end of its stream."""
+    """Each method reports that it cannot parse the bytes, and what to do; Telemetry does so by ending its stream."""
     dice = random.Random(SEED)
     valid = send(message(tag="t")).SerializeToString()
     for method in POOL.FindServiceByName(SERVICE).methods:
@@ -420,7 +422,7 @@ async def test_bytes_that_are_no_request(channel: Any) -> None:
 
 
 async def test_a_method_that_does_not_exist(channel: Any) -> None:
-    """UNIMPLEMENTED, for any service and method."""
+    """The status is UNIMPLEMENTED for any unknown service or method."""
     for path in (f"/{SERVICE}/Nonsense", "/nonsense/Nonsense", "/x", "//", f"/{SERVICE}/" + "y" * 4000):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary(path)(b"", timeout=60)
@@ -455,7 +457,7 @@ async def test_a_method_that_does_not_exist(channel: Any) -> None:
     ],
 )
 async def test_odd_metadata(channel: Any, metadata: Any) -> None:
-    """An answer with a code, or gRPC's own refusal of what is too large."""
+    """The answer has a code, or gRPC itself refuses metadata that is too large."""
     stub: Any = v2.MessagingServiceStub(channel)
     try:
         response = await stub.QueryRoute(
@@ -491,9 +493,9 @@ GARBAGE = {
 @pytest.mark.parametrize("port", ["grpc", "http"])
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
 async def test_garbage_on_a_port(broker: BrokerProcess, port: str, garbage: bytes) -> None:
-    """Whoever speaks another language is hung up on, or told so; everybody else is served."""
+    """A client of another protocol is disconnected or gets an error; other clients are served."""
     reader, writer = await asyncio.open_connection(*address(broker, port))
-    with suppress(OSError):  # it may hang up before all is written
+    with suppress(OSError):  # it may close the connection before everything is written
         writer.write(garbage)
         writer.write_eof()
         answer = await asyncio.wait_for(reader.read(100_000), 60)
@@ -503,7 +505,7 @@ async def test_garbage_on_a_port(broker: BrokerProcess, port: str, garbage: byte
 
 
 async def test_half_open_and_idle_connections(broker: BrokerProcess) -> None:
-    """300 connections that say nothing, half a greeting, or a greeting and no more; then they vanish without a word."""
+    """300 connections send nothing, half a greeting or only a greeting, then disappear."""
     with ExitStack() as connections:
         for number in range(300):
             port = "http" if number % 10 == 9 else "grpc"
@@ -516,7 +518,7 @@ async def test_half_open_and_idle_connections(broker: BrokerProcess) -> None:
 
 
 async def test_abandoned_calls_take_no_message(broker: BrokerProcess) -> None:
-    """Polls and Telemetry streams whose clients went away: a message goes to the one who is there, at its first try."""
+    """Clients disconnect during polls and Telemetry; a connected client gets the message at its first attempt."""
     for round_ in range(3):
         await abandon(broker, 50, f"gone-{round_}")
     async with connect(broker.endpoint) as client:
@@ -531,7 +533,7 @@ async def test_abandoned_calls_take_no_message(broker: BrokerProcess) -> None:
 
 
 async def abandon(broker: BrokerProcess, count: int, name: str) -> None:
-    """Long polls, and Telemetry streams with settings, whose connection is cut."""
+    """Open long polls and Telemetry streams with settings, then cut their connection."""
     async with grpc.aio.insecure_channel(broker.endpoint, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         stub: Any = v2.MessagingServiceStub(channel)
         calls = []
@@ -544,11 +546,11 @@ async def abandon(broker: BrokerProcess, count: int, name: str) -> None:
             await stream.write(v2.TelemetryCommand(settings=settings))
             calls.append(stream)
         await asyncio.wait_for(calls[-1].read(), 60)
-    # Leaving the block closes the channel: every call ends without a goodbye.
+    # Leaving the block closes the channel: every call ends without NotifyClientTermination.
 
 
 async def test_memory_does_not_grow(broker: BrokerProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rounds of everything above: after the first ones the resident memory stays within a small bound."""
+    """After the first rounds of all requests above, resident memory stays within a small bound."""
     sizes = []
     for round_ in range(12):
         async with grpc.aio.insecure_channel(broker.endpoint) as channel:
@@ -574,7 +576,7 @@ async def test_memory_does_not_grow(broker: BrokerProcess, capsys: pytest.Captur
 
 
 async def call(channel: Any, method: str, request: Any, seconds: float = 10.0) -> list[v2.Status]:
-    """The statuses of an answer, that of the whole first; more than one for those of single entries."""
+    """The statuses in an answer: the overall one first, then those of single entries."""
     statuses: list[v2.Status] = []
     for response in await answers(channel, method, request, seconds):
         if "status" in response.DESCRIPTOR.fields_by_name and (response.HasField("status") or not statuses):
@@ -583,7 +585,7 @@ async def call(channel: Any, method: str, request: Any, seconds: float = 10.0) -
 
 
 async def answers(channel: Any, method: str, request: Any, seconds: float = 10.0) -> list[Any]:
-    """All messages of the answer, in time."""
+    """All messages of the answer, which must arrive in time."""
     made = getattr(v2.MessagingServiceStub(channel), method)(request, metadata=METADATA, timeout=seconds)
     started = time.monotonic()
     responses = [each async for each in made] if isinstance(made, grpc.aio.UnaryStreamCall) else [await made]
@@ -592,7 +594,7 @@ async def answers(channel: Any, method: str, request: Any, seconds: float = 10.0
 
 
 def paths(request: Any) -> Iterator[list[Any]]:
-    """The way to each field that is set."""
+    """The path to each field that is set."""
     for field, value in request.ListFields():
         yield [field.name]
         if field.message_type is None or field.message_type.GetOptions().map_entry:

@@ -1,4 +1,4 @@
-"""A broker that cannot start says why in one line and touches nothing; one whose disk is full goes on with the rest."""
+"""A broker that cannot start gives the reason in one line and changes nothing; with a full disk it serves the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aerobee_client.testing import BrokerProcess, run_broker
 
 pytestmark = pytest.mark.timeout(300)
 
-# Small files: a store of a megabyte, that can be copied and hashed.
+# Small files: a store of one megabyte is quickly copied and hashed.
 SMALL = """\
 [store]
 segment_size = 1048576
@@ -36,7 +36,7 @@ HEADROOM = 256 << 10
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with aerobee.toml and a store of that configuration, which a broker has written and closed."""
+    """A directory with aerobee.toml and a store of that configuration, written and closed by a broker."""
     directory = tmp_path_factory.mktemp("written")
     (directory / "aerobee.toml").write_text(SMALL)
 
@@ -54,12 +54,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(written: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be broken."""
+    """A copy of that directory for the test to damage."""
     return Path(shutil.copytree(written, tmp_path / "home"))
 
 
 def serve(home: Path, *arguments: str) -> str:
-    """The line that a broker ends with; it must not change anything below `home`, nor begin to serve."""
+    """The last line of a broker that does not start; it must change nothing below `home`."""
     before = content(home)
     command = [sys.executable, "-m", "aerobee_broker", "serve", "--store", str(home / "store")]
     free = ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--config", str(home / "aerobee.toml")]
@@ -77,10 +77,10 @@ def serve(home: Path, *arguments: str) -> str:
 
 
 def content(directory: Path) -> dict[str, str]:
-    """A digest of every file and the name of every directory below."""
+    """A digest of every file, and the name of every directory, below `directory`."""
     found = {}
     for path in sorted(directory.rglob("*")):
-        if path.name != "lock" or path.is_dir():  # who has the lock, or had it last
+        if path.name != "lock" or path.is_dir():  # the file names the lock's present or last holder
             found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
     return found
 
@@ -115,7 +115,7 @@ def test_a_configuration_that_cannot_be(home: Path, text: bytes, words: str) -> 
 
 @pytest.mark.parametrize("text", [bytes(range(256)) * 8, b"brokerName = \xff\xfe\0\n", b"\x1b[2J = 1\n"])
 def test_a_broker_conf_that_is_none(home: Path, text: bytes) -> None:
-    """Bytes that no properties file has: they were taken for unknown keys, and listed as they are on the terminal."""
+    """Bytes that no properties file contains were taken for unknown keys and printed unescaped to the terminal."""
     (home / "broker.conf").write_bytes(text)
     line = serve(home, "--rocketmq-conf", str(home / "broker.conf"))
     assert "broker.conf" in line
@@ -127,7 +127,7 @@ def test_a_broker_conf_that_is_none(home: Path, text: bytes) -> None:
 
 
 def test_another_segment_size(home: Path) -> None:
-    """The file, both sizes, and which to choose."""
+    """The line has the file, both sizes, and which one to choose."""
     (home / "aerobee.toml").write_text(SMALL.replace("1048576", "2097152"))
     line = serve(home)
     assert "commitlog/00000000000000000000: 1048576 bytes, but the configured file size is 2097152" in line
@@ -136,7 +136,7 @@ def test_another_segment_size(home: Path) -> None:
 @pytest.mark.parametrize("table", ["topics", "consumerOffset", "subscriptionGroup"])
 @pytest.mark.parametrize("damage", [b"{", b"[]", b"\xff\xfe", b'{"a": [1, 2'])
 def test_a_table_without_a_readable_copy(home: Path, table: str, damage: bytes) -> None:
-    """Neither taken for empty nor overwritten: the line names the file and what to do."""
+    """A damaged table is neither taken for empty nor overwritten: the line names the file and what to do."""
     for suffix in ("", ".bak"):
         (home / "store" / "config" / f"{table}.json{suffix}").write_bytes(damage)
     line = serve(home)
@@ -149,7 +149,7 @@ def test_a_table_without_a_readable_copy(home: Path, table: str, damage: bytes) 
     [("commitlog/notes.txt", "not a file of this store"), ("commitlog/1", "not a file of this store")],
 )
 def test_a_foreign_file_in_the_log(home: Path, name: str, words: str) -> None:
-    """It may be anybody's."""
+    """The line says that the file is not the store's, and the file stays as it is."""
     (home / "store" / name).write_text("mine")
     assert words in serve(home)
 
@@ -167,7 +167,7 @@ def test_a_file_where_a_directory_belongs_and_the_other_way_round(tmp_path: Path
 
 
 def test_a_port_in_use_touches_no_store(home: Path, aerobee_broker: BrokerProcess) -> None:
-    """For both ports: the line names the setting and the address."""
+    """The line names the setting and the address, for both ports."""
     assert f"listen.grpc: cannot listen on {aerobee_broker.endpoint}" in serve(
         home, "--listen", aerobee_broker.endpoint
     )
@@ -176,7 +176,7 @@ def test_a_port_in_use_touches_no_store(home: Path, aerobee_broker: BrokerProces
 
 
 def test_a_store_that_another_broker_has(home: Path) -> None:
-    """The first one goes on; the second has changed nothing."""
+    """The first broker keeps running; the second changes nothing."""
     config = ["--dev", "--config", str(home / "aerobee.toml")]
     with run_broker(home, config) as broker:
         command = [sys.executable, "-m", "aerobee_broker", "serve", "--store", str(home / "store"), *config]
@@ -209,8 +209,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk(small_disk: Path) -> None:
-    """Sends are refused with what to do, before the disk is quite full; consuming and acknowledging go on; when there
-    is room again, so does sending; nothing is lost over a kill and a start on the full disk."""
+    """Sends are refused before the disk is full, with what to do, while consuming and acknowledging continue.
+
+    Sends work again once there is space. A kill and a start on the full disk lose nothing.
+    """
     (small_disk / "aerobee.toml").write_text(SMALL + f"disk_headroom = {HEADROOM}\n")
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(2 << 20))
@@ -254,7 +256,7 @@ async def _consume_all(endpoint: str, count: int) -> list[str]:
 
 async def _send_again(endpoint: str) -> None:
     async with connect(endpoint) as client, asyncio.timeout(60):
-        while True:  # the broker looks at its disk every few seconds
+        while True:  # the broker checks its disk every few seconds
             try:
                 await client.producer().send(Message(topic="orders", body=b"room again"))
             except TooManyRequestsError:
@@ -264,7 +266,7 @@ async def _send_again(endpoint: str) -> None:
 
 
 def test_a_disk_without_any_room(small_disk: Path) -> None:
-    """One line that names the cause; nothing half-made is left to stumble over: with room, the same start works."""
+    """One line names the cause. No partial files are left: with free space, the same start works."""
     (small_disk / "aerobee.toml").write_text(SMALL + f"disk_headroom = {HEADROOM}\n")
     ballast = small_disk / "ballast"
     with pytest.raises(OSError, match="No space left"):
@@ -284,7 +286,7 @@ def test_a_disk_without_any_room(small_disk: Path) -> None:
 
 
 def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
-    """Where no segment can be made, a send is refused as on a full disk, and the broker goes on and ends orderly."""
+    """If no segment can be created, sends are refused as on a full disk, and the broker runs on and stops cleanly."""
     (tmp_path / "aerobee.toml").write_text(SMALL)
     command = [sys.executable, "-m", "aerobee_broker", "serve", "--dev", "--store", str(tmp_path / "store")]
     free = ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--config", str(tmp_path / "aerobee.toml")]

@@ -1,4 +1,4 @@
-"""`aerobee bench` for a moment: every API and direction, on its own broker and on another."""
+"""Short runs of `aerobee bench`: every API and direction, with its own broker and with another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aerobee_client.testing import run_broker
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run it for a third of a second."""
+    """Run the command for a third of a second."""
     command = [sys.executable, "-m", "aerobee_broker", "bench", "--duration", "0.3", "--in-flight", "4", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
@@ -21,7 +21,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("direction", ["send", "receive"])
 @pytest.mark.parametrize("api", ["v2", "records", "batch"])
 def test_every_api(tmp_path: Path, api: str, direction: str) -> None:
-    """Figures for programs, consistent in themselves; the broker that it started is gone."""
+    """The JSON figures are consistent, and the broker that the command started has ended."""
     arguments = ("--api", api, "--direction", direction, "--batch", "10", "--directory", str(tmp_path), "--json")
     ended = bench(*arguments)
     assert ended.returncode == 0, ended.stderr
@@ -48,7 +48,7 @@ def test_baselines_as_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("direction", "baseline"), [("send", "discarding"), ("receive", "memory")])
 def test_all_baselines_in_one_run(tmp_path: Path, direction: str, baseline: str) -> None:
-    """What receives is compared with messages from memory; what was stored before is received to its end."""
+    """Receiving is compared with messages from memory; messages stored earlier are received to the end."""
     ended = bench("--direction", direction, "--baseline", "--directory", str(tmp_path), "--json")
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
@@ -60,7 +60,7 @@ def test_all_baselines_in_one_run(tmp_path: Path, direction: str, baseline: str)
 
 
 def test_a_broker_that_runs(tmp_path: Path) -> None:
-    """Of a broker elsewhere nothing is known but what it tells."""
+    """Of a remote broker, only its own answers are known."""
     with run_broker(tmp_path) as broker:
         ended = bench("--endpoint", broker.endpoint, "--topic", "load", "--json")
     found = json.loads(ended.stdout)["broker"]
@@ -69,6 +69,6 @@ def test_a_broker_that_runs(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_measured(tmp_path: Path) -> None:
-    """One line with the reason."""
+    """The command prints one line with the reason."""
     ended = bench("--directory", str(tmp_path / "nothing"))
     assert (ended.returncode, "is not a directory" in ended.stderr) == (1, True)

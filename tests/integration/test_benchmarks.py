@@ -1,4 +1,4 @@
-"""The benchmarks run; what they measure on a busy machine is nobody's business here."""
+"""The benchmarks run; their figures are not checked, because the machine may be busy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.benchmarks.peers.process import LeftOutError
 def test_the_short_form_of_the_store_goes_through_everything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It ends, each table has figures in all its rows, and no store is left behind."""
+    """It ends, every row of each table has figures, and no store is left behind."""
     store.main(["--short", "--directory", str(tmp_path)])
     tables = capsys.readouterr().out.split("\n\n")[1:]
     titles = [printed.splitlines()[0] for printed in tables]
@@ -45,7 +45,7 @@ def test_the_short_form_of_the_store_goes_through_everything(
 
 @pytest.mark.timeout(300)  # it starts a dozen processes
 def test_the_short_form_of_records_goes_through_everything(tmp_path: Path) -> None:
-    """Likewise, of RecordService."""
+    """It ends, and every row of each table has figures, for RecordService."""
     command = [sys.executable, "-m", "tests.benchmarks.records", "--short", "--directory", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert result.returncode == 0, result.stderr
@@ -62,7 +62,7 @@ def test_the_short_form_of_records_goes_through_everything(tmp_path: Path) -> No
 
 @pytest.mark.timeout(300)  # it starts twenty processes
 def test_the_short_form_of_the_broker_goes_through_everything(tmp_path: Path) -> None:
-    """It ends, each table has figures in all its rows, and neither a store nor a server is left behind."""
+    """It ends, every row of each table has figures, and neither a store nor a server is left behind."""
     command = [sys.executable, "-m", "tests.benchmarks.broker", "--short", "--directory", str(tmp_path)]
     quiet = {**os.environ, "GRPC_VERBOSITY": "ERROR"}  # gRPC may log as information that a process was forked
     result = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=quiet)
@@ -93,7 +93,7 @@ def test_the_short_form_of_the_broker_goes_through_everything(tmp_path: Path) ->
 
 @pytest.mark.timeout(120)
 def test_the_soak_of_records_prints_its_figures(tmp_path: Path) -> None:
-    """For a second, with small requests."""
+    """The soak runs for a second with small requests."""
     command = [sys.executable, "-m", "tests.benchmarks.soak_records", "--seconds", "1", "--messages", "50"]
     command += ["--directory", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

@@ -1,4 +1,4 @@
-"""`aerobee_client.testing` as those use it who test their own programs."""
+"""`aerobee_client.testing`, as users of the client test their own programs with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aerobee_client.testing import BrokerProcess, run_broker
 
 
 def test_a_test_of_somebody_else(tmp_path: Path) -> None:
-    """The README's example works in a directory that knows nothing of this project, with warnings as errors."""
+    """The README's example works in a directory outside this project, with warnings as errors."""
     (tmp_path / "test_orders.py").write_text(
         "import asyncio\n"
         "from aerobee_client import Message, connect\n"
@@ -44,14 +44,14 @@ def test_a_test_of_somebody_else(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_does_not_start_says_why(tmp_path: Path) -> None:
-    """The error holds what the broker wrote, so that nobody has to look for a log; nothing is left running."""
+    """The error contains the broker's output, and nothing keeps running."""
     with pytest.raises(RuntimeError, match="ended with code 2") as raised, run_broker(tmp_path, ["--flush", "maybe"]):
         pytest.fail("it must not start")
     assert "invalid choice: 'maybe'" in str(raised.value)
 
 
 def test_the_life_of_a_broker(aerobee_broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Metrics answer, the log can be read, stopping twice is harmless, starting twice an error; ports stay its own."""
+    """Metrics and log are readable; a second stop is harmless, a second start is an error; the ports stay the same."""
     with urllib.request.urlopen(f"http://{aerobee_broker.metrics}/readyz", timeout=60) as answer:
         assert answer.status == 200
     with pytest.raises(RuntimeError, match="runs already"):
@@ -78,7 +78,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "pytest-project"
 
 @pytest.mark.sdk("python")
 def test_the_example_project(tmp_path: Path) -> None:
-    """Its tests pass as they are, in a process that knows the fixtures only by the package's entry point or this."""
+    """Its tests pass in a process that gets the fixtures only from the package's entry point or this package."""
     project = tmp_path / "project"
     shutil.copytree(EXAMPLE, project, ignore=shutil.ignore_patterns("__pycache__"))
     (project / "conftest.py").write_text(
@@ -96,7 +96,7 @@ def test_the_example_project(tmp_path: Path) -> None:
 
 class TestTimeThatMoves:
     async def test_what_nobody_acknowledged_comes_back(self, aerobee_broker: BrokerProcess) -> None:
-        """A minute passes in a moment, and over a restart it stays passed."""
+        """The clock jumps a minute at once, and stays ahead after a restart."""
         async with aerobee_broker.connect() as client:
             await client.producer().send(Message(topic="t", body=b"x"))
             consumer = client.simple_consumer("g", "t")
@@ -114,7 +114,7 @@ class TestTimeThatMoves:
             assert aerobee_broker.now_ms() >= before + 3_600_000
 
     async def test_transactions_are_checked(self, aerobee_broker: BrokerProcess) -> None:
-        """The broker asks for the first time after six seconds, then each half minute."""
+        """The broker checks first after six seconds, then every 30 seconds."""
         asked = asyncio.Queue[str]()
 
         async def checker(message: StoredMessage) -> Resolution:
@@ -134,13 +134,14 @@ class TestTimeThatMoves:
             assert message.message_id == sent.message_id == asked.get_nowait()
 
     def test_time_stands_where_it_is(self, tmp_path: Path) -> None:
-        """Without being asked for, it cannot be moved."""
+        """The clock can only be moved if the test asks for that at the start."""
         with run_broker(tmp_path) as broker, pytest.raises(RuntimeError, match="moving_time=True"):
             broker.advance(1)
 
 
 def test_a_store_in_memory(tmp_path: Path) -> None:
-    """It survives the process, not the block; and a broker ends with the program that started it."""
+    """The store outlives the broker process but not the `with` block; the broker ends with the program that started
+    it."""
     with run_broker(memory=True) as broker, blocking.connect(broker.endpoint) as client:
         assert broker.store.is_relative_to("/dev/shm")
         client.producer().send(Message(topic="t", body=b"x"))
@@ -164,7 +165,7 @@ def test_a_store_in_memory(tmp_path: Path) -> None:
 
 
 def test_a_broker_for_tests_without_pytest(tmp_path: Path) -> None:
-    """`run_broker` needs no pytest; a prepared process starts all brokers, and none is left behind."""
+    """`run_broker` needs no pytest; one prepared process starts all brokers, and none is left behind."""
     program = (
         "import sys\n"
         "sys.modules['pytest'] = None\n"
@@ -184,7 +185,7 @@ def test_a_broker_for_tests_without_pytest(tmp_path: Path) -> None:
 
 
 def test_a_starter_that_dies(tmp_path: Path) -> None:
-    """Its broker goes on and can be stopped, though nobody knows its exit code; the next start has another starter."""
+    """Its broker keeps running and can be stopped, without an exit code; the next start has a new starter."""
     program = (
         "import os, signal\n"
         "from aerobee_client import testing, broker_starter, blocking, Message\n"

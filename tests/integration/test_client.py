@@ -1,4 +1,4 @@
-"""The client and a real broker: the stories that the README tells, and what happens when the broker goes away."""
+"""The client with a real broker: the README's examples, and what happens when the broker becomes unreachable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for the tests of this module that leave it alone; each has topics of its own."""
+    """One broker for the tests of this module that do not stop it; each test has its own topics."""
     with run_broker(tmp_path_factory.mktemp("aerobee")) as running:
         yield running
 
@@ -38,7 +38,7 @@ async def client(broker: BrokerProcess) -> AsyncIterator[Client]:
 
 
 async def receive_all(consumer: SimpleConsumer, count: int) -> list[ReceivedMessage]:
-    """Exactly `count` messages, acknowledged."""
+    """Receive exactly `count` messages and acknowledge them."""
     received: list[ReceivedMessage] = []
     async with asyncio.timeout(60):
         while len(received) < count:
@@ -50,11 +50,11 @@ async def receive_all(consumer: SimpleConsumer, count: int) -> list[ReceivedMess
 
 
 async def test_a_waiting_receive_wakes_with_the_message(client: Client) -> None:
-    """Long polling: the message arrives when it is sent, long before the wait is over."""
+    """Long polling: the message arrives when it is sent, long before the wait would end."""
     consumer = client.simple_consumer("g", "woken")
     assert await consumer.receive(wait_seconds=0) == []
     waiting = asyncio.create_task(consumer.receive(wait_seconds=20))
-    await asyncio.sleep(0.1)  # time for it to reach the broker and wait there
+    await asyncio.sleep(0.1)  # time for the call to reach the broker and wait there
     began = time.monotonic()
     await client.producer().send(Message(topic="woken", body=b"x"))
     (message,) = await waiting
@@ -63,7 +63,7 @@ async def test_a_waiting_receive_wakes_with_the_message(client: Client) -> None:
 
 
 async def test_a_message_of_one_topic_does_not_wait_for_the_others(client: Client) -> None:
-    """All topics are asked at once: an empty one does not hold up what is in the next, nor does it lose anything."""
+    """All topics are polled at once: an empty one delays no other, and loses no message."""
     consumer = client.simple_consumer("g", {"empty-1": "*", "full": "*", "empty-2": "*"})
     assert await consumer.receive(wait_seconds=0) == []
     began = time.monotonic()
@@ -79,7 +79,7 @@ async def test_a_message_of_one_topic_does_not_wait_for_the_others(client: Clien
 
 
 async def test_many_messages_arrive_once(client: Client) -> None:
-    """What `send_many` stored is what consumers of one group share."""
+    """Consumers of one group share the messages that `send_many` stored."""
     messages = [Message(topic="shared", body=b"%d" % number) for number in range(600)]
     await client.producer().send_many(messages)
     consumers = [client.simple_consumer("g", "shared") for _ in range(2)]
@@ -95,7 +95,7 @@ async def test_many_messages_arrive_once(client: Client) -> None:
 
 
 async def test_a_message_that_is_given_back(client: Client) -> None:
-    """Invisible for 0 seconds means: deliver it again, one attempt on. The first handle is spent."""
+    """An invisible time of 0 seconds redelivers the message as the next attempt. The first handle becomes invalid."""
     await client.producer().send(Message(topic="given-back", body=b"x"))
     consumer = client.simple_consumer("g", "given-back")
     (first,) = await consumer.receive()
@@ -108,7 +108,10 @@ async def test_a_message_that_is_given_back(client: Client) -> None:
 
 
 async def test_a_bad_message_fails_alone(client: Client) -> None:
-    """What shared its request is stored. Found before sending, or by the broker: it takes all of a request or none."""
+    """The other messages of its request are stored, whether the client or the broker finds the mistake.
+
+    The broker stores all messages of a request or none.
+    """
     await client.admin.create_topic("normal-only")
     for bad in (Message(topic="normal-only", body=b"x", tag="a|b"), Message(topic="normal-only", body=b"x", tag="\t")):
         good = Message(topic="normal-only", body=b"x")
@@ -118,7 +121,7 @@ async def test_a_bad_message_fails_alone(client: Client) -> None:
 
 
 async def test_a_message_that_only_the_broker_refuses(client: Client) -> None:
-    """The name of a property that the broker keeps for itself: the others of the request are sent again."""
+    """It has a property name that the broker reserves; the other messages of the request are sent again."""
     bad = Message(topic="reserved", body=b"bad", properties={"KEYS": "mine"})
     with pytest.raises(BatchError, match="1 of 3 failed") as raised:
         await client.producer().send_many(
@@ -130,7 +133,7 @@ async def test_a_message_that_only_the_broker_refuses(client: Client) -> None:
 
 
 async def test_a_group_in_use_is_not_deleted(client: Client) -> None:
-    """Who is connected would be cut off; when the last consumer is gone, the group may go."""
+    """Deleting would cut off connected clients; it works once the last consumer has left."""
     consumer = client.simple_consumer("in-use", "whatever")
     await consumer.receive(wait_seconds=0)
     with pytest.raises(ForbiddenError):
@@ -141,7 +144,8 @@ async def test_a_group_in_use_is_not_deleted(client: Client) -> None:
 
 
 async def test_a_client_outlives_its_broker(aerobee_broker: BrokerProcess, caplog: pytest.LogCaptureFixture) -> None:
-    """Kill and restart under a client: it logs the outage, goes on by itself, and nothing acknowledged is lost."""
+    """The broker is killed and restarted: the client logs the outage, recovers by itself, and loses no confirmed
+    message."""
     async with connect(aerobee_broker.endpoint) as client:
         producer = client.producer()
         consumer = client.simple_consumer("g", "kept")
@@ -160,4 +164,4 @@ async def test_a_client_outlives_its_broker(aerobee_broker: BrokerProcess, caplo
         await sending
         received = await receive_all(consumer, 2)
         assert sorted(message.body for message in received) == [b"afterwards", b"waiting"]
-        await consumer.ack(held)  # its handle is as good as before
+        await consumer.ack(held)  # its handle is still valid

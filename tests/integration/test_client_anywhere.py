@@ -1,9 +1,9 @@
-"""The client's stories that any RocketMQ 5 server must tell: AEROBEE_TEST_ENDPOINT=HOST:PORT names one, else ours runs.
+"""Client tests that pass on any RocketMQ 5 server: AEROBEE_TEST_ENDPOINT=HOST:PORT names one, else ours runs.
 
 A server that does not create topics by itself needs: aerobee-anywhere (NORMAL), aerobee-anywhere-fifo (FIFO),
 aerobee-anywhere-delay (DELAY), aerobee-anywhere-transaction (TRANSACTION), the consumer groups aerobee-anywhere,
-aerobee-anywhere-tags and aerobee-anywhere-fifo (ordered). What is in them from an earlier run does no harm.
-`make test-client-rocketmq` starts Apache RocketMQ and runs this.
+aerobee-anywhere-tags and aerobee-anywhere-fifo (ordered). Messages of earlier runs do no harm. `make
+test-client-rocketmq` starts Apache RocketMQ and runs this.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GROUP = "aerobee-anywhere"
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    """Of the server that the environment names, or of a broker of ours."""
+    """The address of the server that the environment names, or of our broker."""
     if given := os.environ.get("AEROBEE_TEST_ENDPOINT"):
         yield given
         return
@@ -57,7 +57,7 @@ async def client(endpoint: str) -> AsyncIterator[Client]:
 
 
 class Mark:
-    """Bodies that no other run has, and a consumer's way to find them."""
+    """Bodies that are unique to this run, and a consumer that finds them."""
 
     def __init__(self) -> None:
         self.prefix = uuid.uuid4().hex.encode()
@@ -73,14 +73,14 @@ class Mark:
             self._came.set()
 
     async def came(self, body: bytes, seconds: float = 120) -> None:
-        """Return when this one is there."""
+        """Return when this body has arrived."""
         async with asyncio.timeout(seconds):
             while body not in {message.body for message in self.found}:
                 self._came.clear()
                 await self._came.wait()
 
     async def count(self, number: int, seconds: float = 60) -> None:
-        """Return when so many different ones are there."""
+        """Return when this many different bodies have arrived."""
         async with asyncio.timeout(seconds):
             while len({message.body for message in self.found}) < number:
                 self._came.clear()
@@ -88,7 +88,7 @@ class Mark:
 
 
 async def test_messages_arrive_as_they_were_sent(client: Client) -> None:
-    """Single ones and many; body, tag, keys, properties and id; a large body, compressed."""
+    """Single messages and batches keep body, tag, keys, properties and id; a large body is compressed."""
     mark = Mark()
     async with client.push_consumer(GROUP, TOPIC, mark):
         one = Message(topic=TOPIC, body=mark.body(0), tag="t", keys=("a", "b"), properties={"p": "q"})
@@ -104,7 +104,7 @@ async def test_messages_arrive_as_they_were_sent(client: Client) -> None:
 
 
 async def test_a_simple_consumer_acknowledges(client: Client) -> None:
-    """What is acknowledged does not come again."""
+    """An acknowledged message does not come again."""
     mark = Mark()
     await client.producer().send(Message(topic=TOPIC, body=mark.body(0)))
     consumer = client.simple_consumer(GROUP, TOPIC)
@@ -117,7 +117,7 @@ async def test_a_simple_consumer_acknowledges(client: Client) -> None:
 
 
 async def test_ordered_messages_are_stored_in_order(client: Client) -> None:
-    """Offsets in the queue follow the order of submitting."""
+    """Queue offsets follow the order of submission."""
     producer = client.producer()
     topic, mark = f"{TOPIC}-fifo", Mark()
     sends = [
@@ -128,17 +128,17 @@ async def test_ordered_messages_are_stored_in_order(client: Client) -> None:
 
 
 async def test_a_delayed_message(client: Client) -> None:
-    """Not before its time."""
+    """The message does not arrive before it is due."""
     mark = Mark()
     due = int(time.time() * 1000) + 3000
     async with client.push_consumer(GROUP, f"{TOPIC}-delay", mark):
         await client.producer().send(Message(topic=f"{TOPIC}-delay", body=mark.body(0), delivery_timestamp=due))
         await mark.count(1)
-        assert time.time() * 1000 >= due - 100  # clocks of two machines
+        assert time.time() * 1000 >= due - 100  # tolerance for the clocks of two machines
 
 
 async def test_transactions(client: Client) -> None:
-    """What was rolled back never comes; what was committed does."""
+    """A rolled-back message never arrives; a committed one does."""
     mark, topic = Mark(), f"{TOPIC}-transaction"
     producer = client.producer(topics=[topic], transaction_checker=lambda message: "rollback")
     async with client.push_consumer(GROUP, topic, mark):
@@ -153,7 +153,7 @@ async def test_transactions(client: Client) -> None:
 
 
 async def test_the_broker_asks_what_became_of_a_transaction(client: Client) -> None:
-    """A program that died in between leaves it to the checker."""
+    """A program that died before its decision leaves it to the checker."""
     mark, topic = Mark(), f"{TOPIC}-transaction"
     asked_for_second = asyncio.Event()
 
@@ -173,17 +173,17 @@ async def test_the_broker_asks_what_became_of_a_transaction(client: Client) -> N
 
 
 async def test_a_delayed_message_is_taken_back(client: Client) -> None:
-    """It never comes; one that was sent after it does."""
+    """A recalled message never arrives; one sent after it does."""
     mark, topic = Mark(), f"{TOPIC}-delay"
     producer = client.producer()
     async with client.push_consumer(GROUP, topic, mark):
-        for seconds in (5, 20, 80):  # more where the machine was too busy to recall it in time
+        for seconds in (5, 20, 80):  # longer if the machine was too busy to recall it in time
             body, due = mark.body(seconds), int(time.time() * 1000) + seconds * 1000
             back = await producer.send(Message(topic=topic, body=body, delivery_timestamp=due))
             try:
                 assert await producer.recall(topic, back.recall_handle) == back.message_id
             except ServerError as error:
-                if "operation is forbidden" in str(error):  # RocketMQ has a switch for it, recallMessageEnable
+                if "operation is forbidden" in str(error):  # RocketMQ's setting recallMessageEnable
                     pytest.skip("this server takes no message back")
                 if time.time() * 1000 < due - 1000:
                     raise
@@ -196,7 +196,7 @@ async def test_a_delayed_message_is_taken_back(client: Client) -> None:
 
 
 async def test_a_handler_that_fails_gets_the_message_again(client: Client) -> None:
-    """By an exception, and when it says when; with the attempt counted."""
+    """The handler fails by an exception or by naming a retry delay; each delivery counts as an attempt."""
     mark = Mark()
     attempts: list[int] = []
 
@@ -217,7 +217,7 @@ async def test_a_handler_that_fails_gets_the_message_again(client: Client) -> No
 
 
 async def test_an_ordered_group_handles_in_order(client: Client) -> None:
-    """One after the other within a message group, a failed one tried again in place."""
+    """Messages of a message group are handled one at a time; a failed one is retried before the next."""
     mark, topic = Mark(), f"{TOPIC}-fifo"
     failed: set[bytes] = set()
     running: set[str | None] = set()
@@ -249,7 +249,7 @@ async def test_an_ordered_group_handles_in_order(client: Client) -> None:
 
 
 async def test_a_receipt_is_renewed_and_returned(client: Client) -> None:
-    """A changed invisible time gives a new handle, which acknowledges; a returned message comes again."""
+    """Changing the invisible time gives a new handle that acknowledges; a returned message comes again."""
     mark = Mark()
     await client.producer().send_many([Message(topic=TOPIC, body=mark.body(number)) for number in range(2)])
     consumer = client.simple_consumer(GROUP, TOPIC)
@@ -274,7 +274,7 @@ async def test_a_receipt_is_renewed_and_returned(client: Client) -> None:
 
 
 async def test_filters(client: Client) -> None:
-    """By tags, and by SQL over properties where the server has it."""
+    """Filters by tag, and by SQL over properties where the server supports it."""
     mark = Mark()
     async with client.push_consumer(f"{GROUP}-tags", {TOPIC: "red || green"}, mark):
         for number, tag in enumerate(("red", "blue", "green")):
@@ -285,7 +285,7 @@ async def test_filters(client: Client) -> None:
 
 
 def test_without_an_event_loop(endpoint: str) -> None:
-    """The blocking face, from a plain function."""
+    """The blocking API, called from a plain function."""
     mark = Mark()
     found: list[bytes] = []
     with blocking.connect(endpoint) as client, client.simple_consumer(GROUP, TOPIC) as consumer:

@@ -1,4 +1,7 @@
-"""The broker and the SDK in one process: both bring code for the same .proto files. `first` is imported first."""
+"""Import the broker and the SDK into one process: both contain code for the same .proto files.
+
+`first` names the one to import first.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of JSON with the test that started this program."""
+"""Exchanges lines of JSON with the test that started this program."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ _lock = threading.Lock()
 
 
 def options() -> dict[str, Any]:
-    """What the test gave on the command line."""
+    """The options that the test passed on the command line."""
     given: dict[str, Any] = json.loads(sys.argv[1])
     return given
 
 
 def configuration(given: dict[str, Any]) -> Any:
-    """Of `endpoint`, `namespace`, `access_key` and `secret_key`; whoever takes it also takes `tls`."""
+    """The SDK's configuration from `endpoint`, `namespace`, `access_key` and `secret_key`; a caller also passes
+    `tls`."""
     from rocketmq import ClientConfiguration, Credentials
 
     credentials = Credentials(given.get("access_key", ""), given.get("secret_key", ""))
@@ -27,7 +28,7 @@ def configuration(given: dict[str, Any]) -> Any:
 
 
 def subscription(given: dict[str, Any]) -> dict[str, Any]:
-    """To `topic`, as far as `expression` lets through, which may be `sql`."""
+    """A subscription to `topic`, filtered by the tags in `expression`, or by SQL if `sql` is set."""
     from rocketmq import FilterExpression
     from rocketmq.grpc_protocol import FilterType
 
@@ -36,7 +37,7 @@ def subscription(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def say(event: str, **fields: Any) -> None:
-    """Tell the test; from any thread."""
+    """Send an event to the test, from any thread."""
     line = json.dumps({"event": event, **fields}) + "\n"
     with _lock:
         sys.stdout.write(line)
@@ -44,25 +45,25 @@ def say(event: str, **fields: Any) -> None:
 
 
 def commands() -> Iterator[dict[str, Any]]:
-    """What the test says, until it closes the pipe."""
+    """The test's commands, until it closes the pipe."""
     for line in sys.stdin:
         yield json.loads(line)
 
 
 def obey(answers: dict[str, Callable[..., dict[str, Any]]]) -> None:
-    """Answer commands by their name; an exception is told, and the next command read."""
+    """Answer each command with the function of its name. An exception becomes the answer, and the loop continues."""
     for command in commands():
         name = command.pop("do")
         try:
             answer = answers[name](**command)
-        except Exception as error:  # whatever an SDK raises is for the test to judge
+        except Exception as error:  # the test judges whatever the SDK raises
             say("error", error=f"{type(error).__name__}: {error}")
         else:
             say("answer", **answer)
 
 
 def told(message: Any) -> dict[str, Any]:
-    """A received message in JSON."""
+    """A received message as JSON."""
     return {
         "time": time.time(),
         "message_id": message.message_id,

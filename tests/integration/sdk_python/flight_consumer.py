@@ -1,4 +1,4 @@
-"""Consumes flights in several threads from its start to its end; tells each delivery and each acknowledgement."""
+"""Consumes flights in several threads, and reports each delivery and each acknowledgement."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main() -> None:
                     say("received", message_id=message.message_id, body=body, attempt=message.delivery_attempt)
                     consumer.ack(message)
                     say("acknowledged", message_id=message.message_id)
-            except Exception as error:  # the SDK raises nothing narrower for a broker that is gone
+            except Exception as error:  # the SDK raises nothing narrower when the broker is unreachable
                 say("failed", error=str(error))
                 time.sleep(0.1)
 

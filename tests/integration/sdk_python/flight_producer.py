@@ -1,4 +1,4 @@
-"""Publishes flights, many at a time, and what fails again, and tells each receipt: {"do": "publish", "count": 3000}."""
+"""Publishes flights in batches, retries failed sends, and reports each receipt: {"do": "publish", "count": 3000}."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def main() -> None:
             left = send(producer, flights, left)
             failures += len(left)
             if left:
-                time.sleep(0.2)  # as an application waits for a broker that is gone
+                time.sleep(0.2)  # an application also waits while the broker is unreachable
         return {"failures": failures}
 
     obey({"publish": publish})
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def send(producer: Producer, flights: list[data.Flight], numbers: list[int]) -> list[int]:
-    """The numbers of the flights that failed."""
+    """Send flights; returns the numbers of those that failed."""
     places = threading.Semaphore(_IN_FLIGHT_MAX)
     failed: list[int] = []
 
@@ -54,7 +54,7 @@ def send(producer: Producer, flights: list[data.Flight], numbers: list[int]) -> 
         places.acquire()
         try:
             sent = producer.send_async(message(flights[number]))
-        except Exception:  # the SDK raises nothing narrower for a broker that is gone
+        except Exception:  # the SDK raises nothing narrower when the broker is unreachable
             failed.append(number)
             places.release()
         else:

@@ -36,7 +36,7 @@ class Listener(MessageListener):  # type: ignore[misc]  # the SDK has no types
 
 
 class ObservedPushConsumer(PushConsumer):  # type: ignore[misc]  # the SDK has no types
-    """The SDK's, which does not say when an acknowledgement has been answered."""
+    """The SDK's consumer, which does not itself report when an acknowledgement is answered."""
 
     def _ack(self, message: Any) -> None:
         super()._ack(message)

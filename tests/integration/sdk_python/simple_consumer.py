@@ -1,4 +1,4 @@
-"""Receives, acknowledges and extends what it is told to; knows messages by their bodies."""
+"""Receives, acknowledges and extends messages on command; identifies messages by their bodies."""
 
 from __future__ import annotations
 
