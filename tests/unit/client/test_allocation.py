@@ -1,4 +1,4 @@
-"""Sharing queues among consumers, and bounding what a consumer holds."""
+"""Allocation of queues among consumers, and limits on the messages that a consumer buffers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONSUMERS = ["c1", "c2", "c3", "c4"]
 
 
 def shares(strategy: Allocation, queues: list[Queue] = QUEUES, consumers: list[str] = CONSUMERS) -> list[list[int]]:
-    """The ids of the queues that each consumer gets."""
+    """The queue ids allocated to each consumer."""
     return [[queue.queue_id for queue in strategy.allocate(each, queues, consumers)] for each in consumers]
 
 
@@ -35,7 +35,7 @@ def shares(strategy: Allocation, queues: list[Queue] = QUEUES, consumers: list[s
     ],
 )
 def test_even_shares(strategy: Allocation, expected: list[list[int]]) -> None:
-    """As RocketMQ's strategies of these names share ten queues among four."""
+    """Ten queues among four consumers are allocated like RocketMQ's strategies of the same names do."""
     assert shares(strategy) == expected
 
 
@@ -45,19 +45,19 @@ def test_even_shares(strategy: Allocation, expected: list[list[int]]) -> None:
 @pytest.mark.parametrize("consumers", [1, 2, 3, 7, 20])
 @pytest.mark.parametrize("queues", [0, 1, 5, 16])
 def test_every_queue_has_one_reader(strategy: Allocation, consumers: int, queues: int) -> None:
-    """No queue is left out and none is read twice, also with more consumers than queues."""
+    """Every queue is allocated exactly once, even with more consumers than queues."""
     some = [Queue("t", "b", number) for number in range(queues)]
     found = shares(strategy, some, [f"c{number:02}" for number in range(consumers)])
     assert sorted(queue for each in found for queue in each) == list(range(queues))
 
 
 def test_by_config() -> None:
-    """The queues that are named, as far as they exist."""
+    """The configured queues are allocated, except those that do not exist."""
     assert shares(ByConfig([QUEUES[3], Queue("other", "b", 0)]), consumers=["c1"]) == [[3]]
 
 
 def test_by_machine_room() -> None:
-    """Only brokers of the rooms that are named; the first queues evenly, then one each."""
+    """Only brokers in the configured rooms count. Each consumer gets an even run of queues; the rest go one each."""
     queues = [Queue("t", broker, number) for broker in ("far@a", "near@b", "plain") for number in range(5)]
     found = [ByMachineRoom({"near"}).allocate(each, queues, ["c1", "c2"]) for each in ("c1", "c2")]
     assert [[(queue.broker, queue.queue_id) for queue in each] for each in found] == [
@@ -67,7 +67,7 @@ def test_by_machine_room() -> None:
 
 
 def test_near_machine_room() -> None:
-    """Queues stay in their room if somebody is there; the others are shared by all."""
+    """Queues go to consumers in the same room if there are any. All consumers share the remaining queues."""
     rooms = {"b1": "r1", "b2": "r2", "b3": "r3", "c1": "r1", "c2": "r2"}
     queues = sorted(Queue("t", broker, number) for broker in ("b1", "b2", "b3") for number in range(2))
     strategy = NearMachineRoom(rooms)
@@ -77,7 +77,7 @@ def test_near_machine_room() -> None:
 
 
 def test_consistent_hashing_moves_little() -> None:
-    """When a consumer leaves, only its queues change their reader."""
+    """When a consumer leaves, only its queues move."""
     queues = [Queue("t", "b", number) for number in range(64)]
     before = {each: ConsistentHash().allocate(each, queues, CONSUMERS) for each in CONSUMERS}
     after = {each: ConsistentHash().allocate(each, queues, CONSUMERS[:3]) for each in CONSUMERS[:3]}
@@ -88,7 +88,7 @@ def test_consistent_hashing_moves_little() -> None:
 
 class TestFlowControl:
     def test_count_and_bytes(self) -> None:
-        """Fetching stops at either bound, and goes on when something is finished."""
+        """Fetching stops at the count or byte limit and resumes when a message is removed."""
         flow = FlowControl(3, 100, 1000)
         assert flow.free_count() == 3
         flow.add("q", 0, 10)
@@ -99,7 +99,7 @@ class TestFlowControl:
         assert flow.free_count() == 2
 
     def test_the_span(self) -> None:
-        """An old message that does not get done holds up its queue, not the others; duplicates count once each."""
+        """An unfinished old message blocks its own queue, not the others. Each duplicate counts."""
         flow = FlowControl(100, 1 << 20, 10)
         for offset in (5, 5, 9, 14):
             flow.add("q", offset, 1)
@@ -114,7 +114,7 @@ class TestFlowControl:
         assert (flow.span("q"), flow.count, flow.size) == (0, 0, 0)
 
     async def test_who_waits_goes_on(self) -> None:
-        """Freed space wakes a waiter."""
+        """Freed space wakes a waiting fetch."""
         flow = FlowControl(1, 100, 100)
         flow.add("q", 0, 1)
         waiting = asyncio.create_task(flow.wait_free())

@@ -1,4 +1,4 @@
-"""The blocking face has the arguments of the asynchronous one, with the same types and defaults."""
+"""The blocking API has the arguments of the asynchronous one, with the same types and defaults."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ from aerobee_client import Client, blocking, connect
     ids=lambda function: function.__qualname__,
 )
 def test_the_arguments_are_the_same(face: Callable[..., object], behind: Callable[..., object]) -> None:
-    """Every name, kind, type and default."""
+    """Names, kinds, types and defaults of all arguments are equal."""
     assert list(inspect.signature(face).parameters.values()) == list(inspect.signature(behind).parameters.values())

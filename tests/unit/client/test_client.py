@@ -1,4 +1,4 @@
-"""The client against a server that fails in every way that a test can think of."""
+"""The client against a scripted server that fails in many ways."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ MESSAGE = Message(topic="orders", body=b"hello")
 
 @pytest.fixture
 async def broker() -> AsyncIterator[ScriptedBroker]:
-    """A server that answers what it is told."""
+    """A server with scripted answers."""
     async with scripted_broker() as running:
         yield running
 
 
 @pytest.fixture
 async def client(broker: ScriptedBroker) -> AsyncIterator[Client]:
-    """A client of that server."""
+    """A client connected to that server."""
     async with connect(broker.endpoint) as connected:
         yield connected
 
 
 def send_answer(*codes: v2.Code.ValueType, top: v2.Code.ValueType | None = None) -> v2.SendMessageResponse:
-    """An answer with one entry for each code."""
+    """A SendMessage response with one entry for each code."""
     entries = [v2.SendResultEntry(status=v2.Status(code=code), message_id=f"id-{code}", offset=7) for code in codes]
     return v2.SendMessageResponse(status=v2.Status(code=top or codes[0]), entries=entries)
 
@@ -85,7 +85,7 @@ RECEIVED_OK = v2.ReceiveMessageResponse(status=OK)
 
 
 async def received(consumer: SimpleConsumer) -> ReceivedMessage:
-    """The one message that the next receive brings."""
+    """The only message returned by the next receive."""
     messages = await consumer.receive(wait_seconds=0)
     assert len(messages) == 1
     return messages[0]
@@ -93,7 +93,7 @@ async def received(consumer: SimpleConsumer) -> ReceivedMessage:
 
 class TestProducer:
     async def test_a_message_goes_out_with_everything_that_it_has(self, broker: ScriptedBroker, client: Client) -> None:
-        """Every field reaches the wire, and the result names the id that the message went out with."""
+        """Every field reaches the wire, and the result has the message id that was sent."""
         result = await client.producer().send(
             Message(topic="orders", body=b"\0\xff", tag="paid", keys=("k 1", "k2"), properties={"region": "north"})
         )
@@ -107,7 +107,7 @@ class TestProducer:
         assert result == SendResult(wire.system_properties.message_id, 0)
 
     async def test_the_kind_of_a_message_follows_from_its_fields(self, broker: ScriptedBroker, client: Client) -> None:
-        """A message group makes it FIFO, a delivery time DELAY."""
+        """A message group makes the message FIFO, a delivery time makes it DELAY."""
         producer = client.producer()
         await producer.send(Message(topic="orders", body=b"x", message_group="g"))
         await producer.send(Message(topic="orders", body=b"x", delivery_timestamp=1_900_000_000_001))
@@ -117,11 +117,11 @@ class TestProducer:
         assert delayed.delivery_timestamp.ToMilliseconds() == 1_900_000_000_001
 
     async def test_settings_go_before_the_first_message(self, broker: ScriptedBroker, client: Client) -> None:
-        """RocketMQ refuses clients that it does not know, so the settings are answered before anything is sent."""
+        """RocketMQ refuses unknown clients, so the client waits for the answer to its settings before it sends."""
         producer = client.producer()
         await asyncio.gather(*(producer.send(MESSAGE) for _ in range(5)))
         assert [name for name, _ in broker.calls] == ["Telemetry", "QueryRoute", "SendMessage"]
-        assert len(broker.requests("SendMessage")[0].messages) == 5  # what is sent at once travels together
+        assert len(broker.requests("SendMessage")[0].messages) == 5  # concurrent sends share a request
         assert broker.requests("Telemetry")[0].settings.client_type == v2.ClientType.PRODUCER
         assert broker.metadata["x-mq-client-id"]
         assert broker.metadata["x-mq-language"] == "PYTHON"
@@ -139,7 +139,7 @@ class TestProducer:
     async def test_what_may_pass_is_tried_again_under_the_same_id(
         self, broker: ScriptedBroker, client: Client, answer: object
     ) -> None:
-        """The third attempt succeeds; all three carry one message id, so that duplicates can be recognized."""
+        """The third attempt succeeds. All three carry the same message id, so duplicates can be recognized."""
         broker.answers["SendMessage"] = [answer, answer]
         result = await client.producer().send(MESSAGE)
         ids = {request.messages[0].system_properties.message_id for request in broker.requests("SendMessage")}
@@ -147,7 +147,7 @@ class TestProducer:
         assert ids == {result.message_id}
 
     async def test_three_attempts_are_all(self, broker: ScriptedBroker, client: Client) -> None:
-        """A server that keeps failing is given up, with its own words."""
+        """After three failed attempts the send fails with the server's error message."""
         status = v2.Status(code=v2.Code.INTERNAL_SERVER_ERROR, message="the disk is full")
         broker.answers["SendMessage"] = [v2.SendMessageResponse(status=status)] * 9
         with pytest.raises(InternalServerError, match="the disk is full") as raised:
@@ -169,7 +169,7 @@ class TestProducer:
     async def test_what_cannot_pass_is_tried_once(
         self, broker: ScriptedBroker, client: Client, code: v2.Code.ValueType, kind: type[ServerError]
     ) -> None:
-        """The caller's fault is reported as the class and code that it is, after one attempt."""
+        """A client error is raised with its class and code after one attempt."""
         broker.answers["SendMessage"] = [v2.SendMessageResponse(status=v2.Status(code=code, message="because"))]
         with pytest.raises(kind, match=f"because.*{v2.Code.Name(code)}") as raised:
             await client.producer().send(MESSAGE)
@@ -178,7 +178,7 @@ class TestProducer:
         assert len(broker.requests("SendMessage")) == 1
 
     async def test_a_code_that_is_unknown_here_is_an_error(self, broker: ScriptedBroker, client: Client) -> None:
-        """A newer server may know more codes; none of them means success."""
+        """Codes that this client does not know, as from a newer server, are errors."""
         broker.answers["SendMessage"] = [
             v2.SendMessageResponse(status=v2.Status(code=99999, message="new"))  # type: ignore[arg-type]  # unknown
         ]
@@ -186,7 +186,7 @@ class TestProducer:
             await client.producer().send(MESSAGE)
 
     async def test_no_answer_is_a_deadline(self, broker: ScriptedBroker) -> None:
-        """A server that accepts and says nothing is given up when the time for retries is over."""
+        """If the server does not answer, the send fails when the retry time is over."""
         broker.answers["SendMessage"] = [failure(grpc.StatusCode.DEADLINE_EXCEEDED)] * 100
         async with connect(broker.endpoint, retry_seconds=0.1) as client:
             with pytest.raises(DeadlineError, match="did not answer in time"):
@@ -195,7 +195,7 @@ class TestProducer:
     async def test_many_messages_of_some_topics_come_back_in_order(
         self, broker: ScriptedBroker, client: Client
     ) -> None:
-        """Requests carry one topic and a bounded number of messages; the results have the order of the input."""
+        """Each request has one topic and a bounded number of messages. Results are in the order of the input."""
         messages = [Message(topic=f"t{number % 3}", body=b"%d" % number) for number in range(900)]
         results = await client.producer().send_many(messages)
         sent = {}
@@ -206,12 +206,12 @@ class TestProducer:
         assert [result.message_id for result in results] == [sent[message.body] for message in messages]
 
     async def test_large_messages_go_in_more_requests(self, broker: ScriptedBroker, client: Client) -> None:
-        """A request stays below gRPC's 4 MiB as long as a single message does."""
+        """A request stays below gRPC's 4 MiB as long as each single message does."""
         await client.producer().send_many([Message(topic="t", body=bytes(1 << 20))] * 5)
         assert [len(request.messages) for request in broker.requests("SendMessage")] == [3, 2]
 
     async def test_some_of_many_fail(self, broker: ScriptedBroker, client: Client) -> None:
-        """The error says which messages are stored and which are not."""
+        """The error says which messages were stored and which were not."""
         broker.answers["SendMessage"] = [
             send_answer(v2.Code.OK, v2.Code.ILLEGAL_MESSAGE_KEY, v2.Code.OK, top=v2.Code.MULTIPLE_RESULTS)
         ]
@@ -226,29 +226,29 @@ class TestProducer:
         assert len({result.message_id for result in results}) == 3
 
     async def test_a_wrong_number_of_entries_is_no_success(self, broker: ScriptedBroker, client: Client) -> None:
-        """OK above entries that do not match the messages proves nothing."""
+        """A response with status OK but the wrong number of entries is an error."""
         broker.answers["SendMessage"] = [v2.SendMessageResponse(status=OK)]
         with pytest.raises(ClientError, match="1 messages with 0 results"):
             await client.producer().send(MESSAGE)
 
     async def test_nothing_to_send_is_nothing_sent(self, broker: ScriptedBroker, client: Client) -> None:
-        """An empty list makes no request."""
+        """An empty list causes no request."""
         assert await client.producer().send_many([]) == []
         assert broker.calls == []
 
 
 class TestConnection:
     async def test_nobody_answers(self) -> None:
-        """The error names the endpoint and what to do; at once, if no time is given to retries."""
+        """The error names the endpoint and the next step. With no retry time it is raised immediately."""
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
-            endpoint = f"127.0.0.1:{taken.getsockname()[1]}"  # bound, not listening: refused
+            endpoint = f"127.0.0.1:{taken.getsockname()[1]}"  # bound, not listening: connections are refused
             async with connect(endpoint, retry_seconds=0) as client:
                 with pytest.raises(UnavailableError, match=rf"no broker answers at {endpoint}; start one"):
                     await client.producer().send(MESSAGE)
 
     async def test_it_waits_for_a_broker(self, caplog: pytest.LogCaptureFixture) -> None:
-        """A send that finds nobody goes on trying, and says so once; it works when somebody comes."""
+        """A send without a reachable broker retries, logs one warning, and succeeds once a broker starts."""
         async with scripted_broker() as gone:
             endpoint = gone.endpoint
         async with connect(endpoint) as client:
@@ -269,7 +269,7 @@ class TestConnection:
 
     @pytest.mark.parametrize("joined", [True, False])
     async def test_another_endpoint_takes_over(self, broker: ScriptedBroker, joined: bool) -> None:
-        """With several endpoints, calls go to one that answers, and stay there."""
+        """With several endpoints, the client switches to one that answers and stays there."""
         async with scripted_broker() as gone:
             endpoints = [gone.endpoint, broker.endpoint]
         async with connect(";".join(endpoints) if joined else endpoints, retry_seconds=5) as client:
@@ -286,7 +286,7 @@ class TestConnection:
         "endpoint", ["", ";", "127.0.0.1:1;", "localhost", "localhost:", "host:0", "host:65536", "::1:80", "http://h:1"]
     )
     async def test_what_is_no_endpoint(self, endpoint: str) -> None:
-        """A wrong endpoint is refused before anything is sent, with an example of a right one."""
+        """An invalid endpoint is refused before any request, and the error shows a valid example."""
         with pytest.raises(InvalidEndpointError, match=r"127\.0\.0\.1:8081"):
             connect(endpoint)
 
@@ -299,14 +299,14 @@ class TestConnection:
         ],
     )
     def test_kinds_of_endpoints(self, endpoint: str, scheme: v2.AddressScheme.ValueType, host: str) -> None:
-        """The scheme on the wire fits the host."""
+        """The address scheme on the wire matches the host."""
         from aerobee_client.endpoints import parse_endpoint
 
         parsed = parse_endpoint(endpoint)
         assert (parsed.scheme, parsed.addresses[0].host, parsed.addresses[0].port) == (scheme, host, 8081)
 
     async def test_refused_settings_fail_the_call(self, broker: ScriptedBroker, client: Client) -> None:
-        """What the server has against the client reaches the caller; the next call tries anew."""
+        """The server's refusal of the settings is raised to the caller; the next call sends them again."""
         status = v2.Status(code=v2.Code.ILLEGAL_CONSUMER_GROUP, message="no such name")
         broker.answers["Telemetry"] = [v2.TelemetryCommand(status=status)]
         producer = client.producer()
@@ -315,7 +315,7 @@ class TestConnection:
         await producer.send(MESSAGE)
 
     async def test_settings_that_rocketmq_refuses(self, broker: ScriptedBroker, client: Client) -> None:
-        """It ends the stream with INVALID_ARGUMENT, for a group that does not exist; trying again does not help."""
+        """RocketMQ ends the stream with INVALID_ARGUMENT if the group does not exist. The client does not retry."""
         broker.answers["Telemetry"] = [failure(grpc.StatusCode.INVALID_ARGUMENT)]
         with pytest.raises(BadRequestError, match="as the test wants it"):
             await client.simple_consumer("g", "orders").receive()
@@ -324,7 +324,7 @@ class TestConnection:
     async def test_a_broken_telemetry_stream_is_opened_again(
         self, broker: ScriptedBroker, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """After a stream ended, the settings are sent once more, while calls go on."""
+        """After the stream ends, the client reopens it and sends the settings again."""
         monkeypatch.setattr("aerobee_client.telemetry.REOPEN_SECONDS", 0.01)
         bad = v2.Status(code=v2.Code.INTERNAL_SERVER_ERROR)
 
@@ -336,7 +336,7 @@ class TestConnection:
             await broker.called("Telemetry", settings + 3)
 
     async def test_closing_says_goodbye_once(self, broker: ScriptedBroker) -> None:
-        """The server hears that a consumer leaves, with its group; closing twice is harmless."""
+        """Closing a consumer notifies the server once, with its group. Closing twice is harmless."""
         client = connect(broker.endpoint)
         consumer = client.simple_consumer("billing", "orders")
         assert await consumer.receive(wait_seconds=0) == []
@@ -349,7 +349,7 @@ class TestConnection:
 
 class TestSimpleConsumer:
     async def test_what_a_receive_asks_for(self, broker: ScriptedBroker, client: Client) -> None:
-        """Group, topic, filter and durations reach the wire, for any queue of the broker."""
+        """Group, topic, filter and durations reach the wire, and any queue of the broker is requested."""
         consumer = client.simple_consumer("billing", {"orders": "paid || refunded"})
         assert await consumer.receive(7, invisible_seconds=12.5, wait_seconds=0.25) == []
         request = broker.requests("ReceiveMessage")[0]
@@ -365,7 +365,7 @@ class TestSimpleConsumer:
         assert settings.subscription.subscriptions[0].topic.name == "orders"
 
     async def test_a_delivery_with_all_its_fields(self, broker: ScriptedBroker, client: Client) -> None:
-        """Everything that the wire says is there; what is not set is None."""
+        """Every field on the wire is in the message; unset fields are None."""
         broker.answers["ReceiveMessage"] = [[RECEIVED_OK, delivered()]]
         message = await received(client.simple_consumer("billing", "orders"))
         assert (message.topic, message.body, message.message_id) == ("orders", b"hello", "ID")
@@ -375,7 +375,7 @@ class TestSimpleConsumer:
         assert (message.message_group, message.delivery_timestamp) == (None, None)
 
     async def test_all_topics_are_asked_at_once(self, broker: ScriptedBroker, client: Client) -> None:
-        """Each receive asks for every subscribed topic, with its own filter."""
+        """Each receive requests every subscribed topic with its own filter."""
         consumer = client.simple_consumer("billing", {"a": "*", "b": SqlFilter("x > 1")})
         assert await consumer.receive(wait_seconds=0) == []
         requests = {each.message_queue.topic.name: each for each in broker.requests("ReceiveMessage")}
@@ -400,7 +400,7 @@ class TestSimpleConsumer:
     async def test_bodies_that_cannot_be_decompressed(
         self, broker: ScriptedBroker, client: Client, caplog: pytest.LogCaptureFixture, body: bytes, reason: str
     ) -> None:
-        """The message is given as it is, marked and logged with the reason, and the others beside it as always."""
+        """The message is returned unchanged, marked as corrupted, and logged with the reason. Others are unaffected."""
         broken = delivered(body, "broken", v2.Encoding.GZIP)
         broker.answers["ReceiveMessage"] = [[RECEIVED_OK, delivered(), broken, delivered(b"next", "next")]]
         messages = await client.simple_consumer("billing", "orders").receive(wait_seconds=0)
@@ -415,7 +415,7 @@ class TestSimpleConsumer:
         assert reason in line
 
     async def test_an_encoding_that_is_not_known(self, broker: ScriptedBroker, client: Client) -> None:
-        """Nothing can be said of the body, so it is marked, too; a message without any encoding is taken as it is."""
+        """A body with an unknown encoding is marked as corrupted. A body without an encoding is returned unchanged."""
         broken = delivered(b"?", encoding=7)  # type: ignore[arg-type]
         plain = delivered(b"plain", encoding=v2.Encoding.ENCODING_UNSPECIFIED)
         broker.answers["ReceiveMessage"] = [[RECEIVED_OK, broken, plain]]
@@ -423,14 +423,14 @@ class TestSimpleConsumer:
         assert [(message.body, message.corrupted) for message in messages] == [(b"?", True), (b"plain", False)]
 
     async def test_messages_before_a_break_are_kept(self, broker: ScriptedBroker, client: Client) -> None:
-        """They are invisible for others now, so dropping them would delay them for nothing."""
+        """Messages received before the stream broke are returned; they are invisible to other consumers already."""
         broker.answers["ReceiveMessage"] = [[RECEIVED_OK, delivered(), failure(grpc.StatusCode.UNAVAILABLE)]]
         assert (await received(client.simple_consumer("billing", "orders"))).body == b"hello"
 
     async def test_a_receive_repeats_its_attempt_id_after_a_break_only(
         self, broker: ScriptedBroker, client: Client
     ) -> None:
-        """An ordered group answers a repeated attempt with the same messages; after an answer a new attempt begins."""
+        """The attempt id is repeated only after a broken stream, so that an ordered group returns the same messages."""
         consumer = client.simple_consumer("billing", "orders")
         broker.answers["ReceiveMessage"] = [[failure(grpc.StatusCode.UNAVAILABLE)]]
         await consumer.receive(wait_seconds=0)
@@ -439,26 +439,26 @@ class TestSimpleConsumer:
         assert first == second != third
 
     async def test_a_refused_receive(self, broker: ScriptedBroker, client: Client) -> None:
-        """The status of the stream becomes the error; "no message" is none."""
+        """The status of the stream is raised as an error."""
         status = v2.Status(code=v2.Code.ILLEGAL_FILTER_EXPRESSION, message="no such operator")
         broker.answers["ReceiveMessage"] = [[v2.ReceiveMessageResponse(status=status)]]
         with pytest.raises(BadRequestError, match="no such operator"):
             await client.simple_consumer("billing", "orders").receive(wait_seconds=0)
 
     async def test_a_busy_server_is_asked_again(self, broker: ScriptedBroker, client: Client) -> None:
-        """ "Polling full" passes; who waits for messages does not want to hear of it."""
+        """The status "polling full" is retried and not reported to the caller."""
         status = v2.Status(code=v2.Code.TOO_MANY_REQUESTS, message="polling full")
         broker.answers["ReceiveMessage"] = [[v2.ReceiveMessageResponse(status=status)], [RECEIVED_OK, delivered()]]
         assert (await received(client.simple_consumer("billing", "orders"))).body == b"hello"
 
     async def test_a_topic_that_cannot_be_read(self, broker: ScriptedBroker, client: Client) -> None:
-        """Without a readable queue there is nothing to ask."""
+        """A topic without a readable queue is an error."""
         broker.answers["QueryRoute"] = [v2.QueryRouteResponse(status=OK)]
         with pytest.raises(ForbiddenError, match="no readable queue"):
             await client.simple_consumer("billing", "orders").receive()
 
     async def test_acknowledging_some_that_fail(self, broker: ScriptedBroker, client: Client) -> None:
-        """A single failure is the error itself; among several, the outcomes tell them apart."""
+        """A single failure is raised as its own error. For several messages, BatchError has each outcome."""
         broker.answers["ReceiveMessage"] = [[RECEIVED_OK, delivered()]]
         consumer = client.simple_consumer("billing", "orders")
         message = await received(consumer)
@@ -478,7 +478,7 @@ class TestSimpleConsumer:
         assert (entry.message_id, entry.receipt_handle) == ("ID", "first")
 
     async def test_acknowledgements_are_tried_again(self, broker: ScriptedBroker, client: Client) -> None:
-        """An acknowledgement that got lost on the way is repeated; it does no harm twice."""
+        """A failed acknowledgement is retried; acknowledging is idempotent."""
         broker.answers["ReceiveMessage"] = [[RECEIVED_OK, delivered()]]
         consumer = client.simple_consumer("billing", "orders")
         message = await received(consumer)
@@ -487,7 +487,7 @@ class TestSimpleConsumer:
         assert len(broker.requests("AckMessage")) == 2
 
     async def test_a_changed_invisible_time_changes_the_handle(self, broker: ScriptedBroker, client: Client) -> None:
-        """The message that comes back can be acknowledged, the old handle is spent."""
+        """The returned message has the new receipt handle."""
         broker.answers["ReceiveMessage"] = [[RECEIVED_OK, delivered()]]
         consumer = client.simple_consumer("billing", "orders")
         changed = await consumer.change_invisible(await received(consumer), 0)
@@ -508,7 +508,7 @@ class TestSimpleConsumer:
 
 
 def test_message_ids_are_unique_and_have_rocketmqs_form() -> None:
-    """17 bytes as upper-case hex digits, version 1 first, never twice."""
+    """Ids have 17 bytes as upper-case hex digits, begin with version 1, and are unique."""
     ids = [new_message_id() for _ in range(1000)]
     assert len(set(ids)) == 1000
     for identifier in ids:

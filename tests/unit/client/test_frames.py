@@ -1,4 +1,4 @@
-"""Frames of ReadRecords as messages: what a group may have, and what cannot be read."""
+"""Frames of ReadRecords decoded into messages: group restrictions and unreadable records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HOST = ("127.0.0.1", 8081)
 
 
 def frame(*messages: Message) -> Frame:
-    """The records of these messages, numbered from 0."""
+    """A frame of these messages, numbered from 0."""
     records = b"".join(
         Draft(message, store_host=_HOST, property_crc=True).encode(number, 1000 * number, 1_700_000_000_000)
         for number, message in enumerate(messages)
@@ -22,7 +22,7 @@ def frame(*messages: Message) -> Frame:
 
 
 def test_a_message_sent_again_to_one_group() -> None:
-    """No other group gets it."""
+    """A message that was sent again to one group is hidden from all other groups."""
     found = frame(
         Message("orders", 0, b"all", {"UNIQ_KEY": "1"}),
         Message("orders", 0, b"one", {"UNIQ_KEY": "2", ONLY_GROUP: "space%billing"}),
@@ -32,14 +32,14 @@ def test_a_message_sent_again_to_one_group() -> None:
 
 
 def test_a_body_that_cannot_be_decompressed() -> None:
-    """It is handed out as it is, marked."""
+    """The message is returned unchanged and marked as corrupted."""
     [message] = frame(Message("orders", 0, b"garbage", {}, sys_flag=SYS_FLAG_COMPRESSED)).messages("orders", "g")
     assert (message.body, message.corrupted) == (b"garbage", True)
-    assert message.message_id.startswith("7F000001")  # without one of its own, a message is named by its place
+    assert message.message_id.startswith("7F000001")  # without UNIQ_KEY, the id is built from the record's position
 
 
 def test_a_damaged_record() -> None:
-    """Nothing of its frame is handed out: the next message would not be the next one."""
+    """A damaged record fails its whole frame, so that no message is skipped."""
     good = frame(*(Message("orders", 0, b"%d" % number, {"UNIQ_KEY": "1"}) for number in range(3)))
     damaged = bytearray(good.records)
     damaged[len(damaged) // 2] ^= 1

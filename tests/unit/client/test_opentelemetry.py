@@ -1,4 +1,4 @@
-"""Spans and metrics of sends and handlers, with the API's own SDK where it is installed."""
+"""Spans and metrics of sends and handlers, with the OpenTelemetry SDK if it is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aerobee_client.opentelemetry import OpenTelemetryHooks
 
 
 def received(message: Message) -> ReceivedMessage:
-    """A delivery of it."""
+    """The message as a consumer receives it."""
     return ReceivedMessage(
         topic=message.topic,
         body=message.body,
@@ -34,14 +34,14 @@ def received(message: Message) -> ReceivedMessage:
 
 
 def test_without_the_api(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what to install."""
+    """The error names the package to install."""
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry", None)
     with pytest.raises(ConfigurationError, match="pip install opentelemetry-api"):
         OpenTelemetryHooks()
 
 
 def test_a_handler_is_below_its_send(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One trace from the producer to the consumer; failures are marked; nothing stays open."""
+    """Send and handler share a trace. Failures are marked, and no span stays open."""
     sdk: Any = pytest.importorskip("opentelemetry.sdk.trace", reason="needs opentelemetry-sdk")
     exports: Any = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
     processors: Any = pytest.importorskip("opentelemetry.sdk.trace.export")

@@ -1,4 +1,4 @@
-"""What a producer does before, between and after its requests, against a server that answers what a test tells it."""
+"""Producer behaviour before, between and after requests, against a server with scripted answers."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 async def broker() -> AsyncIterator[ScriptedBroker]:
-    """A server that answers what it is told."""
+    """A server with scripted answers."""
     async with scripted_broker() as running:
         yield running
 
 
 @pytest.fixture
 async def client(broker: ScriptedBroker) -> AsyncIterator[Client]:
-    """A client of that server."""
+    """A client connected to that server."""
     async with connect(broker.endpoint) as connected:
         yield connected
 
@@ -50,7 +50,7 @@ def message(body: bytes = b"x", topic: str = "orders", **fields: object) -> Mess
 
 class TestGathering:
     async def test_messages_gather_while_requests_are_under_way(self, broker: ScriptedBroker, client: Client) -> None:
-        """As many requests as may be are under way; what comes meanwhile leaves together when one of them ends."""
+        """With the maximum of requests in flight, further messages are gathered and sent as one request."""
         producer = client.producer(max_in_flight=2)
         broker.hold("SendMessage")
         for number in range(2):
@@ -64,7 +64,7 @@ class TestGathering:
         assert [len(request.messages) for request in broker.requests("SendMessage")] == [1, 1, 10]
 
     async def test_a_full_request_does_not_linger(self, broker: ScriptedBroker, client: Client) -> None:
-        """The first message waits for company, but only until a request is full."""
+        """A message waits for the linger time, but a full request is sent immediately."""
         producer = client.producer(linger_seconds=60, request_count_max=3)
         full = [await producer.submit(message(b"%d" % number)) for number in range(3)]
         await asyncio.gather(*full)
@@ -76,7 +76,7 @@ class TestGathering:
         assert [len(request.messages) for request in broker.requests("SendMessage")] == [3, 1]
 
     async def test_memory_is_bounded(self, broker: ScriptedBroker, client: Client) -> None:
-        """Who sends more than may wait is held up until something has left, and in the order of asking."""
+        """With the maximum of messages buffered, `submit` waits until some were sent."""
         producer = client.producer(waiting_count_max=2)
         broker.hold("SendMessage")
         for _ in range(2):
@@ -88,7 +88,7 @@ class TestGathering:
         await (await third)
 
     async def test_what_was_cancelled_before_it_left_is_not_sent(self, broker: ScriptedBroker, client: Client) -> None:
-        """Nobody waits for it; what has left may be stored."""
+        """A message that is cancelled before its request is not sent."""
         producer = client.producer(linger_seconds=60)
         given_up, kept = await producer.submit(message(b"given up")), await producer.submit(message(b"kept"))
         given_up.cancel()
@@ -97,7 +97,7 @@ class TestGathering:
         assert [each.body for request in broker.requests("SendMessage") for each in request.messages] == [b"kept"]
 
     async def test_ordered_messages_wait_for_each_other(self, broker: ScriptedBroker, client: Client) -> None:
-        """RocketMQ orders lone messages only: one of a group at a time, other groups beside it."""
+        """RocketMQ orders single messages only: one message per group is in flight, and groups run in parallel."""
         producer = client.producer()
         broker.hold("SendMessage")
         sends = [
@@ -115,7 +115,7 @@ class TestGathering:
         assert [body for body in sent if body.startswith(b"b")] == [b"b0", b"b1", b"b2"]
 
     async def test_a_retry_does_not_let_the_next_one_pass(self, broker: ScriptedBroker, client: Client) -> None:
-        """Order holds over an attempt that failed."""
+        """A message stays ahead of the next one of its group while it is retried."""
         broker.answers["SendMessage"] = [failure(grpc.StatusCode.UNAVAILABLE)]
         producer = client.producer()
         sends = [await producer.submit(message(b"%d" % number, message_group="g")) for number in range(2)]
@@ -123,7 +123,7 @@ class TestGathering:
         assert [request.messages[0].body for request in broker.requests("SendMessage")] == [b"0", b"0", b"1"]
 
     async def test_closing_sends_what_was_submitted(self, broker: ScriptedBroker, client: Client) -> None:
-        """One-way messages too, without anybody waiting for them; a refused one makes no noise."""
+        """Closing sends buffered messages, one-way ones too. The failure of a one-way message is not raised."""
         async with client.producer(linger_seconds=60) as producer:
             await producer.send_one_way(message(b"one way"))
             broker.answers["SendMessage"] = [
@@ -135,7 +135,7 @@ class TestGathering:
 
 
 async def test_room_is_given_in_order() -> None:
-    """A large item at the head of the line is not overtaken by small ones; a cancelled one leaves the line."""
+    """Small items do not overtake a large item at the head of the queue. A cancelled item leaves the queue."""
     room = MemoryLimit(10, 5)
     await room.enter(6)
     large, small, last = (asyncio.create_task(room.enter(size)) for size in (8, 1, 1))
@@ -146,7 +146,7 @@ async def test_room_is_given_in_order() -> None:
     assert (room.size, room.count) == (8, 3)
     for size in (6, 1, 1):
         room.leave(size)
-    await room.enter(99)  # larger than all the room: alone
+    await room.enter(99)  # larger than the limit: admitted alone
 
 
 class TestBeforeSending:
@@ -172,21 +172,21 @@ class TestBeforeSending:
     async def test_what_cannot_be_sent(
         self, broker: ScriptedBroker, client: Client, bad: Message, code: v2.Code.ValueType
     ) -> None:
-        """Refused with the server's own code, and without asking the server."""
+        """Invalid messages are refused with the server's code, without a request."""
         with pytest.raises(BadRequestError) as raised:
             await client.producer().send(bad)
         assert raised.value.code == code
         assert broker.requests("SendMessage") == []
 
     def test_what_can_be_sent(self) -> None:
-        """The largest of everything."""
+        """Messages at each limit are accepted."""
         check(message(bytes(4 << 20), topic="t" * 127))
         check(message(message_group="g" * 63))
         check(message(properties={"a": "x" * 16_383}))
         check(message(properties={str(n): "" for n in range(128)}, tag=""))
 
     async def test_hooks_run_around_a_send(self, broker: ScriptedBroker) -> None:
-        """They may change the message, hear of the outcome, and run in the opposite order afterwards."""
+        """Hooks may change the message and get its outcome. They run in reverse order after the send."""
         heard: list[object] = []
 
         class Named(Hooks):
@@ -206,7 +206,7 @@ class TestBeforeSending:
         assert heard == ["before a", "before b", ("b", b"xab", SendResult), ("a", b"xab", SendResult)]
 
     async def test_large_bodies_are_compressed(self, broker: ScriptedBroker, client: Client) -> None:
-        """Above the limit, and only if that makes them smaller."""
+        """Bodies above the size limit are compressed if that makes them smaller."""
         producer = client.producer(compression="zlib")
         incompressible = zlib.compress(bytes(range(256)) * 300, 9)
         assert len(incompressible) < 4096
@@ -221,14 +221,14 @@ class TestBeforeSending:
         assert zlib.decompress(sent[0].body) == b"long " * 1000
 
     async def test_compression_that_the_protocol_cannot_name(self, client: Client) -> None:
-        """LZ4 and Zstandard exist in stored messages only; the error says what to use."""
+        """LZ4 and Zstandard exist only in stored messages. The error names the compression to use."""
         with pytest.raises(ConfigurationError, match="compression='zlib'"):
             client.producer(compression="zstd")
 
 
 @pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
 def test_bodies_survive_compression(kind: Compression) -> None:
-    """What is compressed comes back by its flags; cut off or damaged, it is an error; a bomb is stopped."""
+    """A compressed body is restored. Truncated or damaged bodies and decompression bombs are errors."""
     body = b"long " * 10_000
     compressed = compress(body, kind)
     assert len(compressed) < len(body)
@@ -243,7 +243,7 @@ def test_bodies_survive_compression(kind: Compression) -> None:
 
 class TestTransactions:
     async def test_a_transaction_is_committed_or_rolled_back(self, broker: ScriptedBroker, client: Client) -> None:
-        """Leaving the block commits, an exception rolls back, each message of it."""
+        """Leaving the block commits each of its messages; an exception rolls each back."""
         producer = client.producer(transaction_checker=lambda message: "unknown")
         async with producer.transaction() as transaction:
             await transaction.send(message())
@@ -267,7 +267,7 @@ class TestTransactions:
         assert first.source == v2.TransactionSource.SOURCE_CLIENT
 
     async def test_without_a_checker_there_is_no_transaction(self, client: Client) -> None:
-        """The broker would ask nobody."""
+        """A transaction needs a checker, because the broker could not ask for its outcome otherwise."""
         with pytest.raises(ConfigurationError, match="transaction_checker"):
             client.producer().transaction()
 
@@ -275,7 +275,7 @@ class TestTransactions:
     async def test_the_broker_asks_the_checker(
         self, broker: ScriptedBroker, client: Client, coroutine: bool, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Its answer goes back as the server's check; one that fails is logged, and the broker asks again later."""
+        """The checker's answer is sent as a server check."""
 
         async def slow(found: object) -> str:
             await asyncio.sleep(0)
@@ -297,7 +297,7 @@ class TestTransactions:
 
 
 async def test_a_delayed_message_is_recalled(broker: ScriptedBroker, client: Client) -> None:
-    """By the handle of its send."""
+    """The recall request has the handle of the send."""
     broker.answers["RecallMessage"] = [v2.RecallMessageResponse(status=OK, message_id="m")]
     assert await client.producer().recall("orders", "handle") == "m"
     assert broker.requests("RecallMessage")[0].recall_handle == "handle"
@@ -309,11 +309,11 @@ class TestLatencyAvoidance:
         [(0.01, 0), (0.05, 0), (0.1, 0), (0.55, 30), (1, 60), (2, 120), (3, 180), (14.9, 180), (15, 600)],
     )
     def test_rocketmqs_table(self, latency: float, avoided: float) -> None:
-        """The classes of latency and for how long they are avoided."""
+        """The avoidance time of each latency class is RocketMQ's."""
         assert avoid_seconds(latency) == avoided
 
     def test_the_slow_one_is_avoided_for_a_while(self) -> None:
-        """Then it is tried again; when all are avoided, the one that is free first is used."""
+        """A slow endpoint is avoided for a time. If all are avoided, the one whose time ends first is used."""
         now = 0.0
         avoidance = LatencyAvoidance(lambda: now)
         assert {avoidance.choose(["a", "b"]) for _ in range(4)} == {"a", "b"}
@@ -327,7 +327,7 @@ class TestLatencyAvoidance:
         assert not avoidance.available("b")
 
     async def test_a_failed_endpoint_is_left_alone(self, broker: ScriptedBroker) -> None:
-        """A send that failed goes to the other endpoint, and so do the next ones."""
+        """After a failed send, the retry and later sends use the other endpoint."""
         async with scripted_broker() as bad, connect([bad.endpoint, broker.endpoint]) as client:
             bad.answers["SendMessage"] = [failure(grpc.StatusCode.UNAVAILABLE)] * 9
             producer = client.producer(avoid_slow_endpoints=True)

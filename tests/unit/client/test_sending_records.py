@@ -1,4 +1,4 @@
-"""Which call a producer uses: SendMessage, or AppendRecords where the server has it and the messages can be records."""
+"""Whether a producer uses SendMessage or AppendRecords, which depends on the server and the messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 async def aerobee() -> AsyncIterator[ScriptedBroker]:
-    """A server that has RecordService, and answers what it is told."""
+    """A server with RecordService and scripted answers."""
     async with scripted_broker(records=True) as running:
         running.queue_count = 3
         yield running
@@ -34,13 +34,13 @@ async def aerobee() -> AsyncIterator[ScriptedBroker]:
 
 @pytest.fixture
 async def client(aerobee: ScriptedBroker) -> AsyncIterator[Client]:
-    """A client of that server."""
+    """A client connected to that server."""
     async with connect(aerobee.endpoint) as connected:
         yield connected
 
 
 def messages(count: int, **fields: object) -> list[Message]:
-    """Plain ones, but for `fields`."""
+    """Plain messages with these additional fields."""
     return [
         Message(topic="orders", body=b"%d" % number, **fields)  # type: ignore[arg-type]  # fields of Message by name
         for number in range(count)
@@ -48,22 +48,22 @@ def messages(count: int, **fields: object) -> list[Message]:
 
 
 def calls(broker: ScriptedBroker) -> list[str]:
-    """The requests with messages, in order."""
+    """The names of the send requests, in order."""
     return [name for name, _ in broker.calls if name in ("SendMessage", "AppendRecords")]
 
 
 def queues_of(broker: ScriptedBroker) -> list[int]:
-    """Where records were appended."""
+    """The queue id of each append request."""
     return [request.queue_id for request in broker.requests("AppendRecords")]
 
 
 def refused(code: v2.Code.ValueType) -> records_v1.AppendRecordsResponse:
-    """The answer to a request of which nothing is stored."""
+    """The response to a request of which nothing was stored."""
     return records_v1.AppendRecordsResponse(status=v2.Status(code=code, message="as the test wants it"))
 
 
 async def test_many_messages_go_as_records(aerobee: ScriptedBroker, client: Client) -> None:
-    """Eight or more, each request in the next queue; the results say how and where."""
+    """Eight or more messages are appended as records, each request to the next queue. Results have call and queue."""
     producer = client.producer()
     results = [await producer.send_many(messages(8)) for _ in range(3)]
     assert calls(aerobee) == ["AppendRecords"] * 3
@@ -91,7 +91,7 @@ async def test_many_messages_go_as_records(aerobee: ScriptedBroker, client: Clie
 async def test_what_no_record_can_be_is_sent(
     aerobee: ScriptedBroker, client: Client, others: dict[str, object]
 ) -> None:
-    """One such message is enough."""
+    """Messages with such fields are sent with SendMessage."""
     producer = client.producer()
     results = await producer.send_many(messages(8, **others))
     assert set(calls(aerobee)) == {"SendMessage"}
@@ -99,14 +99,14 @@ async def test_what_no_record_can_be_is_sent(
 
 
 async def test_few_messages_are_sent(aerobee: ScriptedBroker, client: Client) -> None:
-    """And many of a producer that is told so."""
+    """Fewer than eight messages are sent with SendMessage, and so are all with `use_records=False`."""
     await client.producer().send_many(messages(7))
     await client.producer(use_records=False).send_many(messages(100))
     assert calls(aerobee) == ["SendMessage", "SendMessage"]
 
 
 async def test_rocketmq_gets_messages() -> None:
-    """A server without RecordService is asked for it once."""
+    """A server without RecordService gets SendMessage."""
     async with scripted_broker() as rocketmq, connect(rocketmq.endpoint) as client:
         producer = client.producer()
         for _ in range(2):
@@ -116,7 +116,7 @@ async def test_rocketmq_gets_messages() -> None:
 
 
 async def test_records_that_are_refused_are_sent(aerobee: ScriptedBroker, client: Client) -> None:
-    """Nothing of them is stored; SendMessage decides. The topic gets no more records for a while, others do."""
+    """Refused records are sent again with SendMessage. That topic gets no records for a while, other topics do."""
     aerobee.answers["AppendRecords"] = [refused(v2.Code.BAD_REQUEST)]
     producer = client.producer()
     results = await producer.send_many(messages(8))
@@ -127,7 +127,7 @@ async def test_records_that_are_refused_are_sent(aerobee: ScriptedBroker, client
 
 
 async def test_a_repeated_attempt_takes_another_queue(aerobee: ScriptedBroker, client: Client) -> None:
-    """With the same message ids; a request that cannot pass is given up like any other."""
+    """A retry keeps the message ids and takes the next queue. Persistent failures are raised."""
     aerobee.answers["AppendRecords"] = [failure(grpc.StatusCode.UNAVAILABLE), refused(v2.Code.TOO_MANY_REQUESTS)]
     results = await client.producer().send_many(messages(8))
     assert sorted(queues_of(aerobee)) == [0, 1, 2]
@@ -141,12 +141,12 @@ async def test_a_repeated_attempt_takes_another_queue(aerobee: ScriptedBroker, c
     aerobee.answers["AppendRecords"] = [refused(v2.Code.INTERNAL_SERVER_ERROR)] * 9
     with pytest.raises(BatchError, match="8 of 8 failed"):
         await client.producer().send_many(messages(8))
-    assert "SendMessage" not in calls(aerobee)  # perhaps they are stored
+    assert "SendMessage" not in calls(aerobee)  # the records may be stored
 
 
 class TestQueueSelector:
     async def test_it_chooses_the_queue(self, aerobee: ScriptedBroker, client: Client) -> None:
-        """Of a lone message, too; it is shown all queues, and the order within a queue is that of submitting."""
+        """The selector gets all queues, for single messages too. Order within a queue is that of submission."""
         shown: list[Sequence[Queue]] = []
 
         def by_number(message: Message, queues: Sequence[Queue]) -> Queue:
@@ -162,13 +162,13 @@ class TestQueueSelector:
         assert [bytes(batch.record(index).body) for index in range(3)] == [b"0", b"3", b"6"]
 
     async def test_a_repeated_attempt_keeps_the_queue(self, aerobee: ScriptedBroker, client: Client) -> None:
-        """It was chosen."""
+        """A retry uses the selected queue again."""
         aerobee.answers["AppendRecords"] = [failure(grpc.StatusCode.UNAVAILABLE)]
         await client.producer(queue_selector=lambda message, queues: queues[1]).send(messages(1)[0])
         assert queues_of(aerobee) == [1, 1]
 
     async def test_where_the_server_chooses(self) -> None:
-        """RocketMQ's protocol has no place for it, and the error says so."""
+        """RocketMQ's protocol cannot name a queue, and the error says so."""
         async with scripted_broker() as rocketmq, connect(rocketmq.endpoint) as client:
             with pytest.raises(ConfigurationError, match="chooses the queue itself"):
                 await client.producer(queue_selector=lambda message, queues: queues[0]).send(messages(1)[0])
@@ -181,19 +181,19 @@ class TestQueueSelector:
     async def test_what_cannot_choose(
         self, aerobee: ScriptedBroker, client: Client, fields: dict[str, object], reason: str
     ) -> None:
-        """A message group has its queue, a delayed message goes to another topic first."""
+        """A message group determines the queue; a delayed message is stored in another topic first."""
         with pytest.raises(BadRequestError, match=reason):
             await client.producer(queue_selector=lambda message, queues: queues[0]).send(messages(1, **fields)[0])
         assert calls(aerobee) == []
 
     async def test_a_queue_that_is_not_there(self, aerobee: ScriptedBroker, client: Client) -> None:
-        """Is not asked for."""
+        """The selected queue must exist; no other queue is used instead."""
         producer = client.producer(queue_selector=lambda message, queues: Queue("orders", "one", 9))
         with pytest.raises(BadRequestError, match="queueId=9"):
             await producer.send(messages(1)[0])
 
     async def test_one_bad_record_of_some(self, aerobee: ScriptedBroker, client: Client) -> None:
-        """The others of its request are stored, in the queue that was chosen."""
+        """The other records of the request are stored in the selected queue."""
         aerobee.answers["AppendRecords"] = [refused(v2.Code.BAD_REQUEST), refused(v2.Code.BAD_REQUEST)]
         with pytest.raises(BatchError, match="1 of 2 failed") as raised:
             await client.producer(queue_selector=lambda message, queues: queues[2]).send_many(messages(2))

@@ -1,4 +1,4 @@
-"""Accounts: the file, the signature, and when the file is read again."""
+"""Accounts: the file, the signature, and reloading of the file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write(file: Path, text: str) -> Path:
     before = file.stat().st_mtime_ns if file.exists() else 0
     file.write_text(text)
     file.chmod(0o600)
-    os.utime(file, ns=(0, max(before + 1, file.stat().st_mtime_ns)))  # a file system may have coarse times
+    os.utime(file, ns=(0, max(before + 1, file.stat().st_mtime_ns)))  # some file systems have coarse timestamps
     return file
 
 
@@ -46,7 +46,7 @@ def file(tmp_path: Path) -> Path:
 
 
 class Clock:
-    """Seconds that pass as the test says."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -61,7 +61,7 @@ def header(credential: str = "shop", signature: str | None = None, date: str = D
 
 
 def test_the_signature_is_that_of_the_official_clients() -> None:
-    """The test vector of the protocol."""
+    """The signature of the protocol's test vector is computed."""
     assert signature_of(b"mySecret", DATE) == "340034f7c9dbf7675a93bf160a98de9efa9a6812"
 
 
@@ -70,7 +70,7 @@ def test_the_signature_is_that_of_the_official_clients() -> None:
 def test_whoever_signs_with_the_secret_key_is_the_account(
     file: Path, credential: str, change: Callable[[str], str]
 ) -> None:
-    """In either case of hex, and with whatever clients put behind the access key."""
+    """Hex digits may have either case, and text after the access key is ignored."""
     authorization = header(credential, change(signature_of(b"mySecret", DATE)))
     assert Accounts(file).of_call(authorization, DATE).access_key == "shop"
 
@@ -96,7 +96,7 @@ def test_whoever_signs_with_the_secret_key_is_the_account(
     ],
 )
 def test_whoever_does_not_is_nobody(file: Path, authorization: str | bytes | None, date: str | None) -> None:
-    """Missing, malformed, of another date, of another key, of an account that is not there: also when repeated."""
+    """A missing, malformed or wrong signature is refused, and so is an unknown account, also when repeated."""
     accounts = Accounts(file)
     accounts.of_call(header(), DATE)
     for _ in range(2):
@@ -105,7 +105,7 @@ def test_whoever_does_not_is_nobody(file: Path, authorization: str | bytes | Non
 
 
 def test_a_certificate_is_of_one_account(file: Path) -> None:
-    """Found by the whole subject. A signature goes first, and an account without a secret key signs nothing."""
+    """An account is found by the whole subject. A signature takes precedence; without a secret key none is valid."""
     write(file, "[accounts.a]\ncertificate = 'CN=a'\n[accounts.b]\nsecret_key = 'mySecret'\ncertificate = 'CN=b,O=x'")
     accounts = Accounts(file)
     assert accounts.of_call(None, None, "CN=a").access_key == "a"
@@ -129,7 +129,7 @@ def test_a_certificate_is_of_one_account(file: Path) -> None:
 
 
 def test_an_account_with_another_certificate_is_not_the_same(file: Path) -> None:
-    """Whoever is connected with the old one is disconnected."""
+    """A client with the old certificate loses its access."""
     write(file, "[accounts.a]\ncertificate = 'CN=a'")
     clock = Clock()
     accounts = Accounts(file, monotonic=clock)
@@ -143,13 +143,13 @@ def test_an_account_with_another_certificate_is_not_the_same(file: Path) -> None
 
 
 def test_our_client_signs_as_they_do(file: Path) -> None:
-    """What aerobee_client sends is accepted."""
+    """The signature that aerobee_client sends is accepted."""
     headers = dict(Credentials("shop", "mySecret").headers())
     assert Accounts(file).of_call(headers["authorization"], headers["x-mq-date-time"]).access_key == "shop"
 
 
 def test_what_an_account_may_do(file: Path) -> None:
-    """What its lists say and nothing else; groups bring their dead letters; an administrator may do everything."""
+    """An account may do what its lists allow, and read its groups' dead letters. An administrator may do everything."""
     accounts = load_accounts(file)
     shop, operator = accounts["shop"], accounts["operator"]
     for account in (shop, operator):
@@ -178,7 +178,7 @@ def test_what_an_account_may_do(file: Path) -> None:
 
 
 def test_patterns_mean_themselves_but_for_the_star() -> None:
-    """No other character is special."""
+    """Only `*` is special in a pattern."""
     names = Names(("a*c", "%DLQ%*", "x|y"))
     assert [name in names for name in ("ac", "abc", "abcd", "%DLQ%g", "x|y", "x", "y", "")] == [
         *(True, True, False, True, True),
@@ -189,7 +189,7 @@ def test_patterns_mean_themselves_but_for_the_star() -> None:
 
 
 def test_a_changed_file_is_read_at_the_next_look(file: Path) -> None:
-    """At most once a second; listeners hear of it, and a client of an account that is gone is no longer good."""
+    """The file is read at most once a second. Listeners are called, and a client of a changed account is invalid."""
     clock = Clock()
     accounts = Accounts(file, monotonic=clock)
     heard: list[str] = []
@@ -214,7 +214,7 @@ def test_a_changed_file_is_read_at_the_next_look(file: Path) -> None:
 def test_a_file_that_cannot_be_used_changes_nothing(
     file: Path, caplog: pytest.LogCaptureFixture, broken: str | None
 ) -> None:
-    """Half written, empty or gone: that is logged once, and the accounts stay."""
+    """If the file is malformed, empty or missing, the accounts stay and one error is logged."""
     clock = Clock()
     accounts = Accounts(file, monotonic=clock)
     if broken is None:
@@ -229,7 +229,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(
 
 
 def test_json_and_secrets_in_files(tmp_path: Path) -> None:
-    """The same structure as JSON; a secret key of its own file, without the line's end."""
+    """The file may be JSON. A secret key may be in its own file, without its line end."""
     (tmp_path / "key").write_text("mySecret\n")
     text = f'{{"accounts": {{"shop": {{"secret_key_file": "{tmp_path / "key"}", "consume": ["*"]}}}}}}'
     account = load_accounts(write(tmp_path / "accounts.json", text))["shop"]
@@ -264,7 +264,7 @@ def test_json_and_secrets_in_files(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, cause: str) -> None:
-    """With its path and the account, and never with a secret key."""
+    """The error has the path and the account, and never a secret key."""
     file = write(tmp_path / "accounts.toml", text)
     with pytest.raises(ConfigError, match=cause) as caught:
         load_accounts(file)
@@ -273,7 +273,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, cause: str
 
 
 def test_a_file_that_others_may_read_is_warned_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One line, with what helps; a group may be meant to."""
+    """A warning names the command that helps. Files that only the group may read are accepted."""
     for mode in (0o600, 0o640):
         file.chmod(mode)
         load_accounts(file)

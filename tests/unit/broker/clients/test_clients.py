@@ -1,4 +1,4 @@
-"""Who is connected, and when somebody is not any more."""
+"""The registry of connected clients, their commands, and their expiry."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def command(nonce: str) -> v2.TelemetryCommand:
 
 
 def test_any_call_is_a_sign_of_life(clients: ClientRegistry, clock: ManualClock) -> None:
-    """A client that calls within the time stays; one that is silent for longer is gone, and the listeners hear it."""
+    """Each call renews a client. A client that is silent for longer expires, and the listeners are called."""
     gone: list[str] = []
     clients.gone_listeners.append(gone.append)
     clients.seen("lively")
@@ -45,7 +45,7 @@ def test_any_call_is_a_sign_of_life(clients: ClientRegistry, clock: ManualClock)
 
 
 def test_termination(clients: ClientRegistry) -> None:
-    """A goodbye takes effect at once; that of nobody is harmless."""
+    """Termination takes effect at once. For an unknown client it does nothing."""
     gone: list[str] = []
     clients.gone_listeners.append(gone.append)
     clients.seen("a")
@@ -57,7 +57,7 @@ def test_termination(clients: ClientRegistry) -> None:
 
 
 async def test_a_command_and_its_answer(clients: ClientRegistry) -> None:
-    """The answer with the command's nonce, from the client that was asked, in whichever field it comes."""
+    """The answer must come from the requested client and have the command's nonce, in either field."""
     client, other = clients.seen("c"), clients.seen("other")
     stream = clients.open_stream(client)
     for field in ("thread_stack_trace", "print_thread_stack_trace_command"):
@@ -88,7 +88,7 @@ async def test_a_command_and_its_answer(clients: ClientRegistry) -> None:
 
 
 async def test_a_command_without_an_answer(clients: ClientRegistry) -> None:
-    """It ends with its time, with the stream, and with the client; without a stream it fails at once."""
+    """A command ends at its timeout, with the stream, or with the client. Without a stream it fails at once."""
     client = clients.seen("c")
     with pytest.raises(ClientNotConnectedError, match="Telemetry"):
         await clients.print_stacks(client)
@@ -110,7 +110,7 @@ async def test_a_command_without_an_answer(clients: ClientRegistry) -> None:
 
 
 async def test_the_command_to_reconnect(clients: ClientRegistry) -> None:
-    """Each has a nonce of its own."""
+    """Each command has its own nonce."""
     client = clients.seen("c")
     stream = clients.open_stream(client)
     assert clients.reconnect(client)
@@ -124,7 +124,7 @@ async def test_the_command_to_reconnect(clients: ClientRegistry) -> None:
 
 
 def test_who_consumes_and_produces(clients: ClientRegistry) -> None:
-    """Clients are found by group and by topic."""
+    """Consumers are found by group, producers by topic."""
     consumer, producer = clients.seen("c"), clients.seen("p")
     consumer.group, consumer.client_type = "g", v2.ClientType.SIMPLE_CONSUMER
     producer.topics, producer.client_type = frozenset({"t"}), v2.ClientType.PRODUCER
@@ -134,7 +134,7 @@ def test_who_consumes_and_produces(clients: ClientRegistry) -> None:
 
 
 async def test_a_client_that_does_not_read_costs_nothing(clients: ClientRegistry) -> None:
-    """Writing never waits, and of many unread commands the newest are kept."""
+    """Writing a command never waits; of many unread commands only the newest are kept."""
     client = clients.seen("a")
     stream = clients.open_stream(client)
     for number in range(1000):
@@ -148,7 +148,7 @@ async def test_a_client_that_does_not_read_costs_nothing(clients: ClientRegistry
 
 
 async def test_a_second_stream_replaces_the_first(clients: ClientRegistry) -> None:
-    """The first ends; its end does not take the second away."""
+    """A new stream ends the first one; closing the first one does not affect the new one."""
     client = clients.seen("a")
     first = clients.open_stream(client)
     second = clients.open_stream(client)
@@ -160,7 +160,7 @@ async def test_a_second_stream_replaces_the_first(clients: ClientRegistry) -> No
 
 
 async def test_silent_clients_lose_their_stream(clients: ClientRegistry, clock: ManualClock) -> None:
-    """Whoever waits for the next command of a client that is gone is told that there is none."""
+    """The stream of an expired client ends."""
     stream = clients.open_stream(clients.seen("a"))
     waiting = asyncio.ensure_future(stream.next())
     await asyncio.sleep(0)
@@ -171,7 +171,7 @@ async def test_silent_clients_lose_their_stream(clients: ClientRegistry, clock: 
 
 
 async def test_after_a_goodbye_the_client_hangs_up(clients: ClientRegistry) -> None:
-    """Its stream stays open until then, takes no more commands, and ends at the latest when the broker stops."""
+    """After termination the stream stays open but takes no commands. It ends at the latest when the broker stops."""
     client = clients.seen("a")
     stream = clients.open_stream(client)
     clients.terminate("a")
@@ -185,7 +185,7 @@ async def test_after_a_goodbye_the_client_hangs_up(clients: ClientRegistry) -> N
 
 
 def test_invented_ids_do_not_fill_the_memory(clients: ClientRegistry) -> None:
-    """Of 100,000 ids the one that was not heard of for longest makes room for another."""
+    """With 100,000 clients, each further one replaces the least recently seen one."""
     gone: list[str] = []
     clients.gone_listeners.append(gone.append)
     for number in range(100_000):
@@ -199,7 +199,7 @@ def test_invented_ids_do_not_fill_the_memory(clients: ClientRegistry) -> None:
 
 
 def test_settings_of_all_clients_have_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those who left lose theirs first; with all connected, a further one is refused, and nobody loses anything."""
+    """Settings of disconnected clients are dropped first. If all are connected, further settings are refused."""
     monkeypatch.setattr(clients_module, "SETTINGS_BYTES_MAX", 10_000)
     registry = ClientRegistry(ManualClock())
     large = v2.Settings(publishing=v2.Publishing(topics=[v2.Resource(name="t" * 3000)]))
@@ -214,7 +214,7 @@ def test_settings_of_all_clients_have_one_bound(monkeypatch: pytest.MonkeyPatch)
     kept = [connected(f"kept {number}") for number in range(3)]
     for client in kept:
         registry.remember(client, large)
-        registry.remember(client, large)  # in place of the first
+        registry.remember(client, large)  # replaces the first
     assert gone.settings is None
     assert all(client.settings == large for client in kept)
     with pytest.raises(TooManyRequestsError, match="fewer topics"):

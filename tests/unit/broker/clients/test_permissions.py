@@ -1,4 +1,4 @@
-"""What each call needs: a table over every method of the services."""
+"""The permissions that each call needs, as a table over every method of the services."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aerobee_proto.pool import POOL
 
 MESSAGING, ADMIN, OURS = "apache.rocketmq.v2.MessagingService", "apache.rocketmq.v2.Admin", "aerobee.v1.AdminService"
 
-# Everything about topic `t` and group `g`, but one of the three.
+# Permissions for topic `t` and group `g`, each account without some of them.
 ACCOUNTS = {
     "publish": Account("publish", b"", publish=Names(("t",))),
     "consume": Account("consume", b"", consume=Names(("t",)), groups=Names(("g",))),
@@ -54,7 +54,7 @@ METHODS = [
 
 
 def a_request(service: str, method: str, topic: str = "t", group: str = "g") -> Any:
-    """About that topic and group, as far as the request has such fields."""
+    """A request for that topic and group, as far as it has such fields."""
     descriptor = POOL.FindServiceByName(service).FindMethodByName(method).input_type
     request: Any = GetMessageClass(descriptor)()
     resources = {name for name, field in descriptor.fields_by_name.items() if field.message_type is not None}
@@ -79,7 +79,7 @@ def permitted(account: Account, service: str, method: str, client: Client | None
 
 @pytest.mark.parametrize(("service", "method"), METHODS)
 def test_every_call_needs_what_the_table_says(service: str, method: str) -> None:
-    """What is not in the table is for administrators, who may do everything."""
+    """Methods outside the table need an administrator, who may call every method."""
     allowed = {name for name, account in ACCOUNTS.items() if permitted(account, service, method)}
     assert allowed == NEEDS.get((service, method), set())
     assert permitted(Account("operator", b"", admin=True), service, method)
@@ -87,7 +87,7 @@ def test_every_call_needs_what_the_table_says(service: str, method: str) -> None
 
 @pytest.mark.parametrize(("service", "method"), [key for key in NEEDS if key[0] == MESSAGING])
 def test_names_are_those_of_the_namespace(service: str, method: str) -> None:
-    """Whoever may use topic and group may not use those of the same names in a namespace, and the other way round."""
+    """Permissions are for names with their namespace: the same name in another namespace is refused."""
     here = Account("here", b"", publish=Names(("t",)), consume=Names(("t",)), groups=Names(("g",)))
     there = Account("there", b"", publish=Names(("eu%t",)), consume=Names(("eu%t",)), groups=Names(("eu%g",)))
     in_namespace = Client("c")
@@ -99,20 +99,20 @@ def test_names_are_those_of_the_namespace(service: str, method: str) -> None:
 
 
 def test_a_producer_needs_no_group_to_be_alive() -> None:
-    """Its heartbeat and its goodbye have none, or an empty one."""
+    """The heartbeat and termination of a producer have no group, or an empty one."""
     for method in ("Heartbeat", "NotifyClientTermination"):
         assert permitted(ACCOUNTS["nothing"], MESSAGING, method, group="")
 
 
 def test_every_message_of_a_batch_counts() -> None:
-    """One topic that may be used does not bring another with it."""
+    """Every message's topic must be permitted."""
     request = v2.SendMessageRequest(messages=[v2.Message(topic=v2.Resource(name=name)) for name in ("t", "t", "other")])
     with pytest.raises(ForbiddenError, match="'other'"):
         check_permission(MESSAGING, "SendMessage", request, Client("c"), ACCOUNTS["publish"])
 
 
 def test_settings_need_what_they_announce() -> None:
-    """Topics to publish to, or a group and what it consumes."""
+    """Settings need the permissions for their publishing topics, or for their group and its subscriptions."""
     producer = v2.Settings()
     producer.publishing.topics.add(name="t")
     consumer = v2.Settings()

@@ -1,4 +1,4 @@
-"""Messages in flight while the machine's clock is set."""
+"""Messages in flight while the system clock is set forward or back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DAY = 24 * 3600.0
 
 @pytest.mark.parametrize("jump", [-DAY, DAY, -400 * DAY])
 async def test_an_invisible_time_is_as_long_as_it_was_asked_for(tmp_path: Path, jump: float) -> None:
-    """Neither longer, when the clock is set back, nor shorter."""
+    """The invisible time keeps its length when the clock is set back or forward."""
     harness = await Harness.start(tmp_path / "store", MovableClock())
     await harness.send("a")
     assert len(await harness.receive(seconds=60)) == 1
@@ -27,7 +27,7 @@ async def test_an_invisible_time_is_as_long_as_it_was_asked_for(tmp_path: Path, 
 
 @pytest.mark.parametrize("orderly", [True, False])
 async def test_a_restart_after_the_clock_went_back(tmp_path: Path, orderly: bool) -> None:
-    """What is in flight is invisible for the longest invisible time at most, and not until the old time is reached."""
+    """After a restart, a message in flight is invisible for the maximum invisible time at most."""
     harness = await Harness.start(tmp_path / "store", MovableClock(), invisible_seconds_max=3600.0)
     await harness.send("a")
     assert len(await harness.receive(seconds=60)) == 1

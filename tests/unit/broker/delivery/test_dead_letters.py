@@ -1,4 +1,4 @@
-"""Messages that used up their attempts become dead letters, on a real store."""
+"""Messages that exceed their attempts become dead letters, on a real store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
 
 
 async def fail(harness: Harness, group: str, *bodies: str) -> None:
-    """Deliver these messages, which are all there are, as often as they may be, and acknowledge none."""
+    """Deliver all messages, which must be `bodies`, up to the last attempt without acknowledging any."""
     for attempt in (1, 2):
         received = await harness.receive(32, group=group, seconds=5)
         assert [(each.record.body.decode(), each.attempt) for each in received] == [(body, attempt) for body in bodies]
@@ -33,7 +33,7 @@ async def fail(harness: Harness, group: str, *bodies: str) -> None:
 
 
 async def dead_letters(harness: Harness, group: str, count: int) -> list[str]:
-    """Once there are so many, without any receive of the group."""
+    """The dead letters' bodies once there are `count`, without a receive by the group."""
     async with asyncio.timeout(60):
         while True:
             topic = f"%DLQ%{group}"
@@ -46,7 +46,7 @@ async def dead_letters(harness: Harness, group: str, count: int) -> list[str]:
 
 @pytest.mark.parametrize("group", GROUPS)
 async def test_a_dead_letter_needs_no_receive(harness: Harness, group: str) -> None:
-    """It is there when its last invisible time is over; the group's lag is gone with it."""
+    """The dead letter is written when its last invisible time ends, and the group's lag drops to 0."""
     bodies = [f"m{number}" for number in range(30)] + ["last"]
     await harness.send(*bodies, message_group="g")
     await fail(harness, group, *bodies)
@@ -60,7 +60,7 @@ async def test_a_dead_letter_needs_no_receive(harness: Harness, group: str) -> N
 
 @pytest.mark.parametrize("group", GROUPS)
 async def test_after_a_crash_as_well(harness: Harness, group: str) -> None:
-    """The last invisible time ended while the broker was down; nothing becomes a dead letter twice."""
+    """If the last invisible time ends while the broker is down, each dead letter is written once after the start."""
     await harness.send("m0", "m1")
     await fail(harness, group, "m0", "m1")
     harness.clock.advance(0.1)
@@ -74,7 +74,7 @@ async def test_after_a_crash_as_well(harness: Harness, group: str) -> None:
 
 
 async def test_the_next_message_of_the_group_follows(harness: Harness) -> None:
-    """A receive that waits behind the message group gets it as soon as the dead letter is written."""
+    """A receive that waits for the message group gets the next message as soon as the dead letter is written."""
     await harness.send("m0", message_group="g")
     await fail(harness, "orderly", "m0")
     await harness.send("m1", message_group="g")

@@ -1,4 +1,4 @@
-"""The bytes of the delivery journal."""
+"""The binary format of the delivery journal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DELIVERED = Delivered(5, 9, (Run(2, 1, 2), Run(6, 2, 1)), 0xA1, 1_700_000_000_00
 PASSING = Delivered(5, 9, (Run(5, 1, 0), Run(6, 2, 1), Run(8, 1, 0)), 0xA1, 1_700_000_000_000, None)
 STATE = State(4, 4, 9, (Entry(4, 1, 7, 99, "c"), Entry(6, 2, 0, 0, None), Entry(7, 1, 8, 98, "c")))
 
-# The documented layout, byte by byte: a change of it would strand the journals that exist.
+# The documented layout, byte by byte. A change would make existing journals unreadable.
 VECTORS: list[tuple[EventKind, bytes, QueueEvent | Removed, str]] = [
     (
         EventKind.DELIVERED,
@@ -75,7 +75,7 @@ VECTORS: list[tuple[EventKind, bytes, QueueEvent | Removed, str]] = [
 
 
 def body(kind: int, *events: bytes, version: int = 1) -> bytes:
-    """One journal message."""
+    """The body of one journal message."""
     return bytes([version, kind]) + len(events).to_bytes(2, "big") + b"".join(events)
 
 
@@ -83,7 +83,7 @@ def body(kind: int, *events: bytes, version: int = 1) -> bytes:
 def test_events_have_the_documented_bytes(
     kind: EventKind, encoded: bytes, event: QueueEvent | Removed, documented: str
 ) -> None:
-    """Encoding gives them, decoding gives the event back, alone and in company."""
+    """Each event encodes to the documented bytes and decodes from them, also next to another event."""
     assert encoded == bytes.fromhex(documented)
     entries = decode(body(kind, encoded, encoded), 17)
     assert [entry.event for entry in entries] == [event, event]
@@ -93,7 +93,7 @@ def test_events_have_the_documented_bytes(
 
 
 def test_delivery_without_client_keeps_that() -> None:
-    """None is not the empty name."""
+    """None and the empty client id are distinct."""
     for client_id in (None, "", "é" * 100):
         event = Delivered(0, 1, (Run(0, 1, 1),), 1, 1, client_id)
         [entry] = decode(body(EventKind.DELIVERED, encode_delivered(KEY.encode(), event)), 0)
@@ -101,7 +101,7 @@ def test_delivery_without_client_keeps_that() -> None:
 
 
 def test_messages_that_were_passed_over_need_the_second_version() -> None:
-    """Runs of attempt 0 are read back from a body that says so; deliveries without any are in both versions."""
+    """Runs of attempt 0 need version 2; other deliveries are valid in both versions."""
     for event in (PASSING, DELIVERED, Delivered(5, 9, (Run(5, 4, 0),), 0, 0, None)):
         [entry] = decode(body(1, encode_delivered(KEY.encode(), event), version=2), 0)
         assert entry.event == event
@@ -126,7 +126,7 @@ def test_messages_that_were_passed_over_need_the_second_version() -> None:
     ],
 )
 def test_what_cannot_be_right_is_refused(damaged: bytes, cause: str) -> None:
-    """The error says where and why."""
+    """The error has the queue offset and the cause."""
     with pytest.raises(JournalFormatError, match=cause) as caught:
         decode(damaged, 42)
     assert caught.value.queue_offset == 42
@@ -136,7 +136,7 @@ def test_what_cannot_be_right_is_refused(damaged: bytes, cause: str) -> None:
 def test_no_bytes_make_the_reader_fail_otherwise(
     vector: tuple[EventKind, bytes, QueueEvent | Removed, str], data: st.DataObject
 ) -> None:
-    """Cut off, or with another byte: an event that is in order in itself, or the error."""
+    """Truncated or changed bytes give a well-formed event or JournalFormatError."""
     whole = bytearray(body(vector[0], vector[1]))
     if data.draw(st.booleans()):
         del whole[data.draw(st.integers(0, len(whole) - 1)) :]
@@ -170,8 +170,8 @@ def acknowledgement(number: int) -> bytes:
 
 
 def test_a_replay_begins_where_append_says(store: MessageStore) -> None:
-    """With the first message of that append, neither earlier nor later; `next_queue_offset` is behind the last."""
-    journal = Journal(store, body_size_max=3 + 4 * len(acknowledgement(0)))  # a byte too few for four and the header
+    """Replay starts with the first message of that append; `next_queue_offset` is after its last one."""
+    journal = Journal(store, body_size_max=3 + 4 * len(acknowledgement(0)))  # one byte too small for four events
     starts = [journal.next_queue_offset]
     for first in (0, 7, 14):
         start = journal.append(EventKind.ACKNOWLEDGED, [acknowledgement(first + n) for n in range(7)], 1)
@@ -190,7 +190,7 @@ def test_a_replay_begins_where_append_says(store: MessageStore) -> None:
 
 @pytest.mark.parametrize(("spare", "messages"), [(0, 1), (-1, 2)])
 def test_as_many_events_as_fit_share_a_message(store: MessageStore, spare: int, messages: int) -> None:
-    """Up to the last byte of the limit."""
+    """A message is filled up to the last byte of the limit."""
     events = [acknowledgement(number) for number in range(5)]
     journal = Journal(store, body_size_max=4 + sum(map(len, events)) + spare)
     journal.append(EventKind.ACKNOWLEDGED, events, 1)
@@ -202,7 +202,7 @@ def test_as_many_events_as_fit_share_a_message(store: MessageStore, spare: int, 
 
 
 def test_the_largest_state_fits_into_a_message(store: MessageStore) -> None:
-    """With the longest names of the queue and of as many clients as entries."""
+    """A state with the maximum number of entries and the longest names fits."""
     journal = Journal(store, body_size_max=4096)
     count = journal.state_entry_count_max
     entries = tuple(Entry(number, 1, 1, 1, f"{number:0255}") for number in range(count))
@@ -210,4 +210,4 @@ def test_the_largest_state_fits_into_a_message(store: MessageStore) -> None:
     encoded = encode_state(key.encode(), State(0, 0, count, entries))
     assert count > 5
     assert 4 + len(encoded) <= 4096
-    assert 4 + len(encoded) > 4096 - 1024 - 285  # and not much less would
+    assert 4 + len(encoded) > 4096 - 1024 - 285  # the limit is close to the maximum

@@ -1,4 +1,4 @@
-"""Lite topics on a real store: what belongs to the client, what to the group, and what a crash leaves of both."""
+"""Lite topics on a real store: state of clients and groups, and recovery after a crash."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
 
 
 async def say(harness: Harness, room: str, *texts: str) -> None:
-    """Messages of a lite topic, as a send stores them."""
+    """Store messages of a lite topic like a send does."""
     await store(harness, [said(room, text) for text in texts])
 
 
@@ -62,7 +62,7 @@ async def receive(
 
 
 def test_names() -> None:
-    """There and back, also of a topic with a namespace; nothing else is such a name."""
+    """Names are encoded and decoded, also with a namespace. Other names are not lite topics."""
     assert light_topic_name("ns%rooms", "a_-9") == "%LMQ%$ns%rooms$a_-9"
     assert split_light_topic_name("%LMQ%$ns%rooms$a_-9") == ("ns%rooms", "a_-9")
     for other in ("rooms", "%LMQ%rooms", "%LMQ%$rooms", "%LMQ%$rooms$", "%LMQ%$$a", "x%LMQ%$rooms$a", ""):
@@ -70,7 +70,7 @@ def test_names() -> None:
 
 
 async def test_positions_are_the_groups_and_outlive_it_all(harness: Harness) -> None:
-    """After a crash a client has to say again what it wants; what was acknowledged does not come again."""
+    """After a crash clients must subscribe again. Acknowledged messages are not delivered again."""
     await subscribe(harness, "a", "b")
     await say(harness, "a", "a1", "a2")
     await say(harness, "b", "b1")
@@ -98,7 +98,7 @@ async def test_many_waiting_messages_of_an_orderly_group_go_on_after_a_crash(har
         messages = [said("a", f"{group}{number}") for number in range(count)]
         await store(harness, [replace(each, properties={**each.properties, SHARDING_KEY: group}) for each in messages])
     in_flight: list[DeliveredMessage] = []
-    while len(in_flight) < 2:  # each looks at some more
+    while len(in_flight) < 2:  # each receive reads a few more
         in_flight += await receive(harness, 1, seconds=30)
     assert [message.record.body for message in in_flight] == [b"x0", b"y0"]
     name = light_topic_name(ROOMS, "a")
@@ -123,7 +123,7 @@ async def test_many_waiting_messages_of_an_orderly_group_go_on_after_a_crash(har
 
 
 async def test_a_message_that_comes_back_wakes_who_waits(harness: Harness) -> None:
-    """Nacked or expired: to whoever of the group has subscribed it, under a handle that names the lite topic."""
+    """A nacked or expired message wakes a waiting subscriber of the group. Its handle names the lite topic."""
     await subscribe(harness, "a")
     await subscribe(harness, "a", client_id="other")
     await say(harness, "a", "a1")
@@ -145,7 +145,7 @@ async def test_a_message_that_comes_back_wakes_who_waits(harness: Harness) -> No
 
 
 async def test_many_lite_topics(harness: Harness) -> None:
-    """All are found, however many a client has; those that are looked at first get their turn last."""
+    """All messages are delivered from any number of lite topics."""
     rooms = [f"room{number}" for number in range(200)]
     await subscribe(harness, *rooms)
     await store(harness, [said(room, f"{room}.{number}") for room in rooms for number in (1, 2)])
@@ -159,7 +159,7 @@ async def test_many_lite_topics(harness: Harness) -> None:
 
 
 async def test_order_within_a_lite_topic(harness: Harness) -> None:
-    """Of an orderly group: the next waits for the one before, other lite topics go on; a lost answer is repeated."""
+    """In an orderly group, a message waits for the one before it in its lite topic. A lost answer is repeated."""
     harness.tables.groups.update(GroupConfig(name=GROUP, consume_orderly=True))
     await subscribe(harness, "a", "b")
     await say(harness, "a", "a1", "a2")
@@ -180,7 +180,7 @@ async def test_order_within_a_lite_topic(harness: Harness) -> None:
 
 
 async def test_a_client_that_is_gone(harness: Harness) -> None:
-    """Its set is forgotten, its wait ends, and what it had goes to others after a second."""
+    """Its subscriptions are removed, its wait ends, and others get its messages after a second."""
     await subscribe(harness, "a")
     await subscribe(harness, "a", client_id="other")
     await say(harness, "a", "a1")
@@ -198,7 +198,7 @@ async def test_a_client_that_is_gone(harness: Harness) -> None:
 
 
 async def test_an_answer_that_did_not_arrive_is_given_back(harness: Harness) -> None:
-    """As of any topic: at once, and the attempt id brings it again."""
+    """The messages are given back at once, and a repeated attempt id returns them again."""
     await subscribe(harness, "a")
     await say(harness, "a", "a1")
     messages = await receive(harness)
@@ -209,7 +209,7 @@ async def test_an_answer_that_did_not_arrive_is_given_back(harness: Harness) -> 
 
 
 async def test_dead_letters_are_in_no_lite_topic(harness: Harness) -> None:
-    """The copy is read from the dead letters alone."""
+    """A dead letter is read only from the dead-letter topic."""
     harness.tables.groups.update(GroupConfig(name=GROUP, retry_max_times=0))
     await subscribe(harness, "a")
     await say(harness, "a", "a1", "a2")
@@ -225,7 +225,7 @@ async def test_dead_letters_are_in_no_lite_topic(harness: Harness) -> None:
 
 
 async def test_lite_topics_expire(harness: Harness) -> None:
-    """So long after their last message; their clients are told, and one that comes back begins anew."""
+    """A lite topic expires some time after its last message. Its clients are notified, and it may be used again."""
     told: list[tuple[str, str]] = []
     harness.deliveries.lite.unsubscribed_listeners.append(lambda client_id, name: told.append((client_id, name)))
     await subscribe(harness, "old", "young", "empty")
@@ -252,7 +252,7 @@ async def test_lite_topics_expire(harness: Harness) -> None:
 
 
 async def test_a_parent_topic_is_deleted(harness: Harness) -> None:
-    """With its lite topics and all positions in them; who waits learns it."""
+    """Its lite topics and their positions are deleted too, and waiting receives fail."""
     await subscribe(harness, "a")
     await say(harness, "a", "a1", "a2")
     await receive(harness, 1)
@@ -272,7 +272,7 @@ async def test_a_parent_topic_is_deleted(harness: Harness) -> None:
 
 
 async def test_a_group_that_is_held_back(harness: Harness) -> None:
-    """Its receives wait; they go on when it is let go, as those of any topic."""
+    """Receives of a disabled group wait and resume when it is enabled, like for any topic."""
     harness.tables.groups.update(GroupConfig(name=GROUP, consume_enabled=False))
     await subscribe(harness, "a")
     await say(harness, "a", "a1")
@@ -285,7 +285,7 @@ async def test_a_group_that_is_held_back(harness: Harness) -> None:
 
 
 async def test_subscribing_again_after_a_restart_costs_the_journal_nothing(harness: Harness) -> None:
-    """Of lite topics in which the group has a position: that is known from the offsets."""
+    """Subscribing again writes no journal event for lite topics in which the group has an offset."""
     await subscribe(harness, "a", "b")
     harness = await harness.restart()
     try:
@@ -301,7 +301,7 @@ async def test_subscribing_again_after_a_restart_costs_the_journal_nothing(harne
 
 
 async def test_too_many(tmp_path: Path) -> None:
-    """The quota is that of the client, over what it has and what comes; nothing of a refused change counts."""
+    """The quota counts a client's old and new subscriptions. A refused change has no effect."""
     harness = await Harness.start(tmp_path / "store", MovableClock(), lite_subscriptions_max=2)
     try:
         harness.tables.topics.create(TopicConfig.of_type(ROOMS, TopicMessageType.LITE, queue_count=1))

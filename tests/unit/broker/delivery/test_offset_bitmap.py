@@ -1,4 +1,4 @@
-"""OffsetBitmap against a set."""
+"""OffsetBitmap compared with a set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPERATIONS = st.lists(
 
 @given(OPERATIONS)
 def test_it_behaves_as_a_set(operations: list[tuple[str, int, int]]) -> None:
-    """Across the borders of its integers, too."""
+    """Every operation gives the result of a set, across chunk boundaries too."""
     bitmap, model = OffsetBitmap(), set[int]()
     for name, offset, size in operations:
         match name:
@@ -40,7 +40,7 @@ def test_it_behaves_as_a_set(operations: list[tuple[str, int, int]]) -> None:
 
 
 def test_a_million_neighbours_take_little_memory() -> None:
-    """One bit each, and some bytes for every thousand."""
+    """Each offset takes one bit, plus a few bytes per thousand offsets."""
     bitmap = OffsetBitmap()
     bitmap.add(7, 1_000_007)
     assert len(bitmap) == 1_000_000

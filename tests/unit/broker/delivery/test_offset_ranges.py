@@ -12,7 +12,7 @@ _RANGES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=12
 
 @given(_RANGES, st.integers(0, 40))
 def test_ranges_are_the_set_of_what_was_added(added: list[tuple[int, int]], below: int) -> None:
-    """Whatever the order and overlap, they hold the same as a set, in the fewest ranges possible."""
+    """In any order and with overlaps, the ranges hold the same offsets as a set, in as few ranges as possible."""
     ranges, model = OffsetRanges(), set[int]()
     for begin, size in added:
         ranges.add(begin, begin + size)
@@ -29,7 +29,7 @@ def test_ranges_are_the_set_of_what_was_added(added: list[tuple[int, int]], belo
 
 
 def test_first_range_is_the_lowest() -> None:
-    """None while the set is empty."""
+    """The first range is the lowest, or None if there are no ranges."""
     ranges = OffsetRanges()
     assert ranges.first is None
     ranges.add(7, 9)

@@ -1,4 +1,4 @@
-"""Groups that consume in order, on a real store: what the protocol does not show, limits, and what a crash leaves."""
+"""Orderly groups on a real store: redelivery, order, limits, and recovery after a crash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Start = Callable[..., Awaitable[Harness]]
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """Starts a harness with an orderly group; its later lives are stopped by those who begin them."""
+    """Starts a harness with an orderly group. Tests that restart it stop the restarted harness themselves."""
     harnesses: list[Harness] = []
 
     async def start_harness(*, retry_max_times: int = 16, **settings: Any) -> Harness:
@@ -38,7 +38,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 
 
 def told(messages: list[DeliveredMessage]) -> list[tuple[str, int]]:
-    """Body and attempt, in the order of the answer."""
+    """Body and attempt of each message, in the order of the answer."""
     return [(message.record.body.decode(), message.attempt) for message in messages]
 
 
@@ -51,12 +51,12 @@ async def acknowledge(harness: Harness, *messages: DeliveredMessage) -> None:
 
 
 async def test_other_message_groups_go_on_behind_one_that_is_busy(start: Start) -> None:
-    """In their own order; what was passed over comes when its turn is, and exactly once."""
+    """Other message groups are delivered in order. Skipped messages follow once their group is free."""
     harness = await start()
     for number in range(3):
         await harness.send(f"a{number}", message_group="a")
         await harness.send(f"b{number}", message_group="b")
-        await harness.send(f"-{number}")  # no message group: in order among themselves
+        await harness.send(f"-{number}")  # no message group: ordered among themselves
     first = await receive(harness, 1)
     assert told(first) == [("a0", 1)]
     rest = await receive(harness)
@@ -67,7 +67,7 @@ async def test_other_message_groups_go_on_behind_one_that_is_busy(start: Start) 
 
 
 async def test_a_batch_comes_again_from_its_first_that_is_not_acknowledged(start: Start) -> None:
-    """In order, as the next attempt, before what follows in the message group; others are not touched."""
+    """Unacknowledged messages are redelivered in order, before later messages of their message group."""
     harness = await start()
     await harness.send("a0", "a1", "a2", "a3", message_group="a")
     batch = await receive(harness, 3, seconds=10)
@@ -85,7 +85,7 @@ async def test_a_batch_comes_again_from_its_first_that_is_not_acknowledged(start
 
 
 async def test_new_messages_wait_until_a_redelivered_one_is_done(start: Start) -> None:
-    """Not even in one answer, also after a restart; redelivered ones may come together, and so may new ones."""
+    """A redelivered message and new ones of its group never share an answer, also after a restart."""
     harness = await start()
     await harness.send("a0", "a1", "a2", message_group="a")
     first = await receive(harness, 3, seconds=10)
@@ -108,7 +108,7 @@ async def test_new_messages_wait_until_a_redelivered_one_is_done(start: Start) -
 
 
 async def test_what_was_given_back_for_later_keeps_its_message_group_locked(start: Start) -> None:
-    """Until its new time is over; then it comes first, even if what followed it is acknowledged."""
+    """The group stays locked until the new time ends. That message comes first, even if a later one is acknowledged."""
     harness = await start()
     await harness.send("a0", "a1", "a2", message_group="a")
     batch = await receive(harness, 2, seconds=10)
@@ -125,7 +125,7 @@ async def test_what_was_given_back_for_later_keeps_its_message_group_locked(star
 
 
 async def test_after_the_last_attempt_a_dead_letter_makes_room_for_the_next(start: Start) -> None:
-    """The message behind it follows, and the dead letter is there."""
+    """The next message of the group is delivered, and the dead letter is stored."""
     harness = await start(retry_max_times=1)
     await harness.send("a0", "a1", message_group="a")
     for attempt in (1, 2):
@@ -138,7 +138,7 @@ async def test_after_the_last_attempt_a_dead_letter_makes_room_for_the_next(star
 
 
 async def test_nothing_overtakes_a_message_that_waits_for_the_dead_letter_topic(start: Start) -> None:
-    """The topic does not exist when the first message of its group has used up its attempts."""
+    """The order holds while the dead-letter topic is being created."""
     harness = await start(retry_max_times=0)
     await harness.send("a0", "a1", message_group="a")
     await harness.send("b0", message_group="b")
@@ -150,7 +150,7 @@ async def test_nothing_overtakes_a_message_that_waits_for_the_dead_letter_topic(
 
 
 async def test_a_long_row_of_one_busy_message_group_is_passed_over_once(start: Start) -> None:
-    """What is behind it comes with the next receive, however long the row is; and nobody reads the row again."""
+    """A long run of a busy message group is read once. Messages behind it are delivered with the next receive."""
     harness = await start()
     await harness.send("a", message_group="a")
     [busy] = await receive(harness, 1)
@@ -162,13 +162,13 @@ async def test_a_long_row_of_one_busy_message_group_is_passed_over_once(start: S
     read_before = harness.store.stats.messages_read
     assert told(await receive(harness, 1)) == [("b1", 1)]
     assert await receive(harness, 1) == []
-    assert harness.store.stats.messages_read <= read_before + 2  # b1, and once more if it was seen before
+    assert harness.store.stats.messages_read <= read_before + 2  # b1, and once more if it was read before
     await acknowledge(harness, busy)
     assert told(await receive(harness, 2)) == [("a0", 1), ("a1", 1)]
 
 
 async def test_a_stuck_message_group_stops_no_other_however_much_of_it_waits(start: Start) -> None:
-    """Beyond the limit its messages are paged out: the others go on, memory stays bounded, a crash changes nothing."""
+    """Above the limit its messages are paged out. Other groups continue, memory is bounded, a crash loses nothing."""
     harness = await start(fifo_waiting_max=10)
     await harness.send("a", message_group="a")
     [busy] = await receive(harness, 1)
@@ -210,13 +210,13 @@ async def test_a_stuck_message_group_stops_no_other_however_much_of_it_waits(sta
 
 
 async def test_the_first_receive_after_a_start_does_not_read_all_that_waits(start: Start) -> None:
-    """The lowest messages are delivered as soon as they are read; the others follow in their order, new ones last."""
+    """The first messages are delivered as soon as they are read. The others follow in order, new ones last."""
     harness = await start()
     await harness.send("a", message_group="a")
     [busy] = await receive(harness, 1)
     await harness.send(*[f"a{number}" for number in range(1200)], message_group="a")
     while await receive(harness, 1):
-        pass  # until all are passed over
+        pass  # until all were skipped
     await harness.deliveries._history.snapshot()
     await harness.tables.save()
     harness = await harness.crash()
@@ -242,7 +242,7 @@ async def test_the_first_receive_after_a_start_does_not_read_all_that_waits(star
 
 
 async def test_a_filter_leaves_out_what_a_busy_message_group_kept_waiting(start: Start) -> None:
-    """Also when the filter of a later receive is another; what is left out unlocks those behind it."""
+    """A later receive may have another filter. Messages that it filters out no longer lock the group."""
     harness = await start()
     await harness.send("a0", message_group="a", tag="even")
     await harness.send("a1", message_group="a", tag="odd")
@@ -255,7 +255,7 @@ async def test_a_filter_leaves_out_what_a_busy_message_group_kept_waiting(start:
 
 @pytest.mark.parametrize("seconds", [60.0, None])
 async def test_a_repeated_attempt_gets_the_same_delivery(start: Start, seconds: float | None) -> None:
-    """The same messages, attempt and handles, also after a crash, with and without auto-renew, from all queues."""
+    """A repeated attempt returns the same messages, attempts and handles, from all queues, also after a crash."""
     harness = await start()
     await harness.send("a0", "a1", "a2", message_group="a")
     await harness.send("b0", queue_id=1, message_group="b")
@@ -279,7 +279,7 @@ async def test_a_repeated_attempt_gets_the_same_delivery(start: Start, seconds: 
 
 
 async def test_an_answer_that_could_not_be_written_counts_for_nothing(start: Start) -> None:
-    """What was given back comes again at once, as the same attempt and in order."""
+    """Messages that were given back are delivered again at once, in order and as the same attempt."""
     harness = await start()
     await harness.send("a0", "a1", message_group="a")
     first = await receive(harness, seconds=None, attempt_id="one")
@@ -289,7 +289,7 @@ async def test_an_answer_that_could_not_be_written_counts_for_nothing(start: Sta
 
 @pytest.mark.parametrize("orderly_stop", [False, True])
 async def test_order_survives_the_process(start: Start, orderly_stop: bool) -> None:
-    """Locks, attempts and what was passed over; nothing that is finished comes again."""
+    """Locks, attempts and skipped messages survive a restart. Finished messages are not delivered again."""
     harness = await start()
     for number in range(4):
         await harness.send(f"a{number}", message_group="a")
@@ -320,11 +320,11 @@ async def test_order_survives_the_process(start: Start, orderly_stop: bool) -> N
 
 
 async def test_what_was_passed_over_is_in_the_journal_before_a_crash(start: Start) -> None:
-    """More than one message of the journal's size waits; after the crash all of it comes, in order, once."""
+    """Skipped messages that need several journal messages are delivered once and in order after a crash."""
     harness = await start()
     await harness.send("a", message_group="a")
     [busy] = await receive(harness, 1)
-    for number in range(600):  # alternating: each is a run of its own
+    for number in range(600):  # alternating, so that each is its own run
         await harness.send(f"a{number}", message_group="a")
         await harness.send(f"b{number}", message_group="b")
     others = []
@@ -340,12 +340,12 @@ async def test_what_was_passed_over_is_in_the_journal_before_a_crash(start: Star
         got += batch
         await acknowledge(harness, *batch)
     assert told(got) == [(f"a{number}", 1) for number in range(600)]
-    assert harness.store.queue_range(JOURNAL_TOPIC, 0)[1] < 200  # a record for a batch, not for a message
+    assert harness.store.queue_range(JOURNAL_TOPIC, 0)[1] < 200  # one record for a batch, not for each message
     await harness.stop()
 
 
 async def test_a_group_changes_between_order_and_none(start: Start) -> None:
-    """What was held back is delivered at once to a standard group; made orderly again, it goes on in order."""
+    """A standard group gets held-back messages at once. After a change back to orderly, the order applies again."""
     harness = await start()
     await harness.send("a0", "a1", "a2", "a3", message_group="a")
     [first] = await receive(harness, 1)
@@ -365,7 +365,7 @@ async def test_a_group_changes_between_order_and_none(start: Start) -> None:
 
 
 async def test_a_receive_of_one_queue_is_woken_by_that_queue(start: Start) -> None:
-    """By an arrival and by an acknowledgement there; others stay asleep."""
+    """An arrival or an acknowledgement in a queue wakes its receive, not those of other queues."""
     harness = await start()
     waiting = [asyncio.create_task(receive(harness, 1, wait=30, queue_id=queue_id)) for queue_id in (0, 1)]
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Priority topics on a real store: what goes out first, how far ahead is looked, what a crash leaves of it."""
+"""Priority topics on a real store: delivery order, read-ahead limits, and recovery after a crash."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 
 
 async def send(harness: Harness, *priorities: int, queue_id: int = 0) -> None:
-    """One message a priority; its body tells the priority."""
+    """Send one message for each priority; its body is the priority."""
     messages = []
     for priority in priorities:
         properties = {UNIQ_KEY: f"id-{priority}", PRIORITY_PROPERTY: str(priority)}
@@ -52,7 +52,7 @@ def priorities(messages: list[DeliveredMessage]) -> list[int]:
 
 
 async def test_the_highest_of_all_queues_goes_first(start: Start) -> None:
-    """Within an answer and from one to the next; what comes later and is higher overtakes."""
+    """The highest priority is first within and across answers. A later message with a higher priority overtakes."""
     harness = await start()
     await send(harness, 1, 5, 3)
     await send(harness, 4, 2, queue_id=1)
@@ -63,7 +63,7 @@ async def test_the_highest_of_all_queues_goes_first(start: Start) -> None:
 
 
 async def test_equal_priorities_go_by_age(start: Start) -> None:
-    """Over all queues; messages without a priority count as 0."""
+    """Messages of equal priority are delivered by age across all queues. A missing priority counts as 0."""
     harness = await start()
     for number in range(6):
         await harness.send(f"{number}", topic=URGENT, queue_id=number % 2)
@@ -72,7 +72,7 @@ async def test_equal_priorities_go_by_age(start: Start) -> None:
 
 
 async def test_a_message_that_comes_back_keeps_its_priority(start: Start) -> None:
-    """Nacked or expired, it is ahead of all lower ones, with its next attempt."""
+    """A nacked or expired message precedes all lower priorities, with its attempt increased."""
     harness = await start()
     await send(harness, 1, 8, 2, 7)
     first, second = await harness.receive(2, topic=URGENT, seconds=30)
@@ -85,7 +85,7 @@ async def test_a_message_that_comes_back_keeps_its_priority(start: Start) -> Non
 
 
 async def test_only_so_many_are_compared(start: Start) -> None:
-    """Beyond the bound a higher one has to wait until there is room for it to be seen."""
+    """Only a limited number of messages is compared. A higher priority beyond the limit has to wait."""
     harness = await start(priority_waiting_max=3)
     await send(harness, 1, 2, 3, 9, 4)
     received = [priorities(await harness.receive(1, topic=URGENT))[0] for _ in range(5)]
@@ -93,7 +93,7 @@ async def test_only_so_many_are_compared(start: Start) -> None:
 
 
 async def test_a_long_backlog_is_looked_at_before_the_first_goes_out(start: Start) -> None:
-    """Also when that takes several turns; but not beyond the time that there is: then the best so far goes."""
+    """The whole backlog is compared, over several turns if needed. At the time limit the best one is delivered."""
     harness = await start()
     await send(harness, *([1] * 1000), 9)
     [best] = await harness.receive(1, topic=URGENT, group="audit")
@@ -108,7 +108,7 @@ async def test_a_long_backlog_is_looked_at_before_the_first_goes_out(start: Star
 
 @pytest.mark.parametrize("end", ["crash", "restart"])
 async def test_the_order_outlives_the_process(start: Start, end: str) -> None:
-    """What was seen and not delivered, what is in flight, what was acknowledged: all is as it was."""
+    """Messages read ahead, in flight and acknowledged are restored."""
     harness = await start()
     await send(harness, 1, 5, 3, 4, 2)
     five, four = await harness.receive(2, topic=URGENT, seconds=30)
@@ -125,7 +125,7 @@ async def test_the_order_outlives_the_process(start: Start, end: str) -> None:
 
 
 async def test_the_type_of_a_topic_changes(start: Start) -> None:
-    """As a normal topic it delivers by age, whatever was seen before; and by priority again."""
+    """As a normal topic it delivers by age, even messages read ahead; as a priority topic by priority again."""
     harness = await start()
     await send(harness, 1, 5, 3, 4)
     assert priorities(await harness.receive(1, topic=URGENT)) == [5]
@@ -136,7 +136,7 @@ async def test_the_type_of_a_topic_changes(start: Start) -> None:
 
 
 async def test_dead_letters_of_a_priority_topic(start: Start) -> None:
-    """After the last attempt a message makes room for the next one."""
+    """After its last attempt a message becomes a dead letter, and the next one is delivered."""
     harness = await start()
     harness.tables.groups.update(GroupConfig(name=GROUP, retry_max_times=0))
     await send(harness, 1, 5)
@@ -147,7 +147,7 @@ async def test_dead_letters_of_a_priority_topic(start: Start) -> None:
 
 
 async def test_an_orderly_group_goes_by_order(start: Start) -> None:
-    """Order is a promise to the group, priority one of the topic: the group's comes first."""
+    """The order of an orderly group takes precedence over the priority of the topic."""
     harness = await start()
     harness.tables.groups.update(GroupConfig(name=GROUP, consume_orderly=True))
     await send(harness, 1, 5, 3)

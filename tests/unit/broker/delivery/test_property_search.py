@@ -1,4 +1,4 @@
-"""Searching a queue by an SQL expression in bulk brings what reading message by message brings."""
+"""A bulk search of a queue by an SQL expression gives the results of reading message by message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXPRESSIONS = (
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[MessageStore]:
-    """Messages of two queues that take turns by no rule, over several segments."""
+    """Messages of two queues in random order, over several segments."""
     config = replace(StoreConfig.tiny(tmp_path, flush="async"), segment_size=SEGMENT_SIZE, light_queues=True)
     random_ = random.Random(7)
     with MessageStore.open(config) as store:
@@ -49,7 +49,7 @@ def sql(expression: str) -> MessageFilter:
 
 
 def all_of(read: Callable[[int], ReadResult]) -> tuple[list[int], int]:
-    """The queue offsets that reading from 0 to the end of the queue brings, and how many were lost."""
+    """The queue offsets found by reading the whole queue, and the number of lost messages."""
     found: list[int] = []
     lost = offset = 0
     while True:
@@ -85,7 +85,7 @@ def read_one_by_one(
 def test_a_search_finds_what_reading_finds(
     store: MessageStore, expression: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever matches, and however few messages a step looks at."""
+    """The results are equal for any expression and any number of messages in a step."""
     expected = read_one_by_one(store, expression)
     assert searched(store, expression) == expected
     monkeypatch.setattr(property_search, "_COUNT_MIN", 5)
@@ -96,13 +96,13 @@ def test_a_search_finds_what_reading_finds(
 
 
 def test_what_does_not_match_is_not_decoded(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backlog that matches nothing is passed over in bulk."""
+    """A backlog without matches is skipped in bulk, without decoding its messages."""
     read: list[object] = []
     original = MessageStore.read
 
     def counted(self: MessageStore, *arguments: object, **options: object) -> ReadResult:
         read.append(arguments)
-        return original(self, *arguments, **options)  # type: ignore[arg-type]  # passed on as they came
+        return original(self, *arguments, **options)  # type: ignore[arg-type]  # arguments passed through
 
     monkeypatch.setattr(MessageStore, "read", counted)
     assert searched(store, "price = 7777") == ([], 0)
@@ -110,7 +110,7 @@ def test_what_does_not_match_is_not_decoded(store: MessageStore, monkeypatch: py
 
 
 def test_an_answer_has_a_bound_in_bytes(store: MessageStore) -> None:
-    """Of more than the bound only one message comes, and reading goes on behind it."""
+    """A message above the byte limit is returned alone, and reading continues after it."""
     found: list[int] = []
     offset = 0
     while (result := sql("TRUE").read(store, TOPIC, QUEUE, offset, 9, "g", max_bytes=1)).next_offset > offset:
@@ -122,7 +122,7 @@ def test_an_answer_has_a_bound_in_bytes(store: MessageStore) -> None:
 
 @pytest.mark.parametrize("place", ["body", "properties", "size"])
 def test_a_damaged_message_is_counted_and_the_others_are_found(store: MessageStore, place: str, tmp_path: Path) -> None:
-    """As when reading one by one: one is lost, wherever in it the damage is, and no other."""
+    """Like with single reads, only the damaged message is lost, wherever the damage is."""
     damaged = store.read(TOPIC, QUEUE, 20, max_count=1).records[0]
     whole = store.read(TOPIC, QUEUE, 0, max_count=1000, max_bytes=1 << 30).records
     assert len(whole) == store.queue_range(TOPIC, QUEUE)[1]
@@ -139,7 +139,7 @@ def test_a_damaged_message_is_counted_and_the_others_are_found(store: MessageSto
 
 
 def test_messages_of_another_queue_are_read_one_by_one(store: MessageStore) -> None:
-    """A light queue names records of its parent topic: they lie at other offsets there."""
+    """A light queue refers to records of its parent topic, which have other offsets there."""
     light = "%LMQ%$orders$left"
     for number in range(20):
         properties: Mapping[str, str] = {"price": str(number), "INNER_MULTI_DISPATCH": light}
@@ -150,13 +150,13 @@ def test_messages_of_another_queue_are_read_one_by_one(store: MessageStore) -> N
 
 
 def test_a_filter_by_tags_does_not_search(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The queue itself knows the tags."""
+    """Tags are filtered by the consume queue, without a search."""
     monkeypatch.setattr(filters, "search", None)
     assert filter_of("a").read(store, TOPIC, QUEUE, 0, 9, "g").records == []
 
 
 def test_messages_inside_batches_are_found(tmp_path: Path) -> None:
-    """A record of a batch topic holds many messages with properties of their own, which are not the record's."""
+    """A record of a batch topic holds many messages, whose properties are not the record's."""
     config = StoreConfig.tiny(tmp_path, flush="async")
     with MessageStore.open(config, is_batch_topic=lambda topic: topic == "metering") as store:
         for first in range(0, 12, 3):

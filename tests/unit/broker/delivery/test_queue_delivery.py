@@ -1,4 +1,4 @@
-"""Corners of QueueDelivery that ordinary histories do not reach: gaps in the journal, a shorter log, old deadlines."""
+"""Rare states of QueueDelivery: gaps in the journal, a truncated log, and stale deadlines."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from aerobee_broker.delivery.queue_delivery import QueueDelivery
 
 
 def delivered(begin: int, cursor: int, nonce: int = 1) -> Delivered:
-    """All of begin <= offset < cursor, for the first time."""
+    """A first delivery of begin <= offset < cursor."""
     return Delivered(begin, cursor, (Run(begin, cursor - begin, 1),), nonce, 1000, None)
 
 
 def test_messages_of_a_lost_delivery_are_ready() -> None:
-    """The log lost the event of 3, 4, 5: nobody knows whether they went out, so they go out."""
+    """The log lost the event of 3, 4 and 5, so these messages are delivered again."""
     queue = QueueDelivery(0)
     queue.apply(delivered(0, 3))
     queue.apply(delivered(6, 8, nonce=2))
@@ -23,7 +23,7 @@ def test_messages_of_a_lost_delivery_are_ready() -> None:
 
 
 def test_events_on_messages_of_a_lost_delivery_count() -> None:
-    """An acknowledgement or a new time says itself what became of the message."""
+    """Acknowledged and Changed apply to messages whose delivery event was lost."""
     queue = QueueDelivery(0)
     queue.apply(Acknowledged(((2, 4),)))
     queue.apply(Changed(6, 2, 9, 1000))
@@ -34,7 +34,7 @@ def test_events_on_messages_of_a_lost_delivery_count() -> None:
 
 
 def test_a_state_ends_all_doubt() -> None:
-    """A snapshot says of every message what it is, also of those that were unknown."""
+    """A snapshot sets the state of every message, including those with lost events."""
     queue = QueueDelivery(0)
     queue.apply(delivered(5, 7))
     assert queue.take_ready(10) == [0, 1, 2, 3, 4]
@@ -46,7 +46,7 @@ def test_a_state_ends_all_doubt() -> None:
 
 
 def test_acknowledged_message_is_not_revived_by_an_older_event() -> None:
-    """Finished stays finished."""
+    """A replayed delivery event does not affect an acknowledged message."""
     queue = QueueDelivery(0)
     queue.apply(delivered(0, 4))
     queue.apply(Acknowledged(((2, 3),)))
@@ -56,14 +56,14 @@ def test_acknowledged_message_is_not_revived_by_an_older_event() -> None:
 
 
 def test_commit_offset_ahead_of_the_events_stays() -> None:
-    """consumerOffset.json is newer than the snapshot that the replay begins with."""
+    """consumerOffset.json may be newer than the snapshot where the replay begins."""
     queue = QueueDelivery(3)
     queue.apply(delivered(0, 5))
     assert (queue.commit_offset, sorted(queue.in_flight)) == (3, [3, 4])
 
 
 def test_what_the_log_does_not_have_is_forgotten() -> None:
-    """After a power cut new messages come at these offsets, and must be delivered."""
+    """After a power cut, new messages get these offsets and must be delivered."""
     queue = QueueDelivery(0)
     queue.apply(delivered(0, 8))
     queue.apply(Acknowledged(((1, 3), (5, 7))))
@@ -79,7 +79,7 @@ def test_what_the_log_does_not_have_is_forgotten() -> None:
 
 
 def test_deadlines_of_finished_messages_do_not_pile_up() -> None:
-    """Short work under a long invisible time: memory follows what is in flight, not what was."""
+    """With short processing and a long invisible time, memory depends on the messages in flight only."""
     queue = QueueDelivery(0)
     for offset in range(20_000):
         queue.deliver([offset], offset + 1, nonce=1, invisible_until_ms=10**12 + offset)

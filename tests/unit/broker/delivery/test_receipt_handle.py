@@ -1,4 +1,4 @@
-"""Receipt handles: what is made can be read, what was not made is refused."""
+"""Receipt handles are encoded and decoded, and invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GOOD = receipt_handle.encode(1, 2, 3, 4, OWNER, "lite")
     st.text("abcXYZ012-_", max_size=64),
 )
 def test_handle_says_what_it_was_made_of(queue_id: int, queue_offset: int, nonce: int, run: int, lite: str) -> None:
-    """A short text without blanks, and back."""
+    """The text is short, alphanumeric, and decodes to the encoded values."""
     text = receipt_handle.encode(queue_id, queue_offset, nonce, run, OWNER, lite)
     assert len(text) == 58 + 2 * len(lite)
     assert text.isalnum()
@@ -29,14 +29,14 @@ def test_handle_says_what_it_was_made_of(queue_id: int, queue_offset: int, nonce
 
 
 def test_owners_differ() -> None:
-    """By group, by topic, and by where the one ends and the other begins."""
+    """Owners differ by group, by topic, and by the boundary between the two."""
     names = (("g", "t"), ("g", "u"), ("h", "t"), ("gt", ""), ("", "gt"))
     assert len({receipt_handle.owner_of(*pair) for pair in names}) == len(names)
 
 
 @given(st.text(max_size=200))
 def test_other_text_is_refused(text: str) -> None:
-    """With the one error that makes clients give up on a handle."""
+    """Arbitrary text is refused with InvalidReceiptHandleError, which makes clients drop the handle."""
     with pytest.raises(InvalidReceiptHandleError):
         receipt_handle.decode(text)
 
@@ -49,6 +49,6 @@ def test_other_text_is_refused(text: str) -> None:
     ],
 )
 def test_near_misses_are_refused(text: str) -> None:
-    """Another version, another length, no UTF-8, the blanks that fromhex would skip."""
+    """A wrong version or length, invalid UTF-8, and blanks that `fromhex` would skip are refused."""
     with pytest.raises(InvalidReceiptHandleError):
         receipt_handle.decode(text)

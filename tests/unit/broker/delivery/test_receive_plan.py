@@ -1,4 +1,4 @@
-"""The decisions of a receive: how it looks at the queues, and what follows from what a look brought."""
+"""The decisions of a receive: how it reads the queues, and its next step after each read."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ ORDERLY = GroupConfig(name="billing", consume_orderly=True)
     ],
 )
 def test_the_order_is_the_groups_and_else_the_topics(topic: TopicConfig, group: GroupConfig, order: type) -> None:
-    """Order takes precedence over priority."""
+    """The order of the group takes precedence over the priority of the topic."""
     plan = plan_of(REQUEST, topic, group)
     assert plan.order is order
     assert plan.is_lite == (topic is LITE)
 
 
 def test_only_an_orderly_group_gets_one_queue() -> None:
-    """Others may get any message."""
+    """Other groups get messages of any queue."""
     assert plan_of(REQUEST, NORMAL, ORDERLY).queue_id == 1
     assert plan_of(REQUEST, NORMAL, STANDARD).queue_id is None
 
@@ -61,20 +61,20 @@ def test_only_an_orderly_group_gets_one_queue() -> None:
 def test_a_repeated_attempt_counts_with_order_or_auto_renew(
     group: GroupConfig, attempt_id: str, invisible_ms: int | None, has_attempt: bool, gives_back: bool
 ) -> None:
-    """An orderly group gets the same delivery again; another one gets back what the lost answer held."""
+    """An orderly group gets the same delivery again; another group first gives back the lost delivery."""
     plan = plan_of(replace(REQUEST, attempt_id=attempt_id, invisible_ms=invisible_ms), NORMAL, group)
     assert plan.attempt == (attempt_nonce("c", "billing", "orders", "a") if has_attempt else None)
     assert plan.gives_back == gives_back
 
 
 def test_a_disabled_group_takes_nothing() -> None:
-    """It waits until it is enabled."""
+    """A disabled group waits until it is enabled."""
     assert plan_of(REQUEST, NORMAL, STANDARD).consume_enabled
     assert not plan_of(REQUEST, NORMAL, replace(STANDARD, consume_enabled=False)).consume_enabled
 
 
 def test_every_outcome_of_a_look_has_one_step() -> None:
-    """Messages first; a missing dead-letter topic before waiting; more to see before waiting, if there is time."""
+    """Found messages are returned first. A missing dead-letter topic and unread messages come before waiting."""
     for found, needs_topic, more, is_last in product((False, True), repeat=4):
         step = decide(found=found, needs_dead_letter_topic=needs_topic, more=more, is_last=is_last)
         match found, needs_topic, more, is_last:

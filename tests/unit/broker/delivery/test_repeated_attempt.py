@@ -1,4 +1,4 @@
-"""A push consumer that repeats the attempt id of a receive has not seen the answer to it."""
+"""A push consumer that repeats the attempt id of a receive has not seen its answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.delivery_harness import GROUP, TOPIC, Harness, MovableClock, 
 
 @pytest.fixture
 async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
-    """A broker's life; tests that go on to the next one stop that themselves."""
+    """A running harness. Tests that restart it stop the restarted one themselves."""
     harness = await Harness.start(tmp_path / "store", MovableClock())
     yield harness
     await harness.stop()
@@ -37,7 +37,7 @@ async def receive(
 
 
 async def test_the_same_attempt_gets_the_messages_again(harness: Harness) -> None:
-    """What the lost answer held comes again, from every queue, as a further attempt; it can be acknowledged."""
+    """The messages of the lost answer are redelivered from every queue as the next attempt."""
     await harness.send("a", "b")
     await harness.send("c", queue_id=1)
     assert bodies(await receive(harness, "one")) == ["a", "b", "c"]
@@ -49,7 +49,7 @@ async def test_the_same_attempt_gets_the_messages_again(harness: Harness) -> Non
 
 
 async def test_another_attempt_client_or_group_gets_nothing(harness: Harness) -> None:
-    """What a client is known to have stays with it."""
+    """Messages are given back only to the same attempt of the same client and group."""
     await harness.send("a")
     await harness.send("b", queue_id=1)
     first = await receive(harness, "one")
@@ -60,7 +60,7 @@ async def test_another_attempt_client_or_group_gets_nothing(harness: Harness) ->
 
 
 async def test_only_the_repeated_attempt_is_given_back(harness: Harness) -> None:
-    """Messages of the attempts before are being worked on."""
+    """Messages of earlier attempts are still being processed and stay in flight."""
     await harness.send("a")
     worked_on = await receive(harness, "one")
     await harness.send("b")
@@ -70,7 +70,7 @@ async def test_only_the_repeated_attempt_is_given_back(harness: Harness) -> None
 
 
 async def test_an_acknowledged_or_changed_message_does_not_come_again(harness: Harness) -> None:
-    """A client that acknowledged has seen the answer, whatever it repeats."""
+    """A client that acknowledged or changed a message has seen the answer."""
     await harness.send("a", "b", "c")
     messages = await receive(harness, "one")
     await harness.acknowledge(messages[0])
@@ -79,7 +79,7 @@ async def test_an_acknowledged_or_changed_message_does_not_come_again(harness: H
 
 
 async def test_a_repeated_attempt_is_known_after_a_crash(harness: Harness) -> None:
-    """The answer was lost because the broker died: the client repeats it to the next one. Others stay invisible."""
+    """The attempt id survives a crash, so its messages are redelivered. Messages of other attempts stay invisible."""
     await harness.send("a")
     worked_on = await receive(harness, "one")
     await harness.send("b")
@@ -96,7 +96,7 @@ async def test_a_repeated_attempt_is_known_after_a_crash(harness: Harness) -> No
 
 
 async def test_with_an_invisible_time_of_its_own_nothing_is_given_back(harness: Harness) -> None:
-    """A simple consumer's message comes again when its time is over, no sooner."""
+    """A receive with its own invisible time, as of a simple consumer, gives nothing back before that time ends."""
     await harness.send("a")
     assert bodies(await receive(harness, "one", invisible_ms=30_000)) == ["a"]
     assert await receive(harness, "one", invisible_ms=30_000) == []

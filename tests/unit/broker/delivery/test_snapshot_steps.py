@@ -1,4 +1,4 @@
-"""A snapshot of the deliveries in steps: what happens between two of them is neither lost nor undone by a replay."""
+"""Changes between the steps of a delivery snapshot are neither lost nor undone by a replay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Interrupt = Callable[..., Awaitable[Harness]]
 
 
 class Interrupted:
-    """Every state ends its turn, and the next of `actions` runs before the state that follows."""
+    """Ends the turn after every state, and runs the next of `actions` before the next state."""
 
     is_over = True
     actions: list[Callable[[], Awaitable[object]]]
@@ -27,7 +27,7 @@ class Interrupted:
 
 @pytest.fixture
 async def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
-    """Two messages in each state of a snapshot, and a turn for each state."""
+    """A harness whose snapshot has two messages in each state and one turn for each state."""
     harness = await Harness.start(tmp_path / "store", MovableClock())
     monkeypatch.setattr(Journal, "state_entry_count_max", 2)
     monkeypatch.setattr(history, "Turns", Interrupted)
@@ -36,7 +36,7 @@ async def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
 
 async def snapshot_with(harness: Harness, *actions: Callable[[], Awaitable[object]]) -> Harness:
-    """The life after a snapshot with these between its states, and a crash right behind it."""
+    """Take a snapshot with these actions between its states, crash, and return the restarted harness."""
     Interrupted.actions = list(actions)
     await harness.deliveries._history.snapshot()
     assert not Interrupted.actions, "the snapshot has too few steps for the test"
@@ -45,7 +45,7 @@ async def snapshot_with(harness: Harness, *actions: Callable[[], Awaitable[objec
 
 
 async def test_what_happens_between_the_states_counts(harness: Harness) -> None:
-    """Acknowledgements in front of the next state, behind it and in it; deliveries behind the last one."""
+    """Acknowledgements before, within and after the next state count, and so do deliveries after the last state."""
     await harness.send(*(f"m{number}" for number in range(12)))
     taken = await harness.receive(8, seconds=10_000)
     handles = {message.record.body.decode(): message for message in taken}
@@ -71,7 +71,7 @@ async def test_what_happens_between_the_states_counts(harness: Harness) -> None:
 
 
 async def test_all_is_finished_between_the_states(harness: Harness) -> None:
-    """The states that are still to come would tell nothing, and what they would have told is finished."""
+    """All messages are finished between two states, so the remaining states are empty."""
     await harness.send(*(f"m{number}" for number in range(8)))
     taken = await harness.receive(8, seconds=10_000)
     first, second = [m for m in taken if m.record.queue_offset != 7], [m for m in taken if m.record.queue_offset == 7]
@@ -90,7 +90,7 @@ async def test_all_is_finished_between_the_states(harness: Harness) -> None:
 
 
 async def test_a_reset_between_the_states_decides(harness: Harness) -> None:
-    """Back to an offset that the snapshot has passed: everything from there on comes again."""
+    """A reset to an offset that the snapshot has passed redelivers all messages from there."""
     await harness.send(*(f"m{number}" for number in range(8)))
     assert len(await harness.receive(8, seconds=10_000)) == 8
 
@@ -105,7 +105,7 @@ async def test_a_reset_between_the_states_decides(harness: Harness) -> None:
 
 
 async def test_a_group_that_is_deleted_between_the_states_does_not_come_back(harness: Harness) -> None:
-    """Neither with the states that were written before its removal, nor with one behind it."""
+    """Neither states written before the deletion nor later ones restore the group."""
     await harness.send(*(f"m{number}" for number in range(8)))
     assert len(await harness.receive(8, seconds=10_000)) == 8
 

@@ -1,4 +1,4 @@
-"""SQL filters: every operator, three-valued logic, and expressions made to hurt."""
+"""SQL filters: every operator, three-valued logic, and hostile expressions."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ MESSAGE = {
         # numbers are exact
         ("five < 5.0000000000000000000000000000000000001", True),
         ("9007199254740993 = 9007199254740992", False),
-        # two properties: numbers for an order, texts for equality
+        # two properties: ordered as numbers, compared for equality as texts
         ("five < half", True),
         ("five > half", False),
         ("five < word", None),
         ("TAGS = five", False),
         ("five = five", True),
-        # what fails to convert
+        # failed conversions
         ("word = 5", None),
         ("word > 5", None),
         ("NOT word = 5", None),
@@ -144,7 +144,7 @@ MESSAGE = {
         ("gone IN ('x')", None),
         ("gone NOT IN ('x')", None),
         ("word IN ('it''s blue')", True),
-        # parts of texts
+        # substrings
         ("KEYS CONTAINS 'k2'", True),
         ("KEYS CONTAINS 'K2'", False),
         ("KEYS NOT CONTAINS 'k3'", True),
@@ -190,7 +190,7 @@ MESSAGE = {
     ],
 )
 def test_values(expression: str, expected: bool | None) -> None:
-    """What each expression is for one message; None is unknown."""
+    """The value of each expression for one message; None is unknown."""
     assert compile_expression(expression)(MESSAGE) is expected
 
 
@@ -239,7 +239,7 @@ def test_values(expression: str, expected: bool | None) -> None:
     ],
 )
 def test_errors(expression: str, place: str, told: str) -> None:
-    """The place, and what is wrong there."""
+    """The error has the position and the cause."""
     with pytest.raises(InvalidFilterError, match=re.escape(told)) as caught:
         compile_expression(expression)
     assert str(caught.value).startswith(f"SQL filter, {place}:" if place else "SQL filter:")
@@ -265,7 +265,7 @@ def test_errors(expression: str, place: str, told: str) -> None:
     ids=lambda text: repr(text[:12]),
 )
 def test_hostile_expressions_are_refused(expression: str) -> None:
-    """Whatever the size: no recursion, no endless search."""
+    """Refusal needs no recursion and no unbounded search, for any size."""
     with pytest.raises(InvalidFilterError) as caught:
         compile_expression(expression)
     assert len(str(caught.value)) < 400
@@ -283,24 +283,24 @@ def test_hostile_expressions_are_refused(expression: str) -> None:
     ids=lambda text: repr(text[:12]),
 )
 def test_the_largest_expressions_work(expression: str) -> None:
-    """Up to each bound an expression is compiled and evaluated."""
+    """Expressions up to each limit are compiled and evaluated."""
     assert compile_expression(expression)({"five": "5"}) is True
 
 
 def test_hostile_properties_are_unknown() -> None:
-    """What a producer puts into a property is no number because Python might take it for one."""
+    """Texts that only Python takes for numbers are not numbers."""
     is_zero = compile_expression("a = 0 OR a <> 0")
     for text in ("", " 1", "1_0", "٣", "NaN", "Infinity", "-inf", "0x1", "1e", "1e99999999", "--1", "9" * 32000, "\0"):
         assert is_zero({"a": text}) is None, text
     assert is_zero({"a": "-1.50e-999"}) is True
 
 
-# --- Against an evaluator that knows nothing of compiling ---------------------------------------------------
+# --- Against a naive evaluator ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Node:
-    """An expression: its text, and its value for a message by the plainest rules."""
+    """An expression: its text, and a function that evaluates it naively for a message."""
 
     text: str
     value: Callable[[dict[str, str]], bool | None]
@@ -402,13 +402,13 @@ def joined(parts: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
 @settings(max_examples=300, deadline=None)
 @given(node=st.recursive(leaves(), joined, max_leaves=8), message=MESSAGES)
 def test_agrees_with_a_naive_evaluator(node: Node, message: dict[str, str]) -> None:
-    """For random expressions and messages."""
+    """Both give the same value for random expressions and messages."""
     assert compile_expression(node.text)(message) is node.value(message), node.text
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="ab5.'()<>=-+,/* \nNOTANDINIS", max_size=40))
 def test_any_text_is_compiled_or_refused(text: str) -> None:
-    """Nothing but InvalidFilterError is ever raised."""
+    """Any text is compiled or raises InvalidFilterError."""
     with suppress(InvalidFilterError):
         assert compile_expression(text)({"a": "5"}) in (True, False, None)

@@ -1,4 +1,4 @@
-"""A hundred thousand delayed messages at one time."""
+"""A hundred thousand delayed messages pending at once."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.support.timer_harness import START_MS, TOPIC, TimerHarness
 
 COUNT = 100_000
 BATCH = 2000
-WATCHED = 10_000  # the last ones, while which memory is looked at
-# Of one message that waits; a bound against keeping something of each.
+WATCHED = 10_000  # the last messages, during which memory is measured
+# Per pending message; fails if the timer keeps an object for each.
 BYTES_PER_PENDING_MAX = 10
 
 
 async def test_a_hundred_thousand_pending(tmp_path: Path) -> None:
-    """None is lost, none comes twice, none is early, and while they wait they take no memory to speak of."""
+    """Each message is delivered once and not early. Pending messages take almost no memory."""
     store = StoreConfig(
         directory=tmp_path / "store",
         segment_size=64 << 20,
@@ -36,7 +36,7 @@ async def test_a_hundred_thousand_pending(tmp_path: Path) -> None:
         store=store, file_system=DiskFileSystem(), slot_count=4096, roll_window_slots=2000, log_file_size=1 << 20
     )
     source = np.random.default_rng(3)
-    # Over three minutes, and a fifth of them within one second.
+    # Spread over three minutes, a fifth of them within one second.
     ahead = np.concatenate(
         (source.integers(60_000, 61_000, COUNT // 5), source.integers(1000, 180_000, COUNT * 4 // 5))
     )
@@ -70,6 +70,6 @@ async def test_a_hundred_thousand_pending(tmp_path: Path) -> None:
 
 
 def _timer_memory() -> int:
-    """Bytes that the timer's own modules hold."""
+    """The bytes allocated by the timer's modules."""
     filters = [tracemalloc.Filter(True, f"*/aerobee_{package}/timer/*.py") for package in ("broker", "store")]
     return sum(line.size for line in tracemalloc.take_snapshot().filter_traces(filters).statistics("filename"))

@@ -1,4 +1,4 @@
-"""Messages in the bytes of a stream, however they are split."""
+"""gRPC messages are read from a byte stream that is split anywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decoder of header blocks beside the `hpack` package's: same fields, same table, same bounds."""
+"""The header block decoder compared with the `hpack` package: fields, table and limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TABLE_SIZES = (0, 31, 100, 1000, HeaderTable.DEFAULT_SIZE)
 
 @pytest.mark.parametrize("seed", range(20))
 def test_fields_and_table_are_those_of_hpack(seed: int) -> None:
-    """Through blocks that fill the table, evict from it, and change its size."""
+    """Fields and table stay equal over blocks that fill the table, evict entries, and change its size."""
     rng = random.Random(seed)
     encoder, reference, decoder = Encoder(), Decoder(max_header_list_size=1 << 20), BlockDecoder(1 << 20)
     evicted = False
@@ -39,9 +39,9 @@ def test_fields_and_table_are_those_of_hpack(seed: int) -> None:
 
 
 def test_an_entry_that_was_evicted_is_refused() -> None:
-    """By an insertion, and by a smaller table; the connection ends with the error for compression."""
-    entry = b"\x40\x01a\x01b"  # a literal that the table keeps
-    for changes in (b"\x3f\x02\x40\x01c\x01d", b"\x20"):  # a table of 33 bytes and another entry; a table of none
+    """An entry evicted by an insertion or a smaller table ends the connection with COMPRESSION_ERROR."""
+    entry = b"\x40\x01a\x01b"  # a literal that enters the table
+    for changes in (b"\x3f\x02\x40\x01c\x01d", b"\x20"):  # a table of 33 bytes and another entry; an empty table
         decoder = BlockDecoder(1 << 15)
         decoder.fields(entry)
         assert [(field.name, field.value) for field in decoder.fields(b"\xbe")] == [(b"a", b"b")]
@@ -52,7 +52,7 @@ def test_an_entry_that_was_evicted_is_refused() -> None:
 
 
 def test_the_table_never_exceeds_the_size_that_was_announced() -> None:
-    """4,096 bytes is the default, and no other was announced: a client that asks for one byte more is ended."""
+    """The announced size is the default of 4,096 bytes. A client that sets one byte more is refused."""
     decoder = BlockDecoder(1 << 15)
     assert decoder.fields(b"\x3f\xe1\x1f") == []
     with pytest.raises(HeaderBlockError) as caught:

@@ -1,4 +1,4 @@
-"""The HTTP/2 core: streams, windows, headers, and each bound of what a client may make it do."""
+"""The HTTP/2 core: streams, windows, headers, and limits on what a client may cause."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CALM = ErrorCode.ENHANCE_YOUR_CALM
 
 
 def opened(core: Http2Connection, stream_id: int = 1, *, ended: bool = True) -> Stream:
-    """A stream whose request has come."""
+    """A stream whose request has been received."""
     [event] = core.receive(request(stream_id, ended=ended))
     assert isinstance(event, RequestReceived)
     return event.stream
@@ -37,7 +37,7 @@ def opened(core: Http2Connection, stream_id: int = 1, *, ended: bool = True) -> 
 
 
 def test_a_request_and_its_answer() -> None:
-    """HEADERS, DATA, trailers: each way."""
+    """Request and answer each have headers, data and an end."""
     core = greeted()
     events = core.receive(request(1) + data(1, b"hello") + data(1, b"", ended=True))
     head, hello, end = events
@@ -57,7 +57,7 @@ def test_a_request_and_its_answer() -> None:
 
 
 def test_an_answer_before_the_request_has_ended_resets_it() -> None:
-    """And what is still on its way is dropped, with its bytes given back to the connection."""
+    """Remaining data of the request is dropped, and its bytes are returned to the connection's window."""
     core = greeted()
     stream = opened(core, ended=False)
     core.send_headers(stream, BLOCK, ended=True)
@@ -69,7 +69,7 @@ def test_an_answer_before_the_request_has_ended_resets_it() -> None:
 
 
 def test_data_is_handed_on_before_its_frame_is_whole() -> None:
-    """The frame is judged when it begins: a length that breaks a rule is not waited for."""
+    """A frame is checked when it begins, so an invalid length is refused before the frame is complete."""
     core = greeted()
     stream = opened(core, ended=False)
     frame = data(1, bytes(range(200)), ended=True)
@@ -80,17 +80,17 @@ def test_data_is_handed_on_before_its_frame_is_whole() -> None:
         (DataReceived, frame[100:], True),
     ]
     assert not stream.remote_open
-    assert ended_with(core.receive(parts[-1])) == (ErrorCode.PROTOCOL_ERROR, "")  # the next frame is found
+    assert ended_with(core.receive(parts[-1])) == (ErrorCode.PROTOCOL_ERROR, "")  # the next frame is parsed
 
     core = greeted()
     core.receive(request(1, headers=(*HEADERS, (b"content-length", b"100"))))
     assert [type(event) for event in core.receive(data(1, bytes(101))[:20])] == [StreamEnded]
-    assert core.receive(data(1, bytes(101))[20:]) == []  # dropped: it was reset
+    assert core.receive(data(1, bytes(101))[20:]) == []  # dropped, because the stream was reset
     assert not core.ended
 
 
 def test_large_data_is_not_copied_unless_it_keeps_more_than_itself() -> None:
-    """A view of what was read keeps all of it in memory."""
+    """Data is a view of the read buffer, but a copy if the view would keep a much larger buffer in memory."""
     message = bytes(range(256)) * 1000
     sent = data(1, message) + data(3, b"x" * 40)
     core = greeted()
@@ -104,11 +104,11 @@ def test_large_data_is_not_copied_unless_it_keeps_more_than_itself() -> None:
     opened(core, 1, ended=False)
     last = core.receive(data(1, b"z" * 16_000) * 4 + data(1, message)[:20_000])[-1]
     assert isinstance(last, DataReceived)
-    assert isinstance(last.data, bytes)  # a quarter of what was read
+    assert isinstance(last.data, bytes)  # a quarter of the read buffer
 
 
 def test_the_rest_of_a_frame_is_dropped_when_its_stream_is_gone() -> None:
-    """Answered in the middle of a large frame; the connection goes on."""
+    """The stream is answered in the middle of a large frame, and the connection continues."""
     core = greeted()
     stream = opened(core, ended=False)
     frame = data(1, bytes(FRAME_SIZE_MAX), ended=True)
@@ -127,13 +127,13 @@ def test_the_rest_of_a_frame_is_dropped_when_its_stream_is_gone() -> None:
     ],
 )
 def test_only_data_comes_in_large_frames(frame: bytes, bound: str) -> None:
-    """Others would be kept until they are whole, so they are refused by their first bytes."""
+    """Other frames would be buffered until complete, so large ones are refused by their header."""
     core = greeted()
     assert ended_with(core.receive(frame[:9])) == (CALM, bound)
 
 
 def test_what_is_sent_on_a_stream_that_is_gone_goes_nowhere() -> None:
-    """A batch of bytes may have reset it before its first event is handled."""
+    """A client's reset may arrive before its request is handled; the answer is then dropped."""
     core = greeted()
     events = core.receive(request(1, ended=True) + frames.rst_stream(1, ErrorCode.CANCEL))
     assert isinstance(events[0], RequestReceived)
@@ -168,7 +168,7 @@ def test_what_is_sent_on_a_stream_that_is_gone_goes_nowhere() -> None:
     ],
 )
 def test_mistakes_that_end_the_connection(sent: bytes, code: ErrorCode) -> None:
-    """With the error that RFC 9113 names."""
+    """Each ends the connection with the error that RFC 9113 names."""
     core = greeted()
     assert ended_with(core.receive(sent)) == (code, "")
     assert output(core)[-1].kind == frames.GOAWAY
@@ -188,7 +188,7 @@ def test_mistakes_that_end_the_connection(sent: bytes, code: ErrorCode) -> None:
     ],
 )
 def test_headers_that_are_none(wrong: tuple[tuple[bytes, bytes], ...]) -> None:
-    """End their stream and no other."""
+    """Invalid headers reset their stream and no other."""
     core = greeted()
     assert core.receive(request(1, headers=wrong)) == []
     [frame] = output(core)
@@ -198,14 +198,14 @@ def test_headers_that_are_none(wrong: tuple[tuple[bytes, bytes], ...]) -> None:
 
 @pytest.mark.parametrize(("length", "sent"), [(b"3", b"four"), (b"3", b"to")])
 def test_a_content_length_that_is_wrong(length: bytes, sent: bytes) -> None:
-    """Resets the stream."""
+    """The stream is reset."""
     core = greeted()
     events = core.receive(request(1, headers=(*HEADERS, (b"content-length", length))) + data(1, sent, ended=True))
     assert isinstance(events[-1], StreamEnded)
 
 
 def test_the_same_headers_are_decoded_once() -> None:
-    """Blocks that are all indexes share a head, until the table has changed."""
+    """Blocks with only indexed fields share a decoded head until the table changes."""
     core, encoder = greeted(), Encoder()
     core.receive(request(1, encoder=encoder, ended=True))
     [second] = core.receive(request(3, encoder=encoder, ended=True))
@@ -224,7 +224,7 @@ def test_the_same_headers_are_decoded_once() -> None:
 
 
 def test_an_answer_waits_for_windows() -> None:
-    """Of the stream and of the connection; its trailers come behind it, and it is told when all has gone."""
+    """An answer waits for both windows, of stream and connection. After its trailers it counts as drained."""
     core = Http2Connection(FrontConfig())
     core.receive(frames.PREFACE + frames.settings({Setting.INITIAL_WINDOW_SIZE: 10}))
     core.take_output()
@@ -243,7 +243,7 @@ def test_an_answer_waits_for_windows() -> None:
 
 
 def test_streams_share_what_the_connection_may_send() -> None:
-    """Each gets its turn when the connection's window opens bit by bit."""
+    """Streams take turns as the connection's window grows."""
     core = greeted()
     streams = [opened(core, stream_id) for stream_id in (1, 3)]
     for stream in streams:
@@ -254,12 +254,12 @@ def test_streams_share_what_the_connection_may_send() -> None:
     for _ in range(4):
         core.receive(frames.window_update(0, 1000))
         turns += [f.stream_id for f in output(core)]
-    assert turns == [3, 3, 3, 3]  # what is left of the first has gone already
+    assert turns == [3, 3, 3, 3]  # the first stream is finished
     assert streams[0].pending_size == 0
 
 
 def test_windows_are_given_back_as_bytes_come() -> None:
-    """A sender is never stalled, unless nobody reads its stream."""
+    """Windows are returned as data arrives, unless the stream is held."""
     core = greeted()
     stream = opened(core, ended=False)
     for _ in range(3 * STREAM_WINDOW // 16384):
@@ -275,7 +275,7 @@ def test_windows_are_given_back_as_bytes_come() -> None:
 
 
 def test_who_takes_nothing_is_found() -> None:
-    """After as many looks as it is told; who takes some is not."""
+    """A stream that reads nothing is found after the given number of checks; a slow one is not."""
     core = greeted()
     slow, dead = opened(core, 1), opened(core, 3)
     for stream in (slow, dead):
@@ -309,7 +309,7 @@ def test_who_takes_nothing_is_found() -> None:
     ],
 )
 def test_floods_of_frames_that_only_cause_work(frame: bytes) -> None:
-    """End the connection after the bound, whatever it is; a second in between forgives some."""
+    """They end the connection above the limit. Each second the limit is relaxed."""
     core = greeted(FrontConfig(cheap_frame_count_max=100))
     stream = opened(core, ended=False)
     core.send_headers(stream, BLOCK)
@@ -323,7 +323,7 @@ def test_floods_of_frames_that_only_cause_work(frame: bytes) -> None:
 
 
 def test_pings_and_window_updates_are_free_while_we_send() -> None:
-    """Clients measure the round trip with each answer, and account for each byte."""
+    """Clients measure round trips and return windows for each answer, so these frames are not counted."""
     core = greeted(FrontConfig(cheap_frame_count_max=10))
     for number in range(2000):
         stream = opened(core, 2 * number + 1)
@@ -336,7 +336,7 @@ def test_pings_and_window_updates_are_free_while_we_send() -> None:
 
 
 def test_rapid_reset() -> None:
-    """Opening and resetting streams ends the connection; giving up calls that were there for a while does not."""
+    """Opening and resetting streams at once ends the connection; cancelling older calls does not."""
     config = FrontConfig(cheap_frame_count_max=100)
     core = greeted(config)
     for number in range(500):
@@ -355,7 +355,7 @@ def test_rapid_reset() -> None:
 
 @pytest.mark.parametrize("mistake", [frames.window_update(1, 0), data(1, b""), frames.window_update(1, 2**31 - 1)])
 def test_resets_that_the_client_makes_us_send(mistake: bytes) -> None:
-    """Count as its own."""
+    """Resets caused by the client's errors count like its own resets."""
     core = greeted(FrontConfig(cheap_frame_count_max=100))
     ended = None
     for number in range(500):
@@ -367,7 +367,7 @@ def test_resets_that_the_client_makes_us_send(mistake: bytes) -> None:
 
 
 def test_a_header_block_without_end() -> None:
-    """By its size, and by the number of its frames, also of empty ones."""
+    """The size of a block and the number of its frames are limited, empty frames included."""
     begin = frames.frame(frames.HEADERS, 0, 1, b"\x82")
     for piece in (bytes(16000), b"x", b""):
         core = greeted()
@@ -377,7 +377,7 @@ def test_a_header_block_without_end() -> None:
 
 
 def test_headers_far_too_large_are_answered_before_the_connection_ends() -> None:
-    """For the call that has them; the block is never complete."""
+    """The call gets an answer, although its header block never completes."""
     core = Http2Connection(FrontConfig(), headers_refusal=BLOCK)
     core.receive(GREETING)
     core.take_output()
@@ -389,7 +389,7 @@ def test_headers_far_too_large_are_answered_before_the_connection_ends() -> None
 
 
 def test_a_header_bomb() -> None:
-    """A large entry of the table, named again and again, is not unpacked."""
+    """A large table entry that is referenced many times is not expanded."""
     core, encoder = greeted(), Encoder()
     core.receive(request(1, headers=(*HEADERS, (b"bomb", bytes(4000).replace(b"\0", b"x"))), encoder=encoder))
     [bomb] = encoder.encode([(b"bomb", b"x" * 4000)])
@@ -398,7 +398,7 @@ def test_a_header_bomb() -> None:
 
 
 def test_table_sizes_without_end() -> None:
-    """A block may begin with a few changes of the table's size, not with thousands."""
+    """A block may begin with a few table size changes, not with thousands."""
     core = greeted()
     block = request(1, ended=True)[9:]
     assert ended_with(core.receive(frames.frame(frames.HEADERS, 5, 1, b"\x20" * 8 + block))) is None
@@ -407,7 +407,7 @@ def test_table_sizes_without_end() -> None:
 
 
 def test_requests_that_arrive_too_slowly_are_found() -> None:
-    """After two looks without progress; not those that are held, have ended, or progress."""
+    """A request without progress between two checks is found, unless it is held or complete."""
     core = greeted()
     slow, held, steady, complete = (opened(core, number, ended=False) for number in (1, 3, 5, 7))
     core.hold(held)
@@ -422,7 +422,7 @@ def test_requests_that_arrive_too_slowly_are_found() -> None:
 
 
 def test_streams_above_the_bound_are_refused() -> None:
-    """So that the client may repeat them."""
+    """They are refused with REFUSED_STREAM, so that the client may retry."""
     core = greeted(FrontConfig(stream_count_max=2))
     opened(core, 1)
     opened(core, 3)
@@ -433,7 +433,7 @@ def test_streams_above_the_bound_are_refused() -> None:
 
 
 def test_calls_are_refused_while_answers_are_not_taken() -> None:
-    """Above the bound for what waits for windows."""
+    """Calls are refused while the answers waiting for windows exceed the limit."""
     core = greeted(FrontConfig(connection_answer_size_max=1000))
     core.respond(opened(core, 1), BLOCK, bytes(70_000), TRAILERS)
     core.take_output()
@@ -446,7 +446,7 @@ def test_calls_are_refused_while_answers_are_not_taken() -> None:
 
 
 def test_one_byte_windows() -> None:
-    """A client that lets us send a byte at a time ends."""
+    """A client that opens the window one byte at a time is disconnected."""
     core = Http2Connection(FrontConfig(cheap_frame_count_max=100))
     core.receive(frames.PREFACE + frames.settings({Setting.INITIAL_WINDOW_SIZE: 0}))
     core.respond(opened(core), BLOCK, bytes(100_000), TRAILERS)
@@ -461,7 +461,7 @@ def test_one_byte_windows() -> None:
 
 
 def test_an_end_in_two_steps() -> None:
-    """The first GOAWAY asks to go elsewhere and takes what is on its way; the second says where it ended."""
+    """The first GOAWAY announces the end and still accepts streams. The second has the last accepted stream."""
     core = greeted()
     first = opened(core, 1)
     core.begin_shutdown()
@@ -479,7 +479,7 @@ def test_an_end_in_two_steps() -> None:
 
 
 def test_the_first_frame_is_settings() -> None:
-    """Anything else, and what is no HTTP/2, ends the connection."""
+    """Other frames and bytes that are not HTTP/2 end the connection."""
     for sent in (frames.PREFACE + frames.frame(frames.PING, 0, 0, bytes(8)), b"GET / HTTP/1.1\r\n\r\n"):
         assert ended_with(Http2Connection(FrontConfig()).receive(sent)) == (ErrorCode.PROTOCOL_ERROR, "")
     assert Http2Connection(FrontConfig()).receive(GREETING) == []

@@ -22,11 +22,11 @@ from aerobee_broker.front.subjects import subject_of
     ],
 )
 def test_as_openssl_prints_it(subject: list[list[tuple[str, str]]], text: str) -> None:
-    """So an operator can copy it, and no name can pretend to be another one."""
+    """The text equals OpenSSL's, so operators can copy it, and its escapes prevent forged names."""
     assert subject_of({"subject": tuple(map(tuple, subject))}) == text
 
 
 def test_what_has_no_text() -> None:
-    """No certificate, no subject, an attribute of an unknown kind."""
+    """A missing certificate, an empty subject, and an unknown attribute give None."""
     for certificate in (None, {}, {"subject": ()}, {"subject": ((("1.2.3.4", "zz"),), (("commonName", "x"),))}):
         assert subject_of(certificate) is None

@@ -1,4 +1,4 @@
-"""What came and went in the last minute, hour and day."""
+"""Messages in and out of the last minute, hour and day."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from aerobee_store.testing import ManualClock
 
 
 class Harness:
-    """A broker's counters, tables and store, without the broker."""
+    """A broker's counters, tables and store."""
 
     def __init__(self, directory: Path) -> None:
         self.clock = ManualClock()
@@ -40,7 +40,7 @@ class Harness:
         self.stats = BrokerStats(self.counters, self.tables, self.store, self.clock)
 
     def send(self, topic: str, count: int, milliseconds: float = 2.0, message_type: str = "normal") -> None:
-        """One request."""
+        """Count one request with these messages."""
         sent = self.counters.sent_to(topic, message_type)
         for _ in range(count):
             sent.add(100)
@@ -54,7 +54,7 @@ class Harness:
             received.milliseconds.observe(7)
 
     def pass_time(self, seconds: float) -> None:
-        """With the samples that belong to it."""
+        """Advance the clock and take the samples of that time."""
         for _ in range(round(seconds / SAMPLE_SECONDS)):
             self.clock.advance(SAMPLE_SECONDS)
             self.stats.take()
@@ -68,7 +68,7 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
 
 
 def test_what_came_shows_at_once(harness: Harness) -> None:
-    """Before the first sample, too; of all message types of a topic together."""
+    """Traffic shows before the first sample, summed over all message types of a topic."""
     harness.send("orders", 3, 2.0)
     harness.send("orders", 1, 4.0, "fifo")
     harness.receive("orders", 2)
@@ -80,7 +80,7 @@ def test_what_came_shows_at_once(harness: Harness) -> None:
 
 
 def test_each_window_forgets_in_its_time(harness: Harness) -> None:
-    """After a minute, an hour and its ten minutes, a day and its hour; what is idle takes no place in any slot."""
+    """Traffic leaves the minute after 1 minute, the hour after 70 minutes, the day after 25 hours."""
     harness.send("orders", 5)
     harness.pass_time(50)
     assert harness.stats.topics("minute")["orders"].messages == 5
@@ -97,7 +97,7 @@ def test_each_window_forgets_in_its_time(harness: Harness) -> None:
 
 
 def test_rates_are_over_what_has_passed(harness: Harness) -> None:
-    """At first the time since the start, later the whole window."""
+    """Rates are over the time since the start at first, later over the whole window."""
     harness.send("orders", 30)
     harness.pass_time(30)
     assert harness.stats.per_second() == (1.0, 0.0)
@@ -111,7 +111,7 @@ def test_rates_are_over_what_has_passed(harness: Harness) -> None:
 
 
 def test_stat_sets_under_their_names(harness: Harness) -> None:
-    """Sum, times, rate and average, as RocketMQ's commands show them; zeros for what there is not."""
+    """Sum, times, rate and average are those of RocketMQ's commands; unknown names give zeros."""
     harness.send("orders", 3, 2.0)
     harness.send("orders", 1, 4.0)
     harness.send("rmq_sys_x", 6, 1.0)
@@ -145,7 +145,7 @@ def test_stat_sets_under_their_names(harness: Harness) -> None:
 
 
 def test_dead_letters_of_a_group(harness: Harness) -> None:
-    """They are read off the queue of its dead letters."""
+    """They are counted by the offsets of the dead-letter queue."""
     harness.store.append([Message("%DLQ%billing", 0, b"x"), Message("%DLQ%billing", 0, b"y")])
     harness.store.flush()
     assert harness.stats.item("DLQ_PUT_NUMS", "%DLQ%billing@billing", "minute").sum == 2
@@ -154,7 +154,7 @@ def test_dead_letters_of_a_group(harness: Harness) -> None:
 
 
 def test_counters_of_what_is_gone_are_dropped(harness: Harness) -> None:
-    """A topic or group that was deleted takes no memory after a minute, and the totals do not go back."""
+    """Counters of a deleted topic or group are dropped after a minute; the totals do not decrease."""
     harness.send("orders", 3)
     harness.send("bills", 2)
     harness.receive("orders", 1)
@@ -175,7 +175,7 @@ def test_counters_of_what_is_gone_are_dropped(harness: Harness) -> None:
 
 
 def test_a_slot_tells_so_many_apart(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The busiest by name, all others together."""
+    """The busiest topics are kept by name, all others are summed."""
     monkeypatch.setattr(broker_stats, "KEYS_MAX", 3)
     for number in range(6):
         harness.send(f"topic-{number}", number + 1)

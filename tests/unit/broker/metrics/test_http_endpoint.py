@@ -1,4 +1,4 @@
-"""The HTTP port, spoken to by a plain client."""
+"""The HTTP port for metrics and health, with a plain client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aerobee_broker.metrics.reserved_descriptors import ReservedDescriptors
 
 
 class Probe:
-    """An endpoint whose answers the test decides."""
+    """An endpoint whose answers the test sets."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
@@ -58,7 +58,7 @@ async def probe() -> AsyncIterator[Probe]:
 
 
 async def test_metrics_health_and_readiness(probe: Probe) -> None:
-    """200 while all is well; not ready is 503 with the reason, and still healthy."""
+    """All paths answer 200. When not ready, /readyz answers 503 with the reason and /healthz still 200."""
     assert await probe.get("/metrics") == (200, b"a_metric 1\n")
     assert await probe.get("/healthz") == (200, b"ok\n")
     assert await probe.get("/readyz") == (200, b"ready\n")
@@ -79,7 +79,7 @@ async def test_other_requests(probe: Probe) -> None:
 async def test_a_failed_scrape_names_its_cause_in_the_log(
     probe: Probe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client learns where to look; the next scrape is answered again."""
+    """The answer refers to the log; the next scrape works again."""
 
     async def fail() -> list[bytes]:
         raise OSError("no such file")
@@ -94,7 +94,7 @@ async def test_a_failed_scrape_names_its_cause_in_the_log(
 
 
 async def test_a_cancelled_scrape_is_answered(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop cancels its tasks when the process ends."""
+    """The event loop cancels its tasks when the process stops."""
 
     async def cancelled() -> list[bytes]:
         raise asyncio.CancelledError
@@ -104,23 +104,23 @@ async def test_a_cancelled_scrape_is_answered(probe: Probe, monkeypatch: pytest.
 
 
 async def test_a_hung_loop_is_told(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The endpoint itself answers when the event loop does not."""
+    """The endpoint answers 503 while the event loop hangs."""
     monkeypatch.setattr(http_endpoint, "LOOP_TIMEOUT_SECONDS", 0.05)
     monkeypatch.setattr(http_endpoint, "METRICS_TIMEOUT_SECONDS", 0.05)
     with ThreadPoolExecutor() as threads:
-        answers = list(threads.map(probe.fetch, ("/healthz", "/readyz", "/metrics")))  # the loop hangs until they come
+        answers = list(threads.map(probe.fetch, ("/healthz", "/readyz", "/metrics")))  # blocks the loop
     assert [status for status, _ in answers] == [503, 503, 503]
     assert (await probe.get("/healthz"))[0] == 200
 
 
 async def test_a_first_request_without_free_descriptors(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server's modules cannot be read: it is tried again with a reserved descriptor, and then later."""
+    """If the server's modules cannot be loaded, each reserved descriptor is tried, and then a later request."""
     server = http_server.HttpServer
     tries: list[ReservedDescriptors] = []
 
     def make(listener: socket.socket, application: WSGIApplication, reserved: ReservedDescriptors) -> object:
         tries.append(reserved)
-        if len(tries) < 7:  # more often than descriptors are reserved
+        if len(tries) < 7:  # more often than there are reserved descriptors
             raise OSError(errno.EMFILE, "no descriptor")
         assert not reserved.give_up_one(), "all of them were given up"
         return server(listener, application, reserved)
@@ -131,7 +131,7 @@ async def test_a_first_request_without_free_descriptors(probe: Probe, monkeypatc
 
 
 async def test_stop_frees_the_port(probe: Probe) -> None:
-    """A second endpoint can listen where the first one did; stopping twice is harmless."""
+    """Another endpoint can listen on the port afterwards. Stopping twice is harmless."""
     await probe.endpoint.stop()
     await probe.endpoint.stop()
     again = HttpEndpoint(probe.address, probe, probe)
@@ -140,6 +140,6 @@ async def test_stop_frees_the_port(probe: Probe) -> None:
 
 
 async def test_a_port_in_use(probe: Probe) -> None:
-    """Two endpoints on one port: the second says so."""
+    """The second endpoint on a port fails with the cause."""
     with pytest.raises(OSError, match="in use"):
         HttpEndpoint(probe.address, probe, probe).start()

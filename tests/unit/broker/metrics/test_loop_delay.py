@@ -1,4 +1,4 @@
-"""The delay of the event loop: measured always, with a warning that names what held it up."""
+"""The event loop's delay is always measured, and a warning names the code that blocked it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from tests.support.in_process_broker import METADATA, in_process_broker
 async def test_a_long_step_is_measured_and_named(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half a second in one step of a broker's module: the histogram has it, and the warning says where it was."""
+    """After a step of half a second the histogram has it, and the warning names the module."""
 
     module = {"__name__": "aerobee_broker.processors.slow", "time": time}
     exec("def dawdle(seconds): time.sleep(seconds)", module)  # stands for a module of the broker
-    monkeypatch.setattr(loop_delay, "_QUIET_SECONDS", 0.0)  # a busy machine may have held it up just before
+    monkeypatch.setattr(loop_delay, "_QUIET_SECONDS", 0.0)  # a warning may have been logged just before
     delay = LoopDelay()
     running = asyncio.create_task(delay.run())
     with caplog.at_level(logging.WARNING):
         async with asyncio.timeout(60):
-            while "aerobee_broker.processors.slow" not in caplog.text:  # the thread that looks may have to wait, too
+            while "aerobee_broker.processors.slow" not in caplog.text:  # the watching thread may be delayed, too
                 before = delay.slow_steps
                 await asyncio.sleep(0.01)
-                module["dawdle"](0.5)  # type: ignore[operator]  # a function
+                module["dawdle"](0.5)  # type: ignore[operator]
                 while delay.slow_steps == before:  # noqa: ASYNC110 - nobody is told
                     await asyncio.sleep(0.01)
     running.cancel()
@@ -45,13 +45,13 @@ async def test_a_long_step_is_measured_and_named(
 
 
 async def test_the_processor_time_of_a_step_is_measured() -> None:
-    """Unlike the delay, it does not grow while others have the processor, of which a sleep is an example."""
+    """Unlike the delay, the processor time does not grow while the thread sleeps."""
     delay = LoopDelay()
     running = asyncio.create_task(delay.run())
     async with asyncio.timeout(60):
         while not delay.seconds.count:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0.01)
-        time.sleep(0.5)  # noqa: ASYNC251  # that is the point
+        time.sleep(0.5)  # noqa: ASYNC251  # blocks the loop on purpose
         beats = delay.seconds.count
         while delay.seconds.count == beats:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -69,17 +69,17 @@ async def test_the_processor_time_of_a_step_is_measured() -> None:
 async def test_the_warning_names_the_call(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A method that holds up a whole broker is named, and /metrics counts the step."""
+    """The warning names the call that blocked the loop."""
 
     async def dawdle(self: RouteProcessor, request: Any, client: Any) -> v2.QueryRouteResponse:
-        time.sleep(0.5)  # noqa: ASYNC251  # that is the point
+        time.sleep(0.5)  # noqa: ASYNC251  # blocks the loop on purpose
         return v2.QueryRouteResponse(status=v2.Status(code=v2.Code.OK))
 
     monkeypatch.setattr(RouteProcessor, "query_route", dawdle)
-    monkeypatch.setattr(loop_delay, "_QUIET_SECONDS", 0.0)  # a slow start on a busy machine may have warned just before
+    monkeypatch.setattr(loop_delay, "_QUIET_SECONDS", 0.0)  # a warning may have been logged during a slow start
     with caplog.at_level(logging.WARNING):
         async with in_process_broker(tmp_path) as broker:
             async with asyncio.timeout(60):
-                while "call=QueryRoute" not in caplog.text:  # the thread that looks may have to wait, too
+                while "call=QueryRoute" not in caplog.text:  # the watching thread may be delayed, too
                     await broker.messaging.QueryRoute(v2.QueryRouteRequest(), metadata=METADATA, timeout=60)
                     await asyncio.sleep(0.12)

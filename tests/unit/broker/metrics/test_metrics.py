@@ -1,4 +1,4 @@
-"""What a scrape shows after known traffic."""
+"""The samples of a scrape after known traffic."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BASE = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "aerobee"
 
 
 async def scrape(broker: InProcessBroker) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Every sample by its name and its labels beyond those that all have."""
+    """Every sample by its name and its labels, without the labels that all samples have."""
 
     def fetch() -> str:
         with urllib.request.urlopen(f"http://{broker.metrics}/metrics", timeout=60) as response:
@@ -48,7 +48,7 @@ def labels(**values: str) -> frozenset[tuple[str, str]]:
 
 
 async def test_traffic_is_shown(tmp_path: Path) -> None:
-    """Three messages in, two out to one group, one of them acknowledged."""
+    """Three messages are sent, one group receives two and acknowledges one."""
     topic, group = v2.Resource(name="orders"), v2.Resource(name="billing")
     async with in_process_broker(tmp_path) as broker:
         for number in range(3):
@@ -116,7 +116,7 @@ async def test_traffic_is_shown(tmp_path: Path) -> None:
 
 
 async def test_failures_are_shown_by_their_code(tmp_path: Path) -> None:
-    """So that an alert can tell a caller's mistake from a broker's; an empty receive is neither."""
+    """The code lets alerts tell client errors from broker errors. An empty receive is a success."""
     async with in_process_broker(tmp_path) as broker:
         await broker.messaging.SendMessage(v2.SendMessageRequest(), metadata=METADATA, timeout=60)
         receive = v2.ReceiveMessageRequest(group=v2.Resource(name="g"), batch_size=1, auto_renew=True)
@@ -130,7 +130,7 @@ async def test_failures_are_shown_by_their_code(tmp_path: Path) -> None:
 
 
 async def test_delayed_messages_are_shown(tmp_path: Path) -> None:
-    """One of two delayed messages is delivered, and one taken back while it waits."""
+    """One of two delayed messages is delivered, the other one is recalled."""
     async with in_process_broker(tmp_path) as broker:
         types = [v2.MessageType.DELAY]
         topic = admin_v1.Topic(name="later", read_queue_count=1, accept_message_types=types)
@@ -163,7 +163,7 @@ async def test_delayed_messages_are_shown(tmp_path: Path) -> None:
 
 
 async def test_messages_with_a_delay_level_are_shown(tmp_path: Path) -> None:
-    """One of two is delivered, the other one waits in the queue of its level."""
+    """One of two messages is delivered, the other one waits in the queue of its level."""
     clock = TravellingClock()
     async with remoting_broker(tmp_path, clock=clock) as (broker, client):
         for level in (1, 4):
@@ -181,7 +181,7 @@ async def test_messages_with_a_delay_level_are_shown(tmp_path: Path) -> None:
 
 
 async def test_every_disk_of_the_log_is_shown(tmp_path: Path) -> None:
-    """By its path, size and use; GetStoreStatus says the same."""
+    """Each has its path, size and use, like in GetStoreStatus."""
     paths = (tmp_path / "a", tmp_path / "b")
     config = replace(StoreConfig.tiny(tmp_path / "data"), commit_log_paths=paths)
     async with in_process_broker(tmp_path / "data", store=config) as broker:
@@ -196,7 +196,7 @@ async def test_every_disk_of_the_log_is_shown(tmp_path: Path) -> None:
 
 
 async def test_an_edited_table_is_counted(tmp_path: Path) -> None:
-    """Of every table that was edited while the broker was down, a start takes the content, and counts the file."""
+    """A table edited while the broker was down is loaded as edited and counted."""
     name = "aerobee_store_tables_changed_total"
     async with in_process_broker(tmp_path) as broker:
         samples = await scrape(broker)
@@ -210,7 +210,7 @@ async def test_an_edited_table_is_counted(tmp_path: Path) -> None:
 
 
 async def test_a_scrape_is_made_in_steps_and_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others get their turn within a family; one with too many samples says how many it does not show."""
+    """Other tasks run while a family is rendered. A family with too many samples reports how many it leaves out."""
     monkeypatch.setattr(families_module, "SAMPLES_MAX", 100)
     monkeypatch.setattr(exposition_module, "_STEP_SECONDS", 0)
     exposition = exposition_module.Exposition(BrokerConfig.tiny(tmp_path))
@@ -246,7 +246,7 @@ async def test_a_scrape_is_made_in_steps_and_has_a_bound(tmp_path: Path, monkeyp
 
 
 def test_the_text_is_what_prometheus_reads() -> None:
-    """Names, kinds, labels with every character that has to be escaped, and values that are no plain numbers."""
+    """Names, types, escaped labels, and infinite and large values are parsed as they were written."""
     odd = 'a"b\\c\nd, {e}=ü'
     gauge = GaugeFamily("g", "A gauge.", labels=("one", "two"))
     gauge.add_metric((odd, "plain"), 1.5)
