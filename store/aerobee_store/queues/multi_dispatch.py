@@ -1,18 +1,17 @@
 """Messages in several queues: RocketMQ's multi-dispatch, and its light queues (LMQ).
 
-A record lies in the log once. Two of its properties name the other queues that hold it, as lists with commas:
+A record is stored in the log once. Two of its properties list additional queues that refer to it, separated by commas:
 
     INNER_MULTI_DISPATCH      set by the sender         %LMQ%room-7,%LMQ%room-9
     INNER_MULTI_QUEUE_OFFSET  set by the store          41,7
 
-The second has the queue offset in each of the first, in the same order; nothing stands between the commas for a name
-that has no queue. A name that begins with `%LMQ%` is that of a *light queue*, whose queue id is 0. Any other is a
-topic's, and the queue id that of the record (`StoreConfig.multi_dispatch`, off unless asked for). Records of retry
-topics, of the broker's own topics, of transactions that are not committed, and inner batches are in no queue but their
-own.
+The second property contains the queue offset in each of these queues, in the same order; it is empty for a name without
+a queue. A name that begins with `%LMQ%` is a *light queue*, and its queue id is 0. Any other name is a topic, with the
+queue id of the record (`StoreConfig.multi_dispatch`, off by default). Records of retry topics, of the broker's own
+topics and of uncommitted transactions, and inner batches, are only in their own queue.
 
-An offset that cannot be is not believed: before the message with offset n there are n records of `RECORD_SIZE_MIN`
-bytes at least in the log.
+An impossible offset is ignored: the message with offset n must have at least n records of `RECORD_SIZE_MIN` bytes
+before it in the log.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _SYSTEM_PREFIX: Final = "rmq_sys_"
 _NAME_SIZE_MAX: Final = 255  # bytes of a file name
 _DIGITS_MAX: Final = 18
 _BYTES_NAME: Final = b"INNER_MULTI_"
-# a part of it: searching for one byte takes a tenth of the time, and most properties do not contain it
+# a byte of the prefix: searching for one byte takes a tenth of the time, and most properties do not contain it
 _RARE_BYTE: Final = b"L"
 
 QueueKey = tuple[str, int]
@@ -49,13 +48,13 @@ QueueKey = tuple[str, int]
 
 
 def is_light(topic: str) -> bool:
-    """Whether it is the name of a light queue."""
+    """Whether the topic is the name of a light queue."""
     return topic.startswith(LMQ_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
 class MultiDispatch:
-    """Which of the names count. `light_queues`: those with `%LMQ%`; `other_topics`: all others."""
+    """Which names are dispatched. `light_queues`: names with `%LMQ%`; `other_topics`: all others."""
 
     light_queues: bool = True
     other_topics: bool = False
@@ -67,8 +66,8 @@ class MultiDispatch:
     def named(self, message: Message) -> list[QueueKey | None]:
         """The queues that a message names, in its order; None for an unusable name. Empty if all are unusable.
 
-        A name is unusable if it cannot be a directory name, or is the message's own queue. A queue that is named twice
-        is the same queue. Raises InvalidMessageError for more names than `NAMES_MAX`.
+        A name is unusable if it cannot be a directory name, or is the message's own queue. A queue may be named twice.
+        Raises InvalidMessageError for more names than `NAMES_MAX`.
         """
         raw = message.raw_properties
         values = message.properties if raw is None else properties.decode_properties(raw)
@@ -166,9 +165,9 @@ def names_queues(batch: RecordBatch) -> bool:
 
 
 def as_read_from(record: Record, queue_id: int, queue_offset: int) -> Record:
-    """The record as a message of one of the queues that it names, with its queue id and offset there.
+    """The record as a message of one of its additional queues, with the queue id and offset of that queue.
 
-    Its topic stays the one to which it was sent.
+    The topic remains the one to which the record was sent.
     """
     return replace(record, queue_id=queue_id, queue_offset=queue_offset)
 

@@ -1,39 +1,40 @@
 """Deletes topics, many at a time, while messages continue to be stored.
 
-1. In one step of the event loop the topics end: each queue's next offset and the end of the log are taken down, and
-   from then on nothing before is served. What waits for dispatch goes on to its queue, and is not served either.
-2. Once the log is durable up to there, the note of all of them is saved (`config/deletedTopics.json`), once.
-3. The queues leave the table, but for those that have messages again. These keep their files, of which the part that
-   is over is not served, and goes with retention or the next deletion.
-4. The files are removed, and the directory that held them is synced, once.
+1. One step of the event loop ends all the topics: it notes each queue's next offset and the end of the log. Older
+   messages are no longer served. Records that wait for dispatch still enter their queues, but are not served either.
+2. When the log is durable up to that point, the deletion of all topics is recorded in `config/deletedTopics.json`,
+   with one save.
+3. The queues leave the table, except queues that have received messages again. Those keep their files. The old part of
+   the files is not served, and is removed by retention or the next deletion.
+4. The files are removed, and the directory that held them is synced once.
 
-2 and 4 run in the disk thread. A message may come for a topic at any time. Before 3 its queue is there. After that it
-gets a new one, which may want the very names that are about to be removed: so whoever comes first removes the files of
-the topic, the disk thread or the event loop (`QueueFiles.remove`).
+Steps 2 and 4 run in the disk thread. A message for a deleted topic may arrive at any time. Before step 3 its queue
+still exists. Afterwards it gets a new queue, which may use the same file names. Therefore the first of the two, the
+disk thread or the event loop, removes the old files of the topic (`QueueFiles.remove`).
 
-A crash before the note is durable leaves the topics as they were, with whatever came later. After it, recovery skips
-their old records, and removes the queues that have no other ones (`remove_interrupted`): of their files any part may be
-gone. A caller that is cancelled leaves what a crash between two steps would leave, as far as it got.
+A crash before step 2 is durable leaves the topics unchanged, with all later messages. After it, recovery skips the old
+records and removes the queues that have no others (`remove_interrupted`); any part of their files may be missing.
+Cancelling the caller leaves the same state as a crash between two steps.
 
---- The note ---
+--- The table of deleted topics ---
 
-Which topics were deleted, and up to where in the log, is in `config/deletedTopics.json`.
+`config/deletedTopics.json` contains the deleted topics, and the position in the log up to which each was deleted.
 
-Deleting a topic removes its queues; its records stay in the log until they expire. Without a note recovery would find
-them, queue them again, and mix them with those of a later topic of the same name.
+Deleting a topic removes its queues; its records stay in the log until they expire. Without this table, recovery would
+queue them again, together with the records of a later topic of the same name.
 
     {"topics": {"orders": {"physicalOffset": 81920, "queues": {"0": 117, "1": 98}}}, "crc32": 3735928559}
 
-`crc32` is that of the topics as java_json writes them: with another offset, messages would come back or be gone.
+`crc32` is the checksum of the topics as java_json writes them. A wrong offset would restore or hide messages.
 
-Records of the topic before the physical offset do not count any more. A later topic of that name goes on at the queue
-offsets given, for one offset must not name two messages.
+Records of the topic before the physical offset are ignored. A later topic of the same name continues at the given queue
+offsets, because one offset must not refer to two messages.
 
-A save leaves out the light queues that were deleted before the log's present beginning: they come and go by the
-thousand, and the table would grow for good. No record is left then that could come back, no position of a group and no
-receipt handle speaks of one, and a lite topic of that name begins at 0 again, as one that never was. It matters to
-nobody but whoever has kept offsets of it outside the broker for longer than the log keeps messages. Of other topics
-that is what pipelines and readers by offset do, and people delete them one by one: these entries stay.
+A save omits light queues that were deleted before the present beginning of the log. They are created and deleted by the
+thousand, and the table would grow without bound. No record of them is left that could return, and no group offset or
+receipt handle refers to one. A lite topic of that name starts at 0 again, like a new one. This affects only readers
+that keep its offsets outside the broker for longer than the log keeps messages. For other topics, pipelines and readers
+by offset do so, and such topics are deleted one by one: their entries stay.
 """
 
 from __future__ import annotations
@@ -58,24 +59,24 @@ _REMOVED_AT_ONCE: Final = 32  # topics; other work of the disk thread runs in be
 
 @dataclass(frozen=True, slots=True)
 class DeletedTopic:
-    """Records before `physical_offset` are gone; `next_offsets`: queue id -> where the queue had ended."""
+    """Records before `physical_offset` are deleted; `next_offsets`: queue id -> next offset at the deletion."""
 
     physical_offset: int
     next_offsets: dict[int, int]
 
 
 class DeletedTopics:
-    """The table. To be saved after every change, before the queues are removed."""
+    """The table of deleted topics. Save it after every change, before the queues are removed."""
 
     def __init__(self, file_system: FileSystem, directory: Path) -> None:
         self._file_system = file_system
         self._path = directory / "config" / "deletedTopics.json"
-        # The previous content lacks the last deletion: its messages would return.
+        # The previous content lacks the last deletion: the deleted messages would return.
         self._table = JsonTable(file_system, self._path, old_content_helps=False, checksum_inside=True)
         self._topics: dict[str, DeletedTopic] = {}
 
     def load(self) -> None:
-        """Read the table. Raises StoreError if there is one that cannot be read."""
+        """Read the table, if there is one. Raises StoreError if it cannot be read."""
         content = self._table.load()
         if content is None:
             return
@@ -101,24 +102,24 @@ class DeletedTopics:
         return len(self._topics)
 
     def end_of(self, topic: str) -> int:
-        """The physical offset before which records of the topic do not count; 0 if it was never deleted."""
+        """The physical offset before which records of the topic are ignored; 0 if it was never deleted."""
         deleted = self._topics.get(topic)
         return deleted.physical_offset if deleted is not None else 0
 
     def next_offset(self, topic: str, queue_id: int) -> int:
-        """Where a queue of the topic goes on."""
+        """The queue offset at which a queue of the topic continues."""
         deleted = self._topics.get(topic)
         return deleted.next_offsets.get(queue_id, 0) if deleted is not None else 0
 
     def add(self, physical_offset: int, next_offsets: Mapping[str, Mapping[int, int]]) -> None:
-        """Note that topics are deleted; `next_offsets`: topic -> queue id -> offset. Counts at once, here."""
+        """Record topics as deleted; `next_offsets`: topic -> queue id -> offset. In effect at once, in memory."""
         for topic, offsets in next_offsets.items():
             before = self._topics.get(topic)
             known = before.next_offsets if before is not None else {}
             self._topics[topic] = DeletedTopic(physical_offset, {**known, **offsets})
 
     def forget(self, log_begin: int) -> None:
-        """Leave out the light queues that nothing is left of in a log that begins there."""
+        """Drop the light queues that have no records left in a log that begins at `log_begin`."""
         gone = [
             topic for topic, deleted in self._topics.items() if deleted.physical_offset <= log_begin and is_light(topic)
         ]
@@ -126,11 +127,11 @@ class DeletedTopics:
             del self._topics[topic]
 
     def content(self) -> dict[str, DeletedTopic]:
-        """What there is to save now."""
+        """The content to save now."""
         return dict(self._topics)
 
     def save(self, content: Mapping[str, DeletedTopic]) -> None:
-        """Make this the content, durably. Blocking; in one thread at a time. OSError."""
+        """Save this content durably. Blocking; in one thread at a time. OSError."""
         self._file_system.make_directory(self._path.parent)
         topics = {
             topic: {
@@ -144,7 +145,7 @@ class DeletedTopics:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Topics that have ended in the log before `physical_offset`, and what is to be noted of all topics."""
+    """Topics that have ended in the log before `physical_offset`, and the content of the table to save."""
 
     physical_offset: int
     queues: Sequence[tuple[AnyQueue, int]]  # with the next offset of each
@@ -152,7 +153,7 @@ class Ended:
 
 
 class TopicRemoval:
-    """The steps, one by one. Event loop only, but for `save`, `remove` and `sync`, which block."""
+    """The steps, one by one. Event loop only, except `save`, `remove` and `sync`, which block."""
 
     def __init__(self, file_system: FileSystem, queues: QueueTable, deleted: DeletedTopics) -> None:
         self._file_system = file_system
@@ -188,7 +189,7 @@ class TopicRemoval:
         )
 
     def remove(self, going: Sequence[QueueFiles]) -> None:
-        """Step 4, but for the sync. OSError."""
+        """Step 4 without the sync. OSError."""
         for files in going:
             files.remove()
 
@@ -199,7 +200,7 @@ class TopicRemoval:
                 self._file_system.sync_directory(root)
 
     def forget(self, going: Sequence[QueueFiles]) -> None:
-        """Their files are gone: nobody has to look for them any more."""
+        """Forget these removed files: no new queue has to look for them any more."""
         self._queues.removed(going)
 
     async def run(
@@ -225,7 +226,7 @@ class TopicRemoval:
         self._remove_now(self.take_out(ended))
 
     def remove_interrupted(self) -> None:
-        """At a start, after recovery: remove the queues that hold nothing but what was deleted. Blocking. OSError."""
+        """At startup, after recovery: remove the queues that contain only deleted messages. Blocking. OSError."""
         going = [
             queue
             for queue in self._queues.all()

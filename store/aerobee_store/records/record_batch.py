@@ -1,10 +1,10 @@
 """Many records at once: the layout of record.py, read and patched as numpy columns.
 
-One by one, Python takes some ten microseconds to check and decode a record; column by column about one. So whoever
-has more than a few at hand (recovery, dispatch, raw appends and reads) parses them here. The outcome is the same by
-construction: columns only find *which* record is the first bad one, `record.peek` then says what is wrong with it.
+One by one, Python takes some ten microseconds to check and decode a record; column by column about one. Therefore
+recovery, dispatch, raw appends and reads, which have many records, parse them here. The result is the same by
+construction: columns only find the first bad record, and `record.peek` then determines its error.
 
-How they are found is told in record_columns.py, how their properties are read in property_pairs.py.
+record_columns.py finds the records, property_pairs.py reads their properties.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _HOST_V4_SIZE: Final = 8
 _HOST_V4: Final = np.dtype("V8")
 _HOST_V6: Final = np.dtype("V20")
 _RECONSUME_TIMES_BEFORE_BODY: Final = 16  # four bytes; then prepared_transaction_offset and body_size
-# Of records that are in no queue, or whose fields lie elsewhere.
+# Flags of records that are in no queue, or have another layout.
 _UNUSUAL_FLAGS: Final = (
     record_codec.SYS_FLAG_PREPARED | record_codec.SYS_FLAG_BORN_HOST_V6 | record_codec.SYS_FLAG_STORE_HOST_V6
 )
@@ -56,8 +56,8 @@ _UNUSUAL_FLAGS: Final = (
 class RecordBatch:
     """Checked records as columns, one item a record, in the order of the buffer.
 
-    `*_start` count in `buffer`. The batch keeps the buffer alive and reads bodies and properties from it when asked:
-    whoever writes to the buffer meanwhile gets what is then there.
+    `*_start` are positions in `buffer`. The batch keeps the buffer alive and reads bodies and properties from it on
+    request: later writes to the buffer show.
     """
 
     buffer: memoryview
@@ -100,18 +100,18 @@ class RecordBatch:
         count_max: int | None = None,
         sizes: Integers | None = None,
     ) -> RecordBatch:
-        """Every valid record from `start` on, at most `count_max`, and why there is no further one (`stop`).
+        """Every valid record from `start` on, at most `count_max`, and the reason for the end (`stop`).
 
-        The parameters are those of `record.scan`: `base_physical_offset` is the log's offset of the buffer's first
-        byte, or None if the records are not neighbours in the log. `sizes`: what somebody says that the sizes of the
-        records are, to find them faster; if they are not, the records are found without.
+        The parameters are those of `record.scan`: `base_physical_offset` is the physical offset of the buffer's first
+        byte, or None if the records are not contiguous in the log. `sizes`: the presumed sizes of the records, which
+        speed up the search; if they are wrong, they are ignored.
         """
         view = memoryview(buffer)
         if end is None or end > len(view):
             end = len(view)
         found = None if sizes is None else starts_by_sizes(view, start, end, record_size_max, count_max, sizes)
         start_of, size_of, stride, position = found or find_starts(view, start, end, record_size_max, count_max)
-        # Copied once, unless slicing can be avoided as far as is known yet.
+        # Copied once, unless slicing can probably be avoided.
         source = None if stride else sliceable(view, start, position, len(start_of))
         while True:
             columns = columns_of(
@@ -145,11 +145,11 @@ class RecordBatch:
 
     @property
     def end(self) -> int:
-        """Where in the buffer the last record ends; `stop.position` if there is none."""
+        """The position in the buffer at which the last record ends; `stop.position` without a record."""
         return int(self.start[-1] + self.size[-1]) if len(self) else self.stop.position
 
     def slice(self, first: int, last: int) -> RecordBatch:
-        """Records [first, last), at least one, as a batch over just their bytes, which must lie without gaps."""
+        """Records [first, last), at least one, as a batch of their bytes alone, which must be contiguous."""
         if last - first == len(self) and not self.start[0] and self.end == len(self.buffer):
             return self
         begin = int(self.start[first])
@@ -182,7 +182,7 @@ class RecordBatch:
         return self._numbers_before_body(_RECONSUME_TIMES_BEFORE_BODY)
 
     def _numbers_before_body(self, distance: int) -> Integers:
-        """The 32-bit numbers that many bytes before each body, where fields lie alike for all kinds of hosts."""
+        """The 32-bit number `distance` bytes before each body, where the layout is the same for all kinds of hosts."""
         if not len(self):
             return np.zeros(0, np.int64)
         found = windows(self.buffer, 4)[self.body_start - distance].view(">i4").astype(np.int64)
@@ -257,11 +257,11 @@ class RecordBatch:
         return values
 
     def property_strings(self, name: str) -> list[str | None]:
-        """As `property_bytes`, decoded as `properties.decode_properties` does."""
+        """Like `property_bytes`, decoded as in `properties.decode_properties`."""
         return [None if value is None else value.decode("utf-8", "replace") for value in self.property_bytes(name)]
 
     def property_places(self, name: str) -> tuple[bytes, Integers, Integers, Integers]:
-        """Where the values of one property lie: a text, the records that have it (ascending), starts, ends."""
+        """The positions of one property's values: a text, the records that have it (ascending), starts, ends."""
         pairs = self._property_pairs()
         return pairs.text, *pairs.find(name)
 
@@ -273,15 +273,15 @@ class RecordBatch:
         return record, start + shift, end + shift
 
     def all_property_places(self) -> tuple[bytes, Integers, Integers, Integers, Integers, Integers]:
-        """Where all pairs lie, in stored order: a text, record, start and end of the name, start and end of the value.
+        """The positions of all pairs, in stored order: a text, record, start and end of the name and of the value.
 
-        A name may stand several times in a record; the last one counts.
+        A name may occur several times in a record; the last one counts.
         """
         pairs = self._property_pairs()
         return pairs.text, *pairs.all()
 
     def tags_codes(self) -> Integers:
-        """`properties.tags_code` of every record's TAGS; 0 without. Units of delayed messages hold a time instead."""
+        """`properties.tags_code` of every record's TAGS, or 0. Units of delayed messages contain a time instead."""
         pairs = self._property_pairs()
         if (tag := pairs.value_of_all(property_codec.TAGS)) is not None:
             return constant(property_codec.tags_code(tag.decode("utf-8", "replace")), len(self))
@@ -291,10 +291,10 @@ class RecordBatch:
         return codes
 
     def index_hashes(self) -> tuple[Integers, Integers]:
-        """What the index holds of these records: record numbers (ascending) and key hashes (`properties.index_hash`).
+        """The index entries of these records: record numbers (ascending) and key hashes (`properties.index_hash`).
 
-        In the order of insertion: of each record first UNIQ_KEY, then each token of KEYS, repeated ones as often as
-        they stand there. Rolled-back messages are not indexed.
+        In the order of insertion: for each record first UNIQ_KEY, then each token of KEYS, including repetitions.
+        Rolled-back messages are not indexed.
         """
         pairs = self._property_pairs()
         record, start, end = pairs.find(property_codec.UNIQ_KEY)
@@ -309,7 +309,7 @@ class RecordBatch:
         return self._index_hashes(pairs, record, start, end, self.topics)
 
     def tag_index_hashes(self) -> tuple[Integers, Integers]:
-        """As `index_hashes`, what RocketMQ 5.4 and later have in the index besides: `TAGS`, as the key `T#` and it."""
+        """Like `index_hashes`, for the additional entry of RocketMQ 5.4 and later: `TAGS`, with the key `T#<tags>`."""
         pairs = self._property_pairs()
         return self._index_hashes(pairs, *pairs.find(property_codec.TAGS), tuple(f"{topic}#T" for topic in self.topics))
 
@@ -326,11 +326,11 @@ class RecordBatch:
         return record, hashes
 
     def keep_properties(self) -> None:
-        """Copy the property strings, so that tags and keys can be asked for when the buffer holds something else."""
+        """Copy the property strings, so that tags and keys can still be read after the buffer is reused."""
         self._property_pairs()
 
     def properties_contain(self, part: bytes) -> bool:
-        """Whether these bytes are anywhere in the property strings: one fast search in all of them."""
+        """Whether these bytes occur anywhere in the property strings: one fast search in all of them."""
         return part in self._property_pairs().text
 
     def common_property_names(self) -> Collection[bytes] | None:
@@ -342,7 +342,7 @@ class RecordBatch:
         return self._property_pairs().value_of_all(name) if len(self) else None
 
     def first_malformed_properties(self) -> int | None:
-        """The number of the first record whose properties no sender may have: see PropertyPairs.first_malformed."""
+        """The number of the first record with properties that senders must not use: PropertyPairs.first_malformed."""
         return self._property_pairs().first_malformed() if len(self) else None
 
     def first_with_any(self, names: frozenset[str]) -> tuple[int, str] | None:
@@ -359,7 +359,7 @@ class RecordBatch:
                 end = int(start[-1] + size[-1]) if len(self) else 0
                 source, position = self._source or sliceable(self.buffer, begin, end, len(self))
                 pairs = PropertyPairs(source, start - position, size)
-                object.__setattr__(self, "_source", None)  # it may be a copy, and is not needed any more
+                object.__setattr__(self, "_source", None)  # may be a copy, and is no longer needed
             object.__setattr__(self, "_pairs", pairs)
             return pairs
         return self._pairs
@@ -373,7 +373,7 @@ def place(
     store_timestamp: npt.ArrayLike,
     store_host: Host | None = None,
 ) -> RecordBatch:
-    """As `write_place`, and return the batch of `buffer`."""
+    """Like `write_place`, but return the batch of `buffer`."""
     queue_offset, physical = write_place(batch, buffer, queue_offsets, physical_offset, store_timestamp, store_host)
     return dataclasses.replace(
         batch,
@@ -394,15 +394,16 @@ def write_place(
     store_host: Host | None = None,
     born_host: Host | None = None,
 ) -> tuple[Integers, Integers]:
-    """Write what the append knows into `buffer`, a writable copy of the batch's buffer; return both offsets of each.
+    """Write the fields set by the append into `buffer`, a writable copy of the batch's buffer; return both offsets of
+    each record.
 
-    `queue_offsets`: one a record; those of prepared and rolled-back messages are replaced by 0. `physical_offset`: of
-    the first record; the others follow as they lie in the buffer. `store_timestamp`: ms, one for all or one a record.
-    `store_host`: replaces that of every record. `born_host`: replaces 0.0.0.0:0, if it is an IPv4 address, and [::]:0.
-    Record checksums are computed where a record has one.
+    `queue_offsets`: one per record; those of prepared and rolled-back messages are replaced by 0. `physical_offset`: of
+    the first record; the others follow by their positions in the buffer. `store_timestamp`: ms, one for all or one per
+    record. `store_host`: replaces that of every record. `born_host`: replaces [::]:0, and 0.0.0.0:0 if it is an IPv4
+    address. Record checksums are computed for the records that have one.
 
-    Raises InvalidMessageError if `store_host` is of the other IP version than a record has room for; nothing has been
-    written then.
+    Raises InvalidMessageError, before anything is written, if `store_host` has another IP version than a record has
+    space for.
     """
     view = memoryview(buffer)
     queue_offset = np.asarray(queue_offsets, np.int64)
@@ -444,10 +445,10 @@ def write_place(
 
 
 def _write_born_host(batch: RecordBatch, view: memoryview, stride: int, born_host: Host) -> None:
-    """Write the address of a connection where a record has none.
+    """Write the address of the connection into records without one.
 
-    Records keep their size: an IPv6 address does not fit into a record with room for IPv4; an IPv4 address goes mapped
-    (::ffff:a.b.c.d) into one with room for IPv6.
+    Records keep their size. An IPv6 address does not fit into a record with space for IPv4. An IPv4 address is written
+    as a mapped address (::ffff:a.b.c.d) into a record with space for IPv6.
     """
     start, position = batch.start, record_codec.BORN_HOST_POSITION
     encoded = property_codec.encode_host(born_host)

@@ -1,12 +1,12 @@
-"""Where the fields of many records lie, and which record is the first bad one: what record_batch.py parses with.
+"""Finds the positions of the fields of many records, and the first bad record, for record_batch.py.
 
-Only two things go record by record. Where a record ends is known from its size alone, so finding the starts is a chain
-of hops; and a CRC-32 takes one stretch of bytes per call. Everything else relies on a view of the buffer whose items
-begin at every byte (stride 1): indexing it by an array of positions gathers one big-endian field of all records,
-assigning scatters it.
+Only two steps work record by record. The end of a record is known only from its size, so the starts are found by
+following the sizes; and each call of CRC-32 takes one contiguous range of bytes. Everything else uses a view of the
+buffer whose items begin at every byte (stride 1). Indexing the view by an array of positions gathers one big-endian
+field of all records; assigning scatters it.
 
-Records of one size, as one producer often sends them, need no hops, and one call of `struct` cuts them into stretches.
-If all their lengths are those of the first as well, the scalar check of that one is enough for all.
+Records of one size, which one producer often sends, need no such chain, and one call of `struct` cuts them into ranges.
+If all their lengths equal those of the first record, the scalar check of the first is sufficient for all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Bytes = npt.NDArray[np.uint8]
 Source = tuple[ReadableBuffer, int]
 """What is best sliced instead of a buffer, and where in the buffer it begins."""
 
-# The fixed part of a record; behind `born_host` only where both hosts are IPv4.
+# The fixed part of a record; the fields after `born_host` are valid only if both hosts are IPv4.
 HEAD: Final = np.dtype(
     [
         ("total_size", ">i4"),
@@ -51,10 +51,10 @@ HEAD: Final = np.dtype(
         ("body_size", ">i4"),
     ]
 )
-# The ten digits of a record checksum, as numbers that are compared and never computed with.
+# The ten digits of a record checksum, as numbers that are only compared.
 _DIGITS: Final = np.dtype([("low", "u4"), ("middle", "u4"), ("high", "u2")])
 PACKED_DIGITS: Final = np.dtype(f"V{_DIGITS.itemsize}")
-# The record checksum, read by its place at the record's end.
+# The record checksum, at its fixed position before the record's end.
 _TAIL: Final = np.dtype([("name", ">u8"), ("separator", "u1"), ("digits", _DIGITS), ("close", "u1")])
 I64: Final = np.dtype(">i8")
 _I64_NATIVE: Final = np.dtype(np.int64)
@@ -73,22 +73,22 @@ _DIGITS_OF: Final = (
     (np.arange(10_000)[:, None] // np.array([1, 10, 100, 1000]) % 10 + ord("0")).astype(np.uint8).view(np.uint32)[:, 0]
 )
 _TWO_DIGITS_OF: Final = _DIGITS_OF.view(np.uint16)[:200:2].copy()
-# From this many records of one size on, looking for more of them at once is faster than hopping.
+# From this many records of one size on, searching for more of them at once is faster than following the sizes.
 _RUN_MIN: Final = 4
-# Checksums computed after one call of `struct`: bounds what it copies, and how many layouts there are.
+# Checksums computed after one call of `struct`: bounds the bytes it copies and the number of layouts.
 _STRETCHES_MAX: Final = 512
-# Longer stretches are not copied to be checked: making a view costs less than a copy of this many bytes (measured).
+# Longer ranges are checked without a copy: making a view costs less than copying this many bytes (measured).
 _COPIED_SIZE_MAX: Final = 2048
 
 
 def items(buffer: memoryview, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The buffer as numbers that begin at every byte; none if it is too small for one."""
+    """The buffer as overlapping numbers that begin at every byte; empty if it is too small for one."""
     return np.ndarray((max(len(buffer) - dtype.itemsize + 1, 0),), dtype, buffer, strides=(1,))
 
 
 def heads_at(view: memoryview, start: Integers) -> npt.NDArray[np.void]:
-    """The fixed parts of the records that begin there, as a structured array: `total_size`, `magic`, `queue_offset`,
-    `physical_offset` and others. A record is at least that long.
+    """The fixed parts of the records at these starts, as a structured array: `total_size`, `magic`, `queue_offset`,
+    `physical_offset` and others. Every record is at least that long.
     """
     return windows(view, HEAD.itemsize)[start].view(HEAD)
 
@@ -101,9 +101,9 @@ def find_starts(
     count_max: int | None,
     size_min: int = record_codec.RECORD_SIZE_MIN,
 ) -> tuple[Integers, Integers, int, int]:
-    """Follow the sizes: where records may begin, their sizes, that of all if they have one or 0, the chain's end.
+    """Follow the sizes. Returns possible starts of records, their sizes, their common size or 0, the chain's end.
 
-    `size_min`: of what begins with its size and is no record.
+    `size_min`: the smallest size of anything that begins with its size, such as a blank.
     """
     size_at = struct.Struct(">i").unpack_from
     position = start
@@ -129,7 +129,7 @@ def find_starts(
         position += size
         left -= 1
     if position > end:
-        position = positions.pop()  # the record ends behind the bytes at hand
+        position = positions.pop()  # the record ends after the available bytes
     uniform = np.arange(start, start + run * stride, stride or 1, dtype=np.int64)
     if run and not positions:
         return uniform, constant(stride, run), stride, position
@@ -142,7 +142,7 @@ def find_starts(
 def starts_by_sizes(
     view: memoryview, start: int, end: int, size_max: int, count_max: int | None, sizes: Integers
 ) -> tuple[Integers, Integers, int, int] | None:
-    """As `find_starts`, for records that are said to have these sizes; None if they do not, or not all are here."""
+    """Like `find_starts`, for records of presumed sizes; None if a size is wrong, or a record is incomplete."""
     if not len(sizes) or (count_max is not None and len(sizes) > count_max):
         return None
     ends = start + np.cumsum(sizes)
@@ -169,9 +169,9 @@ def columns_of(
     check_crc: bool,
     source: Source | None,
 ) -> dict[str, Any] | int:
-    """All other columns; or the number of a bad record, if there is one: those before it may still hold an earlier one.
+    """All other columns; or the number of a bad record, if there is one. An earlier record may be bad too.
 
-    `stride`: the size of all records, if they have one.
+    `stride`: the common size of all records, else 0.
     """
     count = len(start)
     head, layout = _head_and_layout(view, start, size, stride)
@@ -220,7 +220,7 @@ def columns_of(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
-    """Where the parts of records lie, all within the record. `topic_index` is None if they are not all alike."""
+    """The positions of the parts of records, all within the record. `topic_index` is None if topics differ."""
 
     sys_flag: Integers
     store_timestamp: Integers
@@ -239,7 +239,7 @@ class _Layout:
 def _head_and_layout(
     view: memoryview, start: Integers, size: Integers, stride: int
 ) -> tuple[npt.NDArray[np.void], _Layout | int]:
-    """The fixed first fields of all records, and where their parts lie, or the number of a bad record."""
+    """The fixed first fields of all records, and the positions of their parts, or the number of a bad record."""
     if stride and len(start):
         head = np.ndarray((len(start),), HEAD, view, int(start[0]), (stride,))
         layout = _first_layout(view, start, head, stride)
@@ -251,7 +251,7 @@ def _head_and_layout(
 
 
 def _first_layout(view: memoryview, start: Integers, head: npt.NDArray[np.void], stride: int) -> _Layout | None:
-    """That of the first record, if it is that of all, and all have its topic; else None. They lie without gaps."""
+    """The layout of the first record, if all have its layout and topic; else None. The records are contiguous."""
     position = int(start[0])
     first = record_codec.peek(view, position, position + stride, check_crc=False, placed=False)
     if isinstance(first, ScanStop):
@@ -297,10 +297,10 @@ def _first_layout(view: memoryview, start: Integers, head: npt.NDArray[np.void],
 
 
 def _layout(view: memoryview, start: Integers, size: Integers, head: npt.NDArray[np.void]) -> _Layout | int:
-    """That of each record; or the number of one whose lengths do not agree, as `columns_of`.
+    """The layout of each record; or the number of a record whose lengths are inconsistent, like `columns_of`.
 
-    What a length says is compared with its record's bounds before it leads to a position, so that nothing is read
-    outside of the buffer.
+    Each length is checked against the bounds of its record before it is used, so that nothing is read outside of the
+    buffer.
     """
     count = len(start)
     end = start + size
@@ -361,9 +361,9 @@ def _layout(view: memoryview, start: Integers, size: Integers, head: npt.NDArray
 
 
 def windows(buffer: ReadableBuffer | Bytes, width: int) -> npt.NDArray[np.void]:
-    """The buffer as items of `width` bytes that begin at every byte; none if it is too small for one.
+    """The buffer as overlapping items of `width` bytes that begin at every byte; empty if it is too small for one.
 
-    Gathering them and looking at the outcome as what they are is several times as fast as gathering structures.
+    Gathering such items and then viewing them as structures is several times as fast as gathering structures.
     """
     return np.ndarray((max(len(buffer) - width + 1, 0),), f"V{width}", buffer, strides=(1,))
 
@@ -371,9 +371,9 @@ def windows(buffer: ReadableBuffer | Bytes, width: int) -> npt.NDArray[np.void]:
 def put_items(
     buffer: memoryview, dtype: np.dtype[Any], start: Integers, position: int, stride: int, values: Any
 ) -> None:
-    """Write an item `position` bytes behind each start, of which there is one at least.
+    """Write an item `position` bytes after each start; there is at least one start.
 
-    `stride`: the starts are so many bytes apart, if it is not 0.
+    `stride`: the distance between the starts in bytes, if it is constant; else 0.
     """
     if stride:
         _column(buffer, int(start[0]) + position, stride, len(start), dtype)[:] = values
@@ -382,18 +382,18 @@ def put_items(
 
 
 def _column(buffer: memoryview, position: int, stride: int, count: int, dtype: Any) -> npt.NDArray[Any]:
-    """Items that begin at `position` and every `stride` bytes behind it."""
+    """Items that begin at `position` and every `stride` bytes after it."""
     return np.ndarray((count,), dtype, buffer, position, (stride,))
 
 
 @lru_cache(maxsize=256)
 def constant(value: int, count: int, dtype: np.dtype[Any] = _I64_NATIVE) -> npt.NDArray[Any]:
-    """The same value for all, read-only; it takes the room of one."""
+    """An array of one repeated value, read-only; it takes the memory of one item."""
     return np.ndarray((count,), dtype, dtype.type(value).tobytes(), 0, (0,))
 
 
 def are_alike(buffer: ReadableBuffer, position: int, width: int, stride: int, count: int) -> bool:
-    """Whether the bytes at `position`, `width` of them, come again every `stride` bytes, `count` times in all.
+    """Whether the `width` bytes at `position` repeat every `stride` bytes, `count` times in all.
 
     Comparing two strings of bytes takes a fraction of the time of comparing arrays.
     """
@@ -407,7 +407,7 @@ def _bytes_dtype(width: int) -> np.dtype[np.void]:
 
 
 def all_true(ok: Booleans) -> bool:
-    """As `ok.all()`, which takes five times as long for some hundred items."""
+    """Equal to `ok.all()`, which takes five times as long for some hundred items."""
     return not len(ok) or bool(ok[ok.argmin()])
 
 
@@ -429,7 +429,8 @@ def _first_bad_crc(
 ) -> int:
     """The number of the first record with a wrong checksum; their count if there is none.
 
-    That is the record checksum of those that have one, if it counts, for it covers the body too; else the body's.
+    A record with a record checksum is checked by it, if it applies, because it covers the body too; any other record by
+    the checksum of the body.
     """
     count = len(start)
     whole_count = int(np.count_nonzero(layout.has_property_crc)) if placed else 0
@@ -450,9 +451,9 @@ def _first_bad_crc(
 def crcs_of(
     view: memoryview, start: Integers, end: Integers, source: Source | None = None, stride: int = 0
 ) -> npt.NDArray[np.uint32]:
-    """CRC-32 with the top bit cleared of each stretch, at least one; stretches are in order and do not overlap.
+    """CRC-32, with the top bit cleared, of each range; at least one range, in order and without overlap.
 
-    `stride`: they are equally long, and begin so many bytes one after the other.
+    `stride`: the distance between the starts in bytes, if all ranges have one size; else 0.
     """
     count = len(start)
     size = int(end[0] - start[0])
@@ -475,12 +476,12 @@ def crcs_of(
 
 @lru_cache(maxsize=64)
 def _stretches(size: int, gap: int, count: int) -> struct.Struct:
-    """Cuts stretches of one size out of a buffer, with `gap` bytes between them."""
+    """A `struct` that cuts ranges of one size out of a buffer, with `gap` bytes between them."""
     return struct.Struct(f"{size}s" + f"{gap}x{size}s" * (count - 1))
 
 
 def sliceable(view: memoryview, begin: int, end: int, count: int) -> Source:
-    """What `count` slices of the bytes between `begin` and `end` are best taken from, and where in the view it begins.
+    """The best source for `count` slices of the bytes between `begin` and `end`, and its position in the view.
 
     A slice of `bytes` takes half of the time of a slice of a memoryview, unless it is long.
     """
@@ -493,7 +494,7 @@ def sliceable(view: memoryview, begin: int, end: int, count: int) -> Source:
 
 
 def _position_in(owner: bytes, view: memoryview) -> int:
-    """Where in `owner` the view of a part of it begins."""
+    """The position in `owner` at which a view of a part of it begins."""
     addresses = [np.frombuffer(each, np.uint8).__array_interface__["data"][0] for each in (view, owner)]
     position: int = addresses[0] - addresses[1]
     assert 0 <= position <= len(owner) - len(view), "the view is of this object"
@@ -501,7 +502,7 @@ def _position_in(owner: bytes, view: memoryview) -> int:
 
 
 def digits_of(crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.void]:
-    """Ten ASCII digits of each, the least significant first."""
+    """The ten ASCII digits of each checksum, the least significant first."""
     digits = np.empty(len(crcs), _DIGITS)
     rest = crcs // np.uint32(10_000)
     high = rest // np.uint32(10_000)
@@ -515,7 +516,7 @@ def digits_of(crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.void]:
 
 
 def _topics(view: memoryview, start: Integers, size: Integers) -> tuple[tuple[str, ...], Integers]:
-    """The distinct topics and which of them each record has, up to the first record whose topic is not UTF-8."""
+    """The distinct topics, and each record's index in them, up to the first record whose topic is not UTF-8."""
     number: dict[str, int] = {}
     index = np.zeros(len(start), np.int64)
     # Topics of one size are gathered at once; there are few sizes, and a hostile buffer costs no more than a loop.
@@ -529,7 +530,7 @@ def _topics(view: memoryview, start: Integers, size: Integers) -> tuple[tuple[st
         starts = start[rows]
         width = int(size[rows][0])
         gathered = windows(view, width)[starts].view(np.uint8).reshape(-1, width)
-        # One topic for all is the common case, and comparing is faster than naming.
+        # One topic for all is the common case, and comparing is faster than decoding.
         alike = all_true((gathered == gathered[0]).reshape(-1))
         names: list[bytes] = [gathered[0].tobytes()] if alike else gathered.view(f"V{gathered.shape[1]}")[:, 0].tolist()
         of_name = {}

@@ -11,10 +11,10 @@ with the new value of each changed item, or null for a deleted one:
     {"after":17,"dataVersion":{"counter":19,...},"topicConfigTable":{"orders":{...},"bills":null}}
 
 `after` is the counter of the table's dataVersion before the change. A change applies to a table with a lower counter
-than its own; the table already has the others.
+than its own; the table already contains the others.
 
-A power cut during an append leaves some sectors of the last line as zeros. That tells such a torn line, which was never
-acknowledged, from a damaged one.
+A power cut during an append leaves some sectors of the last line as zeros. These zeros distinguish a torn line, which
+was never acknowledged, from a damaged one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from aerobee_store.tables.java_json import Bean
 SUFFIX: Final = ".log"
 SIZE_MIN: Final = 64 << 10
 _BLOCK: Final = 4096
-_SECTOR: Final = 512  # what a disk writes as a whole, or leaves as it was
+_SECTOR: Final = 512  # bytes that a disk writes atomically
 _CRC_SIZE: Final = 8
 
 

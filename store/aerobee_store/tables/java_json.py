@@ -1,8 +1,8 @@
 """RocketMQ's configuration files: the JSON that fastjson 1.x writes and reads.
 
-It is JSON with one extension: a Java map whose keys are integers is written with bare keys, `{0:250,1:250}`. A reader
-has to take both forms. The layout depends on the Java type of a value, which JSON does not show, so `dumps` is told by
-the Python type:
+It is JSON with one extension: a Java map with integer keys is written with bare keys, `{0:250,1:250}`. A reader must
+accept both forms. The layout depends on the Java type of a value, which JSON does not show. The Python type tells it to
+`dumps`:
 
     dict          a map with string keys, in the order of the dict; every pair on its own line
     Bean          a Java object: the same, sorted by name
@@ -11,7 +11,7 @@ the Python type:
     list          an array of strings or primitive numbers, on one line
     BoxedList     a list of boxed numbers (List<Long>), every element on its own line
 
-Indentation is one tab a level, no blank follows a colon, and the file ends without a line end:
+Each level is indented by one tab, no space follows a colon, and the file has no final line end:
 
     {
         "offsetTable":{
@@ -20,8 +20,8 @@ Indentation is one tab a level, no blank follows a colon, and the file ends with
         }
     }
 
-RocketMQ writes the entries of a map in the order of Java's hash tables. No reader depends on it, so a dict keeps its
-own order, which for a file that was read is the order of that file.
+RocketMQ writes the entries of a map in the order of Java's hash tables. No reader depends on that order, so a dict
+keeps its own: for a loaded file, the order of the file.
 """
 
 from __future__ import annotations
@@ -82,9 +82,8 @@ def loads(text: bytes | str, *, object_keys: bool = False) -> object:
     keys.
 
     Objects become dict; IntegerMap if all keys were bare; ObjectMap if all were objects. Keys are strings in each of
-    them. Of equal keys the last one wins (`"0"` and `0` are equal). Everything else is strict: anything that is neither
-    JSON nor such a key, nesting beyond DEPTH_MAX, numbers of more than 64 characters, and text that is not UTF-8 raise
-    JsonFormatError.
+    them. Of equal keys the last one wins (`"0"` and `0` are equal). Parsing is otherwise strict: JsonFormatError is
+    raised for other syntax, nesting beyond DEPTH_MAX, numbers of more than 64 characters, and text that is not UTF-8.
     """
     if isinstance(text, str):
         return _Parser(text, object_keys).document()

@@ -1,20 +1,21 @@
-"""One of RocketMQ's configuration files, with the copy of its previous content beside it.
+"""One of RocketMQ's configuration files, with a copy of its previous content.
 
     topics.json        the content of the last save
     topics.json.bak    the content of the save before it
     topics.json.crc    the checksums of both: table_checksums.py
-    topics.json.tmp, .bak.tmp, .crc.tmp     left by a crash; without meaning, replaced by the next save
-    topics.json.damaged                     a main file that could not be read, kept for whoever wants to look
-    topics.json.changed, .changed.bak       a main file that was not what had been saved, and its .bak: kept likewise
+    topics.json.tmp, .bak.tmp, .crc.tmp     left by a crash; ignored, and replaced by the next save
+    topics.json.damaged                     an unreadable main file, kept for inspection
+    topics.json.changed, .changed.bak       a main file that differed from the saved content, and its .bak; kept too
 
-A save goes
+The steps of a save:
 
     1  write and sync .tmp      2  link main to .bak.tmp, rename that to .bak
     3  write and sync .crc      4  rename .tmp to main      5  sync the directory
 
-so that main is never absent and never half written: before step 4 it has the old content, after it the new, both
-synced, and .crc knows both. The copy of step 2 is another name of the old file, not another writing of it. Where main
-cannot be read, step 2 is left out: .bak is then the only good content, and must stay until main is good again.
+The main file therefore always exists and is always complete. It has the old content before step 4 and the new content
+afterwards; both are synced, and .crc contains the checksums of both. Step 2 gives the old file a second name and copies
+no data. If the main file is unreadable, step 2 is omitted: .bak is then the only good content, and must stay until the
+main file is good again.
 
 RocketMQ renames main to .bak first and then writes main anew; its reader and ours therefore fall back to .bak.
 """
@@ -97,10 +98,10 @@ class JsonTable:
     def load(self, *, report: bool = True) -> object | None:
         """Return the content of the main file or, where that is missing, empty or invalid JSON, that of its .bak.
 
-        None if there is neither. A warning is logged if .bak is used, and if the content does not match its checksum:
-        it is used, because it may have been edited. With `report` false, another reader of the file logs the warning.
-        Nothing is changed or deleted. Raises UnreadableTableError if there is content that cannot be read; OSError from
-        the disk.
+        None if neither exists. A warning is logged if .bak is used, and if the content does not match its checksum.
+        Such content is used nevertheless, because a person may have edited it. With `report` false, another reader of
+        the file logs the warning. Nothing is changed or deleted. Raises UnreadableTableError if there is content that
+        cannot be read; OSError from the disk.
         """
         if self._checksums is not None:
             self._checksums.load()
@@ -124,7 +125,7 @@ class JsonTable:
         if "damaged" in (main.state, backup.state) or was_saved:
             raise UnreadableTableError(self.path, [main.cause, backup.cause])
         if main.state == "empty" and report:
-            # A crash during RocketMQ's very first save leaves this: there never was any content.
+            # A crash during RocketMQ's very first save leaves an empty file: there never was any content.
             _log.warning("configuration file is empty and has no copy; the table starts empty path=%s", self.path)
         return None
 

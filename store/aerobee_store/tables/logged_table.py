@@ -4,11 +4,11 @@
     topics.json.log      the changes since then: change_log.py
     topics.json.log.bak  the changes between topics.json.bak and topics.json
 
-A complete save contains the changes of the log, which is then renamed to `.log.bak`. It takes place when the log is
-full, when the broker stops, after a start that found a log, and after a failed append. RocketMQ, which does not know
-the log, therefore finds all items after an orderly stop.
+A complete save contains the changes of the log, which is then renamed to `.log.bak`. It is done when the log is full,
+when the broker stops, after a start that found a log, and after a failed append. RocketMQ does not read the log, but
+finds all items after a clean stop.
 
-Where topics.json cannot be read, its `.bak` and both logs together have the same content.
+If topics.json is unreadable, its `.bak` and both logs together have the same content.
 """
 
 from __future__ import annotations

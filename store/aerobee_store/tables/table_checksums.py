@@ -1,7 +1,7 @@
-"""What a configuration file must look like: size and CRC-32 of its content, in a file beside it.
+"""The size and CRC-32 of a configuration file's content, in a separate file.
 
-RocketMQ's JSON has no place for a checksum, and stays as RocketMQ writes it. So `topics.json.crc` knows two contents,
-the one that is being saved and the one before it, each in a sector of its own:
+RocketMQ's JSON has no field for a checksum, and its format is not changed. `topics.json.crc` therefore describes two
+contents, the one being saved and the previous one, each in a sector of its own:
 
     offset  size  field
          0     4  magic        MAGIC
@@ -10,13 +10,14 @@ the one that is being saved and the one before it, each in a sector of its own:
         16     4  slot crc     CRC-32 of the 16 bytes before
        512    20  the other content; zeros where there is none
 
-A save overwrites the slot that does not describe the present content, and syncs it, before the new content gets the
-name. Whenever the power goes, then, the slot of the content that has the name is whole: a crash is never taken for
-damage. The first save makes the file under another name; if that renaming is lost, nothing is known, and nothing said.
+Before the new content is renamed to the main name, a save overwrites and syncs the slot that does not describe the
+present content. After a power cut, the slot of the main file's content is therefore intact, and a crash is never
+mistaken for damage. The first save creates the checksum file under another name. If that rename is lost, there are no
+checksums and no warning.
 
-What matches neither slot was damaged, or written by somebody else: a person, or RocketMQ. Those cannot be told apart
-(a flipped bit makes a 9 of an 8, and so does a person), so it is said and the content is taken. Damage that happens to
-give the whole content of the save before passes for that: it is what a crash in the middle of the save would leave.
+Content that matches neither slot was damaged, or written by a person or by RocketMQ. These cases cannot be told apart:
+a flipped bit and a person can both turn an 8 into a 9. A warning is logged and the content is used. Damage that
+restores exactly the previous content goes undetected, because a crash in the middle of a save leaves the same.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from aerobee_store.disk.file_system import File
 
 SUFFIX: Final = ".crc"
 MAGIC: Final = b"AETC"
-SLOT_SIZE: Final = 512  # what a disk writes as a whole, or leaves as it was
+SLOT_SIZE: Final = 512  # bytes that a disk writes atomically
 _SLOT: Final = struct.Struct(">4sQII")
 assert _SLOT.size == 20, "the table above and the struct must agree"
 _FILE_SIZE: Final = 2 * SLOT_SIZE
@@ -55,7 +56,7 @@ class ChecksumFiles(Protocol):
         """Rename `source` to `target`, replacing it."""
 
     def unlink(self, path: Path) -> object:
-        """Take the name away."""
+        """Remove the name."""
 
     def exists(self, path: Path) -> bool:
         """Whether the file exists."""
@@ -86,7 +87,7 @@ class Content:
 
 
 class TableChecksums:
-    """The checksums of one configuration file. Synchronous, and one caller at a time, as its table."""
+    """The checksums of one configuration file. Synchronous, one caller at a time, like its table."""
 
     def __init__(self, files: ChecksumFiles, table_path: Path) -> None:
         self.path = table_path.with_name(table_path.name + SUFFIX)
@@ -108,7 +109,7 @@ class TableChecksums:
             return
         encoded = [data[start : start + _SLOT.size] for start in (0, SLOT_SIZE)]
         self._slots = [Content.decode(slot) for slot in encoded]
-        # One slot may be empty. A slot that is neither empty nor valid is damaged, or a crash has torn its write.
+        # One slot may be empty. A slot that is neither empty nor valid is damaged, or a crash interrupted its write.
         self._is_whole = any(self._slots) and all(
             content is not None or not any(slot) for content, slot in zip(self._slots, encoded, strict=True)
         )
@@ -143,7 +144,7 @@ class TableChecksums:
         self._slots, self.exists, self._is_whole = slots, True, True
 
     def _is_usable(self) -> bool:
-        """Whether the file can be overwritten: it may be of any size, or removed in the meantime."""
+        """Whether the file can be overwritten: it may have any size, or have been removed in the meantime."""
         return self.exists and any(self._slots) and self._files.exists(self.path)
 
     def _overwrite(self, position: int, data: bytes) -> None:

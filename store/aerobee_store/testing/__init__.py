@@ -1,19 +1,19 @@
-"""For tests of what is built on a store: a disk in memory that crashes, fails and runs full; a clock that stands still.
+"""For tests of software on a store: a disk in memory that can crash, fail and run full, and a manual clock.
 
     disk = MemoryFileSystem()
     store = MessageStore.open(StoreConfig.tiny(Path("/store")), file_system=disk)
     ...
     store = MessageStore.open(StoreConfig.tiny(Path("/store")), file_system=disk.crash(seed=7))
 
-The disk keeps what was written and what was synced. `crash` answers with a disk as the machine could find it after a
-power cut at this moment: all that was synced, and of the rest any part. It is as unkind as POSIX allows:
+The disk tracks which data was written and which was synced. `crash` returns a disk in a state that a power cut at this
+moment could leave: all synced data, and any part of the rest. It loses as much as POSIX allows:
 
-- of each 512-byte sector it keeps any version that was written since the last sync, each sector by itself; what is
-  stored through a map counts as written at the next operation of the disk;
-- a new file may have any size that it had since, and a name is safe only after its directory was synced;
-- names of different files are lost independently, or from some moment on;
-- a sync covers what was written before it began, not what is written while it runs;
-- after a failed sync the pages count as clean: the next sync succeeds and writes nothing of them.
+- each 512-byte sector independently keeps any version that was written since the last sync; stores through a map count
+  as written at the next operation of the disk;
+- a new file may have any size that it had since, and a name is durable only after its directory was synced;
+- names of different files are lost independently, or all those that changed after some moment;
+- a sync covers data written before it began, not data written while it runs;
+- after a failed sync the pages count as clean: the next sync succeeds and does not write them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CHANGES: Final = frozenset(
 
 
 class ManualClock:
-    """Stands still until it is advanced. `now_ms` is in Unix milliseconds."""
+    """A clock that moves only when it is advanced. `now_ms` is in Unix milliseconds."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms
@@ -133,7 +133,7 @@ class MemoryFile:
         self.write([bytes(size)], position)
 
     def data_end(self, position: int) -> int:
-        """By blocks: those that were written, and those of a map that are not all zeros."""
+        """Counted in blocks: written blocks, and blocks of a map that are not all zeros."""
         self._disk.begin("data_end", self.path)
         data = self._inode.data
         last = -(-len(data) // BLOCK_SIZE)
@@ -144,7 +144,7 @@ class MemoryFile:
 
     def sync(self) -> None:
         inode: Inode | None = self._inode
-        if self._evictable:  # the real one opens the path again
+        if self._evictable:  # the real file system opens the path again
             inode = self._disk.find_inode(self.path)
             if inode is None:
                 return
@@ -181,11 +181,11 @@ class _MemoryLock:
 
 
 class MemoryFileSystem:
-    """A disk in memory; see the module. Threads may use it at the same time.
+    """A disk in memory, described in the module's docstring. Thread-safe.
 
-    `capacity`: bytes, None for a disk that never runs full. `clock`: for modification times. `together_min`: from how
-    many files on its lock syncs them together; None: never. `before_operation`: called before each operation, outside
-    of the disk's lock; it may read the disk, take a `crash` of it, block, or raise. `log`: all operations so far.
+    `capacity`: bytes, None for a disk that never runs full. `clock`: for modification times. `together_min`: the number
+    of files from which its lock syncs them together; None: never. `before_operation`: called before each operation,
+    outside of the disk's lock; it may read the disk, call `crash`, block, or raise. `log`: all operations so far.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class MemoryFileSystem:
         self._mapped: list[Inode] = []  # for writing
         self._mutex = threading.RLock()
 
-    # --- what can happen to it --------------------------------------------------------------------------------
+    # --- crashes and failures ---------------------------------------------------------------------------------
 
     def crash(self, seed: int) -> MemoryFileSystem:
         """The disk as a power failure now could leave it. The same seed gives the same result; this disk is
@@ -234,9 +234,9 @@ class MemoryFileSystem:
     def fail_at(
         self, operation: str | None, n: int = 1, error_number: int = error_numbers.EIO, *, for_ever: bool = False
     ) -> None:
-        """Let the n-th call of this operation from now on fail (None: of any), with `for_ever` also all later ones.
+        """Make the n-th call of this operation from now on fail (None: of any); with `for_ever` also all later ones.
 
-        A failing write has written its first half; a failing sync has dropped the pages.
+        A failing write writes its first half; a failing sync drops the pages.
         """
         self._faults.append(_Fault(operation, n, error_number, for_ever))
 
@@ -344,7 +344,7 @@ class MemoryFileSystem:
             try:
                 self.sync_directory(path.parent)
             except OSError:
-                self.remove_directory(path)  # as the real one
+                self.remove_directory(path)  # like the real file system
                 raise
         return made + 1
 
@@ -453,7 +453,7 @@ class MemoryFileSystem:
         return DiskUsage(total=total, available=max(0, total - self.used))
 
     def memory(self, size: int) -> memoryview:
-        return memoryview(bytearray(b"\xee" * size))  # as a reused buffer: its content is undefined
+        return memoryview(bytearray(b"\xee" * size))  # like a reused buffer: its content is undefined
 
     def lock_memory(self, memory: memoryview) -> None:
         if not self.may_lock_memory:
@@ -537,7 +537,7 @@ class MemoryFileSystem:
             self._used_blocks += len(wanted)
 
     def note_map(self, inode: Inode) -> None:
-        """A file is mapped for writing: check its stores from now on."""
+        """Check the stores of a file that was mapped for writing, from now on."""
         with self._mutex:
             if not inode.mapped:
                 inode.mapped = True

@@ -18,7 +18,7 @@ class HoleWrittenError(AssertionError):
 
 
 class Inode:
-    """The bytes of one file: current, and on the disk."""
+    """The bytes of one file: its current and its durable content."""
 
     __slots__ = ("blocks", "data", "durable", "history", "lost", "mapped", "modified_ms", "seen", "sizes")
 
@@ -141,7 +141,7 @@ def tree_after_crash(root: Directory, changes: Sequence[NameChange], source: ran
 
 
 def tree_after_kill(root: Directory, changes: Sequence[NameChange]) -> tuple[Directory, list[NameChange]]:
-    """The same after `kill -9`, where everything is as written; and the part of it that is not synced."""
+    """The same after `kill -9`, with everything as written; and the changes that are not synced."""
     copies = _Copies(Inode.after_kill, lambda entry: (entry.entries, entry.durable))
     after = copies.directory(root)
     return after, [
@@ -156,8 +156,8 @@ def tree_after_kill(root: Directory, changes: Sequence[NameChange]) -> tuple[Dir
 
 
 class _Copies:
-    """Copies of the files and directories of a tree, each made once: a file with two names, or a renamed one, stays
-    one."""
+    """Copies of the files and directories of a tree, each made once: a file with two names, or a renamed file, remains
+    one file."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class _Copies:
 def _names_after_crash(
     root: Directory, changes: Sequence[NameChange], source: random.Random
 ) -> dict[int, dict[str, Entry]]:
-    """The entries of each directory: the synced ones, and of the changes since either the first ones, or some."""
+    """The entries of each directory: the synced ones, plus either the first of the later changes, or some of them."""
     tree: dict[int, dict[str, Entry]] = {}
 
     def collect(directory: Directory) -> None:
@@ -204,7 +204,7 @@ def _names_after_crash(
     for change in changes:
         collect(change.directory)
         if isinstance(change.entry, Directory):
-            collect(change.entry)  # it may be gone again
+            collect(change.entry)  # a later change may have removed it
     if source.random() < 0.5:
         cut = source.randint(0, len(changes))
         if cut < len(changes) and changes[cut].joined:

@@ -1,14 +1,14 @@
-"""How far the timer is, in `config/timercheck`, 4096 bytes.
+"""The timer's progress, in `config/timercheck`, 4096 bytes.
 
     offset  size  field
-         0     8  read_time        every slot before this time is done, and what it delivered is durable
+         0     8  read_time        all slots before this time are complete, and their deliveries are durable
          8     8  log_position     the timer log is durable up to here
         16     8  queue_offset     the first message of the timer topic that is not in that part of the timer log
-        24     8  master_offset    the same of a master; here always like queue_offset
+        24     8  master_offset    queue_offset of the master; here always equal to queue_offset
         32     8  state_version    of RocketMQ's data version
-        40     8  timestamp        of it
-        48     8  counter          of it
-        56     8  begin            what slots from read_time on have delivered lies in the commit log behind here
+        40     8  timestamp        of RocketMQ's data version
+        48     8  counter          of RocketMQ's data version
+        56     8  begin            deliveries of the slots from read_time on are behind this offset of the commit log
         64     4  precision        of the wheel, in ms
         68     4  clean            1: wheel and timer log were durable as a whole, and nothing was written since
         72     4  crc              CRC-32 of the 72 bytes before
@@ -16,9 +16,9 @@
        132     4  wheel_crc        CRC-32 of the whole wheel, where clean is 1
        136     -  zeros
 
-RocketMQ has zeros from byte 56 on, or what we left there; the checksum tells who wrote the file last. Where it is wrong
-and a single bit differs from the copy, with which it would be right, that bit is damage, and put right: RocketMQ moves
-times by whole slots, which is never one bit.
+RocketMQ leaves zeros from byte 56 on, or the bytes that Aerobee wrote there; the checksum tells which of the two wrote
+the file last. If the checksum is wrong, the copy differs in a single bit, and the copy makes the checksum right, then
+that bit is damaged and is corrected: RocketMQ moves times by whole slots, which never changes only one bit.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TimerCheckpoint:
     wheel_crc: int = field(default=0, compare=False)
 
     def encode_fields(self) -> bytes:
-        """The part that RocketMQ knows, which brokers also send to each other."""
+        """The fields that RocketMQ has, which brokers also send to each other."""
         return _FIELDS.pack(
             self.read_time_ms,
             self.log_position,
@@ -79,7 +79,7 @@ class TimerCheckpoint:
 
     @classmethod
     def decode(cls, data: bytes) -> TimerCheckpoint | None:
-        """What a file says; None if it is too short, or says nothing or what cannot be."""
+        """Decode the content of a file; None if it is too short, empty or impossible."""
         if len(data) < _FIELDS.size:
             return None
         copy = data[_COPY_AT : _COPY_AT + _FIELDS.size]
@@ -90,7 +90,7 @@ class TimerCheckpoint:
                 data = mended
         read_time, position, queue_offset, _, version, timestamp, counter = _FIELDS.unpack_from(data)
         if read_time <= 0 or min(position, queue_offset) < 0:
-            return None  # zeros: a power cut came between the making of the file and its first sync
+            return None  # zeros: a power cut between the creation of the file and its first sync
         begin, precision, clean, wheel_crc = None, 0, 0, 0
         if _is_ours(data):
             begin, precision, clean = _OWN.unpack_from(data, _FIELDS.size)
@@ -102,13 +102,13 @@ class TimerCheckpoint:
 
 
 def _is_ours(data: bytes) -> bool:
-    """Whether the checksum is right: Aerobee wrote the file last, and what is before the checksum is whole."""
+    """Whether the checksum is right: Aerobee wrote the file last, and the fields before the checksum are intact."""
     end = _FIELDS.size + _OWN.size
     return len(data) >= end + _CRC.size and _CRC.unpack_from(data, end)[0] == crc32(data[:end])
 
 
 def _bits(one: bytes, other: bytes) -> int:
-    """In how many bits they differ, as far as the shorter one goes."""
+    """The number of differing bits, up to the length of the shorter one."""
     return sum((a ^ b).bit_count() for a, b in zip(one, other, strict=False))
 
 
@@ -120,7 +120,7 @@ class TimerCheckpointFile:
         self._path = path
 
     def load(self) -> TimerCheckpoint | None:
-        """None where there is no file, or none that says anything."""
+        """The checkpoint; None if there is no file, or no valid content."""
         try:
             return TimerCheckpoint.decode(self._file_system.read_bytes(self._path))
         except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""The three files of RocketMQ's timer as one: wheel, log, and the checkpoint that says how far they are.
+"""The three files of RocketMQ's timer together: wheel, log, and the checkpoint of their progress.
 
-They only repeat what the timer topic in the commit log says. What is not certain after a crash is made anew: units
-behind the checkpoint from the topic's messages, the wheel from the units, and all of it from the topic where a file is
-missing or damaged.
+They are derived from the timer topic in the commit log. After a crash, the units behind the checkpoint are rebuilt from
+the topic's messages, and the wheel from the units. If a file is missing or damaged, everything is rebuilt from the
+topic.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TimerRecovery:
 class TimerFiles:
     """`timerwheel`, `timerlog/` and `config/timercheck` of a store. Nothing is created before the first unit.
 
-    The event loop's thread only, but for `save`, which blocks.
+    Event loop only, except `save`, which blocks.
     """
 
     def __init__(
@@ -153,8 +153,8 @@ class TimerFiles:
         """The end of the units to which the checkpoint's queue offset refers."""
         if checkpoint.begin is not None:
             return checkpoint.log_position
-        # RocketMQ notes the synced end of the log and the queue offset, then syncs the log and writes the checkpoint:
-        # the position is a round older than the offset, and the units in between are durable too.
+        # RocketMQ reads the synced end of the log and the queue offset, then syncs the log and writes the checkpoint:
+        # the position is one round older than the offset, and the units in between are durable too.
         end = self.log.begin
         for position, units in self.log.scan():
             end = position + len(units) * UNIT_SIZE

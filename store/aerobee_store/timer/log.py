@@ -1,24 +1,24 @@
-"""What the timer was asked to do, in the order of the timer topic: one unit of 52 bytes for each message.
+"""The timer log: one unit of 52 bytes for each message of the timer topic, in its order.
 
     offset  size  field
          0     4  size             52
          4     8  previous         position of the unit before this one in the same slot of the wheel, or -1
-        12     4  magic            DEFAULT, with ROLL and DELETE or-ed to it
+        12     4  magic            DEFAULT, combined with ROLL and DELETE by bitwise OR
         16     8  write_time       when the unit was written, in Unix ms, rounded down to the wheel's precision
         24     4  delay            ms from write_time to the time of the slot, signed
         28     8  physical_offset  of the message in the commit log
         36     4  message_size     of its record
-        40     4  topic_hash       Java hash of the topic that the message is for
-        44     8  reserved         CHECKED | CRC-32 of the 44 bytes before; RocketMQ writes 0 and never looks at it
+        40     4  topic_hash       Java hash of the message's destination topic
+        44     8  reserved         CHECKED | CRC-32 of the 44 bytes before; RocketMQ writes 0 and never reads it
 
-A unit is written only where 16 bytes stay free behind it; a blank fills the rest of a file:
+A unit is written only if 16 bytes remain free after it; a blank fills the rest of a file:
 
          0     4  size             bytes left in the file
          4     8  zeros
         12     4  magic            BLANK_MAGIC
 
-RocketMQ's delays are whole multiples of the precision. Ours may add what is missing to the delivery time, less one
-millisecond: that selects the same slot for every reader, and tells when in its slot the message is due.
+RocketMQ's delays are whole multiples of the precision. Aerobee may add the rest up to the delivery time, less one
+millisecond. Every reader then selects the same slot, and Aerobee knows when in its slot the message is due.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class TimerUnit(NamedTuple):
 
 
 class TimerLog:
-    """The files of `timerlog/`. Positions are bytes from the log's beginning. Appends are gathered until `write`."""
+    """The files of `timerlog/`. Positions are bytes from the log's beginning. Appends are buffered until `write`."""
 
     def __init__(self, file_system: FileSystem, directory: Path, file_size: int) -> None:
         self._run = FileRun(file_system, directory, file_size)

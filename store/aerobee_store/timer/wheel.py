@@ -1,17 +1,17 @@
-"""The timer's slots: one for each step of time, a ring of them in one file.
+"""The timer wheel: a ring of slots in one file, one slot for each step of time.
 
     offset  size  field
          0     8  time        of the slot, in steps of the precision since 1970
          8     8  first       position in the timer log of the slot's first unit
-        16     8  last        of its last one, from which a chain leads back to the first
+        16     8  last        position of the slot's last unit, from which a chain leads back to the first
         24     4  count       messages in it
         28     4  magic       0
 
-Slot number = time modulo the number of slots. A slot counts only for the time that stands in it; all others are left
-over from an earlier round, or were never used.
+Slot number = time modulo the number of slots. A slot is valid only for the time it contains; other slots are left over
+from an earlier round, or were never used.
 
-A slot in use costs 32 bytes of disk, and memory only until the next `write`. The file is read as a whole twice in its
-life, when the store closes in order and when it opens after that, for its checksum.
+A slot in use costs 32 bytes of disk, and memory only until the next `write`. The whole file is read only for its
+checksum: at a clean stop, and at the start that follows it.
 """
 
 from __future__ import annotations

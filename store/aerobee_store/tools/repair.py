@@ -4,31 +4,28 @@ The store is verified, and the findings determine the actions. All of them are t
 the differences from the real disk are reported as actions. With `apply` the same is done on the real disk, and verified
 again.
 
-    found                                             action
-    index: chains, entries, counts that are wrong     its files are removed, and made again from the log
-    a queue: units that name nothing, or cannot be,   its files are removed, and made again from the log
-    or a file of it is missing
-    the timer: anything                               wheel and timer log are removed, and its checkpoint if that is
-                                                      what is wrong; a broker makes them again from the timer topic
-    a file of a queue or of the index whose name or   set aside in `quarantine`, as all that is moved away; what it
-    size cannot be                                    belonged to is made again
-    an invalid checkpoint                              removed, and written again
-    anything else of log end, queues and index        what opening does after a crash (recovery.py), but compared with
-                                                      the whole log
+    finding                                           action
+    index: wrong chains, entries or counts            remove its files and rebuild them from the log
+    queue: dangling or invalid units, missing file    remove its files and rebuild them from the log
+    timer: any                                        remove wheel and timer log, and the checkpoint if it is invalid;
+                                                      the broker rebuilds them from the timer topic
+    file of a queue or of the index with an invalid   move it to `quarantine`, and rebuild the queue or the index
+    name or size
+    invalid checkpoint                                remove it and write a new one
+    other: end of the log, queues, index              recover as after a crash (recovery.py), but from the whole log
 
-    kind of an action                                 what it does
-    cut-log                                           bytes behind the end of the log, a torn record among them, are
-                                                      zeroed
-    set-aside                                         a file is moved to `quarantine`
-    remove-file  make-file                            a whole file
-    add-units  correct-units  drop-units              of one file of a queue
-    write-index                                       an index file is new, or linked anew
-    write-checkpoint
-    close-in-order                                    `abort` is removed: the next start need not recover
+    kind of action                                    effect
+    cut-log                                           zero the bytes after the end of the log, such as a torn record
+    set-aside                                         move a file to `quarantine`
+    remove-file  make-file                            remove or create a whole file
+    add-units  correct-units  drop-units              change the units of one file of a queue
+    write-index                                       write an index file, or rebuild its chains
+    write-checkpoint                                  write the checkpoint
+    close-in-order                                    remove `abort`: the next start need not recover
 
-Damage within the log is not changed, and is listed in `left`. A blank may only be at the end of a segment, so only
-another record could replace a damaged one, and RocketMQ would serve that to consumers. This store skips damage;
-RocketMQ cuts the log there at its next start after a crash.
+Damage within the log is not changed, and is listed in `left`. A blank is valid only at the end of a segment. A damaged
+record could therefore only be replaced by another record, which RocketMQ would serve to consumers. This store skips
+damage; RocketMQ truncates the log at the damage at its next start after a crash.
 """
 
 from __future__ import annotations
@@ -120,11 +117,11 @@ def repair(
             plan = _plan(files, before.findings)
             if not _is_needed(files, before.findings, plan):
                 return RepairReport(before.state, apply, used, before.findings, [], left)
-            # New index files are named by it, so that trial and real run make the same names.
+            # New index files are named after this time, so that the dry run and the real run use the same names.
             clock = Moment(max((files.disk.modified_ms(segment.path) for segment in files.segments), default=0))
             overlay = OverlayDisk()
             try:
-                with _unlogged():  # it would report a run that did not happen
+                with _unlogged():  # the log would report changes that were not made
                     _mend(overlay, files, used, plan, clock)
                 actions = _actions(overlay, files)
             finally:
@@ -139,7 +136,7 @@ def repair(
 
 def _errors_left(directory: Path, sizes: GivenSizes, findings_max: int) -> list[Finding]:
     files = StoreFiles.find(directory)
-    files.state = "stopped"  # we hold the lock that makes the store look live
+    files.state = "stopped"  # the store looks live only because this process holds its lock
     try:
         report = verify_files(files, sizes.index_counts, findings_max=findings_max)
     finally:
@@ -219,7 +216,7 @@ def _is_beyond_opening(files: StoreFiles, finding: Finding) -> bool:
 def _mend(disk: FileSystem, files: StoreFiles, sizes: Sizes, plan: _Plan, clock: Moment) -> None:
     directory = files.directory
     if (plan.set_aside or plan.remove) and not disk.exists(directory / "abort"):
-        # If this is interrupted, a start reads the whole log from now on.
+        # If the repair is interrupted, the next start reads the whole log.
         disk.write_new(directory / "abort", b"")
         disk.sync_directory(directory)
     if plan.set_aside or plan.remove or plan.forget_checkpoint:
@@ -266,7 +263,7 @@ def _set_aside(disk: FileSystem, directory: Path, path: Path) -> None:
     disk.sync_directory(path.parent)
 
 
-# --- what differs ---------------------------------------------------------------------------------------------------
+# --- differences ----------------------------------------------------------------------------------------------------
 
 
 def _actions(disk: OverlayDisk, files: StoreFiles) -> list[Action]:
