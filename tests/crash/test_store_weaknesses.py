@@ -157,7 +157,7 @@ def test_06_a_damaged_record_in_the_middle_costs_only_itself() -> None:
     harness.fill(30, 1500, close=False)
     damaged = harness.sender.sent[4]
     harness.disk.damage(SEGMENT, damaged.physical_offset + 200, b"rotten")
-    # The checkpoint covers this segment; without it so that everything is read.
+    # The checkpoint covers this segment; without it everything is read.
     harness.disk.unlink(DIRECTORY / "checkpoint")
     with harness.open() as store:
         held = compare(store, harness.sender.sent, [sent for sent in harness.sender.sent if sent is not damaged])

@@ -1,4 +1,4 @@
-"""Delayed messages in a store that RocketMQ wrote: those of fixed levels, and those of its timer, come when due."""
+"""Delayed messages in a store that RocketMQ wrote, by fixed level or by timer, are delivered when due."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.golden import GoldenCase, GoldenMessage
 
 
 class Delays:
-    """What delivers delayed messages, on a golden store, under a clock that stands still."""
+    """Delay levels and timer on a golden store, under a clock that only the test moves."""
 
     def __init__(self, case: GoldenCase, clock: ManualClock) -> None:
         self.clock = clock
@@ -43,7 +43,7 @@ class Delays:
         self.timer.open()
 
     async def move_to(self, now_ms: int) -> None:
-        """Set the clock, and wait until all is done that is due."""
+        """Set the clock, and wait until everything due is delivered."""
         self.clock.advance((now_ms - self.clock.now_ms()) / 1000)
         self.levels.wake()
         self.timer.wake()
@@ -54,14 +54,14 @@ class Delays:
         raise AssertionError(f"what is due at {now_ms} is not delivered after 30 s or more")
 
     def is_done(self, now_ms: int) -> bool:
-        """Whether both have looked at this time, and what they delivered is in its queues."""
+        """Return whether levels and timer have processed this time and their deliveries are dispatched."""
         wrote, _, _, dispatched = self.store.positions
         due_ms = self.timer.next_look_ms
         timer_is_done = self.timer.enqueue_lag == 0 and (due_ms is None or due_ms > now_ms)
         return self.levels.looked_ms == now_ms and timer_is_done and wrote == dispatched
 
     def has(self, message: GoldenMessage) -> bool:
-        """Whether a copy is in the queue that the message is for."""
+        """Return whether a copy of the message is in its real queue."""
         topic, queue_id = message.properties["REAL_TOPIC"], int(message.properties["REAL_QID"])
         records = self.store.read(topic, queue_id, 0, max_count=1000).records
         return any(
@@ -94,10 +94,10 @@ def offsets_file(case: GoldenCase) -> Any:
 
 
 async def test_every_level_is_delivered_in_its_time(case: GoldenCase) -> None:
-    """Not a millisecond early, to its real topic and queue; the offsets say so afterwards."""
+    """No delivery is a millisecond early, each reaches its real topic and queue, and the saved offsets count them."""
     waiting: list[tuple[int, GoldenMessage]] = []
     begin = max(message.store_timestamp for message in case.messages)
-    latest = dict.fromkeys(range(18), 0)  # a queue is in order: whoever is due earlier than the one in front waits
+    latest = dict.fromkeys(range(18), 0)  # a queue is in order: a message due before its predecessor waits for it
     for message in case.messages:
         if message.topic == SCHEDULE_TOPIC:
             due_ms = ROCKETMQ_LEVELS.delivery_time(int(message.properties["DELAY"]), message.store_timestamp)
@@ -127,7 +127,7 @@ async def test_every_level_is_delivered_in_its_time(case: GoldenCase) -> None:
 
 
 async def test_other_levels(tmp_path: Path) -> None:
-    """As many as the settings name; their units have the time, before and after a recovery, and `verify` accepts it."""
+    """With configured levels, the units hold the due times before and after a recovery, and `verify` accepts them."""
     config = replace(StoreConfig.tiny(tmp_path), delay_levels_seconds=(3, 90_000))
     clock = ManualClock(1_700_000_000_000)
     with MessageStore.open(config, clock=clock) as store:
@@ -149,7 +149,7 @@ def _unit_codes(directory: Path, queue_id: int) -> list[int]:
 
 
 async def test_what_the_offsets_name_as_delivered_does_not_come_again(case: GoldenCase) -> None:
-    """A restart goes on where the file says, and keeps what it does not know of it."""
+    """A restart continues at the offsets in the file, and keeps the file's unknown fields."""
     config = case.store / "config"
     config.mkdir(exist_ok=True)
     done = {str(level): 1 for level in range(1, 19) if level != 3}
@@ -169,7 +169,7 @@ async def test_what_the_offsets_name_as_delivered_does_not_come_again(case: Gold
 
 
 async def test_timer_message_of_rocketmq(case: GoldenCase) -> None:
-    """It was told a delay of 90 seconds: it comes after them, and within a step of the timer."""
+    """A message with a delay of 90 s is delivered at most 1 s late and never early; a restart does not repeat it."""
     [message] = [message for message in case.messages if message.topic == "rmq_sys_wheel_timer"]
     asked_ms = message.store_timestamp + 90_000
     async with delays(case, ManualClock(message.store_timestamp)) as harness:

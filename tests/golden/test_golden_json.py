@@ -1,4 +1,4 @@
-"""RocketMQ's own configuration files: what we read from them, which copy we take, and that we write the same bytes."""
+"""RocketMQ's own configuration files: their content, the choice between file and copy, and byte-exact writing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TABLES: dict[str, type[TopicTable | GroupTable | OffsetTable]] = {
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Case -> its unpacked store directory."""
+    """Return case -> unpacked store directory."""
     unpacked = {}
     for case in ("java-json", "java-json-43", "java-json-broken"):
         unpacked[case] = golden.unpack(case, tmp_path_factory.mktemp(case))
@@ -49,7 +49,7 @@ def expected(case: str, name: str) -> Any:
 
 
 def typed(name: str, value: Any) -> object:
-    """The manifest's plain content of a file with the Java types that RocketMQ has there."""
+    """Convert the manifest's plain content of a file to the Java types that RocketMQ has there."""
     integers = IntegerMap
     kind = name.removesuffix(".bak").rpartition("/")[2]
     if kind == "consumerOffset.json":
@@ -71,15 +71,15 @@ def typed(name: str, value: Any) -> object:
 
 @pytest.mark.parametrize(("case", "name"), FILES)
 def test_content(stores: dict[str, Path], case: str, name: str) -> None:
-    """Every readable file, copies included, has the content that its manifest says."""
+    """Every readable file, copies included, has the content given in its manifest."""
     assert loads((stores[case] / name).read_bytes()) == expected(case, name)
 
 
 @pytest.mark.parametrize(("case", "name"), FILES)
 def test_same_content_is_written_in_the_same_bytes(stores: dict[str, Path], case: str, name: str) -> None:
-    """From the manifest's plain content and the Java types, RocketMQ's file comes out byte for byte.
+    """From the manifest's plain content and the Java types, RocketMQ's file is reproduced byte for byte.
 
-    Entries of maps are in the order of the file, as in the manifest; the order of Java's hash tables is not computed.
+    Map entries keep the order of the file, as in the manifest; the order of Java's hash tables is not computed.
     """
     pretty = not name.removesuffix(".bak").endswith("transactionMetrics")
     assert dumps(typed(name, expected(case, name)), pretty=pretty) == (stores[case] / name).read_bytes()
@@ -87,14 +87,14 @@ def test_same_content_is_written_in_the_same_bytes(stores: dict[str, Path], case
 
 @pytest.mark.parametrize(("case", "name"), [file for file in FILES if "consumerOrderInfo" not in file[1]])
 def test_rewriting_a_file_keeps_its_bytes(stores: dict[str, Path], case: str, name: str) -> None:
-    """Reading alone recovers all Java types but a list of boxed numbers, which only consumerOrderInfo.json has."""
+    """Reading a file restores all Java types except lists of boxed numbers, which only consumerOrderInfo.json has."""
     data = (stores[case] / name).read_bytes()
     assert dumps(loads(data), pretty=b"\n" in data) == data
 
 
 @pytest.mark.parametrize(("case", "name", "source"), SOURCES)
 def test_source(stores: dict[str, Path], case: str, name: str, source: str) -> None:
-    """Loading takes main, .bak or nothing, as the manifest says, and leaves all files alone."""
+    """Loading uses main, .bak or nothing, as the manifest says, and changes no file."""
     before = {path: path.read_bytes() for path in (stores[case] / "config").iterdir()}
     value = JsonTable(DiskFileSystem(), stores[case] / name).load()
     wanted = {"main": name, "bak": f"{name}.bak", "none": None}[source]
@@ -106,7 +106,7 @@ def test_source(stores: dict[str, Path], case: str, name: str, source: str) -> N
     "name", ["consumerOffset.json", "consumerOrderInfo.json", "delayOffset.json.bak", "topics.json"]
 )
 def test_damaged_files_are_refused(stores: dict[str, Path], name: str) -> None:
-    """Torn, not JSON, zeros, empty: none of them is taken for content."""
+    """Torn files, files that are not JSON, zeros and empty files are all refused."""
     with pytest.raises(JsonFormatError):
         loads((stores["java-json-broken"] / "config" / name).read_bytes())
 
@@ -114,7 +114,7 @@ def test_damaged_files_are_refused(stores: dict[str, Path], name: str) -> None:
 @pytest.mark.parametrize("suffix", ["", ".bak"])
 @pytest.mark.parametrize("file", TABLES)
 def test_table_of_head_round_trip(stores: dict[str, Path], file: str, suffix: str) -> None:
-    """A table that was loaded from HEAD's file and not changed is saved as the same bytes."""
+    """A table loaded from HEAD's file and not changed is saved as the same bytes."""
     data = (stores["java-json"] / "config" / (file + suffix)).read_bytes()
     table = TABLES[file].from_json(loads(data), SystemClock())
     assert dumps(table.snapshot()) == data
@@ -123,7 +123,7 @@ def test_table_of_head_round_trip(stores: dict[str, Path], file: str, suffix: st
 
 @pytest.mark.parametrize("file", TABLES)
 def test_table_of_43_gains_fields_and_loses_none(stores: dict[str, Path], file: str) -> None:
-    """A table loaded from 4.3's file is saved in HEAD's form: all that was there, and HEAD's defaults besides."""
+    """A table loaded from 4.3's file is saved in HEAD's form, with all its content plus HEAD's defaults."""
     before = loads((stores["java-json-43"] / "config" / file).read_bytes())
     after = loads(dumps(TABLES[file].from_json(before, SystemClock()).snapshot()))
     assert _contains(after, before)

@@ -1,4 +1,4 @@
-"""Queues and index made from the log alone are those that RocketMQ wrote."""
+"""Queues and index rebuilt from the log alone equal those that RocketMQ wrote."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.golden.test_golden_store import config_of
 from tests.support import golden
 from tests.support.golden import GoldenCase
 
-# v43 counts slots in another way; the others are what every release since 4.9 writes.
+# v43 counts slots differently; every release since 4.9 writes files like the others.
 COMPLETE = ["plain", "propcrc", "propcrc-unclosed", "wide", "kinds", "batch-cq"]
 
 
@@ -56,7 +56,7 @@ def given(case: GoldenCase) -> GivenSizes:
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("name", COMPLETE)
 def test_the_files_are_rocketmqs(name: str, lost: bool, tmp_path: Path) -> None:
-    """Byte for byte, whether the old ones are there or gone; log and other files are not touched."""
+    """The files are equal byte for byte, whether the old ones exist or not; log and other files are not touched."""
     case = golden.load(name, tmp_path)
     queues = contents(case.store, "consumequeue", "batchconsumequeue")
     index = index_of(case)
@@ -78,7 +78,7 @@ def test_the_files_are_rocketmqs(name: str, lost: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", golden.names())
 def test_without_apply_nothing_changes(name: str, tmp_path: Path) -> None:
-    """The report is that of the real run but for `applied`, and not even a time of a file has changed."""
+    """The planned report equals the real one except for `applied`, and no content, name or time changes."""
     case = golden.load(name, tmp_path)
     before = snapshot(case.store)
     names = sorted(str(path) for path in case.store.rglob("*"))
@@ -91,7 +91,7 @@ def test_without_apply_nothing_changes(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", golden.names())
 def test_what_was_rebuilt_opens_as_what_can_be_kept(name: str, tmp_path: Path) -> None:
-    """Whatever was damaged: every surviving message is in its queue and under its keys."""
+    """Whatever was damaged, every surviving message is in its queue and found by its keys."""
     case = golden.load(name, tmp_path)
     rebuild(case.store, sizes=given(case), apply=True)
     expected = case.manifest["recovery"]["lossless"]
@@ -102,7 +102,7 @@ def test_what_was_rebuilt_opens_as_what_can_be_kept(name: str, tmp_path: Path) -
             topic: {str(queue_id): list(store.queue_range(topic, queue_id)) for queue_id in queue_ids}
             for topic, queue_ids in store.queues().items()
         }
-        # A queue whose only messages were lost is not made again.
+        # A queue that lost all its messages is not rebuilt.
         wanted = {
             topic: {key: limits for key, limits in queues.items() if limits[1]}
             for topic, queues in expected["queues"].items()
@@ -116,7 +116,7 @@ def test_what_was_rebuilt_opens_as_what_can_be_kept(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["deleted-head", "pre-blank", "deleted-head-no-cq"])
 def test_units_of_deleted_messages_are_fillers(name: str, tmp_path: Path) -> None:
-    """What the log has no record of any more is not in the files; all the rest is where RocketMQ had it."""
+    """Units without a record in the log become fillers; all other units stay at RocketMQ's positions."""
     case = golden.load(name, tmp_path)
     minimum = case.manifest["recovery"]["lossless"]["minPhysicalOffset"]
     before = contents(case.store, "consumequeue")

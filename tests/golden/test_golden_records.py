@@ -1,4 +1,4 @@
-"""Every record that RocketMQ wrote is read exactly, and written again byte for byte."""
+"""Every record that RocketMQ wrote is read exactly and written again byte for byte."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support import golden
 from tests.support.golden import GoldenCase, GoldenMessage
 
 WRITABLE_CASES = ["plain", "propcrc", "propcrc-unclosed", "wide", "kinds", "batch-cq", "v43"]
-# Fields that a decoded record and a manifest's message name alike; bodies and properties are compared apart.
+# Fields with the same name in a record and in a manifest's message; bodies and properties are compared separately.
 EQUAL_FIELDS = [
     field.name
     for field in dataclasses.fields(GoldenMessage)
@@ -28,7 +28,7 @@ EQUAL_FIELDS = [
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], GoldenCase]:
-    """Each case is unpacked once; nothing here writes to it."""
+    """Unpack each case once; no test here writes to it."""
     cases: dict[str, GoldenCase] = {}
 
     def loaded(name: str) -> GoldenCase:
@@ -41,7 +41,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], GoldenCase
 
 
 def assert_equal_fields(found: Record, expected: GoldenMessage) -> None:
-    """Every field of the manifest, and the body by its digest where the manifest has only that."""
+    """Compare every field of the manifest, and the body by its digest where the manifest has only that."""
     for name in EQUAL_FIELDS:
         assert getattr(found, name) == getattr(expected, name), f"{name} at {expected.physical_offset}"
     assert found.properties == expected.properties
@@ -54,7 +54,7 @@ def assert_equal_fields(found: Record, expected: GoldenMessage) -> None:
 
 @pytest.mark.parametrize("name", golden.names())
 def test_every_intact_record_is_decoded_alone(name: str, load: Callable[[str], GoldenCase]) -> None:
-    """Decoding at the place that the manifest names gives every field of the manifest."""
+    """Decoding at the manifest's offset gives every field of the manifest."""
     case = load(name)
     segments = case.segments()
     assert case.intact
@@ -65,7 +65,7 @@ def test_every_intact_record_is_decoded_alone(name: str, load: Callable[[str], G
 
 
 def scan_log(case: GoldenCase) -> tuple[list[RecordHeader], list[ScanStop]]:
-    """Scan each segment, stepping over records that are damaged but have sound lengths."""
+    """Scan each segment, skipping damaged records whose lengths are valid."""
     headers, stops = [], []
     for base, segment in case.segments().items():
         position = 0
@@ -103,7 +103,7 @@ def test_a_scan_meets_every_record_and_says_why_it_stops(name: str, load: Callab
 
 
 def parse_log(case: GoldenCase) -> list[RecordBatch]:
-    """As `scan_log`, by columns."""
+    """Parse each segment by columns, skipping damage like `scan_log`."""
     batches = []
     for base, segment in case.segments().items():
         position = 0
@@ -130,7 +130,7 @@ def test_every_intact_record_is_decoded_in_a_batch(name: str, load: Callable[[st
 
 @pytest.mark.parametrize("name", golden.names())
 def test_tags_codes_equal_the_stored_units(name: str, load: Callable[[str], GoldenCase]) -> None:
-    """Wherever a unit is not a delivery time, its code is the hash that the batch computes from TAGS."""
+    """Unless a unit holds a delivery time, its code is the hash that the batch computes from TAGS."""
     case = load(name)
     codes: dict[int, int] = {}
     for batch in parse_log(case):
@@ -139,7 +139,7 @@ def test_tags_codes_equal_the_stored_units(name: str, load: Callable[[str], Gold
     queues = {**case.manifest.get("queues", {}), **case.manifest.get("batchQueues", {})}
     for topic, by_id in queues.items():
         for queue in by_id.values():
-            units = queue["units"] if isinstance(queue, dict) else queue  # a batch queue is its units alone
+            units = queue["units"] if isinstance(queue, dict) else queue  # a batch queue is only a list of units
             for physical_offset, _, code, *_ in units:
                 if topic != "SCHEDULE_TOPIC_XXXX" and physical_offset in codes:
                     assert codes[physical_offset] == code
@@ -149,7 +149,7 @@ def test_tags_codes_equal_the_stored_units(name: str, load: Callable[[str], Gold
 
 @pytest.mark.parametrize("name", golden.names())
 def test_index_hashes_are_those_of_the_keys(name: str, load: Callable[[str], GoldenCase]) -> None:
-    """The batch yields one hash for each key of each intact message, repeated keys repeatedly."""
+    """The batch gives one hash for each key of each intact message, including repeated keys."""
     case = load(name)
     found: Counter[tuple[int, int]] = Counter()
     for batch in parse_log(case):
@@ -164,7 +164,7 @@ def test_index_hashes_are_those_of_the_keys(name: str, load: Callable[[str], Gol
 
 
 def message_of(expected: GoldenMessage, log: bytes, in_split_batch: bool) -> Message:
-    """The message that was given to RocketMQ; bodies that the manifest does not hold come from the log itself."""
+    """Return the message that RocketMQ stored; bodies missing from the manifest are taken from the log."""
     body = expected.body
     if body is None:
         body = record.decode(log, physical_offset=expected.physical_offset).body
@@ -207,7 +207,7 @@ def test_records_are_written_again_byte_for_byte(name: str, load: Callable[[str]
 
 @pytest.mark.parametrize("name", WRITABLE_CASES)
 def test_a_batch_is_placed_byte_for_byte(name: str, load: Callable[[str], GoldenCase]) -> None:
-    """Records that were moved elsewhere and are put back at their places are what RocketMQ wrote."""
+    """Records moved elsewhere and placed at their original offsets equal RocketMQ's bytes."""
     case = load(name)
     for base, segment in case.segments().items():
         batch = RecordBatch.parse(segment, base_physical_offset=base)

@@ -1,4 +1,4 @@
-"""The recorded frames of released RocketMQ programs: all are read, and what we write of them reads the same."""
+"""Recorded frames of released RocketMQ programs are all decoded, and our encodings of them decode the same."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _NOT_JSON = {11, 12, 25, 26, 33, 36, 60, 200050, 310, 320, 10, 325, 326, 39, 309
 
 
 def test_all_frames_are_here() -> None:
-    """The archive holds what the manifest names."""
+    """The archive holds the frames listed in the manifest."""
     assert len(_FRAMES) == 291
     assert len(golden_remoting.streams()) == 5
 
 
 def test_every_golden_header_is_decoded() -> None:
-    """Codes, flags, fields and bodies are those that the recording tool found, in both kinds of header."""
+    """Codes, flags, fields and bodies equal those found by the recording tool, in both header formats."""
     for golden in _FRAMES:
         (command,) = FrameReader().feed(golden.data)
         header = golden.header
@@ -30,7 +30,7 @@ def test_every_golden_header_is_decoded() -> None:
         assert command.opaque == header["opaque"], golden.file
         assert command.flag == header["flag"], golden.file
         assert command.version == header["version"], golden.file
-        language = header["language"]  # of a binary header: a number
+        language = header["language"]  # a number in a binary header
         assert command.language == (LANGUAGES[language] if isinstance(language, int) else language), golden.file
         assert command.remark == (header.get("remark") or (None if golden.is_binary else header.get("remark")))
         assert command.fields == (header.get("extFields") or {}), golden.file
@@ -38,19 +38,22 @@ def test_every_golden_header_is_decoded() -> None:
 
 
 def test_every_golden_frame_survives_us() -> None:
-    """Encoded again by us, in either form that can hold its code, it reads the same."""
+    """A frame encoded again by us, in each header format that can hold its code, decodes the same."""
     for golden in _FRAMES:
         (command,) = FrameReader().feed(golden.data)
         assert FrameReader().feed(encode(command)) == [command], golden.file
         if -(2**15) <= command.code < 2**15:
             (again,) = FrameReader().feed(encode_binary(command))
-            # In a binary header a value of no bytes is none.
+            # A binary header drops empty values.
             assert again.fields == {key: value for key, value in command.fields.items() if value}, golden.file
             assert (again.code, again.opaque, again.body) == (command.code, command.opaque, command.body)
 
 
 def test_golden_json_frames_are_written_byte_for_byte_as_java_does() -> None:
-    """Java's frames without extFields, whose order is a hash table's, come out of our encoder as they were recorded."""
+    """Our encoder reproduces Java's JSON frames byte for byte, except those with extFields.
+
+    Their order is that of a Java hash table.
+    """
     count = 0
     for golden in _FRAMES:
         if golden.is_binary or golden.header.get("extFields") is not None or "Go" in golden.link:
@@ -61,7 +64,7 @@ def test_golden_json_frames_are_written_byte_for_byte_as_java_does() -> None:
 
 
 def test_all_frames_split_anywhere() -> None:
-    """All recorded frames as one stream, in pieces of several sizes."""
+    """All recorded frames as one stream decode the same in pieces of several sizes."""
     data = b"".join(golden.data for golden in _FRAMES)
     whole = FrameReader().feed(data)
     for size in (1, 7, 1000, 65536):
@@ -73,7 +76,7 @@ def test_all_frames_split_anywhere() -> None:
 
 
 def test_golden_json_bodies_are_read_and_written() -> None:
-    """Bodies with bare integer keys and with objects as keys are parsed; what we write of them parses the same."""
+    """Bodies with bare integer keys or object keys are parsed, and our encodings of them parse the same."""
     count = 0
     for golden in _FRAMES:
         if not golden.body_size or golden.request_code in _NOT_JSON or not golden.body.startswith((b"{", b"[")):
@@ -87,7 +90,7 @@ def test_golden_json_bodies_are_read_and_written() -> None:
 
 @pytest.mark.parametrize("name", ["default-5.3.3", "default-4.9.7"])
 def test_streams_of_replication_have_whole_units(name: str) -> None:
-    """The recorded replication streams end with a whole unit: offset, size, that many bytes."""
+    """The recorded replication streams end with a complete unit: offset, size, and that many bytes."""
     data = golden_remoting.streams()[name].master_to_slave
     at = 0
     while at < len(data):

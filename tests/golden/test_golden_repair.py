@@ -1,4 +1,4 @@
-"""Repair of the stores that RocketMQ left damaged: what is announced is done, and it is all that can be done."""
+"""Repair of stores that RocketMQ left damaged: it does what it announces, and everything that is possible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS = {
 
 @pytest.mark.parametrize("name", golden.names())
 def test_it_is_announced_and_then_done(name: str, tmp_path: Path) -> None:
-    """Without apply nothing changes; with it the same actions, and after them only lost records are left to tell."""
+    """Without apply nothing changes. With it the same actions are done, and only lost records remain as findings."""
     case = golden.load(name, tmp_path)
     before = snapshot(case.store)
     announced = repair(case.store, sizes=given(case))
@@ -42,7 +42,7 @@ def test_it_is_announced_and_then_done(name: str, tmp_path: Path) -> None:
     changed = {path for path, state in snapshot(case.store).items() if before.get(path) != state} - {"lock"}
     changed |= before.keys() - snapshot(case.store).keys()
     told = {action.path for action in done.actions}
-    # Opening writes the checkpoint and marks the store as closed; what it writes may be what was there.
+    # Opening writes the checkpoint and marks the store as closed; the checkpoint may have been the same before.
     contents = {path for path in changed if before.get(path, ("",))[0] != snapshot(case.store).get(path, ("",))[0]}
     announced_moves = " ".join(action.detail for action in done.actions if action.kind == "set-aside")
     moved = {path for path in contents if path.startswith("quarantine/") and path in announced_moves}

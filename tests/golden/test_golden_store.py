@@ -1,4 +1,4 @@
-"""Stores written by Apache RocketMQ, opened, asked, closed, and written again from the same messages."""
+"""Stores written by Apache RocketMQ are opened, read, closed, and reproduced from the same messages."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tests.support import golden
 from tests.support.golden import GoldenCase, GoldenMessage
 
 CASES = golden.names()
-# pre-blank is left out: its index lacks what RocketMQ's rebuild left out, and opening completes it.
+# pre-blank is excluded: RocketMQ's rebuild left its index incomplete, and opening completes it.
 UNDAMAGED = [
     name
     for name in CASES
     if not golden.manifest(name)["abort"] and not golden.manifest(name).get("damage") and name != "pre-blank"
 ]
-# Records of split batches of old clients, and half and delayed messages as the broker wrote them, come out the same
+# Records of old clients' split batches, and half and delayed messages as the broker wrote them, are reproduced
 # too.
 WRITTEN = ["plain", "propcrc", "propcrc-unclosed", "wide", "kinds", "batch-cq"]
 
 
 def config_of(case: GoldenCase, directory: Path | None = None) -> StoreConfig:
-    """The sizes that the case was written with."""
+    """Return a configuration with the file sizes that the case was written with."""
     return StoreConfig(
         directory=directory or case.store,
         segment_size=int(case.config["mappedFileSizeCommitLog"]),
@@ -58,7 +58,7 @@ def file_hashes(directory: Path) -> dict[str, str]:
 
 
 def test_recovery_keeps_what_can_be_kept_and_no_more(case: GoldenCase) -> None:
-    """Opening gives exactly the manifest's lossless state: log end, queue ranges, every surviving record, no other."""
+    """Opening gives the manifest's lossless state: log end, queue ranges, and exactly the surviving records."""
     expected = case.manifest["recovery"]["lossless"]
     missing = set(expected["missing"])
     with MessageStore.open(config_of(case)) as store:
@@ -111,7 +111,7 @@ def read_all(store: MessageStore, topic: str, queue_id: int) -> Iterator[Any]:
 
 
 def test_units_are_those_of_the_manifest(case: GoldenCase) -> None:
-    """After recovery every unit equals RocketMQ's, but for what recovery had to change."""
+    """After recovery every unit equals RocketMQ's, except where recovery had to change it."""
     expected = case.manifest["recovery"]["lossless"]
     with MessageStore.open(config_of(case)) as store:
         for topic, queues in case.manifest["queues"].items():
@@ -124,7 +124,7 @@ def test_units_are_those_of_the_manifest(case: GoldenCase) -> None:
 
 
 def test_batch_units_are_those_of_the_manifest(case: GoldenCase) -> None:
-    """Every unit of a batch consume queue equals RocketMQ's, and each of its messages is found through it."""
+    """Every unit of a batch consume queue equals RocketMQ's and leads to each of its messages."""
     with MessageStore.open(config_of(case)) as store:
         for topic, queues in case.manifest.get("batchQueues", {}).items():
             for queue_id, content in queues.items():
@@ -137,7 +137,7 @@ def test_batch_units_are_those_of_the_manifest(case: GoldenCase) -> None:
 
 
 def test_queries_by_key_give_every_message_that_carries_it(case: GoldenCase) -> None:
-    """Every key finds exactly the surviving messages that carry it, whatever the archived chains hold."""
+    """Every key finds exactly the surviving messages that have it, whatever the archived index chains contain."""
     with MessageStore.open(config_of(case)) as store:
         for name, offsets in case.manifest["index"]["keys"].items():
             topic, _, key = name.partition("#")
@@ -146,7 +146,7 @@ def test_queries_by_key_give_every_message_that_carries_it(case: GoldenCase) -> 
 
 
 def test_queries_within_a_time_range(case: GoldenCase) -> None:
-    """The archived answers to key-and-time queries are in ours; we are exact where RocketMQ is exact to the second."""
+    """Our answers to the archived key-and-time queries are exact to the millisecond; RocketMQ's are to the second."""
     by_offset = {message.physical_offset: message for message in case.messages}
     with MessageStore.open(config_of(case)) as store:
         for query in case.manifest.get("queries", []):
@@ -173,17 +173,17 @@ def test_pulls_give_rocketmqs_answers(case: GoldenCase) -> None:
             result = store.read(pull["topic"], pull["queueId"], pull["offset"], max_count=32)
             assert (result.min_offset, result.max_offset) == (pull["minOffset"], pull["maxOffset"])
             assert result.status == names[pull["status"]], pull
-            # RocketMQ stops at the end of a queue file; what it gives is the beginning of what we give.
-            # An inner batch is one message there, and as many as it holds here.
+            # RocketMQ stops at the end of a queue file, so its answer is a prefix of ours.
+            # RocketMQ counts an inner batch as one message, we count each message in it.
             offsets = list(dict.fromkeys(record.physical_offset for record in result.records))
             assert offsets[: len(pull["physicalOffsets"])] == pull["physicalOffsets"]
-            # Release 4.3 sends who reads too far back to the beginning; later ones, and we, to the end.
+            # Past the end, the next offset is the beginning in release 4.3, and the end in later ones and here.
             if not pull["physicalOffsets"] and not (case.name == "v43" and result.status == "offset-too-large"):
                 assert result.next_offset == pull["nextBeginOffset"]
 
 
 def test_offsets_by_time_are_rocketmqs(case: GoldenCase) -> None:
-    """Every time look-up of the manifest has the same lower and upper answer."""
+    """Every time lookup of the manifest has the same lower and upper answer."""
     with MessageStore.open(config_of(case)) as store:
         for lookup in case.manifest.get("timeLookups", []):
             arguments = (lookup["topic"], lookup["queueId"], lookup["timestamp"])
@@ -194,7 +194,7 @@ def test_offsets_by_time_are_rocketmqs(case: GoldenCase) -> None:
 
 @pytest.mark.parametrize("name", UNDAMAGED)
 def test_opening_an_undamaged_store_changes_nothing(name: str, tmp_path: Path) -> None:
-    """Opened and closed, a store that was closed orderly keeps its log, queues and index byte for byte."""
+    """Opening and closing a store that was closed in order keeps log, queues and index byte for byte."""
     case = golden.load(name, tmp_path)
     before = file_hashes(case.store)
     with MessageStore.open(config_of(case)):
@@ -203,7 +203,7 @@ def test_opening_an_undamaged_store_changes_nothing(name: str, tmp_path: Path) -
 
 
 def test_a_second_opening_finds_nothing_to_do(case: GoldenCase) -> None:
-    """What recovery made is a clean store: opened again, it is the same."""
+    """A recovered store is clean: opening it again changes nothing."""
     with MessageStore.open(config_of(case)):
         pass
     recovered = file_hashes(case.store)
@@ -214,7 +214,7 @@ def test_a_second_opening_finds_nothing_to_do(case: GoldenCase) -> None:
 
 
 class ManifestClock:
-    """Says the store time of the message that is being written."""
+    """Returns the store time of the message being written."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -250,7 +250,7 @@ def test_the_same_messages_give_the_same_files(name: str, tmp_path: Path) -> Non
             store.flush()
     expected = {path: digest for path, digest in file_hashes(case.store).items() if not path.startswith("index")}
     found = {path: digest for path, digest in file_hashes(written).items() if not path.startswith("index")}
-    # Segments that were prepared and never used are not ours to compare.
+    # Segments that were prepared and never used are not compared.
     empty = {path for path in expected if path not in found and not any((case.store / path).read_bytes())}
     assert found == {path: digest for path, digest in expected.items() if path not in empty}
     theirs = [path.read_bytes() for path in sorted((case.store / "index").iterdir())]
@@ -305,6 +305,6 @@ def test_index_headers_are_those_of_the_manifest(case: GoldenCase) -> None:
 
 
 def test_the_manifests_are_the_ones_that_were_given() -> None:
-    """A guard against running over nothing: there are as many cases as the README of the cases lists."""
+    """The number of cases is the one listed in their README, so that no test runs on nothing."""
     assert (len(CASES), len(UNDAMAGED)) == (20, 8)
     assert json.loads((golden.CASES_DIRECTORY / "plain" / "manifest.json").read_text())["schema"] == 1

@@ -1,4 +1,4 @@
-"""The tools on stores that RocketMQ wrote: they see what is there, name exactly what is damaged, and change nothing."""
+"""The tools on stores that RocketMQ wrote: they show the content, name the exact damage, and change nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.golden.test_golden_store import config_of
 from tests.support import golden
 from tests.support.golden import GoldenCase
 
-# What each damaged case must be told of; the others are clean.
+# The finding kinds of each damaged case; the others are clean.
 _BEHIND = {"unit-missing", "index-behind"}
 _AHEAD = {"unit-ahead", "index-ahead", "checkpoint"}
 _LOST = {"unit-missing", "index-missing"}
@@ -31,7 +31,7 @@ DAMAGED = {
     "cq-behind-clean": _BEHIND,
     "crash-mid": {"log-damaged"},
     "crash-mid-unseen": {"log-damaged"},
-    # The checkpoint knows the time of the record that was torn.
+    # The checkpoint has the time of the torn record.
     "crash-tail": {"log-torn", "checkpoint"} | _BEHIND,
     "crash-tail-zeros": {"log-torn", "checkpoint"} | _BEHIND,
     "v43-crash": {"log-torn", "checkpoint"} | _BEHIND,
@@ -55,18 +55,18 @@ def snapshot(directory: Path) -> dict[str, tuple[str, int]]:
 
 
 def test_dump_gives_the_manifest(case: GoldenCase) -> None:
-    """Every surviving record, field by field as the manifest has it; each damaged stretch is told once."""
+    """Dump gives every surviving record with the manifest's fields, and reports each damaged range once."""
     before = snapshot(case.store)
     findings: list[Finding] = []
     records = list(dump(case.store, on_finding=findings.append))
     assert records == [fields for fields in case.manifest["messages"] if fields["physicalOffset"] not in case.damaged]
-    lost_tail = (case.manifest.get("damage") or {}).get("kind") == "lostTail"  # it is zeros: nothing is there to tell
+    lost_tail = (case.manifest.get("damage") or {}).get("kind") == "lostTail"  # zeros: nothing to report
     assert [finding.physical_offset for finding in findings] == ([] if lost_tail else sorted(case.damaged))
     assert snapshot(case.store) == before
 
 
 def test_verify_names_exactly_the_damage(case: GoldenCase) -> None:
-    """An undamaged store has no finding at all; a damaged one those that its damage explains."""
+    """An undamaged store has no findings; a damaged one has those that its damage explains."""
     before = snapshot(case.store)
     report = verify(case.store)
     assert {finding.kind for finding in report.findings} == DAMAGED.get(case.name, set())
@@ -81,7 +81,7 @@ def test_verify_names_exactly_the_damage(case: GoldenCase) -> None:
 
 
 def test_verify_tells_who_is_concerned(case: GoldenCase) -> None:
-    """Places and counts of the findings are those of the damage."""
+    """Places and counts of the findings match the damage."""
     report = verify(case.store)
     intact = {message.physical_offset: message for message in case.intact}
     by_offset = {message.physical_offset: message for message in case.messages}
@@ -111,7 +111,7 @@ def test_verify_tells_who_is_concerned(case: GoldenCase) -> None:
 
 @pytest.mark.parametrize("full", [False, True])
 def test_inspect_sees_the_store(case: GoldenCase, full: bool) -> None:
-    """Log, queues as they lie there, and index files are those of the manifest."""
+    """Log, queues on disk and index files are those of the manifest."""
     before = snapshot(case.store)
     report = inspect(case.store, full=full)
     lossless = case.manifest["recovery"]["lossless"]
@@ -147,7 +147,7 @@ def test_inspect_sees_the_store(case: GoldenCase, full: bool) -> None:
 
 
 def test_no_tool_changes_a_store_unless_told(case: GoldenCase, tmp_path: Path) -> None:
-    """Whatever its state and damage: no byte, no name, no time, not even for a moment; and a copy is the same bytes."""
+    """In any state, no tool changes a byte, name or time, not even temporarily; a backup has the same bytes."""
     before = everything(case.store)
     for full in (False, True):
         inspect(case.store, full=full)
@@ -165,13 +165,13 @@ def test_no_tool_changes_a_store_unless_told(case: GoldenCase, tmp_path: Path) -
 
 
 def everything(directory: Path) -> dict[str, tuple[str, int]]:
-    """Files as `snapshot`, and folders, whose times change when a name comes or goes."""
+    """Return the files like `snapshot`, and the directories, whose times change when an entry is added or removed."""
     folders = [directory, *(path for path in directory.rglob("*") if path.is_dir())]
     return {**snapshot(directory), **{f"{path}/": ("", path.stat().st_mtime_ns) for path in folders}}
 
 
 def test_what_recovery_made_is_clean(case: GoldenCase) -> None:
-    """Opened and closed by our store, every case verifies; only what is lost for good is still told."""
+    """After our store has opened and closed a case, verify reports only permanent losses."""
     with MessageStore.open(config_of(case)):
         assert verify(case.store).state == "live"
     report = verify(case.store)

@@ -1,4 +1,4 @@
-"""Transactions that Apache RocketMQ began, and may go on with."""
+"""Transactions that Apache RocketMQ began can be completed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ from tests.support import golden
 
 
 async def test_half_messages_of_rocketmq(tmp_path: Path) -> None:
-    """Of six, two were committed, one without commit bits; three more are settled by ops, two of them by one; the sixth
-    was asked about and stored again: it is one transaction, which waits, and can be committed."""
+    """Five of six half messages are settled by ops; the sixth is pending and can be committed.
+
+    One commit lacks commit bits, and one op settles two half messages. The sixth was checked and stored again, and
+    still counts as one transaction.
+    """
     case = golden.load("kinds", tmp_path)
     halves = [message for message in case.messages if message.topic == HALF_TOPIC]
     last = halves[-1]

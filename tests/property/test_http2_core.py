@@ -1,4 +1,4 @@
-"""The HTTP/2 core for any input: how bytes are split does not matter, none of them raises, and memory stays bounded."""
+"""The HTTP/2 core with any input: the split of the bytes does not matter, nothing raises, memory stays bounded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SMALL = FrontConfig(stream_count_max=3, cheap_frame_count_max=20, header_size_m
 
 @st.composite
 def _frame(draw: st.DrawFn) -> bytes:
-    """Nearly always something that a client may send, on a stream where it may or may not."""
+    """Draw a frame that is usually valid for a client, on a stream where it may be invalid."""
     kind = draw(st.integers(0, 10))
     stream_id = draw(_STREAM_IDS)
     if kind == frames.HEADERS:
@@ -52,7 +52,7 @@ def _conversation(draw: st.DrawFn) -> bytes:
 
 
 def _answering(core: Http2Connection, sent: bytes) -> list[tuple[object, ...]]:
-    """Feed it, answer every request at once, and return what happened."""
+    """Feed the bytes, answer every request at once, and return the events."""
     found = []
     for event in core.receive(sent):
         found.append(summary(event))
@@ -62,7 +62,7 @@ def _answering(core: Http2Connection, sent: bytes) -> list[tuple[object, ...]]:
 
 
 def _joined(events: Iterable[Event]) -> list[tuple[object, ...]]:
-    """What happened; pieces of data that follow each other on one stream are one."""
+    """Return the events, with consecutive data of one stream joined."""
     found: list[tuple[object, ...]] = []
     last: DataReceived | None = None
     for event in events:
@@ -77,7 +77,7 @@ def _joined(events: Iterable[Event]) -> list[tuple[object, ...]]:
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(_conversation(), st.lists(st.integers(0, 2000), max_size=12))
 def test_any_split_gives_the_same_events(sent: bytes, cuts: list[int]) -> None:
-    """As does one byte at a time. Data may come in other pieces; it is the same data."""
+    """Any split, also into single bytes, gives the same events, except that data may come in other pieces."""
     whole = Http2Connection(_SMALL)
     expected = _joined(whole.receive(sent))
     places = [0, *sorted(min(cut, len(sent)) for cut in cuts), len(sent)]
@@ -93,7 +93,7 @@ def test_any_split_gives_the_same_events(sent: bytes, cuts: list[int]) -> None:
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(_conversation())
 def test_any_conversation_is_answered_in_whole_frames(sent: bytes) -> None:
-    """No input raises; what is sent are frames that fit, none on a stream that has ended; few things are kept."""
+    """No input raises. Output frames have valid sizes, none is for a reset stream, and buffers stay bounded."""
     core = Http2Connection(_SMALL)
     _answering(core, sent)
     reset: set[int] = set()
@@ -118,7 +118,7 @@ _FIELDS = st.tuples(_NAMES, _VALUES, st.booleans())
 def test_blocks_decode_as_the_hpack_package_does(
     blocks: list[tuple[list[tuple[bytes, bytes, bool]], bool, int | None]],
 ) -> None:
-    """One after the other, with and without Huffman codes, with tables of any size, fields that no table keeps."""
+    """Consecutive blocks, with and without Huffman codes, any table sizes, and never-indexed fields."""
     encoder, decoder, other = Encoder(), BlockDecoder(1 << 20), Decoder()
     for fields, coded, table_size in blocks:
         if table_size is not None:
@@ -134,7 +134,7 @@ def _pairs(decoder: BlockDecoder, block: bytes) -> list[tuple[bytes, bytes]]:
 @settings(max_examples=500, deadline=None, derandomize=True)
 @given(st.one_of(st.binary(max_size=90), st.binary(max_size=90).map(HuffmanEncoder(CODES, LENGTHS).encode)))
 def test_huffman_strings_decode_as_in_the_hpack_package(data: bytes) -> None:
-    """Codes of any text, and any bytes: the same text, or an error of both."""
+    """Valid codes and random bytes give the same text, or an error in both decoders."""
     try:
         expected = decode_huffman(data)
     except HPACKError:
@@ -145,7 +145,7 @@ def test_huffman_strings_decode_as_in_the_hpack_package(data: bytes) -> None:
 
 
 def test_every_character_and_every_two_bytes_decode_alike() -> None:
-    """Each character alone and in pairs, and all strings of two bytes, of which most are mistakes."""
+    """Pairs of characters and all two-byte strings, most of them invalid, give the same result."""
     encoder = HuffmanEncoder(CODES, LENGTHS)
     texts = [bytes((a, b)) for a in range(0, 256, 5) for b in range(256)]
     for text in [*map(encoder.encode, texts), *(number.to_bytes(2, "big") for number in range(1 << 16))]:
@@ -162,7 +162,7 @@ def test_every_character_and_every_two_bytes_decode_alike() -> None:
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.lists(st.binary(max_size=60), max_size=4))
 def test_blocks_are_refused_as_the_hpack_package_does(blocks: list[bytes]) -> None:
-    """Any bytes: the same headers, or an error of both."""
+    """Random bytes give the same headers, or an error in both decoders."""
     decoder, other = BlockDecoder(1 << 20), Decoder()
     for block in blocks:
         expected: list[tuple[bytes, ...]] | None
@@ -180,7 +180,7 @@ def test_blocks_are_refused_as_the_hpack_package_does(blocks: list[bytes]) -> No
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.binary(max_size=300), st.booleans())
 def test_random_bytes_raise_nothing(sent: bytes, greeted: bool) -> None:
-    """And leave at most an incomplete frame behind."""
+    """Random bytes raise no error, and leave at most one incomplete frame buffered."""
     core = Http2Connection(_SMALL)
     _answering(core, GREETING + sent if greeted else sent)
     parse(b"".join(core.take_output()))

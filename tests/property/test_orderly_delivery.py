@@ -1,4 +1,4 @@
-"""QueueDelivery with an order to keep, against a model that has one status a message and looks at all of them."""
+"""QueueDelivery with message groups, against a model that keeps one status per message and scans all of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ START = 100
 
 @dataclass
 class Modelled:
-    """One message that was seen, or left out by a filter."""
+    """One message that was seen, or excluded by a filter."""
 
     message_group: str
     status: str  # "finished", "in flight", "waiting"
@@ -32,7 +32,7 @@ class Modelled:
 
 
 class OrderlyDeliveryMachine(RuleBasedStateMachine):
-    """Every operation on both. The log (which message has which message group) never forgets."""
+    """Applies every operation to queue and model. The log (offset -> message group) is never lost."""
 
     ready_max: int | None = None
 
@@ -46,8 +46,8 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         self.acknowledged: set[int] = set()
         self.left_out: set[int] = set()
         self.was_standard = False
-        self.withdrawn: set[int] = set()  # a crash may forget of these that they were
-        self.pieces: Iterator[State] | None = None  # of a snapshot that is being written
+        self.withdrawn: set[int] = set()  # a crash may lose these withdrawals
+        self.pieces: Iterator[State] | None = None  # of an unfinished snapshot
         self.queue = QueueDelivery(START)
         self.queue.keep_order(MessageGroupOrder)
 
@@ -57,8 +57,11 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         return sorted(offset for offset, message in self.messages.items() if message.status == status)
 
     def may_go(self, count: int) -> list[int]:
-        """In the order of the offsets, whatever has no message of its group in flight, nor a redelivered one in front
-        of it if it is new."""
+        """Return the deliverable offsets in order.
+
+        A message is deliverable if no message of its group is in flight. A new message also requires that no
+        redelivered one of its group waits before it.
+        """
         stopped = {self.messages[offset].message_group for offset in self.with_status("in flight")}
         redelivered: set[str] = set()
         may_go = []
@@ -83,11 +86,11 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
     def check_taken(self, offsets: list[int], count: int) -> None:
         assert offsets == self.may_go(count)
 
-    # What happens
+    # Operations
 
     @rule(groups=st.lists(st.sampled_from((*MESSAGE_GROUPS, None)), max_size=5))
     def see(self, groups: list[str | None]) -> None:
-        """New messages, some of which a filter leaves out (None)."""
+        """Add new messages; a filter excludes some of them (None)."""
         seen = []
         for group in groups:
             offset = START + len(self.messages)
@@ -101,7 +104,10 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4), seconds=st.integers(0, 5), client=st.sampled_from((None, "client")))
     def deliver(self, count: int, seconds: int, client: str | None) -> None:
-        """A batch is what the model says: whatever comes before in its message group is finished, or goes with it."""
+        """Deliver a batch as the model predicts.
+
+        All earlier messages of the same message group are finished, or in the same batch.
+        """
         offsets = self.queue.take_ready(count)
         self.check_taken(offsets, count)
         if not offsets:
@@ -117,7 +123,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
                 o for o in self.messages if o < offset and self.messages[o].message_group == message.message_group
             ]
             assert all(self.messages[o].status == "finished" or o in offsets for o in earlier)
-            if not message.attempt:  # new: nothing that failed before is unfinished in front of it
+            if not message.attempt:  # a new message never follows a redelivered one of its group
                 assert not any(o in offsets and told[o] > 1 for o in earlier)
             message.status, message.attempt = "in flight", message.attempt + 1
             message.nonce, message.until = self.nonce, self.now + seconds
@@ -128,7 +134,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.with_status("in flight"))
     @rule(data=st.data(), seconds=st.integers(0, 5))
     def repeat(self, data: st.DataObject, seconds: int) -> None:
-        """A lost answer: the same messages, the same attempt, the same handles."""
+        """Repeat a lost answer: same messages, same attempt, same handles."""
         nonce = self.messages[data.draw(st.sampled_from(self.with_status("in flight")))].nonce
         expected = [o for o in self.with_status("in flight") if self.messages[o].nonce == nonce]
         assert self.queue.is_in_flight_under(nonce)
@@ -143,7 +149,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.with_status("in flight"))
     @rule(data=st.data())
     def withdraw(self, data: st.DataObject) -> None:
-        """An answer could not be written: what was in it waits, and is delivered as the same attempt."""
+        """An answer could not be written: its messages wait again, and are delivered as the same attempt."""
         nonce = self.messages[data.draw(st.sampled_from(self.with_status("in flight")))].nonce
         given = [o for o in self.with_status("in flight") if self.messages[o].nonce == nonce]
         given = data.draw(st.lists(st.sampled_from(given), unique=True))
@@ -156,7 +162,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.with_status("in flight"))
     @rule(data=st.data())
     def acknowledge(self, data: st.DataObject) -> None:
-        """In any order."""
+        """Acknowledge any message in flight."""
         offset = data.draw(st.sampled_from(self.with_status("in flight")))
         self.queue.acknowledge(offset, self.messages[offset].nonce)
         self.events.append(acknowledged([offset]))
@@ -166,7 +172,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.queue.ready)
     @rule(data=st.data())
     def finish_waiting(self, data: st.DataObject) -> None:
-        """A message that waits in memory is lost, or becomes a dead letter."""
+        """A message waiting in memory is lost, or becomes a dead letter."""
         offset = data.draw(st.sampled_from(sorted(self.queue.ready)))
         self.events.append(self.queue.finish([offset]))
         self.messages[offset].status = "finished"
@@ -175,7 +181,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.with_status("in flight"))
     @rule(data=st.data(), seconds=st.integers(0, 5))
     def change_invisible(self, data: st.DataObject, seconds: int) -> None:
-        """Its message group stays locked until then."""
+        """Change the invisible time; the message group stays locked until then."""
         offset = data.draw(st.sampled_from(self.with_status("in flight")))
         self.nonce += 1
         message = self.messages[offset]
@@ -184,37 +190,37 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(0, 3))
     def expire(self, seconds: int) -> None:
-        """Time passes."""
+        """Advance the time."""
         self.now += seconds
         self.queue.expire(self.now)
         self.expire_model()
 
     @rule()
     def record_seen(self) -> None:
-        """Much was passed over: the journal is told without a delivery."""
+        """Record seen messages in the journal without a delivery, as after many skipped messages."""
         self.events.append(self.queue.record_seen())
         assert self.queue.unrecorded_count == 0
 
     @rule(piece=st.integers(1, 4))
     def snapshot(self, piece: int) -> None:
-        """A snapshot says all of it again."""
+        """Write the complete state as a snapshot."""
         self.events.extend(self.queue.states(piece))
 
     @rule(piece=st.integers(1, 4))
     def begin_snapshot(self, piece: int) -> None:
-        """A snapshot in steps, between which all else goes on; it may never be finished."""
+        """Begin a snapshot in steps, between which other operations run; it may never be finished."""
         self.pieces = self.queue.states(piece)
 
     @precondition(lambda self: self.pieces is not None)
     @rule(count=st.integers(1, 3))
     def continue_snapshot(self, count: int) -> None:
-        """Each piece is written in the step that makes it."""
+        """Write each piece in the step that produces it."""
         assert self.pieces is not None
         self.events.extend(islice(self.pieces, count))
 
     @rule(standard=st.booleans())
     def change_group(self, standard: bool) -> None:
-        """The group is a standard group for a moment; while it is one, it may deliver new messages at once."""
+        """Turn the group into a standard group and back; meanwhile it may deliver new messages at once."""
         self.queue.forget_order()
         self.was_standard |= standard
         if standard:
@@ -242,7 +248,10 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
 
     @rule(last_snapshot=st.booleans(), twice=st.booleans())
     def restart(self, last_snapshot: bool, twice: bool) -> None:
-        """With a snapshot all is as it was. Without, what was seen and not recorded is seen again, and nothing else."""
+        """After a snapshot the restored state is equal.
+
+        Without one, only seen and unrecorded messages are seen again.
+        """
         if last_snapshot:
             self.events.extend(self.queue.states(3))
         restored = QueueDelivery(START)
@@ -263,20 +272,20 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
             if message.status == "in flight":
                 assert (flight.attempt, flight.nonce) == (message.attempt, message.nonce)
                 assert flight.invisible_until_ms == message.until
-            else:  # withdrawn: the crash forgot that
+            else:  # withdrawn, which the crash lost
                 assert message.status == "waiting"
         for offset, attempt in restored.ready.items():
             assert attempt == self.messages[offset].attempt or offset in self.withdrawn or offset in self.left_out
         known = set(restored.unfinished())
         for offset in self.messages:
             if offset < restored.cursor:
-                # Exactly what is not finished; what a filter left out may be looked at again.
+                # Exactly the unfinished messages; excluded ones may be filtered again.
                 assert (offset in known) == (self.messages[offset].status != "finished") or offset in self.left_out
             assert not (offset in self.acknowledged and offset in known)
 
     @rule()
     def crash(self) -> None:
-        """The broker goes on with what the journal says, and sees again what it does not, with the same filter."""
+        """Continue from the journal; messages that it lacks are seen again, with the same filter."""
         restored = QueueDelivery(START)
         for event in self.events:
             restored.apply(event)
@@ -293,7 +302,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         ]
         restored.see(rest, START + len(self.messages), ready_max=self.ready_max)
         for offset, message in self.messages.items():
-            if message.status == "waiting" and offset in restored.in_flight:  # it was withdrawn
+            if message.status == "waiting" and offset in restored.in_flight:  # withdrawn before the crash
                 flight = restored.in_flight[offset]
                 message.status, message.attempt = "in flight", flight.attempt
                 message.nonce, message.until = flight.nonce, flight.invisible_until_ms
@@ -305,7 +314,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
 
     @invariant()
     def same_as_model(self) -> None:
-        """Queue and model agree on every message, and on which may go out."""
+        """Queue and model agree on every message and on the deliverable ones."""
         queue = self.queue
         assert queue.cursor == START + len(self.messages)
         assert sorted(queue.in_flight) == self.with_status("in flight")
@@ -325,12 +334,12 @@ TestOrderlyDelivery.settings = settings(max_examples=120, stateful_step_count=40
 
 
 class PagingMachine(OrderlyDeliveryMachine):
-    """The same when hardly any message waits in memory. All message groups that may go still do."""
+    """The same with almost no messages waiting in memory. Every message group can still be delivered."""
 
     ready_max = 3
 
     def check_taken(self, offsets: list[int], count: int) -> None:
-        """Of each message group its first messages, and of each that may go at least one."""
+        """Check that each deliverable group supplies its first messages, and at least one."""
         may_go = self.may_go(1000)
         assert offsets == sorted(set(offsets))
         for group in MESSAGE_GROUPS:
@@ -342,7 +351,7 @@ class PagingMachine(OrderlyDeliveryMachine):
 
     @invariant()
     def few_wait_in_memory(self) -> None:
-        """Beyond the limit, at most a page of each message group, and what has come back."""
+        """Beyond the limit, memory holds at most a page per message group, and the returned messages."""
         returned = sum(1 for message in self.messages.values() if message.attempt) + len(self.withdrawn)
         in_memory = len(self.queue.ready)
         assert self.was_standard or in_memory <= self.ready_max + len(MESSAGE_GROUPS) * PAGE_SIZE + returned

@@ -1,4 +1,4 @@
-"""QueueDelivery of a priority topic, against a model that sorts all that waits each time."""
+"""QueueDelivery of a priority topic, against a model that sorts all waiting messages each time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ START = 100
 
 @dataclass
 class Modelled:
-    """One message that was seen, or left out by a filter."""
+    """One message that was seen, or excluded by a filter."""
 
     label: str
     status: str  # "finished", "in flight", "waiting"
@@ -28,7 +28,7 @@ class Modelled:
 
 
 class PriorityDeliveryMachine(RuleBasedStateMachine):
-    """Every operation on both; the messages themselves (their labels) are never lost."""
+    """Applies every operation to queue and model; the messages' labels are never lost."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class PriorityDeliveryMachine(RuleBasedStateMachine):
         self.now = 1_000
         self.nonce = 0
         self.events: list[QueueEvent] = []
-        self.left_out: set[int] = set()  # and not known to the journal for certain
+        self.left_out: set[int] = set()  # which the journal may not know
         self.queue = QueueDelivery(START)
         self.queue.keep_order(Priorities)
 
@@ -48,7 +48,7 @@ class PriorityDeliveryMachine(RuleBasedStateMachine):
 
     @rule(labels=st.lists(st.sampled_from((*LABELS, None)), max_size=5))
     def see(self, labels: list[str | None]) -> None:
-        """New messages, some of which a filter leaves out (None)."""
+        """Add new messages; a filter excludes some of them (None)."""
         seen = []
         for label in labels:
             offset = START + len(self.messages)
@@ -61,7 +61,7 @@ class PriorityDeliveryMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4), seconds=st.integers(0, 5))
     def deliver(self, count: int, seconds: int) -> None:
-        """The highest go out, in the order of their offsets."""
+        """Deliver the messages of highest priority, in the order of their offsets."""
         offsets = sorted(self.queue.take_ready(count))
         assert offsets == sorted(self.expected()[:count])
         if not offsets:
@@ -81,7 +81,7 @@ class PriorityDeliveryMachine(RuleBasedStateMachine):
     @rule(data=st.data(), seconds=st.integers(0, 5))
     @precondition(lambda self: self.with_status("in flight"))
     def change(self, data: st.DataObject, seconds: int) -> None:
-        """Another time under another nonce."""
+        """Change the invisible time, with a new nonce."""
         offset = data.draw(st.sampled_from(self.with_status("in flight")))
         message = self.messages[offset]
         self.nonce += 1
@@ -91,7 +91,7 @@ class PriorityDeliveryMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: self.with_status("in flight"))
     def acknowledge(self, data: st.DataObject) -> None:
-        """One with its handle."""
+        """Acknowledge a message with its handle."""
         offset = data.draw(st.sampled_from(self.with_status("in flight")))
         self.queue.acknowledge(offset, self.messages[offset].nonce)
         self.events.append(acknowledged([offset]))
@@ -100,14 +100,14 @@ class PriorityDeliveryMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: self.with_status("waiting"))
     def finish_waiting(self, data: st.DataObject) -> None:
-        """One that waits is lost, or becomes a dead letter."""
+        """A waiting message is lost, or becomes a dead letter."""
         offset = data.draw(st.sampled_from(self.with_status("waiting")))
         self.events.append(self.queue.finish([offset]))
         self.messages[offset].status = "finished"
 
     @rule(seconds=st.integers(0, 3))
     def expire(self, seconds: int) -> None:
-        """What was invisible until now waits again."""
+        """Advance the time; messages whose invisible time is over wait again."""
         self.now += seconds
         self.queue.expire(self.now)
         for message in self.messages.values():
@@ -116,7 +116,7 @@ class PriorityDeliveryMachine(RuleBasedStateMachine):
 
     @rule(crash=st.booleans())
     def restart(self, crash: bool) -> None:
-        """Read back from the events, and the labels from the messages; what only was seen may be seen again."""
+        """Restore from the events, with the labels from the messages; unrecorded seen messages are seen again."""
         events = [*self.events] if crash else [*self.events, *self.queue.states(3)]
         self.events = events
         self.queue = QueueDelivery(START)
@@ -125,7 +125,7 @@ class PriorityDeliveryMachine(RuleBasedStateMachine):
         self.queue.expire(self.now)
         self.expire(0)
         waiting = [offset for offset in self.queue.unfinished() if offset not in self.queue.in_flight]
-        for offset in waiting:  # left out by a filter, of which no event had told: it will be so again
+        for offset in waiting:  # excluded by a filter, which no event recorded
             if offset in self.left_out:
                 assert crash
                 self.left_out.discard(offset)
@@ -140,7 +140,7 @@ class PriorityDeliveryMachine(RuleBasedStateMachine):
 
     @rule()
     def switch_off_and_on(self) -> None:
-        """The topic's type changes, and changes back."""
+        """Change the topic's type, and change it back."""
         self.queue.forget_order()
         assert self.queue.take_ready(1000) == self.with_status("waiting")
         self.learn()
@@ -155,7 +155,7 @@ class PriorityDeliveryMachine(RuleBasedStateMachine):
 
     @invariant()
     def same_as_model(self) -> None:
-        """What waits is sorted; all else is where the model has it."""
+        """Waiting messages are sorted, and all others have the model's status."""
         assert self.queue.take_ready(1000) == self.expected()
         assert sorted(self.queue.in_flight) == self.with_status("in flight")
         for offset, attempt in self.queue.ready.items():

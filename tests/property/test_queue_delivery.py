@@ -1,4 +1,4 @@
-"""QueueDelivery against a model that keeps one status per message, and against itself read back from its events."""
+"""QueueDelivery against a model with one status per message, and against its own state restored from events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLIENTS = ("first", "second")
 
 @dataclass
 class Modelled:
-    """One message that was delivered or skipped, the slow and obvious way."""
+    """One message that was delivered or skipped, modelled in the simplest way."""
 
     status: str  # "finished", "in flight", "ready"
     attempt: int = 0
@@ -51,7 +51,7 @@ class Model:
 
 
 def contents(queue: QueueDelivery) -> object:
-    """All that matters of a queue, comparable."""
+    """Return the relevant state of a queue, for comparison."""
     return (
         queue.commit_offset,
         queue.cursor,
@@ -62,7 +62,7 @@ def contents(queue: QueueDelivery) -> object:
 
 
 class QueueDeliveryMachine(RuleBasedStateMachine):
-    """Every operation on both; after each the queue is compared with the model."""
+    """Applies every operation to queue and model, and compares them after each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,12 +71,12 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
         self.now = 1_000
         self.nonce = 0
         self.events: list[QueueEvent] = []
-        self.pieces: Iterator[State] | None = None  # of a snapshot that is being written
+        self.pieces: Iterator[State] | None = None  # of an unfinished snapshot
         self.pieces_from = 0
-        self.complete: tuple[int, int] | None = None  # where a snapshot began; commit offset at its end
-        self.commit_offsets = [100]  # that a save could have had
-        self.reset_at = 0  # events up to the last reset
-        self.commit_offsets_since = [100]  # and saves that go with a position behind it
+        self.complete: tuple[int, int] | None = None  # first event of a snapshot; commit offset at its end
+        self.commit_offsets = [100]  # possible saved commit offsets
+        self.reset_at = 0  # number of events up to the last reset
+        self.commit_offsets_since = [100]  # possible saved commit offsets since then
 
     def new_nonce(self) -> int:
         self.nonce += 1
@@ -90,7 +90,7 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
         client=st.sampled_from((None, *CLIENTS)),
     )
     def deliver(self, ready_count: int, gaps: list[int], tail: int, seconds: int, client: str | None) -> None:
-        """Some that are ready and some new ones, with gaps between them."""
+        """Deliver some ready and some new messages, with gaps between them."""
         ready = self.queue.take_ready(ready_count)
         assert ready == self.model.with_status("ready")[:ready_count]
         nonce, until = self.new_nonce(), self.now + seconds
@@ -112,7 +112,7 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3))
     def skip(self, count: int) -> None:
-        """A filter passes over messages and nothing is delivered."""
+        """A filter skips messages, and none is delivered."""
         for _ in range(count):
             self.model.messages[self.model.cursor] = Modelled("finished")
         self.queue.skip(self.model.cursor)
@@ -120,7 +120,7 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.with_status("in flight"))
     @rule(data=st.data())
     def acknowledge(self, data: st.DataObject) -> None:
-        """A message with its handle."""
+        """Acknowledge a message with its handle."""
         offset = data.draw(st.sampled_from(self.model.with_status("in flight")))
         message = self.model.messages[offset]
         self.queue.acknowledge(offset, message.nonce)
@@ -129,7 +129,7 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
 
     @rule(offset=st.integers(95, 130), nonce=st.integers(0, 40))
     def use_wrong_handle(self, offset: int, nonce: int) -> None:
-        """A handle that names no present delivery is refused and changes nothing."""
+        """A handle that matches no current delivery is refused and changes nothing."""
         message = self.model.messages.get(offset)
         if message is None or message.status != "in flight" or message.nonce != nonce:
             with pytest.raises(InvalidReceiptHandleError):
@@ -140,7 +140,7 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.with_status("in flight"))
     @rule(data=st.data(), seconds=st.integers(0, 5))
     def change_invisible(self, data: st.DataObject, seconds: int) -> None:
-        """Another time, another nonce, no client."""
+        """Change the invisible time, with a new nonce and no client."""
         offset = data.draw(st.sampled_from(self.model.with_status("in flight")))
         message = self.model.messages[offset]
         nonce = self.new_nonce()
@@ -150,14 +150,14 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.with_status("ready"))
     @rule(data=st.data())
     def finish_ready(self, data: st.DataObject) -> None:
-        """A message that waits for redelivery turns out to be lost, or becomes a dead letter."""
+        """A message waiting for redelivery is lost, or becomes a dead letter."""
         offset = data.draw(st.sampled_from(self.model.with_status("ready")))
         self.events.append(self.queue.finish([offset]))
         self.model.messages[offset].status = "finished"
 
     @rule(client=st.sampled_from(CLIENTS), seconds=st.integers(0, 2))
     def release_client(self, client: str, seconds: int) -> None:
-        """A client is gone."""
+        """A client disconnects."""
         self.queue.release_client(client, self.now + seconds)
         for message in self.model.messages.values():
             if message.status == "in flight" and message.client == client:
@@ -165,7 +165,7 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
 
     @rule(offset=st.integers(95, 110))
     def reset(self, offset: int) -> None:
-        """The group goes on elsewhere, forwards or back."""
+        """The group continues at another offset, forwards or back."""
         self.events.append(self.queue.reset(offset))
         self.model = Model(offset)
         self.reset_at = len(self.events)
@@ -173,7 +173,7 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(0, 3))
     def expire(self, seconds: int) -> None:
-        """Time passes."""
+        """Advance the time."""
         self.now += seconds
         before = len(self.model.with_status("ready"))
         self.model.expire(self.now)
@@ -181,25 +181,28 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
 
     @rule()
     def save_commit_offset(self) -> None:
-        """consumerOffset.json is saved now and then."""
+        """Save consumerOffset.json."""
         self.commit_offsets.append(self.queue.commit_offset)
         self.commit_offsets_since.append(self.queue.commit_offset)
 
     @rule(piece=st.integers(1, 4))
     def snapshot(self, piece: int) -> None:
-        """A snapshot says all of it again."""
+        """Write the complete state as a snapshot."""
         self.events.extend(self.queue.states(piece))
 
     @rule(piece=st.integers(1, 4))
     def begin_snapshot(self, piece: int) -> None:
-        """A snapshot in steps, between which all else goes on. The one before it may have been cut off by an error."""
+        """Begin a snapshot in steps, between which other operations run.
+
+        An error may have interrupted the previous one.
+        """
         self.pieces = self.queue.states(piece)
         self.pieces_from = len(self.events)
 
     @precondition(lambda self: self.pieces is not None)
     @rule(count=st.integers(1, 3))
     def continue_snapshot(self, count: int) -> None:
-        """With its last piece the replay begins where it began; the commit offset is saved in the same step."""
+        """After the last piece the replay begins at the snapshot; the commit offset is saved in the same step."""
         assert self.pieces is not None
         for _ in range(count):
             piece = next(self.pieces, None)
@@ -212,7 +215,7 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.complete is not None)
     @rule(twice=st.booleans())
     def crash_after_snapshot(self, twice: bool) -> None:
-        """The events since the snapshot began tell as much as all events do."""
+        """Replaying only the events since the snapshot began loses nothing."""
         assert self.complete is not None
         start, commit_offset = self.complete
         restored = QueueDelivery(commit_offset)
@@ -222,10 +225,10 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), twice=st.booleans(), from_snapshot=st.booleans(), piece=st.integers(1, 3))
     def restart(self, data: st.DataObject, twice: bool, from_snapshot: bool, piece: int) -> None:
-        """What is read back is what was there, whatever commit offset was saved, and however often it is read."""
+        """The restored state is equal, for every saved commit offset, and when events are replayed twice."""
         self.events.extend(self.queue.states(piece))
         events, commit_offsets = self.events, self.commit_offsets
-        if from_snapshot:  # the replay begins where a snapshot begins
+        if from_snapshot:  # the replay begins at a snapshot
             starts = [i for i, e in enumerate(events) if isinstance(e, State) and e.begin == e.commit_offset]
             start = data.draw(st.sampled_from(starts))
             events = events[start:]
@@ -242,14 +245,14 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """Without a last snapshot, all that was delivered or acknowledged is known; only skipping may be repeated."""
+        """Without a final snapshot all deliveries and acknowledgements are known; only skips may be repeated."""
         restored = QueueDelivery(self.commit_offsets[0])
         for event in self.events:
             restored.apply(event)
         self.check_nothing_lost(restored)
 
     def check_nothing_lost(self, restored: QueueDelivery) -> None:
-        """No finished message comes again, no other is missing, and what is restored is not ahead."""
+        """Check that no finished message returns, no other is missing, and the cursor is not ahead."""
         for offset in self.model.with_status("finished"):
             assert offset not in restored.in_flight
             assert restored.deliveries_of_waiting(offset) is None

@@ -1,4 +1,4 @@
-"""Random messages survive the codec; columns and single records agree; random bytes raise nothing unexpected."""
+"""Random messages survive the codec, columns and single records agree, and random bytes raise only expected errors."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ NAMES = st.sampled_from(["KEYS", "TAGS", "UNIQ_KEY", "DELAY"]) | TEXT.filter(
     lambda name: name != properties.CRC32 and not name.startswith(properties.TRANSIENT_PREFIX)
 )
 VALUES = TEXT | st.lists(TEXT | st.just(""), min_size=2, max_size=4).map(" ".join).filter(bool)
-# A record without checksum must not end in a zero byte, and without properties its topic is the end.
+# A record without checksum must not end in a zero byte; without properties it ends with its topic.
 TOPICS = TEXT.filter(lambda topic: not topic.endswith("\0"))
 HOSTS = st.tuples(st.ip_addresses().map(str), st.integers(0, 65535))
-# Pieces that real property strings are made of, joined in ways that no writer would.
+# Parts of real property strings, joined in ways that no writer uses.
 RAW = st.lists(
     st.sampled_from(
         [b"\x01", b"\x02", b"KEYS", b"TAGS", b"UNIQ_KEY", b" ", b"a", b"\xff", "é中😀".encode(), b"x" * 70]
@@ -37,7 +37,7 @@ RAW = st.lists(
 
 @st.composite
 def messages(draw: st.DrawFn) -> Message:
-    """Any message that the format can hold."""
+    """Draw any message that the format can hold."""
     topic = draw(TOPICS | st.sampled_from(["t", "t" * 127, "t" * 128, "é" * 64]))
     return Message(
         topic,
@@ -56,7 +56,7 @@ def messages(draw: st.DrawFn) -> Message:
 
 
 def normal(host: tuple[str, int]) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]:
-    """An address has several spellings."""
+    """Normalize a host: an address has several spellings."""
     return ipaddress.ip_address(host[0]), host[1]
 
 
@@ -76,7 +76,7 @@ def test_round_trip(
     property_crc: bool,
     split_batch: bool,
 ) -> None:
-    """Every field comes back."""
+    """Every field is decoded as it was encoded."""
     encoded = record.encode(
         message,
         queue_offset=queue_offset,
@@ -103,7 +103,7 @@ def test_round_trip(
 
 
 def assert_batch_equals_scan(buffer: bytes | bytearray, **circumstances: Any) -> None:
-    """Columns, decoded records, hashes and the stop are those of the scalar codec."""
+    """Columns, decoded records, hashes and the stop equal those of the scalar codec."""
     *headers, stop = record.scan(buffer, **circumstances)
     base = circumstances.pop("base_physical_offset")
     batch = RecordBatch.parse(buffer, base_physical_offset=base, **circumstances)
@@ -125,7 +125,7 @@ def assert_batch_equals_scan(buffer: bytes | bytearray, **circumstances: Any) ->
 
 
 def frame_of(batch: list[Message], property_crc: bool) -> bytearray:
-    """Unplaced records, one behind another."""
+    """Return unplaced records, one after another."""
     return bytearray().join(
         record.Draft(message, store_host=STORE_HOST, property_crc=property_crc).encode_unplaced() for message in batch
     )
@@ -133,7 +133,7 @@ def frame_of(batch: list[Message], property_crc: bool) -> bytearray:
 
 @given(st.lists(messages(), max_size=6), st.booleans(), st.integers(0, 2**40))
 def test_batch_equals_scalar(given_messages: list[Message], property_crc: bool, base: int) -> None:
-    """Placing and parsing many at once gives what placing and scanning one by one gives."""
+    """Placing and parsing many records at once gives the same result as one by one."""
     frame = frame_of(given_messages, property_crc)
     assert_batch_equals_scan(frame, base_physical_offset=None, placed=False)
     batch = RecordBatch.parse(bytes(frame), base_physical_offset=None, placed=False)
@@ -157,7 +157,7 @@ def test_batch_equals_scalar(given_messages: list[Message], property_crc: bool, 
     [Message("\x00", 0, b""), Message("t\x00", 0, b"body"), Message("t", 0, b"body", raw_properties=b"KEYS\x01a\x00")],
 )
 def test_a_record_cannot_end_in_a_zero_byte(message: Message) -> None:
-    """It would look torn; a record checksum behind the zero makes it valid."""
+    """Such a record would look torn, so it is refused; a record checksum after the zero makes it valid."""
     with pytest.raises(InvalidMessageError, match="zero byte"):
         frame_of([message], property_crc=False)
     assert_batch_equals_scan(frame_of([message], property_crc=True), base_physical_offset=None, placed=False)
@@ -173,10 +173,10 @@ def test_a_record_cannot_end_in_a_zero_byte(message: Message) -> None:
 def test_damaged_records(
     given_messages: list[Message], damage: list[tuple[float, int]], check_crc: bool, kept: float
 ) -> None:
-    """Whatever bytes are changed or cut off, nothing but the declared outcome happens, and both readers agree."""
+    """Whatever bytes are changed or cut off, only declared outcomes occur, and both readers agree."""
     frame = frame_of(given_messages, property_crc=False)
     for position, value in damage:
-        # Half of the damage goes to the fixed fields, where lengths lie.
+        # Half of the damage hits the fixed fields, which contain the lengths.
         where = int(position * 2 * min(len(frame), 120)) if position < 0.5 else int(position * len(frame))
         frame[min(where, len(frame) - 1)] = value
     del frame[int(kept * len(frame)) + 1 :]
@@ -186,7 +186,7 @@ def test_damaged_records(
 
 @given(st.binary(max_size=300), st.sampled_from([b"", b"\xda\xa3\x20\xa7", b"\xda\xa3\x20\xab", b"\xcb\xd4\x31\x94"]))
 def test_garbage(garbage: bytes, magic: bytes) -> None:
-    """Random bytes, also behind a plausible start, are never a record and raise only the declared error."""
+    """Random bytes, also after a plausible start, are never a record and raise only the declared error."""
     buffer = garbage if not magic else len(garbage).to_bytes(4, "big") + magic + garbage
     assert_batch_equals_scan(buffer, base_physical_offset=None, check_crc=False)
     with pytest.raises(CorruptRecordError):
@@ -195,7 +195,7 @@ def test_garbage(garbage: bytes, magic: bytes) -> None:
 
 @given(st.binary(max_size=200) | RAW)
 def test_properties_are_decoded_from_any_bytes(encoded: bytes) -> None:
-    """Reading never fails, and what was read can be written and read again."""
+    """Decoding never fails, and its result can be encoded and decoded again."""
     found = properties.decode_properties(encoded)
     again = properties.encode_properties(found)
     expected = {
@@ -208,7 +208,7 @@ def test_properties_are_decoded_from_any_bytes(encoded: bytes) -> None:
 
 @given(st.text(max_size=600))
 def test_java_hash(text: str) -> None:
-    """The fast hash is the polynomial of the definition."""
+    """The fast hash equals the polynomial of its definition."""
     value = 0
     for unit in memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H"):
         value = (31 * value + unit) % 2**32

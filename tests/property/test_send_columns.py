@@ -1,4 +1,4 @@
-"""SendMessage read as columns: whatever bytes come, what is packed is what single messages would have become."""
+"""SendMessage requests read as columns: for any bytes, the packed records equal those of single messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def system_properties(draw: st.DrawFn) -> v2.SystemProperties:
 
 @st.composite
 def wire_messages(draw: st.DrawFn) -> bytes:
-    """The fields of a message in any order, some of them twice or not there."""
+    """Draw the fields of a message in any order, some repeated or missing."""
     parts = [b"\x0a\x08\x12\x06orders"] * draw(st.sampled_from((1, 1, 1, 2, 0)))
     parts += [
         b"\x1a" + varint(len(text)) + text

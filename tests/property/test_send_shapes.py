@@ -1,4 +1,4 @@
-"""Messages of few shapes: whatever bytes come, what is packed is what single messages would have become."""
+"""Messages of few shapes: for any bytes, the packed records equal those of single messages."""
 
 from __future__ import annotations
 

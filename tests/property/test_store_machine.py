@@ -1,4 +1,4 @@
-"""A store on a disk that crashes, against lists: what was appended, what was promised to stay, what is there."""
+"""A store on a crashing disk, against lists of the messages appended, promised to stay, and present."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tests.support.stored_messages import DIRECTORY, TAG_NAMES, Sender, Sent, co
 
 EXAMPLES = max(8 * int(os.environ.get("AEROBEE_CRASH_CYCLES", "0")), 80)
 TOPICS = ("orders", "bills")
-# Bodies small against a segment of 16 KiB, of a few sectors, and so large that three fill a segment.
+# Bodies much smaller than a segment of 16 KiB, of a few sectors, and so large that three fill a segment.
 SIZES = st.one_of(st.integers(8, 60), st.integers(300, 1500), st.integers(4000, 8000))
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """`held` may be in the store. Of these no power cut may take `durable`, and no death of the process `written`."""
+    """`held` may be in the store. A power cut must keep `durable`, a killed process must keep `written`."""
 
     flush_mode: FlushMode = "sync"
     write_mode: WriteMode = "gathered"
 
-    # Queue files of one sector and of many: only within a file can units be lost while later ones stay.
+    # Queue files of one sector and of many: units can be lost before surviving ones only within one file.
     @initialize(units=st.sampled_from([20, 100, 500]), slots=st.sampled_from([3, 50]), keys=st.sampled_from([40, 300]))
     def begin(self, units: int, slots: int, keys: int) -> None:
         self.clock = ManualClock()
@@ -107,14 +107,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(topic=st.sampled_from(TOPICS))
     def roll(self, topic: str) -> None:
-        """Begin a segment."""
+        """Append until a new segment begins."""
         begun = self.store.status().segments
         while self.store.status().segments == begun:
             self.held += self.sender.append(self.store, [self.sender.message(7900, topic)])
 
     @rule()
     def dispatch(self) -> None:
-        """What a tool does that runs no services: queues and index follow, and nothing is promised."""
+        """Commit and dispatch like a tool without services: queues and index follow, and nothing is made durable."""
         if self.flush_mode == "async":
             self.store.commit()
             self.store.dispatch()
@@ -123,7 +123,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(days=st.sampled_from([1, 4]))
     def retain(self, days: int) -> None:
-        """Old segments go, those that are full and durable; what is left is all there."""
+        """Remove old segments that are full and durable; the rest stays complete."""
         self.clock.advance(days * 86_400)
         self.runner.run(self.store.retention.clean())
         begin = self.store.status().min_offset
@@ -132,12 +132,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def delete_topic(self) -> None:
-        """Its messages are gone for good, and all others durable; a topic of this name may come again."""
+        """The topic's messages are gone for good, and all others are durable; the topic may be created again."""
         self.store.delete_topic("bills")
         self.held = [sent for sent in self.held if sent.topic != "bills"]
         if self.store.positions[0] == self.store.positions[2]:
             self.durable, self.written = list(self.held), list(self.held)
-        else:  # there was none, so nothing was done
+        else:  # the topic had no messages, so nothing changed
             assert not [sent for sent in self.durable if sent.topic == "bills"]
 
     @rule()
@@ -148,7 +148,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(sizes=st.lists(SIZES, max_size=5), durable=st.booleans())
     def serve(self, sizes: list[int], durable: bool) -> None:
-        """Append while the services run, and wait for one promise or the other."""
+        """Append while the services run, and wait for one kind of promise."""
 
         async def main() -> None:
             services = asyncio.create_task(self.store.run())
@@ -201,7 +201,7 @@ class StoreMachine(RuleBasedStateMachine):
         dispatched = self.store.positions[3]
         compare(self.store, self.held, [sent for sent in self.held if sent.end <= dispatched])
 
-    # --- lives
+    # --- restarts
 
     @rule()
     def close_and_reopen(self) -> None:
@@ -211,7 +211,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 2**32))
     def crash(self, seed: int) -> None:
-        """The power goes; what a consumer could see of a store with sync flush is among what must stay."""
+        """Cut the power. With sync flush, every message that consumers could see is durable."""
         seen = [sent for sent in self.held if sent.end <= self.store.positions[3]]
         if self.flush_mode == "sync":
             assert {sent.number for sent in seen} <= {sent.number for sent in self.durable}
@@ -223,7 +223,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        """The process dies and the machine stays up: all that was written is there."""
+        """Kill the process without a power cut: everything written stays."""
         disk = self.disk.kill()
         self.abandon()
         self.disk = disk
@@ -232,7 +232,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 2**32), again=st.integers(0, 2**32), at=st.integers(1, 40))
     def crash_during_recovery(self, seed: int, again: int, at: int) -> None:
-        """The power goes, and goes again while the store is being opened."""
+        """Cut the power, and cut it again while the store opens."""
         disk = self.disk.crash(seed)
         self.abandon()
         first = disk.operations
@@ -250,12 +250,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.settle(self.durable)
 
     def settle(self, certain: list[Sent]) -> None:
-        """A life begins: what is there now is all that may ever be seen of the lives before, and must stay."""
+        """Compare after a restart: the messages found now are the only survivors, and must stay."""
         self.held = compare(self.store, self.held, certain)
         self.durable, self.written = list(self.held), list(self.held)
 
     def abandon(self) -> None:
-        """Let go of the threads of a store whose machine has lost its power."""
+        """Release the threads of a store after a power cut."""
         with suppress(Exception):
             self.store.close()
 
@@ -295,7 +295,7 @@ class AsyncFlushPoolStoreMachine(PoolStoreMachine):
     ],
 )
 def test_a_store_holds_what_the_lists_say(machine: type[StoreMachine], share: int) -> None:
-    """After any sequence of appends, flushes, crashes and reopenings the store is what the model is."""
+    """After any sequence of appends, flushes, crashes and reopenings the store equals the model."""
     run_state_machine_as_test(
         machine,
         settings=settings(
