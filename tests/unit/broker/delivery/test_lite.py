@@ -88,8 +88,8 @@ async def test_positions_are_the_groups_and_outlive_it_all(harness: Harness) -> 
 
 
 async def test_many_waiting_messages_of_an_orderly_group_go_on_after_a_crash(harness: Harness) -> None:
-    """They are read in steps. The lite topic keeps its place among those to look at while a first step finds only
-    messages of a locked message group.
+    """They are read in steps. The lite topic stays pending while the first steps find only messages of a locked message
+    group.
     """
     harness.tables.groups.update(GroupConfig(name=GROUP, consume_orderly=True))
     await harness.tables.save()

@@ -1,4 +1,4 @@
-"""The bytes of remoting's requests and answers are bounded by the budgets of all calls."""
+"""Requests and answers of the remoting protocol are bounded by the byte budgets of all calls."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from aerobee_broker.remoting.connection import Connection, RemotingServer
 from aerobee_broker.remoting.frame import Command, encode
 
 OWNER_MAX = 256 << 10
-READ_SIZE = 512 << 10  # what one read of a socket may bring beyond that
+READ_SIZE = 512 << 10  # bytes that one socket read may add
 SIZE = 64 << 10
 
 
 class Server:
-    """A server whose requests wait until `let_go`; each answer has as many bytes as `answer_size`."""
+    """A server whose requests wait for `let_go` and whose answers have `answer_size` bytes."""
 
     def __init__(self) -> None:
         self.requests = ByteBudget("requests in progress", total_max=4 * OWNER_MAX, owner_max=OWNER_MAX)
@@ -59,12 +59,12 @@ async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamW
 
 
 async def test_requests_beyond_the_budget_are_not_read(server: Server) -> None:
-    """A connection that sends more than may be in progress is read again when some have been answered; none is lost."""
+    """With too many bytes in progress, a connection is not read until some requests are answered. None is lost."""
     _, writer = await connect(server)
     count = 128
     writer.write(encode(Command(10, body=bytes(SIZE))) * count)
     await until(lambda: server.requests.used >= OWNER_MAX)
-    await asyncio.sleep(0.05)  # to read more, if it did
+    await asyncio.sleep(0.05)  # time in which a faulty server would read more
     assert server.handled < count
     server.let_go.set()
     await until(lambda: server.handled == count)
@@ -74,7 +74,7 @@ async def test_requests_beyond_the_budget_are_not_read(server: Server) -> None:
 
 
 async def test_a_connection_that_ends_gives_its_bytes_back(server: Server) -> None:
-    """Also while it waits for room."""
+    """A closed connection returns its bytes, even while it waits for budget."""
     _, writer = await connect(server)
     writer.write(encode(Command(10, body=bytes(SIZE))) * 16)
     await until(lambda: server.requests.used >= OWNER_MAX)
@@ -84,7 +84,7 @@ async def test_a_connection_that_ends_gives_its_bytes_back(server: Server) -> No
 
 
 async def test_answers_that_nobody_reads_are_counted(server: Server) -> None:
-    """They count until they are read; who would read messages for this peer waits for room, and is refused then."""
+    """Answers count until the peer reads them. Writing to a peer with too many bytes waits and is then refused."""
     server.answer_size = 4 << 20
     server.let_go.set()
     reader, writer = await connect(server)

@@ -1,4 +1,4 @@
-"""Frames of the remoting protocol: both headers, every split of the input, bounds, and hostile bytes."""
+"""Frames of the remoting protocol: both headers, split input, limits, and hostile bytes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def frame(header: bytes, body: bytes = b"", *, serialization: int = 0) -> bytes:
 
 
 def test_both_headers_give_the_command_back() -> None:
-    """A command survives the JSON and the binary header."""
+    """A command is decoded unchanged from the JSON and from the binary header."""
     for data in (encode(_COMMAND), encode_binary(_COMMAND)):
         assert FrameReader().feed(data) == [_COMMAND]
 
 
 def test_every_split_and_glued_frames_give_the_same() -> None:
-    """Frames are found however the bytes are split: at every place, byte by byte, and several at once."""
+    """Frames are decoded if the input is split anywhere, arrives byte by byte, or has several frames."""
     other = Command(34, opaque=-1, flag=FLAG_ONE_WAY)
     data = encode(_COMMAND) + encode_binary(other)
     for at in range(len(data) + 1):
@@ -49,14 +49,14 @@ def test_every_split_and_glued_frames_give_the_same() -> None:
 
 
 def test_flags() -> None:
-    """Bit 0 tells a response, bit 1 a request that wants none."""
+    """Bit 0 marks a response, bit 1 a one-way request."""
     assert Command(0, flag=FLAG_RESPONSE).is_response
     assert not Command(0, flag=FLAG_RESPONSE).is_one_way
     assert Command(0, flag=FLAG_ONE_WAY).is_one_way
 
 
 def test_json_header_may_leave_out_nearly_everything() -> None:
-    """Language, version, remark and extFields are optional; unknown languages, in lower case too, are taken."""
+    """Language, version, remark and extFields are optional. An unknown or lower-case language is accepted."""
     (command,) = FrameReader().feed(frame(b'{"code":105,"opaque":3}'))
     assert command == Command(105, opaque=3, version=0)
     (command,) = FrameReader().feed(frame(b'{"code":1,"language":"klingon","extFields":null,"remark":null,"x":[{}]}'))
@@ -66,7 +66,7 @@ def test_json_header_may_leave_out_nearly_everything() -> None:
 
 
 def test_binary_header_of_an_unknown_language_and_an_empty_value() -> None:
-    """A language byte of 99 is taken; a value of no bytes is like none."""
+    """Language byte 99 is accepted; a field with an empty value is dropped."""
     header = struct.pack(">hBhiii", 105, 99, 401, -5, 0, 0)
     entries = struct.pack(">H5si", 5, b"topic", 0) + struct.pack(">H1si1s", 1, b"a", 1, b"b")
     (command,) = FrameReader().feed(frame(header + struct.pack(">i", len(entries)) + entries, serialization=1))
@@ -74,7 +74,7 @@ def test_binary_header_of_an_unknown_language_and_an_empty_value() -> None:
 
 
 def test_opaque_is_any_32_bit_number() -> None:
-    """Both ends of the range come back."""
+    """The smallest and the largest number are preserved."""
     for opaque in (-(2**31), -1, 2**31 - 1):
         for data in (encode(Command(0, opaque=opaque)), encode_binary(Command(0, opaque=opaque))):
             assert FrameReader().feed(data)[0].opaque == opaque
@@ -113,7 +113,7 @@ def test_opaque_is_any_32_bit_number() -> None:
     ],
 )
 def test_what_is_no_frame_is_refused(data: bytes) -> None:
-    """Lengths out of range, headers that are none: an error at once, and nothing is read from that connection after."""
+    """Invalid lengths and headers are refused at once, and the reader then refuses all further input."""
     reader = FrameReader()
     with pytest.raises(FrameFormatError):
         reader.feed(data)
@@ -123,7 +123,7 @@ def test_what_is_no_frame_is_refused(data: bytes) -> None:
 
 
 def test_the_longest_frame() -> None:
-    """A frame of 16 MiB is written and read, one byte more is not; nothing is kept of what was read."""
+    """A frame of 16 MiB is encoded and decoded, one more byte is refused."""
     room = FRAME_SIZE_MAX - len(encode(Command(1)))
     reader = FrameReader()
     (command,) = reader.feed(encode(Command(1, body=bytes(room))))
@@ -133,13 +133,13 @@ def test_the_longest_frame() -> None:
 
 
 def test_binary_header_holds_no_large_code() -> None:
-    """POP's code 200050 has no place in 16 bits."""
+    """POP's code 200050 does not fit into 16 bits."""
     with pytest.raises(FrameFormatError, match="200050"):
         encode_binary(Command(200050))
 
 
 def test_text_that_is_no_unicode_is_still_answered() -> None:
-    """A lone surrogate, which a JSON header can carry, breaks no answer."""
+    """A lone surrogate, which JSON can carry, is replaced when the answer is encoded."""
     (command,) = FrameReader().feed(frame(rb'{"code":1,"extFields":{"a":"\ud800"}}'))
     assert FrameReader().feed(encode(command))[0].fields == {"a": "?"}
 
@@ -166,7 +166,7 @@ _TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
     st.booleans(),
 )
 def test_any_commands_in_any_pieces(commands: list[Command], sizes: list[int], binary: bool) -> None:
-    """What was encoded is decoded, whatever the commands and wherever the input is split."""
+    """Any commands are decoded unchanged, wherever the input is split."""
     data = b"".join((encode_binary if binary else encode)(command) for command in commands)
     reader, found, at = FrameReader(), list[Command](), 0
     while at < len(data):
@@ -177,7 +177,7 @@ def test_any_commands_in_any_pieces(commands: list[Command], sizes: list[int], b
 
 
 def test_damaged_frames_never_do_worse_than_an_error() -> None:
-    """Bytes changed, cut and inserted at random (always the same): commands or FrameFormatError, and little is kept."""
+    """Frames with random changes, from a fixed seed, give commands or FrameFormatError, and buffer little."""
     chance = random.Random(13)
     for _ in range(3000):
         data = bytearray(encode(_COMMAND) if chance.random() < 0.5 else encode_binary(_COMMAND))

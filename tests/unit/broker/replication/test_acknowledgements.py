@@ -1,4 +1,4 @@
-"""Who is in sync, what is confirmed, and who is answered when."""
+"""Which replicas are in sync, which offset is confirmed, and when waiting senders are answered."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Store:
     positions: tuple[int, int, int, int] = (_END, _END, _END, _END)
 
     def request_flush(self) -> None:
-        """Everything is durable."""
+        """Nothing to do, because everything is durable."""
 
 
 def _of(running: RunningState | None = None, **settings: object) -> Acknowledgements:
@@ -46,7 +46,7 @@ def _replica(found: Acknowledgements, name: str, acked: int, *, counts: bool = T
 
 @pytest.mark.parametrize(("acks", "confirmed"), [("none", 1000), ("1", 900), ("2", 700), ("3", -1), ("all", 700)])
 def test_what_is_confirmed(acks: str, confirmed: int) -> None:
-    """Of three replicas one is too far behind to be in sync."""
+    """One of three replicas is too far behind to be in sync."""
     found = _of(acks=acks)
     for name, acked in (("1", 900), ("2", 700), ("3", 400)):
         _replica(found, name, acked)
@@ -55,7 +55,7 @@ def test_what_is_confirmed(acks: str, confirmed: int) -> None:
 
 
 async def test_two_connections_of_one_replica_count_once() -> None:
-    """It has one disk."""
+    """Connections with the same id are one replica with one disk."""
     found = _of(acks="2")
     first, _ = _replica(found, "1", 900), _replica(found, "1", 800)
     with pytest.raises(ReplicaMissingError, match="1 replicas are in sync"):
@@ -65,7 +65,7 @@ async def test_two_connections_of_one_replica_count_once() -> None:
 
 
 async def test_a_replica_of_rocketmq_does_not_count_unasked() -> None:
-    """What it confirms is not on its disk."""
+    """A replica of RocketMQ may confirm bytes that are not on its disk, so it does not count."""
     found = _of(acks="1")
     _replica(found, "1", 900, counts=False)
     with pytest.raises(ReplicaMissingError):
@@ -73,7 +73,7 @@ async def test_a_replica_of_rocketmq_does_not_count_unasked() -> None:
 
 
 async def test_waiters_are_answered_in_the_order_of_their_offsets() -> None:
-    """Or told that it took too long: the message is stored."""
+    """Senders are answered in order of their offsets. At the timeout they get an error; the message stays stored."""
     found = _of(acks="1", ack_timeout_seconds=0.01)
     replica = _replica(found, "1", 600)
     await found.wait(600)
@@ -82,7 +82,7 @@ async def test_waiters_are_answered_in_the_order_of_their_offsets() -> None:
     found = _of(acks="1", ack_timeout_seconds=600)
     replica = _replica(found, "1", 600)
     waiters = {end: asyncio.ensure_future(found.wait(end)) for end in (900, 700, 800)}
-    while found.waiting_count < 3:  # noqa: ASYNC110 - until the tasks have begun to wait
+    while found.waiting_count < 3:  # noqa: ASYNC110 - until the tasks wait
         await asyncio.sleep(0)
     found.reported(replica, 850)
     await asyncio.gather(waiters[700], waiters[800])
@@ -93,12 +93,12 @@ async def test_waiters_are_answered_in_the_order_of_their_offsets() -> None:
 
 
 def test_messages_are_refused_with_too_few_in_sync() -> None:
-    """What consumers need to go on is not."""
+    """Messages of users are refused, internal records are not."""
     running = RunningState()
     found = _of(running, min_in_sync=2)
     with pytest.raises(TooFewReplicasError, match="1 of 2 brokers are in sync"):
         running.check_writable(internal=False)
-    assert issubclass(TooFewReplicasError, StoreFullError)  # producers try another broker
+    assert issubclass(TooFewReplicasError, StoreFullError)  # producers then try another broker
     running.check_writable(internal=True)
     replica = _replica(found, "1", 600)
     running.check_writable(internal=False)
@@ -124,6 +124,6 @@ def test_messages_are_refused_with_too_few_in_sync() -> None:
     ],
 )
 def test_settings_that_cannot_work(settings: dict[str, object]) -> None:
-    """The message has the name of the setting."""
+    """The error names the setting."""
     with pytest.raises(ConfigError, match=r"replication\."):
         ReplicationConfig(**settings)  # type: ignore[arg-type]

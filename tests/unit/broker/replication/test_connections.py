@@ -1,4 +1,4 @@
-"""Both sides of replication over real connections, with short times: heartbeats, silence, and who is served."""
+"""Master and replica over real connections with short times: heartbeats, timeouts, and epoch checks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def _append(store: MessageStore, count: int) -> int:
 
 
 async def test_heartbeats_and_silence(tmp_path: Path) -> None:
-    """A master with nothing to send says so; a replica that is silent for long is closed."""
+    """An idle master sends heartbeats, and closes the connection of a silent replica."""
     async with _running(tmp_path / "a") as store:
         epochs = _epochs(tmp_path, (1, 0))
         async with _master(store, epochs, heartbeat=0.01) as (address, _):
@@ -87,12 +87,12 @@ async def test_heartbeats_and_silence(tmp_path: Path) -> None:
             async with asyncio.timeout(60):
                 assert await reader.read() == b""
             writer.close()
-            while found.connections:  # noqa: ASYNC110 - the connection ends elsewhere
+            while found.connections:  # noqa: ASYNC110 - another task ends the connection
                 await asyncio.sleep(0.01)
 
 
 async def test_a_replica_leaves_a_silent_master(tmp_path: Path) -> None:
-    """It looks for another connection then."""
+    """The replica ends the connection, so that it can connect anew."""
 
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -108,7 +108,7 @@ async def test_a_replica_leaves_a_silent_master(tmp_path: Path) -> None:
 
 
 async def test_reports_are_of_what_is_on_the_disk(tmp_path: Path) -> None:
-    """A sync that hangs holds back the report, and so the sender's answer; the log goes on."""
+    """A hanging sync delays the report, and so the sender's answer. The replica still receives the log."""
     async with _running(tmp_path / "a") as store, _running(tmp_path / "b") as copy:
         end = await _append(store, 3)
         held, synced = asyncio.Event(), asyncio.Event()
@@ -116,7 +116,7 @@ async def test_reports_are_of_what_is_on_the_disk(tmp_path: Path) -> None:
 
         async def wait(end: int, *, durable: bool | None = None) -> None:
             assert durable
-            if end:  # the first one is of the empty log
+            if end:  # the first report is of the empty log
                 synced.set()
                 await held.wait()
             await wait_stored(end, durable=durable)
@@ -131,7 +131,7 @@ async def test_reports_are_of_what_is_on_the_disk(tmp_path: Path) -> None:
             assert found.acked() == {("id", "1"): 0}
             held.set()
             async with asyncio.timeout(60):
-                while found.confirmed() < end:  # noqa: ASYNC110 - it happens elsewhere
+                while found.confirmed() < end:  # noqa: ASYNC110 - another task does it
                     await asyncio.sleep(0.01)
             assert copy.positions[2] >= end
             following.cancel()
@@ -139,7 +139,7 @@ async def test_reports_are_of_what_is_on_the_disk(tmp_path: Path) -> None:
 
 
 async def test_only_durable_bytes_are_sent(tmp_path: Path) -> None:
-    """What a power cut could take from the master no replica has."""
+    """A replica never gets bytes that the master could lose in a power cut."""
     with MessageStore.open(StoreConfig.tiny(tmp_path / "a")) as store:
         store.append([Message("T", 0, b"x")])
         store.flush()
@@ -159,15 +159,15 @@ async def test_only_durable_bytes_are_sent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("masters", "own", "error"),
     [
-        ([(1, 0)], [(1, 0), (2, 0)], ReplicationFormatError),  # the master was replaced
-        ([(1, 0), (3, 0)], [(1, 0), (2, 0)], DivergedError),  # both wrote since
-        ([(2, 0)], [(1, 0)], DivergedError),  # nothing in common
+        ([(1, 0)], [(1, 0), (2, 0)], ReplicationFormatError),  # the master is older
+        ([(1, 0), (3, 0)], [(1, 0), (2, 0)], DivergedError),  # both wrote after the common epoch
+        ([(2, 0)], [(1, 0)], DivergedError),  # no common epoch
     ],
 )
 async def test_a_replica_compares_epochs_before_the_first_byte(
     tmp_path: Path, masters: list[tuple[int, int]], own: list[tuple[int, int]], error: type[Exception]
 ) -> None:
-    """It follows neither an older master nor one whose log is another."""
+    """A replica refuses an older master and one whose log differs from its own."""
     for name in ("a", "b"):
         (tmp_path / f"e{name}").mkdir()
     async with _running(tmp_path / "a") as store, _running(tmp_path / "b") as copy:
@@ -180,7 +180,7 @@ async def test_a_replica_compares_epochs_before_the_first_byte(
 
 
 async def test_a_replica_learns_the_epochs_with_the_bytes(tmp_path: Path) -> None:
-    """No unit spans two epochs, and an epoch is noted before its first byte is stored."""
+    """No unit spans two epochs, and an epoch is recorded before its first byte is stored."""
     for name in ("a", "b"):
         (tmp_path / f"e{name}").mkdir()
     async with _running(tmp_path / "a") as store, _running(tmp_path / "b") as copy:
@@ -191,7 +191,7 @@ async def test_a_replica_learns_the_epochs_with_the_bytes(tmp_path: Path) -> Non
         async with _master(store, epochs) as (address, found):
             following = asyncio.create_task(Follower(copy, own, "epochs", 7).run(address))
             async with asyncio.timeout(60):
-                while found.acked().get(("id", "7")) != end:  # noqa: ASYNC110 - it happens elsewhere
+                while found.acked().get(("id", "7")) != end:  # noqa: ASYNC110 - another task does it
                     await asyncio.sleep(0.01)
             assert own.all == (Epoch(1, 0), Epoch(2, first))
             following.cancel()
@@ -199,7 +199,7 @@ async def test_a_replica_learns_the_epochs_with_the_bytes(tmp_path: Path) -> Non
 
 
 async def test_the_golden_replica(tmp_path: Path) -> None:
-    """All that a replica of RocketMQ reported; the units that it gets are the log."""
+    """The recorded reports of a RocketMQ replica are replayed, and the units sent to it make up the log."""
     stream = golden_remoting.streams()["default-5.3.3"]
     bodies = [unit for unit in MasterReader("plain").feed(stream.master_to_slave) if unit.body]
     log, base = b"".join(unit.body for unit in bodies), bodies[0].offset

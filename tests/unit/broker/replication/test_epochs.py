@@ -1,4 +1,4 @@
-"""Which epochs a log has, their file, and where two logs begin to differ."""
+"""The epochs of a log, their file, and the offset where two logs begin to differ."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from aerobee_broker.replication.epochs import FILE_NAME, EpochFileError, Epochs,
 from aerobee_broker.replication.frames import Epoch
 from aerobee_store.disk.file_system import DiskFileSystem
 
-_GOLDEN = b"2\n776848988\n1-0\n2-741\n"  # as RocketMQ 5.3.3 wrote it
+_GOLDEN = b"2\n776848988\n1-0\n2-741\n"  # written by RocketMQ 5.3.3
 
 
 def test_the_file_is_read_and_written_as_rocketmq_does() -> None:
-    """With its checksum over the lines of the epochs."""
+    """The checksum is over the lines of the epochs."""
     epochs = (Epoch(1, 0), Epoch(2, 741))
     assert decode(_GOLDEN) == epochs
     assert encode(epochs) == _GOLDEN
@@ -24,7 +24,7 @@ def test_the_file_is_read_and_written_as_rocketmq_does() -> None:
     "data", [b"", b"2\n776848988\n1-0\n2-742\n", b"1\n776848988\n1-0\n2-741\n", b"x\ny\nz\n", _GOLDEN[:-2]]
 )
 def test_a_damaged_file_is_refused(data: bytes) -> None:
-    """With a word about the copy."""
+    """The error names the backup copy."""
     with pytest.raises(EpochFileError, match=r"epochFileCheckpoint.bak"):
         decode(data)
 
@@ -47,12 +47,12 @@ def test_a_damaged_file_is_refused(data: bytes) -> None:
 def test_where_two_logs_begin_to_differ(
     own: str, own_end: int, others: str, others_end: int, expected: int | None
 ) -> None:
-    """The golden case, the same last epoch, an older common one, none, and two with the same beginning."""
+    """The golden case, the same last epoch, an older common epoch, no common one, and epochs with the same start."""
     assert common_end(_epochs(own), own_end, _epochs(others), others_end) == expected
 
 
 def test_an_epoch_without_a_message_is_kept(tmp_path: Path) -> None:
-    """Two elections without a write between: the number of the first must not come again."""
+    """After two elections without a write in between, the number of the first is not reused."""
     epochs = Epochs(DiskFileSystem(), tmp_path)
     assert (epochs.last, epochs.at(0)) == (0, None)
     for number in (1, 2, 3):
@@ -67,7 +67,7 @@ def test_an_epoch_without_a_message_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_replica_takes_over_the_masters_epochs_as_far_as_its_log_goes(tmp_path: Path) -> None:
-    """An epoch that begins behind its log it learns with the first byte of it."""
+    """An epoch that begins after the end of the replica's log is recorded with its first byte."""
     epochs = Epochs(DiskFileSystem(), tmp_path)
     masters = _epochs("1-0 2-669 3-900")
     epochs.follow(masters, 700)

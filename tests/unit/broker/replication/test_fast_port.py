@@ -1,4 +1,4 @@
-"""The port of a master that replicas of RocketMQ ask for topics."""
+"""The port where RocketMQ replicas request the topics of a master."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def _attributes(client: RemotingClient) -> Any:
 
 
 async def test_attributes_are_changes_for_replicas_of_rocketmq(tmp_path: Path) -> None:
-    """One without `+` before its name makes RocketMQ 5.3.3 copy no topic at all. All others get the plain names."""
+    """An attribute without `+` before its name makes RocketMQ 5.3.3 copy no topic. Other clients get plain names."""
     async with master(tmp_path) as running:
         assert (await send(running.client, "T")).code == 0
         plain = await _attributes(running.client)

@@ -1,4 +1,4 @@
-"""The frames of replication, against the streams that released brokers of RocketMQ sent."""
+"""Replication frames, tested with the recorded streams of released RocketMQ brokers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SIZES = (1, 7, 12, 1000, 1 << 20)
 @pytest.mark.parametrize("name", _STREAMS)
 @pytest.mark.parametrize("size", _SIZES)
 def test_golden_streams_are_read_however_they_are_cut(name: str, size: int) -> None:
-    """And written again they are the same bytes."""
+    """Split anywhere, the streams are decoded, and the decoded frames encode to the same bytes."""
     stream, protocol = _STREAMS[name], _PROTOCOLS[name]
     master, replica = MasterReader(protocol), ReplicaReader()
     units = [unit for part in _parts(stream.master_to_slave, size) for unit in master.feed(part)]
@@ -47,7 +47,7 @@ def test_golden_streams_are_read_however_they_are_cut(name: str, size: int) -> N
 
 
 def test_epochs_and_confirmed_offsets_of_the_golden_streams() -> None:
-    """The old master of 669 common bytes, and what each new one confirmed."""
+    """The epochs in the handshakes and the epoch and offset of the units are those of the recordings."""
     found = {}
     for name in ("autoswitch-first", "autoswitch-rejoin", "autoswitch-diverged"):
         reader = MasterReader("epochs")
@@ -64,7 +64,7 @@ def test_epochs_and_confirmed_offsets_of_the_golden_streams() -> None:
 
 
 def test_a_report_of_four_gigabytes_is_no_handshake() -> None:
-    """Its bytes begin like one; the next report, or silence, tells."""
+    """A report of 2^32 begins like a handshake. The next report, or a pause, shows which one it is."""
     report = 1 << 32
     alone = ReplicaReader()
     assert alone.feed(encode_report(report, "plain")) == []
@@ -90,19 +90,19 @@ def test_a_report_of_four_gigabytes_is_no_handshake() -> None:
     ],
 )
 def test_what_is_no_frame_of_a_master(protocol: Protocol, data: bytes, message: str) -> None:
-    """Nothing large is allocated for it."""
+    """Invalid frames are refused before any large allocation."""
     with pytest.raises(ReplicationFormatError, match=message):
         MasterReader(protocol).feed(data)
 
 
 def test_what_is_no_report() -> None:
-    """A replica reports in the state of the transfer."""
+    """A replica may report only in the transfer state."""
     with pytest.raises(ReplicationFormatError, match="state 3"):
         ReplicaReader().feed(ReplicaHandshake(1).encode() + struct.pack(">iq", 3, 0))
 
 
 def test_a_heartbeat_is_a_unit_without_a_body() -> None:
-    """In both protocols."""
+    """This holds in both protocols."""
     for protocol, unit in (("plain", Unit(5, b"")), ("epochs", Unit(5, b"", 2, 1, 4))):
         reader = MasterReader("plain" if protocol == "plain" else "epochs")
         start = b"" if protocol == "plain" else MasterHandshake(5, (Epoch(2, 1),)).encode()

@@ -1,4 +1,4 @@
-"""Who may take the lease, how long it counts, and who is in the claim. The lease is one in memory."""
+"""Taking the lease, its expiry, and the brokers in the claim, with a lease in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.memory_lease import LeaseState, MemoryLease
 
 @dataclass(slots=True)
 class _Master:
-    """Broker 1, which holds the lease; the test moves its clock and the end of its log."""
+    """Broker 1 with the lease. The test sets its clock and the end of its log."""
 
     directory: Path
     acks: str = "all"
@@ -39,7 +39,7 @@ class _Master:
         return self.end, self.end, self.end, self.end
 
     def request_flush(self) -> None:
-        """All is durable."""
+        """Nothing to do, because everything is durable."""
 
     async def start(self) -> _Master:
         config = ReplicationConfig(acks=self.acks, ack_timeout_seconds=0.05)
@@ -79,13 +79,13 @@ class _Master:
     ids=["in sync", "held", "not in sync", "store is new", "log is older", "died before it began", "no group"],
 )
 async def test_who_may_take_the_lease(view: LeaseView, member: bool, last_epoch: int, may: bool) -> None:
-    """Broker 2, by what it has and what the claim says."""
+    """Whether broker 2 may take the lease depends on its state and on the claim."""
     leadership = Leadership(MemoryLease(2), 2, 10)
     assert leadership.may_take(view, is_member=member, last_epoch=last_epoch) is may
 
 
 async def test_the_lease_counts_from_the_request_and_ends_here_first(tmp_path: Path) -> None:
-    """Eight of ten seconds, whatever a paused process misses; a renewal prolongs it, an expired one does not."""
+    """The lease counts for 8 of its 10 s, from the request on. A renewal extends it unless it has expired."""
     master = await _Master(tmp_path).start()
     assert master.leadership.claim == Claim(5, 1, frozenset((1,)))
     master.time += 7.9
@@ -106,7 +106,7 @@ async def _until(is_true: object) -> None:
 
 
 async def test_nothing_is_confirmed_once_the_lease_has_expired(tmp_path: Path) -> None:
-    """Even if every broker of the claim has it."""
+    """This holds even if every broker of the claim has the message."""
     master = await _Master(tmp_path).start()
     await master.acknowledgements.wait(500)
     master.time += 8.1
@@ -115,13 +115,13 @@ async def test_nothing_is_confirmed_once_the_lease_has_expired(tmp_path: Path) -
 
 
 async def test_a_replica_joins_with_all_that_was_confirmed(tmp_path: Path) -> None:
-    """One that is at the end is waited for first, and in the claim once it has what was confirmed meanwhile."""
+    """A replica at the log's end first has to confirm each message, then joins the claim with all confirmed ones."""
     master = await _Master(tmp_path).start()
     replica = master.replica(2, 499)
     assert await master.look() == {1}
     master.acknowledgements.reported(replica, 500)
     master.end = 600
-    await master.acknowledgements.wait(600)  # before anybody waits for the replica
+    await master.acknowledgements.wait(600)  # before messages wait for the replica
     await master.look(1)
     master.end = 700
     with pytest.raises(ReplicaTimeoutError):
@@ -132,7 +132,7 @@ async def test_a_replica_joins_with_all_that_was_confirmed(tmp_path: Path) -> No
 
 
 async def test_a_replica_that_is_gone_is_waited_for_until_it_has_left_the_claim(tmp_path: Path) -> None:
-    """It could take the lease."""
+    """The absent replica could still take the lease."""
     master = await _Master(tmp_path).start()
     replica = master.replica(2, 500)
     assert await master.look() == {1, 2}
@@ -149,7 +149,7 @@ async def test_a_replica_that_is_gone_is_waited_for_until_it_has_left_the_claim(
 
 @pytest.mark.parametrize("loses", ["requests", "answers"])
 async def test_while_a_change_is_unknown_old_and_new_brokers_are_waited_for(tmp_path: Path, loses: str) -> None:
-    """Until the lease answers."""
+    """Messages wait for the brokers of the old and the new claim until the lease answers."""
     master = await _Master(tmp_path).start()
     replica = master.replica(2, 500)
     assert await master.look() == {1, 2}
@@ -166,7 +166,7 @@ async def test_while_a_change_is_unknown_old_and_new_brokers_are_waited_for(tmp_
 
 
 async def test_the_claim_of_a_newer_epoch_ends_the_old_masters(tmp_path: Path) -> None:
-    """It cannot take the new master out of the claim, so it can confirm nothing without it."""
+    """The old master cannot remove the new one from the claim, so it can confirm nothing without it."""
     master = await _Master(tmp_path).start()
     replica = master.replica(2, 500)
     assert await master.look() == {1, 2}
@@ -185,7 +185,7 @@ async def test_the_claim_of_a_newer_epoch_ends_the_old_masters(tmp_path: Path) -
 
 
 async def test_with_a_number_of_acks_as_many_have_to_be_in_the_claim(tmp_path: Path) -> None:
-    """A master alone does not confirm."""
+    """With acks = 1, a master alone confirms nothing."""
     master = await _Master(tmp_path, acks="1").start()
     with pytest.raises(ReplicaMissingError, match="0 replicas are in sync"):
         await master.acknowledgements.wait(500)
@@ -195,7 +195,7 @@ async def test_with_a_number_of_acks_as_many_have_to_be_in_the_claim(tmp_path: P
 
 
 async def test_a_new_store_leaves_the_claim() -> None:
-    """Before its broker follows anybody."""
+    """A broker with a new store leaves the claim before it follows a master."""
     state = LeaseState(7, Claim(3, 1, frozenset((1, 2))), Holder(1))
     leadership = Leadership(MemoryLease(2, state), 2, 10)
     await leadership.leave(await leadership.look())
@@ -203,7 +203,7 @@ async def test_a_new_store_leaves_the_claim() -> None:
 
 
 def test_a_store_remembers_that_it_was_a_member(tmp_path: Path) -> None:
-    """A store that was emptied does not."""
+    """Membership is recorded in the store, so an emptied store is no member."""
     assert not is_member(DiskFileSystem(), tmp_path)
     note_member(DiskFileSystem(), tmp_path, 2)
     note_member(DiskFileSystem(), tmp_path, 2)
@@ -219,6 +219,6 @@ def test_a_store_remembers_that_it_was_a_member(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_cannot_work(settings: dict[str, object], text: str) -> None:
-    """The error says what to do."""
+    """The error says how to fix the setting."""
     with pytest.raises(ConfigError, match=text):
         ReplicationConfig(**settings)  # type: ignore[arg-type]

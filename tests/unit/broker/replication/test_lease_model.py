@@ -1,14 +1,15 @@
 """A model of fail-over with a lease, explored exhaustively: no order of events loses an answered message.
 
-Brokers append, follow, report, change the claim, lose the lease and take it, in any order; requests to the lease and
-their answers get lost; a master may hear of anything as late as can be. Two invariants hold whatever clocks do, and the
-third one if the holder's clock and etcd's run at about the same speed:
+Brokers append, follow, report, change the claim, lose the lease and take it, in any order. Requests to the lease and
+their answers may be lost, and a master may learn of any event arbitrarily late. Two invariants hold for any clocks. The
+third one holds if the holder's clock and etcd's run at about the same speed:
 
-    answered    every broker that may take the lease has all that was ever answered, in one order
-    one writer  the records of one epoch are all of one broker
-    one serves  no two brokers take themselves for the holder at the same time
+    answered    every broker that may take the lease has all answered messages, in one order
+    one writer  all records of an epoch are written by one broker
+    one serves  no two brokers consider themselves the holder at the same time
 
-`Rules` are what the code does, each with a switch: without any one of them the exploration finds a violation.
+`Rules` are the rules that the code follows, each with a switch. Without any one of them the exploration finds a
+violation.
 """
 
 from __future__ import annotations
@@ -21,42 +22,42 @@ from dataclasses import dataclass, replace
 import pytest
 
 Record = tuple[int, int, int]
-"""Epoch, broker, and a number that nobody uses twice."""
+"""Epoch, broker, and a unique number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What brokers do to keep the promise."""
+    """The rules that the brokers follow, each with a switch."""
 
     fence: bool = True  # etcd.py: the claim changes by compare-and-swap on its version
     only_in_sync: bool = True  # leadership.py: may_take
     wait_for_claim: bool = True  # acknowledgements.py: every broker of the claim confirms
-    wait_for_both: bool = True  # in_sync_set.py: while a change is under way, of the old and the new one
-    join_with_all: bool = True  # in_sync_set.py: who joins has all that was confirmed before
-    expire_first: bool = True  # leadership.py: the lease ends here before it ends in etcd
+    wait_for_both: bool = True  # in_sync_set.py: during a change, wait for the brokers of the old and the new claim
+    join_with_all: bool = True  # in_sync_set.py: a broker joins with all confirmed messages
+    expire_first: bool = True  # leadership.py: the lease expires at its holder before it does in etcd
 
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """One of them. As a master: its epoch, the claim as it knows it, what it confirmed; `known` by other broker."""
+    """One broker. As master: its epoch, its view of the claim, its confirmed offset; `known`: reports by broker."""
 
     log: tuple[Record, ...] = ()
     seen: int = 0  # the newest epoch in its log
-    epoch: int = 0  # in which it is the master; 0: it is not
-    holds: bool = False  # takes itself for the holder
+    epoch: int = 0  # the epoch in which it is the master, or 0
+    holds: bool = False  # considers itself the holder
     version: int = 0
     members: frozenset[int] = frozenset()
-    waited: frozenset[int] = frozenset()  # the others that confirm
-    unheard: bool = False  # the outcome of a change
+    waited: frozenset[int] = frozenset()  # the other brokers that must confirm
+    unheard: bool = False  # the outcome of a change is unknown
     confirmed: int = 0
     known: tuple[int, ...] = ()
     follows: int | None = None
-    in_flight: tuple[int, ...] = ()  # the newest report to each master
+    in_flight: tuple[int, ...] = ()  # the newest report to each master, in flight
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All of it. `claim`: version, epoch, master, brokers in sync. `taker`: holds the lease, and did not begin yet."""
+    """The whole state. `claim`: version, epoch, master, in-sync set. `taker`: has the lease but has not begun."""
 
     brokers: tuple[Broker, ...]
     version: int
@@ -72,12 +73,12 @@ class State:
 
 
 class ViolationError(AssertionError):
-    """An invariant does not hold."""
+    """An invariant is violated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The events that are possible, within bounds."""
+    """The possible events, within limits."""
 
     rules: Rules
     count: int
@@ -93,7 +94,7 @@ class Model:
         return State((first, *others), version=1, epoch=1, master=0, in_sync=frozenset((0,)), holder=0)
 
     def check(self, state: State) -> None:
-        """ViolationError."""
+        """Raise ViolationError if an invariant is violated."""
         for number in state.in_sync:
             if state.brokers[number].log[: len(state.answered)] != state.answered:
                 raise ViolationError(f"broker {number} may take the lease without {state.answered}: {state}")
@@ -104,7 +105,7 @@ class Model:
             raise ViolationError(f"two brokers take themselves for the holder: {state}")
 
     def next(self, state: State) -> Iterator[State]:
-        """Every state that one event leads to. ViolationError."""
+        """Every state that one event leads to; raises ViolationError."""
         for number, broker in enumerate(state.brokers):
             if broker.epoch:
                 yield from self._of_master(state, number, broker)
@@ -114,7 +115,7 @@ class Model:
         if holder is not None and state.taker is None:
             held = state.brokers[holder].holds
             if not (self.clocks_agree and self.rules.expire_first and held):
-                yield replace(state, holder=None)  # etcd lets it expire
+                yield replace(state, holder=None)  # the lease expires in etcd
 
     # --- A master -----------------------------------------------------------------------------------------------
 
@@ -127,9 +128,9 @@ class Model:
                 yield _with(state, number, replace(broker, known=_put(broker.known, other, found.in_flight[number])))
         if broker.holds:
             yield from self._answer(state, number, broker)
-            yield _with(state, number, replace(broker, holds=False))  # its time is over, and it sees that
+            yield _with(state, number, replace(broker, holds=False))  # its lease expires, and it notices
         else:
-            # Now it becomes a replica.
+            # It becomes a replica.
             yield _with(state, number, replace(broker, epoch=0, known=(0,) * self.count))
         yield from self._change(state, number, broker)
 
@@ -146,7 +147,7 @@ class Model:
 
     def _change(self, state: State, number: int, broker: Broker) -> Iterator[State]:
         if broker.unheard:
-            # It asks what the claim is.
+            # It reads the claim.
             if state.epoch == broker.epoch:
                 yield _with(state, number, _settled(broker, number, state.in_sync, state.version))
             else:
@@ -160,7 +161,7 @@ class Model:
             if other in broker.members:
                 yield from self._cas(state, number, broker, broker.members - {other})
             elif other not in broker.waited:
-                yield _with(state, number, replace(broker, waited=broker.waited | {other}))  # it is to join
+                yield _with(state, number, replace(broker, waited=broker.waited | {other}))  # it is about to join
             elif broker.known[other] >= broker.confirmed or not self.rules.join_with_all:
                 yield from self._cas(state, number, broker, broker.members | {other})
 
@@ -170,7 +171,7 @@ class Model:
         if not self.rules.wait_for_both:
             waited = wanted - {number}
         unheard = replace(broker, waited=waited, unheard=True)
-        yield _with(state, number, unheard)  # the request is lost, or refused
+        yield _with(state, number, unheard)  # the request is lost or refused
         if state.version == broker.version or not self.rules.fence:
             done = replace(state, version=state.version + 1, in_sync=wanted)
             if not self.rules.fence:
@@ -224,7 +225,7 @@ class Model:
             yield _with(state, number, sent)
 
     def _connect(self, state: State, number: int, broker: Broker, other: int, master: Broker) -> State:
-        """Set aside what the master has not; the old connection is gone there, the old master may not know it."""
+        """Truncate the log to the common part and connect. The old master may not notice the end of its connection."""
         common = 0
         while common < min(len(broker.log), len(master.log)) and broker.log[common] == master.log[common]:
             common += 1
@@ -254,7 +255,7 @@ def _with(state: State, number: int, broker: Broker) -> State:
 
 
 def _explore(model: Model) -> tuple[int, int]:
-    """Every state that can be reached: how many there are, and how many messages were answered at the most."""
+    """Visit every reachable state; return the number of states and the maximum number of answered messages."""
     start = model.start()
     seen = {start}
     waiting = deque(seen)
@@ -274,14 +275,14 @@ _TWO = Model(Rules(), count=2, appends=2, takes=1, changes=2)
 
 
 def test_no_order_of_events_loses_an_answered_message() -> None:
-    """Two brokers, with clocks that say anything."""
+    """Two brokers with arbitrary clocks."""
     states, answered = _explore(_TWO)
     assert states > 30_000
     assert answered == 2
 
 
 def test_with_clocks_that_agree_one_broker_serves() -> None:
-    """The old master knows that its time is over before another one takes the lease."""
+    """The old master's lease expires before another broker takes it."""
     states, answered = _explore(replace(_TWO, appends=1, clocks_agree=True))
     assert states > 5000
     assert answered == 1
@@ -291,7 +292,7 @@ def test_with_clocks_that_agree_one_broker_serves() -> None:
     "rule", ["fence", "only_in_sync", "wait_for_claim", "wait_for_both", "join_with_all", "expire_first"]
 )
 def test_each_rule_is_needed(rule: str) -> None:
-    """Without it some order of events loses a message, or two brokers serve."""
+    """Without the rule, some order of events loses a message or lets two brokers serve."""
     with pytest.raises(ViolationError):
         _explore(replace(_TWO, rules=Rules(**{rule: False}), clocks_agree=rule == "expire_first"))
 
@@ -299,7 +300,7 @@ def test_each_rule_is_needed(rule: str) -> None:
 @pytest.mark.skipif("AEROBEE_MODEL" not in os.environ, reason="minutes; set AEROBEE_MODEL=1")
 @pytest.mark.parametrize("model", [replace(_TWO, takes=2), replace(_TWO, count=3, appends=1)], ids=["twice", "three"])
 def test_with_two_fail_overs_or_three_brokers(model: Model) -> None:
-    """The same with more of everything."""
+    """The same with two fail-overs, and with three brokers."""
     states, answered = _explore(model)
     assert states > 150_000
     assert answered == model.appends

@@ -1,15 +1,15 @@
 """A model of replication, explored exhaustively: no order of events loses a message that was answered.
 
-Nodes append, sync, follow, report, lose power, are promoted and demoted, at any time and in any order; reports may
-arrive after the replica has left. `Rules` are what the code does, each with a switch: without any one of them the
-exploration finds a loss, so each is needed.
+Nodes append, sync, follow, report, lose power, are promoted and demoted, at any time and in any order. Reports may
+arrive after the replica has left. `Rules` are the rules that the code follows, each with a switch. Without any one of
+them the exploration finds a loss, so each is needed.
 
 The invariants:
 
-    no loss       whoever is promoted has all that was ever answered
-    one order     whoever answers has all answers before in its log, and nothing else in their places; so has every
-                  other master of a later epoch
-    no fork       without a promotion, a replica never has what its master has not, whatever loses power
+    no loss       a promoted node has all answered messages
+    one order     a node that answers has all earlier answers in its log, at the same places, and so has every other
+                  master of a later epoch
+    no fork       without a promotion, a replica has nothing that its master has not, whichever node loses power
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from aerobee_broker.replication.epochs import common_end
 from aerobee_broker.replication.frames import Epoch
 
 Entry = tuple[int, int]
-"""Who wrote it, and a number that nobody uses twice."""
+"""The node that wrote it, and a unique number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What brokers do to keep the promise."""
+    """The rules that the brokers follow, each with a switch."""
 
     report_after_sync: bool = True  # follower.py: wait_stored before the report
-    wait_for_reports: bool = True  # acknowledgements.py: an answer needs them
+    wait_for_reports: bool = True  # acknowledgements.py: an answer waits for reports
     compare_logs: bool = True  # follower.py and replica.py: epochs, and the last record
     send_synced_only: bool = True  # master.py: only durable bytes
 
@@ -49,7 +49,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All of it. `follows`: by replica, the master. `reports`: in flight and known, by (replica, master)."""
+    """The whole state. `follows`: the master of each replica. `in_flight`, `known`: reports by (replica, master)."""
 
     nodes: tuple[Node, ...]
     follows: tuple[int | None, ...]
@@ -69,12 +69,12 @@ def _put(table: tuple[tuple[int, ...], ...], row: int, column: int, value: int) 
 
 
 class ViolationError(AssertionError):
-    """An invariant does not hold."""
+    """An invariant is violated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The events that are possible, within bounds."""
+    """The possible events, within limits."""
 
     rules: Rules
     acks: int
@@ -93,7 +93,7 @@ class Model:
         return State(nodes, (None,) * self.node_count, none, none)
 
     def next(self, state: State) -> Iterator[State]:
-        """Every state that one event leads to. ViolationError."""
+        """Every state that one event leads to; raises ViolationError."""
         if not state.promotions and not state.demotions:
             for node in state.nodes[1:]:
                 if state.nodes[0].log[: len(node.log)] != node.log:
@@ -128,7 +128,7 @@ class Model:
             if end > len(state.answered):
                 yield replace(state, answered=answer)
         if state.demotions < self.demotions:
-            # Stopped, and started as a replica; its replicas lose their connections.
+            # The master restarts as a replica, and its replicas lose their connections.
             demoted = self._with(state, number, replace(node, is_master=False))
             yield replace(self._without_replicas(demoted, number), demotions=state.demotions + 1)
 
@@ -161,7 +161,7 @@ class Model:
         if state.promotions < self.promotions:
             if node.log[: len(state.answered)] != state.answered:
                 raise ViolationError(f"{state.answered} was answered, and {node} is promoted")
-            # The reports that it has sent may still arrive.
+            # Reports already sent may still arrive.
             epoch = Epoch(_last(node) + 1, len(node.log))
             promoted = replace(node, is_master=True, synced=len(node.log), epochs=(*node.epochs, epoch))
             left = self._left(state, number, reports_arrive=True)
@@ -193,7 +193,7 @@ class Model:
         for other, followed in enumerate(state.follows):
             if followed == master:
                 state = self._left(state, other)
-        for other in range(self.node_count):  # of those that have left before
+        for other in range(self.node_count):  # replicas that left before
             state = replace(
                 state,
                 in_flight=_put(state.in_flight, other, master, 0),
@@ -217,7 +217,7 @@ def _last(node: Node) -> int:
 
 
 def _explore(model: Model) -> tuple[int, int]:
-    """Every state that can be reached: how many there are, and how many messages were answered at the most."""
+    """Visit every reachable state; return the number of states and the maximum number of answered messages."""
     start = model.start()
     seen = {start}
     waiting = deque(seen)
@@ -238,7 +238,7 @@ _THREE = Model(Rules(), acks=2, node_count=3, appends=1, promotions=1, demotions
 
 @pytest.mark.parametrize("model", [_TWO, _THREE], ids=["two nodes", "three nodes"])
 def test_no_order_of_events_loses_an_answered_message(model: Model) -> None:
-    """Whatever operators do with roles, and although the old master may go on."""
+    """Operators promote and demote at any time, and the old master may continue."""
     states, answered = _explore(model)
     assert states > 1000
     assert answered == model.appends
@@ -246,7 +246,7 @@ def test_no_order_of_events_loses_an_answered_message(model: Model) -> None:
 
 @pytest.mark.parametrize("rule", ["report_after_sync", "wait_for_reports", "compare_logs", "send_synced_only"])
 def test_each_rule_is_needed(rule: str) -> None:
-    """Without it some order of events loses a message."""
+    """Without the rule, some order of events loses a message."""
     model = replace(_TWO, rules=Rules(**{rule: False}))
     with pytest.raises(ViolationError):
         _explore(model)

@@ -1,4 +1,4 @@
-"""What `aerobee status` prints of a master."""
+"""The replication lines that `aerobee status` prints for a master."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from aerobee_proto import admin_v1
 
 
 def test_a_broker_without_replication_says_nothing_of_it() -> None:
-    """Most brokers."""
+    """There are no such lines."""
     assert replication_facts(admin_v1.GetBrokerStatusResponse()) == []
 
 
 def test_a_master_without_replicas() -> None:
-    """People promote."""
+    """A master without a lease shows its role, its epoch, and that no replica is connected."""
     found = admin_v1.GetBrokerStatusResponse(replication=admin_v1.BrokerReplication(epoch=3))
     assert replication_facts(found) == [("role", "master, epoch 3"), ("replicas", "none connected")]
 
 
 def test_a_master_with_a_lease() -> None:
-    """Who holds it and for how long, who may take it, and how far each replica is."""
+    """The lines have the lease's holder and remaining time, the in-sync set, and each replica's lag."""
     lease = admin_v1.BrokerLease(holder=1, epoch=7, in_sync=[1, 2])
     lease.left.FromMilliseconds(7400)
     replicas = [

@@ -1,4 +1,4 @@
-"""Reading requests: what is too large, has too many entries, or is no message, is refused with the code for it."""
+"""Requests that are too large, have too many entries, or cannot be parsed are refused with the right code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SERVICES = (
     "aerobee.v1.AdminService",
     "aerobee.v1.RecordService",
 )
-assert admin_v1.AdminServiceStub is not None  # their services are in the pool with them
+assert admin_v1.AdminServiceStub is not None  # loads their services into the pool
 assert records_v1.RecordServiceStub is not None
 
 
@@ -43,7 +43,7 @@ ALL = [
 
 @pytest.mark.parametrize(("service", "method", "path"), ALL)
 def test_a_repeated_field_has_a_limit(service: str, method: Any, path: tuple[Any, ...]) -> None:
-    """As many entries as may be are read, one more is refused: in every repeated field of every method."""
+    """Every repeated field of every method accepts entries up to its limit and refuses one more."""
     kind = GetMessageClass(method.input_type)
     limit = entries_max_of(path[-1])
     reader = RequestReader(method.name, kind)
@@ -56,7 +56,7 @@ def test_a_repeated_field_has_a_limit(service: str, method: Any, path: tuple[Any
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_request_has_a_limit(service: str) -> None:
-    """A byte above it is refused, whatever it is."""
+    """One byte above the limit is refused, whatever the bytes are."""
     for method in POOL.FindServiceByName(service).methods:
         kind = GetMessageClass(method.input_type)
         reader = RequestReader(method.name, kind)
@@ -64,7 +64,7 @@ def test_a_request_has_a_limit(service: str) -> None:
 
 
 def test_a_message_of_the_largest_body_is_read() -> None:
-    """And a batch of three of them."""
+    """A batch of three such messages is read, too."""
     message = v2.Message(topic=v2.Resource(name="t"), body=bytes(4 << 20))
     for count in (1, 3):
         data = v2.SendMessageRequest(messages=[message] * count).SerializeToString()
@@ -73,7 +73,7 @@ def test_a_message_of_the_largest_body_is_read() -> None:
 
 @pytest.mark.parametrize("hidden", [1, 2, 3])
 def test_entries_inside_messages_are_counted_before_they_are_parsed(hidden: int) -> None:
-    """Two bytes an entry: a million of them in a message, its system properties, its map."""
+    """A million two-byte entries in a message, its system properties, or an unknown field are refused unparsed."""
     system = v2.Message.DESCRIPTOR.fields_by_name["system_properties"].number
     keys = v2.SystemProperties.DESCRIPTOR.fields_by_name["keys"].number
     user = v2.Message.DESCRIPTOR.fields_by_name["user_properties"].number
@@ -84,7 +84,7 @@ def test_entries_inside_messages_are_counted_before_they_are_parsed(hidden: int)
         within = bytes((keys << 3 | 2, 0)) * 1_000_000
         message = bytes((system << 3 | 2,)) + varint(len(within)) + within
     else:
-        message = bytes((7 << 3, 0)) * 1_000_000  # a field that nobody knows
+        message = bytes((7 << 3, 0)) * 1_000_000  # an unknown field
     data = b"\x0a" + varint(len(message)) + message
     with patch.object(v2.SendMessageRequest, "FromString", side_effect=AssertionError("was parsed")):
         error = refused(v2.SendMessageRequest, data)
@@ -102,7 +102,7 @@ def varint(value: int) -> bytes:
 @pytest.mark.parametrize("size", [10, 2 << 20])
 @pytest.mark.parametrize("end", [b"\xff", b"\x0a\x7f", b"\x0f", b"\x00\x00", b"\x09\x00", b"\x0d", b"\x80" * 11])
 def test_bytes_that_are_no_message(size: int, end: bytes) -> None:
-    """Small and large ones get the same answer, which does not name a class of Python."""
+    """Small and large requests get the same error, which names no Python class."""
     message = v2.SendMessageRequest(messages=[v2.Message(body=bytes(size))]).SerializeToString()
     error = refused(v2.SendMessageRequest, message + end)
     assert error.code == Code.BAD_REQUEST
@@ -110,18 +110,18 @@ def test_bytes_that_are_no_message(size: int, end: bytes) -> None:
 
 
 def test_want_of_memory_is_not_the_fault_of_the_client() -> None:
-    """The parser says the same of bytes that are no message and of bytes that it has no memory for."""
+    """For lack of memory, the parser raises the same error as for invalid bytes. The two are told apart."""
     good = v2.SendMessageRequest(messages=[v2.Message(body=b"x" * 100)]).SerializeToString()
     bad = v2.SendMessageRequest(messages=[v2.Message(body=b"x" * 100)]).SerializeToString()[:-1]
     with patch.object(v2.SendMessageRequest, "FromString", side_effect=DecodeError("Error parsing message")):
         with pytest.raises(MemoryError) as error:
             RequestReader("SendMessage", v2.SendMessageRequest).read(good)
         assert refused(v2.SendMessageRequest, bad).code == Code.BAD_REQUEST
-    assert status_of(error.value, "SendMessage").code == Code.TOO_MANY_REQUESTS  # clients send it again
+    assert status_of(error.value, "SendMessage").code == Code.TOO_MANY_REQUESTS  # clients retry
 
 
 def test_text_that_is_no_utf_8_is_not_well_formed() -> None:
-    """The parser refuses it as well."""
+    """Invalid UTF-8 is refused, like by the parser."""
     assert is_well_formed(b"\x0a\x02ok", v2.Resource.DESCRIPTOR)
     assert not is_well_formed(b"\x0a\x02\xff\xfe", v2.Resource.DESCRIPTOR)
     with pytest.raises(DecodeError):

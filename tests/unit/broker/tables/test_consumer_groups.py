@@ -1,4 +1,4 @@
-"""The table of consumer groups: names, retry policies, and what of RocketMQ's file survives."""
+"""The table of consumer groups: names, retry policies, and compatibility with RocketMQ's file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aerobee_store.tables.java_json import dumps, loads
 
 
 class StillClock:
-    """A clock that stands at 5000 ms."""
+    """A clock that always shows 5000 ms."""
 
     def now_ms(self) -> int:
         return 5000
@@ -34,7 +34,7 @@ def table_with(**fields: object) -> GroupTable:
 
 @pytest.mark.parametrize("name", ["g", "GID_order-1", "%a|b", "g" * 120, "shop%billing"])
 def test_names_that_are_allowed(name: str) -> None:
-    """1 to 120 of the characters that RocketMQ allows."""
+    """Names have 1 to 120 of the characters that RocketMQ allows."""
     check_group_name(name)
 
 
@@ -49,7 +49,7 @@ def test_names_that_are_allowed(name: str) -> None:
     ],
 )
 def test_names_that_are_refused(name: str, cause: str) -> None:
-    """The error says what is wrong; the table takes no such group."""
+    """The error names the cause, and the table refuses the group."""
     with pytest.raises(IllegalGroupError, match=cause):
         check_group_name(name)
     with pytest.raises(IllegalGroupError, match=cause):
@@ -57,7 +57,7 @@ def test_names_that_are_refused(name: str, cause: str) -> None:
 
 
 def test_create_get_update_delete() -> None:
-    """Each change shows at once and makes a version; a group that is not there is an error that says how to make it."""
+    """Each change is visible at once and makes a version. The error for an unknown group says how to create it."""
     table = GroupTable(StillClock())
     with pytest.raises(GroupNotFoundError, match="aerobee group create billing"):
         table.require("billing")
@@ -84,7 +84,7 @@ def test_create_get_update_delete() -> None:
 
 
 def test_groups_of_the_broker_stay() -> None:
-    """RocketMQ's own groups in a file are read, kept, and not for users to delete."""
+    """RocketMQ's own groups are loaded and kept; users cannot delete them."""
     value: object = {"subscriptionGroupTable": {"CID_RMQ_SYS_TRANS": {}}}
     table = GroupTable.from_json(value, StillClock())
     with pytest.raises(IllegalGroupError, match="cannot be deleted"):
@@ -92,7 +92,7 @@ def test_groups_of_the_broker_stay() -> None:
 
 
 def test_delays_of_the_policies() -> None:
-    """Attempt 1 is the first delivery; the last delay, or the longest, holds for all that follow."""
+    """Attempt 1 is the first delivery. The last or the maximum delay applies to all later attempts."""
     customized = CustomizedRetry()
     assert [customized.delay_ms(attempt) for attempt in (1, 2, 4, 5, 18, 19, 1000)] == [
         *(1_000, 5_000, 30_000, 60_000, 7_200_000, 7_200_000, 7_200_000)
@@ -115,7 +115,7 @@ def test_delays_of_the_policies() -> None:
     ],
 )
 def test_policies_as_rocketmq_stores_them(policy: CustomizedRetry | ExponentialRetry, text: dict[str, object]) -> None:
-    """The policy is written in RocketMQ's form and read from it; a change of policy leaves nothing of the old one."""
+    """A policy is written in RocketMQ's form and read back. A new policy replaces the old one completely."""
     table = GroupTable(StillClock())
     table.create(GroupConfig(name="g", retry_policy=policy))
     written = loads(dumps(table.snapshot()))
@@ -130,7 +130,7 @@ def test_policies_as_rocketmq_stores_them(policy: CustomizedRetry | ExponentialR
 
 
 def test_missing_fields_have_rocketmq_defaults() -> None:
-    """Groups of 4.3 have neither an order flag nor a retry policy; an exponential policy may lack its numbers."""
+    """Groups of 4.3 have no order flag and no retry policy; an exponential policy may lack its numbers."""
     group = table_with().require("g")
     assert (group.retry_max_times, group.consume_orderly, group.consume_enabled) == (16, False, True)
     assert group.retry_policy == CustomizedRetry()
@@ -138,7 +138,7 @@ def test_missing_fields_have_rocketmq_defaults() -> None:
 
 
 def test_new_group_has_all_fields_of_rocketmq() -> None:
-    """Default values are written, as RocketMQ does."""
+    """Fields with default values are written, like RocketMQ does."""
     table = GroupTable(StillClock())
     table.create(GroupConfig(name="g"))
     assert loads(dumps(table.snapshot())) == {
@@ -166,7 +166,7 @@ def test_new_group_has_all_fields_of_rocketmq() -> None:
 
 
 def test_round_trip_keeps_what_we_do_not_use() -> None:
-    """Fields without a use for us, unknown ones, and both policies of a group are written back."""
+    """Unused and unknown fields, and both policies of a group, are written back."""
     text = (
         b'{"dataVersion":{"counter":7,"stateVersion":2,"timestamp":9},"forbiddenTable":{"g":{"t":3}},"other":1,'
         b'"subscriptionGroupTable":{"g":{"attributes":{"k":"v"},"brokerId":5,"consumeBroadcastEnable":false,'
@@ -193,7 +193,7 @@ def test_round_trip_keeps_what_we_do_not_use() -> None:
     ],
 )
 def test_retries_are_checked(group: GroupConfig) -> None:
-    """Neither a new group nor a changed one can have a policy without sense."""
+    """Invalid retry settings are refused for new and for changed groups."""
     table = GroupTable(StillClock())
     with pytest.raises(IllegalGroupError, match=r"choose|give"):
         table.create(group)

@@ -11,7 +11,7 @@ from aerobee_store.tables.java_json import dumps, loads
 
 
 class StillClock:
-    """A clock that stands at 5000 ms."""
+    """A clock that always shows 5000 ms."""
 
     def now_ms(self) -> int:
         return 5000
@@ -26,7 +26,7 @@ def table() -> OffsetTable:
 
 
 def test_commit_and_get(table: OffsetTable) -> None:
-    """An offset is kept for each topic, group and queue; none is there before the first commit."""
+    """Each topic, group and queue has its own offset, or none before the first commit."""
     assert table.get("t", "g", 0) is None
     assert table.commit("t", "g", 0, 5)
     assert table.commit("t", "g", 3, 0)
@@ -38,7 +38,7 @@ def test_commit_and_get(table: OffsetTable) -> None:
 
 
 def test_commit_never_goes_back_unless_forced(table: OffsetTable) -> None:
-    """A late commit changes nothing and leaves the table clean; a reset does."""
+    """A lower offset is ignored and leaves the table clean, unless it is forced."""
     table.commit("t", "g", 0, 5)
     table.mark_saved(table.revision)
     assert not table.commit("t", "g", 0, 4)
@@ -64,7 +64,7 @@ def test_dirty_until_that_change_is_saved(table: OffsetTable) -> None:
 
 
 def test_version_counts_every_500th_commit(table: OffsetTable) -> None:
-    """As in RocketMQ."""
+    """The version increments every 500 commits, as in RocketMQ."""
     for offset in range(1, 500):
         table.commit("t", "g", 0, offset)
     assert table.version == DataVersion()
@@ -76,7 +76,7 @@ def test_version_counts_every_500th_commit(table: OffsetTable) -> None:
 
 
 def test_remove(table: OffsetTable) -> None:
-    """Removing a topic or a group takes its offsets, all of them and no others."""
+    """Removing a topic or a group removes exactly its offsets."""
     for topic in ("t", "u"):
         for group in ("g", "h"):
             table.commit(topic, group, 0, 1)
@@ -98,7 +98,7 @@ def test_remove(table: OffsetTable) -> None:
 
 
 def test_layout_and_independence_of_a_snapshot(table: OffsetTable) -> None:
-    """RocketMQ's layout with bare queue ids; later commits do not show."""
+    """The snapshot has RocketMQ's layout with bare queue ids and does not change with later commits."""
     table.commit("t", "g", 0, 7)
     table.commit("t", "g", 11, 8)
     snapshot = table.snapshot()
@@ -111,7 +111,7 @@ def test_layout_and_independence_of_a_snapshot(table: OffsetTable) -> None:
 
 
 def test_file_of_43_has_offsets_alone() -> None:
-    """The topics of each group follow from the offsets; what has no such key is kept all the same."""
+    """The topics of each group are derived from the offsets. Malformed keys are preserved."""
     text = b'{"offsetTable":{"t@g":{0:1},"%RETRY%g@g":{"0":2},"odd":{0:3}},"more":{"x":1}}'
     table = OffsetTable.from_json(loads(text), StillClock())
     assert table.topics_of("g") == ("t", "%RETRY%g")
@@ -127,7 +127,7 @@ def test_file_of_43_has_offsets_alone() -> None:
 
 
 def test_minus_one_is_no_offset() -> None:
-    """RocketMQ's word for a queue without a commit."""
+    """-1 is RocketMQ's value for a queue without a commit."""
     table = OffsetTable.from_json({"offsetTable": {"t@g": {"0": -1, "1": 2}}}, StillClock())
     assert table.queues("t", "g") == {1: 2}
 

@@ -1,4 +1,4 @@
-"""The table of topics: names, changes, and what of RocketMQ's file survives."""
+"""The table of topics: names, changes, and compatibility with RocketMQ's file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from aerobee_store.tables.java_json import dumps, loads
 
 
 class StepClock:
-    """A clock that shows 1000 ms more each time that it is read."""
+    """A clock that advances by 1000 ms with each reading."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -60,13 +60,13 @@ class StepClock:
     ],
 )
 def test_stored_names(namespace: str, name: str, stored: str) -> None:
-    """Namespace and name make RocketMQ's one string, and come out of it again."""
+    """Namespace and name are joined into RocketMQ's stored name and split again."""
     assert stored_name(namespace, name) == stored
     assert split_stored_name(stored) == (namespace, name)
 
 
 def test_a_namespace_that_begins_like_a_system_name_is_none() -> None:
-    """Its topics and groups are in the lists like those of any other."""
+    """Topics and groups in such a namespace are no system topics and groups."""
     assert is_system_topic("rmq_sys_wheel_timer")
     assert not is_system_topic(stored_name("rmq_sys_shop", "orders"))
     assert is_system_group("CID_RMQ_SYS_TRANS")
@@ -74,7 +74,7 @@ def test_a_namespace_that_begins_like_a_system_name_is_none() -> None:
 
 
 def test_system_topics_have_no_namespace() -> None:
-    """They are the broker's, whatever namespace a client lives in."""
+    """System topics belong to the broker, whatever the client's namespace."""
     assert stored_name("shop", "rmq_sys_x") == "rmq_sys_x"
 
 
@@ -87,14 +87,14 @@ def test_topics_of_a_group_are_in_its_namespace() -> None:
 
 @pytest.mark.parametrize("namespace", ["a%b", "%", "a b", "ä", "a@b"])
 def test_namespaces_that_would_be_ambiguous(namespace: str) -> None:
-    """A namespace cannot reach into another one by a separator of its own."""
+    """A namespace with a separator is refused, because it could name another namespace's topics."""
     with pytest.raises(IllegalNamespaceError, match="choose another"):
         stored_name(namespace, "orders")
 
 
 @pytest.mark.parametrize("name", ["a", "Order_Paid-2", "%a|b", "x" * 127, "%RETRY%billing"])
 def test_names_that_a_request_may_use(name: str) -> None:
-    """1 to 127 of the characters that RocketMQ allows."""
+    """Names have 1 to 127 of the characters that RocketMQ allows."""
     check_topic_name(name)
 
 
@@ -109,7 +109,7 @@ def test_names_that_a_request_may_use(name: str) -> None:
     ],
 )
 def test_names_that_are_refused(name: str, cause: str) -> None:
-    """The error says what is wrong with the name, for requests and for new topics."""
+    """The error names the cause, for requests and for new topics."""
     for check in (check_topic_name, check_new_topic_name):
         with pytest.raises(IllegalTopicError, match=cause):
             check(name)
@@ -117,13 +117,13 @@ def test_names_that_are_refused(name: str, cause: str) -> None:
 
 @pytest.mark.parametrize("name", ["%RETRY%g", "%DLQ%g", "%LMQ%t", "%RETRY%shop%g", "shop%%LMQ%t", "shop%TBW102"])
 def test_new_topics_cannot_take_reserved_names(name: str) -> None:
-    """Also not inside a namespace."""
+    """They are refused inside a namespace, too."""
     with pytest.raises(IllegalTopicError, match="choose another name"):
         TopicTable(StepClock()).create(TopicConfig(name=name))
 
 
 def test_create_get_update_delete() -> None:
-    """Each change shows at once, and a topic that is not there is an error that says how to make it."""
+    """Each change is visible at once. For an unknown topic the error says how to create it."""
     table = TopicTable(StepClock())
     assert table.get("orders") is None
     with pytest.raises(TopicNotFoundError, match="aerobee topic create orders"):
@@ -152,7 +152,7 @@ def test_create_get_update_delete() -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 1025])
 def test_queue_counts_are_bounded(count: int) -> None:
-    """Neither a new topic nor a changed one can have no queues, or a slip's number of them."""
+    """A new or changed topic must have 1 to 1024 queues."""
     table = TopicTable(StepClock())
     table.create(TopicConfig(name="orders"))
     with pytest.raises(IllegalTopicError, match="from 1 to 1024"):
@@ -163,7 +163,7 @@ def test_queue_counts_are_bounded(count: int) -> None:
 
 
 def test_topics_of_the_broker() -> None:
-    """The broker may make what users may not; asking twice keeps the first; users cannot delete a system topic."""
+    """The broker may create reserved topics, and the first creation wins. Users cannot delete a system topic."""
     table = TopicTable(StepClock())
     first = table.create_internal(TopicConfig(name="rmq_sys_x", write_queue_count=1))
     assert table.create_internal(TopicConfig(name="rmq_sys_x", write_queue_count=2)) is first
@@ -176,7 +176,7 @@ def test_topics_of_the_broker() -> None:
 
 
 def test_version_and_dirtiness() -> None:
-    """Every change makes a version with its time; the table stays dirty until just that change was saved."""
+    """Each change increments the version. The table stays dirty until its last change is saved."""
     table = TopicTable(StepClock())
     seen = [table.dirty]
     topic = TopicConfig(name="orders")
@@ -186,16 +186,16 @@ def test_version_and_dirtiness() -> None:
     revision = table.revision
     table.delete("orders")
     table.mark_saved(revision)
-    seen.append(table.dirty)  # the deletion came after the snapshot that was saved
+    seen.append(table.dirty)  # the deletion is newer than the saved snapshot
     table.mark_saved(table.revision)
     seen.append(table.dirty)
     table.mark_saved(revision)
-    seen.append(table.dirty)  # a late word of an older save takes nothing back
+    seen.append(table.dirty)  # a late report of an older save has no effect
     assert seen == [False, True, False, False]
 
 
 def test_snapshot_is_independent() -> None:
-    """The disk thread may write it while the table goes on changing."""
+    """The disk thread may write a snapshot while the table changes."""
     table = TopicTable(StepClock())
     table.create(TopicConfig(name="orders", attributes={"a": "b"}))
     before = dumps(snapshot := table.snapshot())
@@ -205,7 +205,7 @@ def test_snapshot_is_independent() -> None:
 
 
 def test_round_trip_keeps_what_we_do_not_know() -> None:
-    """Fields of a newer RocketMQ, attributes and unknown permission bits are written back."""
+    """Fields of a newer RocketMQ, attributes and unknown permission bits are preserved."""
     text = (
         b'{"newTop":{"x":[1]},"dataVersion":{"counter":7,"stateVersion":2,"timestamp":9},"topicConfigTable":{"b":'
         b'{"attributes":{"message.type":"SOMETHING"},"newer":{"y":null},"order":true,"perm":31,"readQueueNums":0,'
@@ -218,7 +218,7 @@ def test_round_trip_keeps_what_we_do_not_know() -> None:
 
 
 def test_missing_fields_have_rocketmq_defaults() -> None:
-    """Files of 4.3 have neither attributes nor a stateVersion."""
+    """Files of 4.3 have no attributes and no stateVersion."""
     table = TopicTable.from_json({"topicConfigTable": {"a": {}}, "dataVersion": {"counter": 3}}, StepClock())
     topic = table.require("a")
     assert (topic.read_queue_count, topic.permission, topic.message_type) == (16, 6, TopicMessageType.NORMAL)

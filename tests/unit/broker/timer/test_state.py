@@ -1,4 +1,4 @@
-"""The invariants of the timer's state: each one is noticed when it is broken."""
+"""The invariants of the timer's state; each violation is detected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SLOT_MS = 1_700_000_000_000
 
 
 def state() -> TimerState:
-    """A state in the middle of a day, with a bit of everything."""
+    """A state in the middle of a day with all kinds of entries."""
     slot = LoadedSlot()
     slot.fill(*(array("q", values) for values in ([SLOT_MS + 5, SLOT_MS + 1], [400, 300], [0, 0], [0, 0])))
     slot.add(Due(SLOT_MS - 10, 500, 0, False))
@@ -71,7 +71,7 @@ def test_a_broken_invariant_is_named(name: str) -> None:
 
 
 def test_a_step_keeps_the_invariants() -> None:
-    """A slot is done: what was remembered of it is forgotten, and marks of copies further ahead are still found."""
+    """After a step, entries of the finished slot are dropped, and marks of later copies are still found."""
     present = state()
     present.slot = None
     present.step_to(SLOT_MS + 1000, log_end=900)

@@ -1,4 +1,4 @@
-"""Delayed messages on a real store: when they are delivered, and what restarts and recalls do to them."""
+"""Delayed messages on a real store: delivery, restarts and recalls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Start = Callable[..., Awaitable[TimerHarness]]
 
 @pytest.fixture(params=["sync", "async"])
 async def start(request: pytest.FixtureRequest) -> AsyncIterator[Start]:
-    """Starts timers, in either flush mode, and ends whatever of them still runs."""
+    """Starts timers in either flush mode, and ends those that still run."""
     harnesses: list[TimerHarness] = []
 
     async def begin(*arguments: Any, store: StoreConfig = STORE, **settings: Any) -> TimerHarness:
@@ -44,7 +44,7 @@ async def start(request: pytest.FixtureRequest) -> AsyncIterator[Start]:
             harnesses.append(await next_life(disk))
             return harnesses[-1]
 
-        harness.next_life = follow  # type: ignore[method-assign]  # to know all of them
+        harness.next_life = follow  # type: ignore[method-assign]  # to end all of them
         return harness
 
     yield begin
@@ -57,7 +57,7 @@ async def start(request: pytest.FixtureRequest) -> AsyncIterator[Start]:
 
 @pytest.mark.parametrize("precision_ms", [100, 1000])
 async def test_message_comes_in_the_millisecond_it_is_due(start: Start, precision_ms: int) -> None:
-    """Not one before, whatever the wheel's step."""
+    """A message is delivered in its millisecond and not before, for any precision."""
     harness = await start(precision_ms=precision_ms)
     await harness.send("a", 1.234)
     await harness.send("b", 1.235)
@@ -70,7 +70,7 @@ async def test_message_comes_in_the_millisecond_it_is_due(start: Start, precisio
 
 
 async def test_boundaries_of_the_steps(start: Start) -> None:
-    """Due exactly with a step, one millisecond before and after it: each in its own millisecond."""
+    """Messages due at a step, one millisecond before or after it are each delivered in their millisecond."""
     harness = await start()
     ahead_ms = [999, 1000, 1001, 1999, 2000, 2001]
     for ahead in ahead_ms:
@@ -81,7 +81,7 @@ async def test_boundaries_of_the_steps(start: Start) -> None:
 
 
 async def test_copy_is_the_message_that_was_sent(start: Start) -> None:
-    """Body, properties, birth and queue; where it really goes is not told any more, where it was, is."""
+    """Body, properties, birth and queue are copied. The real topic is dropped, and the origin is added."""
     harness = await start()
     message = Message(
         TOPIC,
@@ -118,7 +118,7 @@ async def test_copy_is_the_message_that_was_sent(start: Start) -> None:
 
 
 async def test_order_of_one_moment_is_the_order_of_sending(start: Start) -> None:
-    """Also when the last of them came after their slot was loaded."""
+    """Messages due at the same time keep their order, even if some arrive after their slot was loaded."""
     harness = await start()
     due_ms = START_MS + 1500
     await harness.send_all([(str(number), due_ms) for number in range(5)])
@@ -129,7 +129,7 @@ async def test_order_of_one_moment_is_the_order_of_sending(start: Start) -> None
 
 
 async def test_message_for_the_running_second_is_not_forgotten(start: Start) -> None:
-    """Its slot is being read already; it survives a crash there, too."""
+    """A message for the slot that is being delivered is not lost, even in a crash."""
     harness = await start()
     await harness.send("first", 0.9)
     await harness.advance(0.5)
@@ -143,7 +143,7 @@ async def test_message_for_the_running_second_is_not_forgotten(start: Start) -> 
 
 
 async def test_what_is_due_does_not_wait_for_a_backlog(start: Start) -> None:
-    """While more is sent than the timer can take up, it goes on delivering."""
+    """Due messages are delivered while a backlog of new ones is still being enqueued."""
     harness = await start()
     await harness.send("due", 1.5)
     far_ms = harness.clock.now_ms() + 60_000
@@ -166,7 +166,7 @@ async def test_what_is_due_does_not_wait_for_a_backlog(start: Start) -> None:
 
 
 async def test_far_ahead_rolls_and_comes_in_time(start: Start) -> None:
-    """Beyond the window it is stored again on the way, a bounded number of times; never early, and once."""
+    """A message beyond the window is stored again a bounded number of times, and delivered once and not early."""
     harness = await start()
     delays = [99, 100, 101, 132, 133, 134, 250, 1000, 5003.25]
     due = {str(delay): await harness.send(str(delay), delay) for delay in delays}
@@ -184,7 +184,7 @@ async def test_far_ahead_rolls_and_comes_in_time(start: Start) -> None:
 
 
 async def test_window_stays_below_retention(start: Start) -> None:
-    """A record in the timer topic is stored again before the log could forget it."""
+    """A record in the timer topic is stored again before retention could delete it."""
     harness = await start(store=replace(STORE, retention_hours=20 / 3600))
     await harness.send("a", 55)
     await harness.advance(10)
@@ -195,7 +195,7 @@ async def test_window_stays_below_retention(start: Start) -> None:
 
 
 async def test_retention_stores_pending_messages_again(start: Start) -> None:
-    """When a full disk takes even young segments; what is then in two places is delivered once."""
+    """Pending messages are stored again before a full disk deletes their segments. Each is delivered once."""
     harness = await start()
     await harness.send("a", 30)
     await harness.send("b", 40)
@@ -214,7 +214,7 @@ async def test_retention_stores_pending_messages_again(start: Start) -> None:
 async def test_retention_asks_again_after_a_copy_could_not_be_stored(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message without a copy is still pending: the log keeps it until the copy is stored."""
+    """If the copy cannot be stored, the message stays pending, and retention has to wait."""
     harness = await start()
     await harness.send("a", 30)
     end = harness.store.positions[0]
@@ -235,7 +235,7 @@ async def test_retention_asks_again_after_a_copy_could_not_be_stored(
 
 @pytest.mark.parametrize("saved", [False, True])
 async def test_what_retention_stored_again_comes_once_after_a_kill(start: Start, saved: bool) -> None:
-    """The old segments may still be there then, and both copies with them; also of the second that was running."""
+    """After a kill, both copies may exist. Each message is delivered once, including those of the current second."""
     harness = await start()
     for body, delay in (("early", 1.2), ("now", 1.8), ("a", 30), ("b", 150)):
         await harness.send(body, delay)
@@ -258,7 +258,7 @@ async def test_what_retention_stored_again_comes_once_after_a_kill(start: Start,
 
 
 async def test_many_moments_at_random(start: Start) -> None:
-    """Thousands of messages over minutes: all, once, in their millisecond or, with a clock that jumps, right after."""
+    """Thousands of messages are delivered once, in their millisecond or right after a jump of the clock."""
     harness = await start()
     source = random.Random(5)
     due = {}
@@ -284,7 +284,7 @@ async def test_many_moments_at_random(start: Start) -> None:
 
 
 async def test_orderly_restart_keeps_everything(start: Start) -> None:
-    """What is pending comes in time, what was delivered does not come again."""
+    """Pending messages are delivered in time, delivered ones not again."""
     harness = await start()
     await harness.send("past", 1)
     await harness.send("soon", 5.5)
@@ -303,7 +303,7 @@ async def test_orderly_restart_keeps_everything(start: Start) -> None:
 
 
 async def test_what_was_due_while_the_broker_was_down_comes_at_once(start: Start) -> None:
-    """Also after longer than the wheel has slots for."""
+    """This includes downtime longer than the wheel's slots."""
     harness = await start()
     await harness.send("a", 10)
     await harness.send("b", 90)
@@ -323,7 +323,7 @@ async def test_what_was_due_while_the_broker_was_down_comes_at_once(start: Start
 
 @pytest.mark.parametrize("saved", ["never", "before", "after"])
 async def test_delivered_messages_do_not_come_again_after_a_kill(start: Start, saved: str) -> None:
-    """The log has their copies, whatever the timer's own files say."""
+    """The log has the delivered copies, whatever the timer's files say."""
     harness = await start()
     await harness.send_all([(str(number), START_MS + 1000 + number * 10) for number in range(100)])
     if saved == "before":
@@ -345,7 +345,7 @@ async def test_delivered_messages_do_not_come_again_after_a_kill(start: Start, s
 
 @pytest.mark.parametrize("lost", ["timerwheel", "timerlog", "timercheck", "all"])
 async def test_lost_timer_files_are_made_again_from_the_log(start: Start, lost: str) -> None:
-    """Everything pending is there, nothing that was delivered or rolled comes twice."""
+    """All pending messages are restored; delivered and rolled ones are not delivered twice."""
     harness = await start()
     await harness.send_all([(str(number), START_MS + 1000 + number * 7000) for number in range(40)])
     for _ in range(13):
@@ -368,7 +368,7 @@ async def test_lost_timer_files_are_made_again_from_the_log(start: Start, lost: 
 
 
 async def test_a_checkpoint_of_zeros(start: Start) -> None:
-    """A power cut may leave them: what waits is not stored again for each window since 1970."""
+    """A power cut may leave zeros. Messages are then not stored again for each window since 1970."""
     harness = await start()
     await harness.send("a", 5)
     await harness.send("b", 50)
@@ -387,7 +387,7 @@ async def test_a_checkpoint_of_zeros(start: Start) -> None:
 
 
 async def test_clock_that_was_set_back_loses_nothing(start: Start) -> None:
-    """The broker ran with a clock a month ahead; then it is right again."""
+    """The broker ran with its clock a month ahead, which is then corrected."""
     harness = await start(clock=ManualClock(START_MS + 30 * 86_400_000))
     await harness.send("a", 5)
     await harness.send("b", 50)
@@ -414,7 +414,7 @@ async def recall(harness: TimerHarness, body: str, deliver_ms: int) -> bool:
 @pytest.mark.parametrize("delay", [0.8, 1.0, 50.0, 150.0, 700.25])
 @pytest.mark.parametrize("crash", ["no", "kill", "save and kill", "restart"])
 async def test_recalled_message_never_comes(start: Start, delay: float, crash: str) -> None:
-    """However near or far it is, and after a crash as well; the one beside it comes."""
+    """This holds for any delay and after a crash. Other messages are delivered."""
     harness = await start()
     due = await harness.send("a", delay)
     await harness.send("b", delay)
@@ -437,7 +437,7 @@ async def test_recalled_message_never_comes(start: Start, delay: float, crash: s
 
 
 async def test_recall_in_the_last_moment(start: Start) -> None:
-    """In the same step of the event loop: before it is delivered, so it is not."""
+    """A recall in the last millisecond before the delivery succeeds."""
     harness = await start()
     due = await harness.send("a", 1.5)
     await harness.advance(1.499)
@@ -449,7 +449,7 @@ async def test_recall_in_the_last_moment(start: Start) -> None:
 
 
 async def test_of_two_recalls_at_once_one_succeeds(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though each searches in several steps of the event loop, in which the other goes on."""
+    """Two concurrent searches, each in several steps of the event loop."""
     monkeypatch.setattr(loop_share, "STEP_SIZE", 0)
     harness = await start()
     due = await harness.send("a", 1.5)
@@ -460,7 +460,7 @@ async def test_of_two_recalls_at_once_one_succeeds(start: Start, monkeypatch: py
 
 
 async def test_what_cannot_be_recalled(start: Start) -> None:
-    """Delivered, due, unknown, of another topic or time."""
+    """Delivered, due and unknown messages, and those with another topic or time, cannot be recalled."""
     harness = await start()
     due = await harness.send("a", 1.5)
     assert not await recall(harness, "x", due)
@@ -479,7 +479,7 @@ async def test_what_cannot_be_recalled(start: Start) -> None:
 async def test_delivered_is_not_recalled_when_the_clock_went_back(
     start: Start, crash: bool, ahead: float, back: float
 ) -> None:
-    """What was delivered is not taken back, though its time lies ahead once more, and though the broker died since.
+    """A delivered message cannot be recalled, even if its time is in the future again or the broker has crashed.
 
     Its slot may be done, or still being read.
     """
@@ -499,7 +499,7 @@ async def test_delivered_is_not_recalled_when_the_clock_went_back(
 
 
 async def test_a_slot_is_not_done_before_its_messages_are_durable() -> None:
-    """With async flush, too: after a power cut the message is due again, or in the log."""
+    """After a power cut with async flush, the message is due again or already in the log."""
     store = replace(STORE, flush="async", flush_interval_seconds=3600.0)
     harness = await TimerHarness.start(store=store)
     try:
@@ -518,7 +518,7 @@ async def test_a_slot_is_not_done_before_its_messages_are_durable() -> None:
 
 
 async def test_recall_names_one_message_exactly(start: Start) -> None:
-    """RocketMQ joins topic and id without a separator; another pair that joins to the same text is not meant."""
+    """RocketMQ joins topic and id without a separator, so two messages may have the same text. Only one is recalled."""
     harness = await start()
     due_ms = START_MS + 1500
     for topic, message_id in (("orders", "1x"), ("orders1", "x")):
@@ -540,7 +540,7 @@ def foreign(body: str, out_ms: int, **properties: str) -> Message:
 
 
 async def test_messages_of_rocketmq_are_not_early(start: Start) -> None:
-    """With a time they come at that, with a delay when the step is over that RocketMQ rounded down to."""
+    """A delivery time is kept. With a delay, the message waits for the step that RocketMQ rounded down to."""
     harness = await start()
     out_ms = START_MS + 2000
     messages = [
@@ -567,13 +567,13 @@ async def test_messages_of_rocketmq_are_not_early(start: Start) -> None:
 
 @pytest.mark.parametrize("change", [{"precision_ms": 300}, {"roll_window_slots": 1}, {"slot_count": 4}])
 def test_settings_that_cannot_work(change: dict[str, Any]) -> None:
-    """They stop the start, by name."""
+    """The start stops with an error that names the setting."""
     with pytest.raises(ConfigError, match=rf"timer\.{next(iter(change))}"):
         TimerConfig(**change)
 
 
 async def test_body_limit_that_was_lowered(start: Start) -> None:
-    """What is now too large cannot be delivered, and does not keep the others waiting."""
+    """A message above the new limit is dropped and does not block the others."""
     harness = await start()
     await harness.send("x" * 6000, 2)
     await harness.send("small", 2)

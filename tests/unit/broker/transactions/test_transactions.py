@@ -1,4 +1,4 @@
-"""Transactions on a real store, with a clock that stands still."""
+"""Transactions on a real store, with a manual clock."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def harness(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
 
 
 async def test_half_message_is_stored_as_rocketmq_stores_it(harness: TransactionHarness) -> None:
-    """In the half topic, with its real place in properties, no transaction bits, and nothing in its own topic."""
+    """It is in the half topic with its real topic and queue as properties, and its own topic is empty."""
     assert await harness.send("T1", tag="card", keys=["k1"]) == [0]
     [record] = harness.stored(HALF_TOPIC)
     assert (record.queue_id, record.sys_flag & TransactionType.ROLLBACK, record.body) == (0, 0, b"pay")
@@ -66,11 +66,11 @@ async def test_half_message_is_stored_as_rocketmq_stores_it(harness: Transaction
     }
     assert wanted.items() <= record.properties.items()
     assert harness.ids() == []
-    assert harness.safe_position == harness.store.positions[0]  # durable by then
+    assert harness.safe_position == harness.store.positions[0]  # durable already
 
 
 async def test_commit_stores_the_message_and_the_op_together(harness: TransactionHarness) -> None:
-    """The final message as RocketMQ makes it, the op behind it, both durable when the answer comes."""
+    """The final message has RocketMQ's form, the op follows it, and both are durable before the answer."""
     await harness.send("T1", tag="card", keys=["k1"])
     [first] = harness.stored(HALF_TOPIC)
     assert await harness.end("T1") == Code.OK
@@ -91,7 +91,7 @@ async def test_commit_stores_the_message_and_the_op_together(harness: Transactio
 
 
 async def test_rollback_stores_the_op_alone(harness: TransactionHarness) -> None:
-    """Nothing for consumers."""
+    """Consumers get nothing."""
     await harness.send("T1", "T2")
     assert await harness.end("T2", ROLLBACK) == Code.OK
     assert harness.stored() == []
@@ -99,9 +99,9 @@ async def test_rollback_stores_the_op_alone(harness: TransactionHarness) -> None
 
 
 async def test_queues_take_turns_and_message_groups_keep_theirs(harness: TransactionHarness) -> None:
-    """A committed message lies in the queue that its send would have chosen."""
-    await harness.send("T0")  # the first one makes the topics of transactions, after which the turns begin anew
-    for transaction_id in ("T1", "T2", "T3", "T4"):  # the messages of one request go to one queue
+    """A committed message is in the queue that a plain send would have chosen."""
+    await harness.send("T0")  # the first send creates the transaction topics, which resets the queue rotation
+    for transaction_id in ("T1", "T2", "T3", "T4"):  # messages of one request share a queue
         await harness.send(transaction_id)
     await harness.send("G1", "G2", "G3", message_group="order-1")
     for transaction_id in ("T1", "T2", "T3", "T4", "G1", "G2", "G3"):
@@ -110,7 +110,7 @@ async def test_queues_take_turns_and_message_groups_keep_theirs(harness: Transac
 
 
 async def test_commit_into_fewer_queues_than_there_were(harness: TransactionHarness) -> None:
-    """A queue that consumers do not read any more gets no message."""
+    """A message is committed only to a queue that consumers read."""
     await harness.send("T1", "T2")
     topic = harness.tables.topics.require(TOPIC)
     harness.tables.topics.update(dataclasses.replace(topic, read_queue_count=1, write_queue_count=1))
@@ -122,7 +122,7 @@ async def test_commit_into_fewer_queues_than_there_were(harness: TransactionHarn
 
 
 async def test_the_same_decision_again_is_fine_another_is_not(harness: TransactionHarness) -> None:
-    """One final message, whatever is repeated."""
+    """A repeated decision is accepted and stores one message; the opposite decision is refused."""
     await harness.send("T1", "T2")
     assert [await harness.end("T1") for _ in range(3)] == [Code.OK] * 3
     assert await harness.end("T1", ROLLBACK) == Code.INVALID_TRANSACTION_ID
@@ -133,14 +133,14 @@ async def test_the_same_decision_again_is_fine_another_is_not(harness: Transacti
 
 
 async def test_the_same_decision_at_the_same_time(harness: TransactionHarness) -> None:
-    """A client that did not wait for its first answer; both answers are right, one message is stored."""
+    """A client may send a decision several times at once. All get OK, and one message is stored."""
     await harness.send("T1")
     assert await asyncio.gather(*(harness.end("T1") for _ in range(4))) == [Code.OK] * 4
     assert harness.ids() == ["T1"]
 
 
 async def test_ids_that_are_not_known(harness: TransactionHarness) -> None:
-    """Blank, invented, or of another topic: INVALID_TRANSACTION_ID, and nothing is stored."""
+    """Blank, unknown, and other topics' ids give INVALID_TRANSACTION_ID, and nothing is stored."""
     await harness.send("T1")
     before = harness.store.positions[0]
     for transaction_id in ("", "  ", "T2"):
@@ -153,7 +153,7 @@ async def test_ids_that_are_not_known(harness: TransactionHarness) -> None:
 
 
 async def test_undecided_keeps_the_transaction(harness: TransactionHarness) -> None:
-    """OK, and a commit later is one."""
+    """UNDECIDED returns OK, and a later commit is accepted."""
     await harness.send("T1")
     assert await harness.end("T1", UNDECIDED) == Code.OK
     assert harness.ids() == []
@@ -162,13 +162,13 @@ async def test_undecided_keeps_the_transaction(harness: TransactionHarness) -> N
 
 
 async def test_any_client_may_decide(harness: TransactionHarness) -> None:
-    """The sender may be dead."""
+    """Another client than the sender may decide, because the sender may be gone."""
     await harness.send("T1", client_id="sender")
     assert await harness.end("T1", client_id="another") == Code.OK
 
 
 async def test_commit_into_a_topic_that_was_deleted(harness: TransactionHarness) -> None:
-    """It is refused, and given up at its next check."""
+    """The commit is refused, and the next check gives the message up."""
     await harness.send("T1")
     harness.tables.topics.delete(TOPIC)
     assert await harness.end("T1") == Code.TOPIC_NOT_FOUND
@@ -178,7 +178,7 @@ async def test_commit_into_a_topic_that_was_deleted(harness: TransactionHarness)
 
 
 async def test_a_full_disk_refuses_transactions_and_takes_decisions(harness: TransactionHarness) -> None:
-    """A decision frees what it decides about; only when nothing can be written any more it is refused, and can be
+    """A decision is stored while any space is left, because it finishes a transaction. A refused one can be
     repeated."""
     await harness.send("T1", "T2")
     harness.disk.fail_at("reserve", for_ever=True, error_number=28)
@@ -197,20 +197,20 @@ async def test_a_full_disk_refuses_transactions_and_takes_decisions(harness: Tra
 
 
 async def test_a_repeated_send_is_stored_once(harness: TransactionHarness) -> None:
-    """Its client did not see the answer: same place, one half message; also in one request, and at the same time."""
+    """A repeated send returns the offset of its half message, also within one request and concurrently."""
     assert await harness.send("T1") == [0]
     assert await harness.send("T1") == [0]
     assert await harness.send("T2", "T2", "T1") == [1, 1, 0]
     assert list(await asyncio.gather(harness.send("T3"), harness.send("T3"))) == [[2], [2]]
     assert harness.ids(HALF_TOPIC) == ["T1", "T2", "T3"]
     assert await harness.end("T1") == Code.OK
-    assert await harness.send("T1") == [0]  # a late one
-    assert await harness.send("T1", topic="mixed") == [3]  # another topic's
+    assert await harness.send("T1") == [0]  # a late repetition
+    assert await harness.send("T1", topic="mixed") == [3]  # another topic
     assert harness.transactions.pending_count == 3
 
 
 async def test_topics_take_what_they_are_for(harness: TransactionHarness) -> None:
-    """TRANSACTION and MIXED topics only; and a transaction topic takes nothing else."""
+    """Only TRANSACTION and MIXED topics accept half messages; a transaction topic accepts nothing else."""
     assert await harness.send_code(half("T1", "mixed")) == Code.OK
     assert await harness.send_code(half("T2", "normal")) == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
     assert await harness.send_code(message(TOPIC, message_id="N")) == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
@@ -218,7 +218,7 @@ async def test_topics_take_what_they_are_for(harness: TransactionHarness) -> Non
 
 
 async def test_what_cannot_be_a_transaction(harness: TransactionHarness) -> None:
-    """With plain messages in one request, in either order, or with a delivery time."""
+    """A half message may not share a request with plain messages nor have a delivery time."""
     for messages in ([half("T1", "mixed"), message("mixed")], [message("mixed"), half("T1", "mixed")]):
         assert await harness.send_code(*messages) == Code.BAD_REQUEST
     due = half("T1", "mixed")
@@ -228,7 +228,7 @@ async def test_what_cannot_be_a_transaction(harness: TransactionHarness) -> None
 
 
 async def test_recovery_duration_has_a_limit(harness: TransactionHarness) -> None:
-    """Conformance item 116: 3600 s is fine, 3601 s is not."""
+    """Conformance item 116: 3600 s is accepted, 3601 s is refused."""
     for seconds, code in ((3601, Code.BAD_REQUEST), (3600, Code.OK)):
         made = half("T1")
         made.system_properties.orphaned_transaction_recovery_duration.seconds = seconds
@@ -236,8 +236,8 @@ async def test_recovery_duration_has_a_limit(harness: TransactionHarness) -> Non
 
 
 async def test_waiting_transactions_have_a_bound(tmp_path: Path) -> None:
-    """Beyond it sends are refused as too many, all of a request or none, and repeated ones are not; a decision makes
-    room."""
+    """Above the limit, new half messages get TOO_MANY_REQUESTS, for all of a request or none. Repeated sends are
+    accepted, and a decision frees a place."""
     harness = await TransactionHarness(tmp_path, pending_max=3).start()
     await harness.send("T1", "T2")
     assert await harness.send_code(half("T3"), half("T4")) == Code.TOO_MANY_REQUESTS
@@ -253,7 +253,7 @@ async def test_waiting_transactions_have_a_bound(tmp_path: Path) -> None:
 
 
 async def test_the_sender_is_asked_after_six_seconds_and_then_every_thirty(harness: TransactionHarness) -> None:
-    """The whole message and the transaction id; nothing before the time."""
+    """The check has the whole message and the transaction id, and is not sent early."""
     sender = harness.producer("sender", TOPIC)
     await harness.send("T1", tag="card", keys=["k1", "k2"])
     await harness.advance(5.9)
@@ -280,7 +280,7 @@ async def test_the_sender_is_asked_after_six_seconds_and_then_every_thirty(harne
 
 
 async def test_a_message_may_have_its_own_time(harness: TransactionHarness) -> None:
-    """orphaned_transaction_recovery_duration; parts of a second count as a whole one, none as not given."""
+    """orphaned_transaction_recovery_duration is rounded up to whole seconds; 0 means the default."""
     sender = harness.producer("sender")
     for transaction_id, milliseconds in (("T1", 60_000), ("T2", 500), ("T3", 0)):
         made = half(transaction_id)
@@ -298,7 +298,7 @@ async def test_a_message_may_have_its_own_time(harness: TransactionHarness) -> N
 
 
 async def test_another_producer_is_asked_when_the_sender_is_gone(harness: TransactionHarness) -> None:
-    """One of those that listed the topic, else one that ever sent to it; never more than one at a time."""
+    """One producer at a time is asked: one that listed the topic, or else one that has sent to it."""
     await harness.send("T0", client_id="veteran")
     await harness.end("T0")
     harness.producer("sender", TOPIC)
@@ -314,7 +314,7 @@ async def test_another_producer_is_asked_when_the_sender_is_gone(harness: Transa
 
 
 async def test_a_sender_that_does_not_answer_is_not_the_only_one_asked(harness: TransactionHarness) -> None:
-    """Its connection may hang although it lives."""
+    """The sender's connection may hang, so the next check goes to another producer."""
     sender, other = harness.producer("sender", TOPIC), harness.producer("other", TOPIC)
     await harness.send("T1")
     await harness.advance(6.1)
@@ -324,7 +324,7 @@ async def test_a_sender_that_does_not_answer_is_not_the_only_one_asked(harness: 
 
 
 async def test_a_producer_is_asked_as_soon_as_it_comes(harness: TransactionHarness) -> None:
-    """When it is due and nobody was there; that it could not be asked before does not count against it."""
+    """A check that was due without a producer is sent when one connects. It was not counted before."""
     await harness.send("T1")
     for _ in range(20):
         await harness.advance(30.1)
@@ -341,7 +341,7 @@ async def test_a_producer_is_asked_as_soon_as_it_comes(harness: TransactionHarne
 
 
 async def test_after_the_last_check_the_message_is_given_up(harness: TransactionHarness) -> None:
-    """15 checks, then TRANS_CHECK_MAX_TIME_TOPIC has the message; a decision comes too late."""
+    """After 15 checks the message goes to TRANS_CHECK_MAX_TIME_TOPIC, and a decision is refused."""
     sender = harness.producer("sender", TOPIC)
     await harness.send("T1")
     await harness.advance(6.1)
@@ -364,7 +364,7 @@ async def test_after_the_last_check_the_message_is_given_up(harness: Transaction
 
 
 async def test_nobody_ever_came_to_be_asked(tmp_path: Path) -> None:
-    """Given up by age: an abandoned transaction does not wait for ever."""
+    """Without any producer the transaction is given up by its age."""
     harness = await TransactionHarness(tmp_path, age_hours_max=1.0).start()
     await harness.send("T1")
     await harness.advance(6.1)
@@ -378,7 +378,7 @@ async def test_nobody_ever_came_to_be_asked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("restart", [False, True])
 async def test_a_clock_that_jumps_ahead_gives_nothing_up(tmp_path: Path, restart: bool) -> None:
-    """Ten days ahead, noticed or before a start: the producer that comes back then is asked, and decides."""
+    """After a jump of ten days, noticed at run time or at a start, the returning producer is asked and decides."""
     harness = await TransactionHarness(tmp_path).start()
     await harness.send("T1")
     await harness.advance(1)
@@ -396,7 +396,7 @@ async def test_a_clock_that_jumps_ahead_gives_nothing_up(tmp_path: Path, restart
 
 
 async def test_a_producer_that_reads_slowly_gets_no_more_than_it_can_hold(harness: TransactionHarness) -> None:
-    """Its stream keeps 64 commands and drops the oldest: none may be lost, and none counted that was not sent."""
+    """Its stream keeps 64 commands and drops the oldest. No check is lost or counted without being sent."""
     sender = harness.producer("sender", TOPIC)
     names = [f"T{number}" for number in range(100)]
     await harness.send(*names)
@@ -410,7 +410,7 @@ async def test_a_producer_that_reads_slowly_gets_no_more_than_it_can_hold(harnes
 
 
 async def test_transactions_that_never_come_due_leave_nothing_behind(tmp_path: Path) -> None:
-    """Settled ones leave the timer long before an hour is over: memory follows what waits."""
+    """Finished transactions leave the timer long before they are due, so memory depends on pending ones."""
     harness = await TransactionHarness(tmp_path).start()
     for number in range(0, 3000, 100):
         names = [f"T{index}" for index in range(number, number + 100)]
@@ -419,7 +419,7 @@ async def test_transactions_that_never_come_due_leave_nothing_behind(tmp_path: P
             each.system_properties.orphaned_transaction_recovery_duration.seconds = 3600
         assert await harness.send_code(*made) == Code.OK
         await asyncio.gather(*(harness.end(name, ROLLBACK) for name in names))
-    assert len(harness.transactions._timer) < 1300  # no public name tells it
+    assert len(harness.transactions._timer) < 1300  # there is no public access
     await harness.stop()
 
 
@@ -428,14 +428,14 @@ async def test_transactions_that_never_come_due_leave_nothing_behind(tmp_path: P
 
 @pytest.mark.parametrize("orderly", [True, False])
 async def test_waiting_transactions_survive_a_restart(tmp_path: Path, orderly: bool) -> None:
-    """And are asked about afterwards, the sender first; decisions are remembered."""
+    """Pending transactions are checked afterwards, the sender first, and decisions are remembered."""
     harness = await TransactionHarness(tmp_path).start()
     await harness.send("T1", "T2", "T3", "T4")
     await harness.end("T2")
     await harness.end("T3", ROLLBACK)
     harness = await harness.restart() if orderly else await harness.crash()
     assert harness.transactions.pending_count == 2
-    assert await harness.send("T1") == [0]  # the repeated send of a client that missed the answer
+    assert await harness.send("T1") == [0]  # repeated by a client that missed the answer
     assert [await harness.end("T2"), await harness.end("T3", ROLLBACK)] == [Code.OK] * 2
     assert await harness.end("T2", ROLLBACK) == Code.INVALID_TRANSACTION_ID
     other, sender = harness.producer("other", TOPIC), harness.producer("sender")
@@ -448,7 +448,7 @@ async def test_waiting_transactions_survive_a_restart(tmp_path: Path, orderly: b
 
 
 async def test_checks_are_counted_over_restarts(tmp_path: Path) -> None:
-    """As RocketMQ counts them, in the half message that was stored again; the one before it is settled."""
+    """The count is in the half message that is stored again, as in RocketMQ, and the previous one is settled."""
     harness = await TransactionHarness(tmp_path, check_max=4).start()
     sender = harness.producer("sender", TOPIC)
     await harness.send("T1")
@@ -463,7 +463,7 @@ async def test_checks_are_counted_over_restarts(tmp_path: Path) -> None:
         assert harness.transactions.pending_count == 1
         sender = harness.producer("sender", TOPIC)
         await harness.advance(20)
-        assert harness.asked(sender) == []  # not before 30 s after the last one
+        assert harness.asked(sender) == []  # not before 30 s have passed since the last check
         await harness.advance(10.5)
         assert len(harness.asked(sender)) == 1
     await harness.advance(30.1)
@@ -473,19 +473,19 @@ async def test_checks_are_counted_over_restarts(tmp_path: Path) -> None:
 
 
 async def test_offsets_are_where_rocketmq_keeps_them(harness: TransactionHarness) -> None:
-    """Half and op queue of CID_RMQ_SYS_TRANS: the first that waits, and the first op that still matters."""
+    """The offsets in CID_RMQ_SYS_TRANS are those of the first pending half message and the first needed op."""
     await harness.send("T1", "T2", "T3", "T4")
     for transaction_id in ("T1", "T4", "T2"):
         await harness.end(transaction_id)
     await harness.stop()
     offsets = harness.tables.offsets
     assert offsets.get(HALF_TOPIC, TRANSACTION_GROUP, 0) == 2
-    assert offsets.get(OP_TOPIC, TRANSACTION_GROUP, 0) == 1  # that of T4, which lies behind T3
+    assert offsets.get(OP_TOPIC, TRANSACTION_GROUP, 0) == 1  # the op of T4, which is behind T3
     assert {HALF_TOPIC, OP_TOPIC, GIVEN_UP_TOPIC} <= {topic.name for topic in harness.tables.topics}
 
 
 async def test_a_start_reads_a_bounded_stretch(tmp_path: Path) -> None:
-    """One transaction that waits for ever does not make every start read all the others: it is stored again."""
+    """An old pending transaction is stored again, so that a start need not read all later ones."""
     harness = await TransactionHarness(tmp_path, pending_max=10).start()
     await harness.send("OLD")
     for number in range(60):
@@ -503,7 +503,7 @@ async def test_a_start_reads_a_bounded_stretch(tmp_path: Path) -> None:
 
 
 async def test_retention_takes_no_transaction_that_waits(harness: TransactionHarness) -> None:
-    """What is about to expire is stored again behind it, with its count and its age."""
+    """A pending half message is stored again before its segment expires, with its count and age."""
     sender = harness.producer("sender", TOPIC)
     await harness.send("T1", "T2")
     await harness.end("T2")
@@ -527,7 +527,7 @@ async def test_retention_takes_no_transaction_that_waits(harness: TransactionHar
 
 
 def rocketmq_half(transaction_id: str, **more: str) -> Message:
-    """A half message as RocketMQ leaves it, with only its own properties."""
+    """A half message as RocketMQ stores it, with only RocketMQ's properties."""
     made = half_message(
         Message(TOPIC, 1, b"pay", {p.UNIQ_KEY: transaction_id, p.TRANSACTION_MESSAGE: "true", p.PRODUCER_GROUP: "g"}),
         "x" * 300,
@@ -537,8 +537,8 @@ def rocketmq_half(transaction_id: str, **more: str) -> Message:
 
 
 async def test_a_store_that_rocketmq_wrote(harness: TransactionHarness) -> None:
-    """Ops with many offsets and a comma at the end, a commit whose op was still in its memory, renewed half messages,
-    and what is none at all."""
+    """The store has ops with several offsets and a trailing comma, a commit whose op was not yet stored, half messages
+    that were stored again, and invalid ones."""
     store = harness.store
     places = store.append([rocketmq_half(f"R{number}") for number in range(6)])
     renewed = rocketmq_half("R0", **{p.TRANSACTION_CHECK_TIMES: "3"})
@@ -601,7 +601,7 @@ async def test_a_delay_that_rocketmq_has_kept_begins_with_the_commit(
 
 
 async def test_a_delayed_commit_that_lost_its_op(harness: TransactionHarness) -> None:
-    """A start finds the message in the timer topic, and writes the op."""
+    """At the start the message is found in the timer topic, and the op is written."""
     [place] = harness.store.append([rocketmq_half("R1", **{p.TIMER_DELAY_SEC: "90"})])
     await harness.store.wait_stored(harness.store.positions[0])
     final = committed_message(harness.store.record_at(place.physical_offset), TOPIC, 1)
@@ -616,7 +616,7 @@ async def test_a_delayed_commit_that_lost_its_op(harness: TransactionHarness) ->
 
 
 async def test_a_half_message_that_the_disk_has_spoilt(harness: TransactionHarness) -> None:
-    """Its commit is refused, its check gives it up, and the others live."""
+    """Its commit is refused, its check drops it, and other transactions are unaffected."""
     await harness.send("T1", "T2")
     [first, _] = harness.stored(HALF_TOPIC)
     log = harness.directory / "commitlog" / f"{0:020}"
@@ -630,7 +630,7 @@ async def test_a_half_message_that_the_disk_has_spoilt(harness: TransactionHarne
 
 
 async def test_offsets_behind_the_end_of_the_queues(harness: TransactionHarness) -> None:
-    """A power cut with async flush may leave such; what comes at these offsets again is found by the next start."""
+    """A power cut with async flush may leave such offsets. The next start still finds later messages."""
     await harness.send("T1")
     await harness.end("T1")
     for topic in (HALF_TOPIC, OP_TOPIC):
@@ -645,7 +645,7 @@ async def test_offsets_behind_the_end_of_the_queues(harness: TransactionHarness)
 
 
 async def test_counts_for_the_metrics(harness: TransactionHarness) -> None:
-    """By topic: what waits, was committed, was rolled back, how long a commit took; commits count as sent."""
+    """Counts by topic: pending, committed and rolled back, and the commit time. Commits count as sent."""
     await harness.send("T1", "T2", "T3")
     await harness.advance(2)
     await harness.end("T1")
@@ -658,7 +658,7 @@ async def test_counts_for_the_metrics(harness: TransactionHarness) -> None:
 
 
 def test_settings_of_rocketmq(tmp_path: Path) -> None:
-    """Its three names, whose times are in milliseconds."""
+    """RocketMQ's three settings are read; their times are in milliseconds."""
     conf = tmp_path / "broker.conf"
     conf.write_text("transactionTimeOut=7000\ntransactionCheckInterval=2500\ntransactionCheckMax=4\n")
     config = BrokerConfig.load(rocketmq_conf=conf)
@@ -677,19 +677,19 @@ def test_settings_of_rocketmq(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_cannot_work(name: str, value: Any) -> None:
-    """Refused under their full name."""
+    """The error has the setting's full name."""
     with pytest.raises(ConfigError, match=rf"transactions\.{name}"):
         TransactionsConfig(**{name: value})
 
 
 def test_an_op_is_readable_for_every_rocketmq() -> None:
-    """Release 4 takes the whole body for one number, release 5 splits at commas."""
+    """Release 4 parses the whole body as one number, release 5 splits it at commas."""
     op = op_message(12, Settled.COMMIT, TOPIC, "T1", 5)
     assert (op.topic, op.queue_id, op.body, op.properties[p.TAGS]) == (OP_TOPIC, 0, b"12", "d")
 
 
 async def test_a_repeated_decision_waits_for_the_disk(tmp_path: Path) -> None:
-    """The first EndTransaction is not answered yet: neither is the second before the decision is durable."""
+    """A repeated EndTransaction is not answered before the decision is durable."""
     harness = await TransactionHarness(tmp_path).start()
     reached, go_on = threading.Event(), threading.Event()
 
