@@ -1,4 +1,4 @@
-"""The map in docs/ARCHITECTURE.md names every module that there is, and no other."""
+"""The module map in docs/ARCHITECTURE.md names every module and no other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = ("store/aerobee_store", "broker/aerobee_broker")
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_module_is_on_the_map(package: str) -> None:
-    """A module or folder of the package is named; whoever adds one says there what it is for."""
+    """The map names every module and folder of the package."""
     modules = {path.name for path in (ROOT / package).glob("*.py")} - {"__init__.py", "__main__.py"}
     modules |= {f"{path.name}/" for path in (ROOT / package).iterdir() if (path / "__init__.py").exists()}
     assert [module for module in sorted(modules) if module not in MAP] == []
@@ -31,7 +31,7 @@ def test_nothing_on_the_map_is_gone() -> None:
 
 
 def test_a_broker_without_replication_loads_nothing_of_it() -> None:
-    """But its settings: nothing of it can run then."""
+    """Only the replication settings are loaded."""
     code = (
         "import asyncio, sys, tempfile, pathlib\n"
         "from aerobee_broker import server\n"
@@ -49,7 +49,7 @@ def test_a_broker_without_replication_loads_nothing_of_it() -> None:
 
 
 def test_every_answer_of_where_to_look_exists() -> None:
-    """The files that answer a newcomer's questions are where the table says."""
+    """The files in the table for newcomers exist."""
     answers = re.findall(r"`((?:store|broker)/[a-z_/]+\.py)`", MAP.partition("## Where to look")[2])
     assert len(answers) >= 10
     assert [answer for answer in answers if not (ROOT / answer).is_file()] == []

@@ -1,4 +1,4 @@
-"""What `deploy/` holds agrees with the broker: its settings, its ports, its paths, and with itself."""
+"""The files in `deploy/` agree with the broker's settings, ports and paths, and with each other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXAMPLE = DEPLOY / "aerobee.example.toml"
 BOARD = DEPLOY / "grafana" / "dashboards" / "aerobee.json"
 STORE_DIRECTORY = "/var/lib/aerobee"
 
-# The settings of each section of the file, as the configuration's own classes name them.
+# The settings of each section, named by the configuration's classes.
 SETTINGS = {
     "broker": ["name", "cluster", "namesrv", "dev"],
     **{
@@ -34,13 +34,13 @@ SETTINGS = {
 
 
 def read_yaml(path: Path) -> list[Any]:
-    """The documents of a YAML file, by the safe loader, which builds nothing but plain data."""
+    """The documents of a YAML file, read with the safe loader."""
     yaml = pytest.importorskip("yaml", reason="needs PyYAML, which comes with the development dependencies")
     return list(yaml.safe_load_all(path.read_text()))
 
 
 def uncommented(example: str) -> str:
-    """The example with every setting in force."""
+    """The example with every setting uncommented."""
     return re.sub(r"(?m)^#(?=[a-z_]+ = )", "", example)
 
 
@@ -54,12 +54,12 @@ def panels(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def test_the_example_as_it_stands_changes_nothing() -> None:
-    """Every setting of the example is commented out: copied unchanged it is the default configuration."""
+    """Every setting of the example is commented out, so an unchanged copy is the default configuration."""
     assert BrokerConfig.load(config_file=EXAMPLE) == BrokerConfig.load()
 
 
 def test_the_example_names_every_setting_once() -> None:
-    """Each section lists exactly the settings that the configuration knows."""
+    """Each section lists exactly its settings in the configuration."""
     named: dict[str, list[str]] = {}
     for line in EXAMPLE.read_text().splitlines():
         if section := re.fullmatch(r"\[(\w+)\]", line):
@@ -72,13 +72,13 @@ def test_the_example_names_every_setting_once() -> None:
 
 
 def test_the_example_shows_the_defaults(tmp_path: Path) -> None:
-    """With all comments removed the example loads, and differs from the defaults only where there is none to show."""
+    """With all comments removed, the example loads and gives the defaults, except for settings without one."""
     everything = tmp_path / "aerobee.toml"
     everything.write_text(uncommented(EXAMPLE.read_text()))
     shown, default = BrokerConfig.load(config_file=everything), BrokerConfig.load()
 
     assert shown.listen.advertise is not None
-    # Left out, these follow broker.dev; the example shows what they then are.
+    # Their defaults depend on broker.dev; the example shows the resulting values.
     assert (shown.auto_create_topics, shown.auto_create_groups) == (
         default.auto_create_topics,
         default.auto_create_groups,
@@ -101,7 +101,7 @@ def test_the_example_shows_the_defaults(tmp_path: Path) -> None:
 
 
 def test_the_example_of_accounts_loads(tmp_path: Path) -> None:
-    """Once its secret keys are there; each account may do what its comment says."""
+    """With its secret keys present it loads, and each account has the permissions of its comment."""
     text = (DEPLOY / "accounts.example.toml").read_text()
     file, key = tmp_path / "accounts.toml", tmp_path / "key"
     key.write_text("a secret key\n")
@@ -116,7 +116,7 @@ def test_the_example_of_accounts_loads(tmp_path: Path) -> None:
         accounts["billing"].require_publish("orders")
 
 
-# --- The files of others' formats ---------------------------------------------------------------------------
+# --- Other formats ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_the_example_of_accounts_loads(tmp_path: Path) -> None:
     sorted(path.relative_to(DEPLOY).as_posix() for path in DEPLOY.rglob("*") if path.suffix in (".yml", ".yaml")),
 )
 def test_yaml_parses(path: str) -> None:
-    """Every YAML file holds at least one document, and only mappings."""
+    """Every YAML file has at least one document, and each is a mapping."""
     documents = read_yaml(DEPLOY / path)
     assert documents
     assert all(isinstance(document, dict) and document for document in documents)
@@ -137,7 +137,7 @@ def test_toml_parses(path: str) -> None:
 
 
 def test_the_image_serves_on_all_addresses_as_an_ordinary_user() -> None:
-    """The image sets the store's directory and both addresses by environment, under names that the broker accepts."""
+    """The image sets the store's directory and both addresses in environment variables that the broker accepts."""
     text = (DEPLOY / "Dockerfile").read_text()
     environment = dict(re.findall(r"\b(AEROBEE_[A-Z_]+)=(\S+)", text))
     config = BrokerConfig.load(environment=environment)
@@ -153,7 +153,7 @@ def test_the_image_serves_on_all_addresses_as_an_ordinary_user() -> None:
 
 
 def test_the_wheel_has_all_that_it_is_built_from() -> None:
-    """The build context of the image holds each package and file that pyproject.toml names."""
+    """The image's build context has each package and file that pyproject.toml names."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     kept = {line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")}
     packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
@@ -162,7 +162,7 @@ def test_the_wheel_has_all_that_it_is_built_from() -> None:
 
 
 def test_the_composition_agrees_with_the_image_and_with_prometheus() -> None:
-    """The store is a named volume at the image's path, and Prometheus scrapes the service by its name and port."""
+    """The store is a named volume at the image's path, and Prometheus scrapes the service by name and port."""
     (composition,) = read_yaml(DEPLOY / "docker-compose.yml")
     services = composition["services"]
     assert {name for name, service in services.items() if "profiles" not in service} == {
@@ -182,7 +182,7 @@ def test_the_composition_agrees_with_the_image_and_with_prometheus() -> None:
 
 
 def test_the_composition_has_a_spark_cluster() -> None:
-    """Master, workers and jobs of one image with the extras of Spark; they see the store, and cannot write to it."""
+    """Master, workers and jobs share an image with the Spark extras and mount the store read-only."""
     (composition,) = read_yaml(DEPLOY / "docker-compose.yml")
     services = {name: service for name, service in composition["services"].items() if "profiles" in service}
     assert {name: service["profiles"] for name, service in services.items()} == {
@@ -207,7 +207,7 @@ def test_the_composition_has_a_spark_cluster() -> None:
 
 
 def test_kubernetes_runs_one_replica_with_probes_and_a_volume() -> None:
-    """One writer for one store: a single replica, its claim mounted where the image keeps the store."""
+    """A single replica writes to the store, and its volume is mounted at the image's path."""
     documents = read_yaml(DEPLOY / "kubernetes" / "aerobee.yaml")
     kinds = {document["kind"]: document for document in documents}
     assert set(kinds) == {"ConfigMap", "Service", "StatefulSet"}
@@ -231,7 +231,7 @@ def test_kubernetes_configuration_is_accepted(tmp_path: Path) -> None:
 
 
 def test_systemd_waits_longer_than_the_broker_drains() -> None:
-    """The unit keeps the store in its state directory and kills only after a drain had its time."""
+    """The unit keeps the store in its state directory, and its stop timeout is longer than a drain."""
     unit = (DEPLOY / "systemd" / "aerobee.service").read_text()
     settings = dict(re.findall(r"(?m)^(\w+)=(.*)$", unit))
     assert settings["StateDirectory"] == "aerobee"
@@ -244,7 +244,7 @@ def test_systemd_waits_longer_than_the_broker_drains() -> None:
 
 
 def test_every_alert_says_what_to_do_and_is_tested() -> None:
-    """Each alert has a severity, a summary, a section of docs/operating.md to turn to, and a promtool test."""
+    """Each alert has a severity, a summary, a section in docs/operating.md, and a promtool test."""
     (rules,) = read_yaml(DEPLOY / "prometheus" / "alerts.yml")
     (tests,) = read_yaml(DEPLOY / "prometheus" / "alerts.test.yml")
     alerts = [rule for group in rules["groups"] for rule in group["rules"] if "alert" in rule]
@@ -260,7 +260,7 @@ def test_every_alert_says_what_to_do_and_is_tested() -> None:
 
 
 def test_the_board_is_whole() -> None:
-    """Panels have unique ids, titles, descriptions, a place of their own on the grid, and the provisioned source."""
+    """Panels have unique ids, titles, descriptions, separate grid places, and the provisioned data source."""
     board = json.loads(BOARD.read_text())
     (sources,) = read_yaml(DEPLOY / "grafana" / "provisioning" / "datasources" / "prometheus.yml")
     source = {"type": "prometheus", "uid": sources["datasources"][0]["uid"]}

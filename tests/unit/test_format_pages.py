@@ -1,4 +1,4 @@
-"""The pages about formats name modules, tests and other pages that exist."""
+"""The pages about formats name only existing modules, tests and pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGES = sorted(path.name for path in FOLDER.glob("*.md"))
 
 @pytest.mark.parametrize("page", PAGES)
 def test_what_a_page_names_exists(page: str) -> None:
-    """Tests by path and by name, and links."""
+    """Test paths, test names and links on the page exist."""
     text = (FOLDER / page).read_text(encoding="utf-8")
     assert [path for path in re.findall(r"`(tests/[\w/]+(?:\.py)?)`", text) if not (ROOT / path).exists()] == []
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text)]
@@ -26,13 +26,13 @@ def test_what_a_page_names_exists(page: str) -> None:
 
 
 def test_every_page_is_in_the_list() -> None:
-    """README.md leads to each of the others."""
+    """README.md links to each other page."""
     text = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert [page for page in PAGES if page != "README.md" and f"]({page})" not in text] == []
 
 
 def test_every_module_of_a_mechanism_exists() -> None:
-    """The column of the code names modules of the store, and of the broker where it says so."""
+    """The code column names existing modules of the store, or of the broker where it says so."""
     text = (FOLDER / "mechanisms.md").read_text(encoding="utf-8")
     modules = re.findall(r"`((?:[a-z_]+/)?[a-z_]+\.py)`", text)
     assert len(modules) > 20
@@ -41,7 +41,7 @@ def test_every_module_of_a_mechanism_exists() -> None:
 
 
 def test_every_mechanism_has_its_metric() -> None:
-    """The last column names metrics that docs/metrics.md explains, in every row."""
+    """Each row's last column names metrics that docs/metrics.md explains."""
     text = (FOLDER / "mechanisms.md").read_text(encoding="utf-8")
     explained = set(re.findall(r"`((?:aerobee|rocketmq)_[a-z_]+)`", (FOLDER.parent / "metrics.md").read_text()))
     rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| ") and "---" not in line][1:]

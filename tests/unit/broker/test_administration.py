@@ -1,4 +1,4 @@
-"""Parts of the administration that need no network: pages, spans of time, lag after retention."""
+"""Administration functions that need no network: pages, durations, and lag after retention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.delivery_harness import MovableClock
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 1000])
 def test_pages_have_every_name_once(size: int) -> None:
-    """Whatever their size, and also when names come and go in between."""
+    """Every name is on one page, for any page size and when names are added or removed between pages."""
     names = ["a", "b", "c", "d"]
     found: list[str] = []
     token = ""
@@ -34,7 +34,7 @@ def test_pages_have_every_name_once(size: int) -> None:
 
 @pytest.mark.parametrize(("size", "count"), [(0, PAGE_COUNT_MAX), (-1, PAGE_COUNT_MAX), (5000, PAGE_COUNT_MAX), (7, 7)])
 def test_pages_have_a_bound(size: int, count: int) -> None:
-    """None asked for is the default; more than the most is the most."""
+    """Without a positive size the default applies; a larger size than the maximum gives the maximum."""
     page, token = page_of([f"{number:05}" for number in range(3000)], size, "")
     assert (len(page), token) == (count, f"{count - 1:05}")
 
@@ -44,18 +44,18 @@ def test_pages_have_a_bound(size: int, count: int) -> None:
     [(-5, "0 s"), (0, "0 s"), (1500, "1.5 s"), (60_000, "1 min"), (3_661_000, "1 h 1 min"), (90_000_000, "1 d 1 h")],
 )
 def test_spans_in_words(milliseconds: int, text: str) -> None:
-    """The two largest units."""
+    """The text has the two largest units."""
     assert output.span_text(milliseconds) == text
 
 
 @pytest.mark.parametrize(("text", "milliseconds"), [("500ms", 500), ("5s", 5000), ("2m", 120_000), ("1d", 86_400_000)])
 def test_spans_from_words(text: str, milliseconds: int) -> None:
-    """As they are typed."""
+    """Durations are parsed as users type them."""
     assert options.span(text) == milliseconds
 
 
 async def test_what_retention_removed_is_not_waited_for(tmp_path: Path) -> None:
-    """A group that stopped before the first message that is left is behind by those that are left."""
+    """A group whose offset is below the queue's first message lags by the remaining messages only."""
     case = golden.load("deleted-head", tmp_path)
     clock = MovableClock()
     config = BrokerConfig(

@@ -1,4 +1,4 @@
-"""Topics of inner batches, as RocketMQ's queue.type=BatchCQ has them, in a broker."""
+"""Topics with RocketMQ's queue.type=BatchCQ, which take inner batches, in a broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write_topics(directory: Path, **attributes: dict[str, str]) -> None:
 
 
 def test_the_file_says_it_until_the_table_does(tmp_path: Path) -> None:
-    """By the attribute; a topic that nobody knows is none."""
+    """The attribute in the file decides until the topic table is attached. Unknown topics are not batch topics."""
     write_topics(tmp_path, metering={"queue.type": "BatchCQ"}, orders={"queue.type": "SimpleCQ"}, plain={})
     batch_topics = BatchTopics(tmp_path, ManualClock())
     assert [batch_topics(name) for name in ("metering", "orders", "plain", "other")] == [True, False, False, False]
@@ -35,7 +35,7 @@ def test_the_file_says_it_until_the_table_does(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
-    """As it does when the tables are loaded: a guess would let wrong messages in."""
+    """An unreadable topics.json stops the start, because a guess could accept wrong messages."""
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "topics.json").write_text('{"topicConfigTable": {"a": 7}}')
     with pytest.raises(TableFormatError):
@@ -43,7 +43,7 @@ def test_a_file_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
 
 
 async def test_a_single_message_is_refused(tmp_path: Path) -> None:
-    """Also by a topic that has no message yet: it would be stored and never be served. A restart changes nothing."""
+    """A batch topic refuses single messages, even the first one, also after a restart."""
     write_topics(tmp_path, metering={"queue.type": "BatchCQ"}, orders={})
     for _ in range(2):
         async with in_process_broker(tmp_path) as broker:

@@ -1,4 +1,4 @@
-"""What `aerobee bench` computes."""
+"""The statistics of `aerobee bench`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from aerobee_broker.bench.histogram import Histogram
 
 
 def test_percentiles() -> None:
-    """Within 5 % of the true ones; the largest is exact, and none exceeds it."""
+    """Percentiles are within 6 % of the true values. The largest is exact, and none exceeds it."""
     histogram = Histogram()
     for number in range(1, 1001):
         histogram.add(number / 1000)
@@ -18,12 +18,12 @@ def test_percentiles() -> None:
 
 
 def test_nothing_measured() -> None:
-    """An empty histogram has no percentiles to speak of."""
+    """An empty histogram gives 0 and no bars."""
     assert (Histogram().percentile(0.5), Histogram().bars()) == (0.0, [])
 
 
 def test_extremes_are_counted() -> None:
-    """What is shorter or longer than all buckets lies in the first or the last."""
+    """Values outside all buckets are counted in the first or the last bucket."""
     histogram = Histogram()
     for seconds in (0.0, 1e9):
         histogram.add(seconds)

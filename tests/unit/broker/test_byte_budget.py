@@ -1,4 +1,4 @@
-"""Bytes in flight: bounded in all and of each owner, granted in the order of arrival, never lost."""
+"""Byte budgets: limits in total and for each owner, granted in order of arrival."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def settled() -> None:
 
 
 async def test_reading_waits_for_the_bytes_of_its_holder_and_not_of_others() -> None:
-    """A connection that has used up its bytes waits for its own; others go on."""
+    """A connection that has used up its bytes waits; others continue."""
     bytes_ = budget()
     await bytes_.take(50, ("a",), seconds=1)
     waiting = asyncio.create_task(bytes_.take(10, ("a",), seconds=10))
@@ -34,7 +34,7 @@ async def test_reading_waits_for_the_bytes_of_its_holder_and_not_of_others() -> 
 
 
 async def test_the_total_is_limited_and_waiters_are_served_in_order() -> None:
-    """A large one that came first is not passed by small ones."""
+    """Small requests do not overtake a large one that came first."""
     bytes_ = budget(total=100, owner=100)
     await bytes_.take(60, ("a",), seconds=1)
     order: list[str] = []
@@ -52,7 +52,7 @@ async def test_the_total_is_limited_and_waiters_are_served_in_order() -> None:
 
 
 async def test_who_waits_in_vain_is_told_so_and_holds_nothing() -> None:
-    """TooManyRequestsError, with the limits; the place in the line is given up."""
+    """After the timeout, TooManyRequestsError has the limit, and the waiter leaves the queue."""
     bytes_ = budget()
     await bytes_.take(50, ("a",), seconds=1)
     with pytest.raises(TooManyRequestsError, match="50"):
@@ -64,7 +64,7 @@ async def test_who_waits_in_vain_is_told_so_and_holds_nothing() -> None:
 
 
 async def test_a_size_above_all_limits_is_granted_when_nothing_is_taken() -> None:
-    """Otherwise it would wait for ever."""
+    """Otherwise it would wait forever."""
     bytes_ = budget()
     await bytes_.take(1000, ("a", "account"), seconds=0.01)
     assert not bytes_.has_free(1, ("b",))
@@ -73,7 +73,7 @@ async def test_a_size_above_all_limits_is_granted_when_nothing_is_taken() -> Non
 
 
 async def test_nothing_is_lost_whatever_is_cancelled() -> None:
-    """Takers of all sizes, some of which are cancelled: at the end nothing is taken, and nobody waits."""
+    """After takers of all sizes, some of them cancelled, no bytes are taken and no taker waits."""
     dice = random.Random(7)
     bytes_ = budget(total=100, owner=40)
     done = 0
@@ -106,7 +106,7 @@ async def test_nothing_is_lost_whatever_is_cancelled() -> None:
 
 
 async def test_there_is_room_for_anybody_while_nobody_can_be_full() -> None:
-    """As long as all together have less than one owner may have; then it depends on who asks."""
+    """This holds while the total is below the limit of one owner. Above it, the owner matters."""
     bytes_ = budget(total=100, owner=50)
     assert bytes_.has_free_for_all()
     bytes_.take_now(49, ("a",))

@@ -1,4 +1,4 @@
-"""The command line without a broker: what it accepts, what it explains, how it fails."""
+"""The command line without a broker: arguments, help and errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COMMANDS = [(), *commands(build_parser())]
 
 
 def test_what_a_broker_has_at_its_start_is_not_collected_again() -> None:
-    """`serve` exempts it from the garbage collection, which then comes more seldom; garbage is still found."""
+    """`serve` freezes existing objects and raises the thresholds of the garbage collection, which stays enabled."""
     thresholds = gc.get_threshold()
     try:
         collect_less_garbage()
@@ -49,23 +49,23 @@ def test_what_a_broker_has_at_its_start_is_not_collected_again() -> None:
 
 @pytest.fixture
 def refused() -> Iterator[str]:
-    """An endpoint where nobody listens."""
+    """An endpoint without a listener."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, not listening
         yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 def exit_code(*arguments: str) -> int:
-    """That of one command."""
+    """The exit code of a command."""
     try:
         return main(arguments)
-    except SystemExit as ended:  # as argparse ends
+    except SystemExit as ended:  # raised by argparse
         return int(str(ended.code))
 
 
 class TestHelp:
     def test_the_promised_commands_are_there(self) -> None:
-        """Scripts rely on these names."""
+        """Scripts rely on these command names."""
         expected = {"serve", "topic", "group", "send", "receive", "query", "store", "version"}
         expected |= {"status", "subscription", "client", "dlq", "config"}
         assert expected <= {path[0] for path in COMMANDS if path}
@@ -81,7 +81,7 @@ class TestHelp:
     def test_every_command_explains_itself_with_an_example(
         self, path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """`--help` says what the command does and shows how it is typed."""
+        """`--help` describes the command and has an example."""
         assert exit_code(*path, "--help") == 0
         text = capsys.readouterr().out
         assert "examples:" in text
@@ -89,7 +89,7 @@ class TestHelp:
 
     @pytest.mark.parametrize("path", [path for path in COMMANDS if path], ids=" ".join)
     def test_the_examples_in_the_help_are_valid(self, path: tuple[str, ...]) -> None:
-        """Every example of every command parses; what follows it on the line is an explanation."""
+        """Every example of every command parses, without the explanation that follows it."""
         import shlex
 
         parser = build_parser()
@@ -103,7 +103,7 @@ class TestHelp:
             build_parser().parse_args(shlex.split(command)[1:])
 
     def test_one_command_alone_is_parsed_as_among_all(self) -> None:
-        """Of each command the table names the right module."""
+        """The table names the right module for each command."""
         for name in {path[0] for path in COMMANDS if path}:
             alone, all_of_them = (
                 next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction)).choices
@@ -113,7 +113,7 @@ class TestHelp:
             assert alone[name].format_help() == all_of_them[name].format_help()
 
     def test_help_does_not_wait_for_grpc(self) -> None:
-        """Nothing heavy is imported before a command runs."""
+        """No large module is imported before a command runs."""
         check = (
             "import sys, aerobee_broker.cli as cli\n"
             "cli.build_parser()\n"
@@ -123,7 +123,7 @@ class TestHelp:
         assert ended.stderr.strip() == ""
 
     def test_the_module_is_the_command(self) -> None:
-        """`python -m aerobee_broker` works, and so does --version."""
+        """`python -m aerobee_broker` works with `version` and `--version`."""
         command = [sys.executable, "-m", "aerobee_broker"]
         for arguments in (["version"], ["--version"]):
             ended = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60)
@@ -182,7 +182,7 @@ class TestUsage:
     def test_wrong_arguments_end_with_two(
         self, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str], refused: str
     ) -> None:
-        """Usage errors are told on standard error, without a traceback, before anybody is asked."""
+        """Usage errors go to standard error, without a traceback and without a request."""
         assert exit_code(*arguments) == 2
         captured = capsys.readouterr()
         assert "aerobee" in captured.err
@@ -190,14 +190,14 @@ class TestUsage:
         assert "Traceback" not in captured.err
 
     def test_an_unknown_option_leads_to_the_help(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """The error names what it is, and says where to look."""
+        """The error names the option and refers to the help."""
         assert exit_code("store", "dump", "dir", "--odd") == 2
         assert "unrecognized arguments: --odd; `aerobee COMMAND --help` shows" in capsys.readouterr().err
 
     def test_the_endpoint_comes_from_the_environment(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: str
     ) -> None:
-        """AEROBEE_ENDPOINT replaces the default, a flag replaces both."""
+        """AEROBEE_ENDPOINT replaces the default; the flag replaces both."""
         monkeypatch.setenv("AEROBEE_ENDPOINT", "from-environment:x")
         assert exit_code("topic", "list") == 1
         assert "from-environment:x" in capsys.readouterr().err
@@ -221,7 +221,7 @@ class TestUsage:
     def test_no_broker_is_one_clear_line(
         self, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str], refused: str
     ) -> None:
-        """Nobody listens: exit code 1, nothing on standard output, and one line with the endpoint and the next step."""
+        """The exit code is 1, standard output is empty, and one line has the endpoint and the next step."""
         assert exit_code(*arguments, "--endpoint", refused) == 1
         captured = capsys.readouterr()
         assert captured.out == ""
@@ -229,7 +229,7 @@ class TestUsage:
         assert f"no broker answers at {refused}; start one with `aerobee serve`" in line
 
     def test_debug_shows_the_traceback(self, refused: str) -> None:
-        """With --debug, before or after the command, the error is raised as it is."""
+        """With --debug, before or after the command, the exception is raised."""
         from aerobee_client import UnavailableError
 
         for arguments in (["--debug", "topic", "list"], ["topic", "list", "--debug"]):
@@ -237,7 +237,7 @@ class TestUsage:
                 main([*arguments, "--endpoint", refused])
 
     def test_a_bug_is_one_line_too(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        """What nobody expected says how to see more."""
+        """An unexpected exception gives one line that refers to --debug."""
         monkeypatch.setattr("aerobee_broker.commands.version.text", lambda: 1 // 0)
         parser = argparse.ArgumentParser()
         parser.set_defaults(run=lambda arguments: 1 // 0)
@@ -250,31 +250,31 @@ class TestUsage:
 
 class TestTimes:
     def test_numbers_are_unix_milliseconds(self) -> None:
-        """As programs print them."""
+        """A number is a time in Unix milliseconds."""
         assert options.moment("1700000000123") == 1_700_000_000_123
 
     def test_iso_times_are_local_unless_they_say(self) -> None:
-        """With a zone it counts, without one it is that of the machine."""
+        """A time without a zone is local."""
         assert options.moment("2026-01-31T12:00:00+00:00") == 1_769_860_800_000
         local = datetime(2026, 1, 31, 12).timestamp() * 1000
         assert options.moment("2026-01-31T12:00") == local
 
     def test_spans_are_before_now(self) -> None:
-        """15m is a quarter of an hour ago."""
+        """15m means 15 minutes ago."""
         now = options.moment("now")
         assert abs(now - options.moment("15m") - 900_000) < 60_000
         assert abs(now - options.moment("2 d") - 2 * 86_400_000) < 60_000
 
     @pytest.mark.parametrize("text", ["", "yesterday", "12:00", "9" * 12 + "d", "2026-13-01"])
     def test_what_is_no_time(self, text: str) -> None:
-        """The error shows the forms that work."""
+        """The error shows valid forms."""
         with pytest.raises(argparse.ArgumentTypeError, match="2026-01-31T12:00"):
             options.moment(text)
 
 
 class TestOutput:
     def test_messages_as_json(self) -> None:
-        """Text is text, other bytes are base64, and what is not set is left out."""
+        """Text bodies are text, others are base64, and unset fields are omitted."""
         message = StoredMessage(
             topic="t",
             body=b"\xff",
@@ -299,7 +299,7 @@ class TestOutput:
         json.dumps(values)
 
     def test_protocol_messages_as_json(self) -> None:
-        """64-bit numbers stay numbers, enums are names, times Unix milliseconds, and unset parts are left out."""
+        """64-bit numbers stay numbers, enums are names, times are Unix milliseconds, and unset fields are omitted."""
         queue = admin_v1.QueueStatus(queue_id=1, min_offset=2, max_offset=1 << 60)
         queue.last_store_timestamp.FromMilliseconds(1_700_000_000_123)
         topic = admin_v1.Topic(name="t", accept_message_types=[v2.MessageType.FIFO], attributes={"b": "2", "a": "1"})
@@ -313,13 +313,13 @@ class TestOutput:
         assert "lastStoreTimestamp" not in values["queues"][1]
 
     def test_bodies_in_tables_are_harmless(self) -> None:
-        """A body cannot move the cursor of a terminal, and a long one is cut."""
+        """Control characters are removed from bodies, and long bodies are cut."""
         assert "\x1b" not in output.body_text(b"\x1b[2Jhello")
         assert output.body_text(b"\xff\xfe") == "(2 bytes)"
         assert output.body_text(b"x" * 5000).endswith("... (5000 bytes)")
 
     def test_tables_do_not_read_markup(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """What a message says is shown as it is, numbers are grouped, and an empty table says so."""
+        """Markup in values is shown literally, numbers have separators, and an empty table prints its text."""
         output.print_table(("name", "count"), [("[bold]x[/]", 1234567)], empty="none")
         shown = capsys.readouterr().out
         assert "[bold]x[/]" in shown
@@ -328,14 +328,14 @@ class TestOutput:
         assert capsys.readouterr().out == "nothing yet\n"
 
     def test_impossible_times_are_shown_as_numbers(self) -> None:
-        """A damaged store may hold any number."""
+        """Times out of range, as in a damaged store, are printed as numbers."""
         assert output.time_text(1 << 62) == str(1 << 62)
 
 
 class TestStore:
     @pytest.mark.parametrize("action", ["inspect", "verify", "dump"])
     def test_no_directory(self, action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """A path that is none ends with 2 and is named."""
+        """A missing directory gives exit code 2 and is named."""
         missing = tmp_path / "missing"
         assert exit_code("store", action, str(missing)) == 2
         assert str(missing) in capsys.readouterr().err

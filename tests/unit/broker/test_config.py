@@ -1,4 +1,4 @@
-"""Configuration: what overrules what, and what a mistake is told."""
+"""Configuration: the precedence of sources, and the errors for invalid values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aerobee_store import ConfigError
 
 
 def test_defaults_are_safe() -> None:
-    """Loopback addresses, durable sends, checksums over everything, nothing created on first use."""
+    """The defaults are loopback addresses, durable sends, all checksums, and no automatic creation."""
     config = BrokerConfig.load()
     assert (str(config.listen.grpc), str(config.listen.metrics)) == ("127.0.0.1:8081", "127.0.0.1:5557")
     assert config.store.flush == "sync"
@@ -22,7 +22,7 @@ def test_defaults_are_safe() -> None:
 
 
 def test_dev_creates_on_first_use_unless_told_otherwise() -> None:
-    """broker.dev is the default of both auto_create settings and overrules neither."""
+    """broker.dev sets the default of both auto_create settings; explicit values take precedence."""
     assert BrokerConfig.load(flags={"broker.dev": True}).auto_create_topics
     config = BrokerConfig.load(flags={"broker.dev": True, "topics.auto_create": "false"})
     assert not config.auto_create_topics
@@ -30,7 +30,7 @@ def test_dev_creates_on_first_use_unless_told_otherwise() -> None:
 
 
 def test_each_source_overrules_the_ones_after(tmp_path: Path) -> None:
-    """Flags over environment over TOML over broker.conf over defaults."""
+    """Flags take precedence over the environment, then TOML, broker.conf and defaults."""
     conf, toml = tmp_path / "broker.conf", tmp_path / "aerobee.toml"
     conf.write_text("brokerName=conf\nbrokerClusterName=conf\nmaxMessageSize=1000\ndefaultTopicQueueNums=3\n")
     toml.write_text('[broker]\nname = "toml"\ncluster = "toml"\n[store]\nbody_size_max = 2000\n')
@@ -45,7 +45,7 @@ def test_each_source_overrules_the_ones_after(tmp_path: Path) -> None:
 
 
 def test_values_from_text() -> None:
-    """Environment variables are text: numbers, sizes with units, booleans, addresses and paths are understood."""
+    """Text from the environment is parsed into numbers, sizes with units, booleans, addresses and paths."""
     config = BrokerConfig.load(
         environment={
             "AEROBEE_STORE_SEGMENT_SIZE": "64MiB",
@@ -87,13 +87,13 @@ def test_values_from_text() -> None:
     ],
 )
 def test_bad_values_name_the_setting(name: str, value: object) -> None:
-    """A value that cannot work stops the start with the full name of its setting."""
+    """An invalid value stops the start with the full name of its setting."""
     with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
         BrokerConfig.load(flags={name: value})
 
 
 def test_unknown_names_are_refused(tmp_path: Path) -> None:
-    """A slip in a flag, variable, section or key is an error that shows what there is."""
+    """An unknown flag, variable, section or key is an error; for a flag it lists the valid names."""
     with pytest.raises(ConfigError, match=r"store\.flushes.*flush,"):
         BrokerConfig.load(flags={"store.flushes": "sync"})
     with pytest.raises(ConfigError, match="AEROBEE_STORE_FLUSHES"):
@@ -111,7 +111,7 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_broker_conf_of_rocketmq(tmp_path: Path) -> None:
-    """Known keys are taken, with RocketMQ's units; the others are kept for the one line at start."""
+    """Known keys are read in RocketMQ's units. Others are collected for one line at the start."""
     conf = tmp_path / "broker.conf"
     conf.write_text(
         "# a comment\n"
@@ -133,14 +133,14 @@ def test_a_broker_conf_of_rocketmq(tmp_path: Path) -> None:
     assert config.auto_create_topics
     assert config.cluster == "Default"
     assert (config.store.retention_hours, config.store.delete_when_hours) == (48, (4, 16))
-    assert (config.store.disk_clean_ratio, config.store.disk_full_ratio) == (0.95, 0.88)  # 10..95, as RocketMQ takes it
+    assert (config.store.disk_clean_ratio, config.store.disk_full_ratio) == (0.95, 0.88)  # 10..95, like RocketMQ
     assert not config.store.clean_forcibly
     assert config.store.warm_segments
     assert config.ignored_rocketmq_keys == ("namesrvAddr", "listenPort")
 
 
 def test_delay_levels(tmp_path: Path) -> None:
-    """RocketMQ's text with units, a list of seconds in TOML, text in the environment; bad ones are refused by name."""
+    """Levels come from RocketMQ's text, a TOML list of seconds, or the environment. Errors name the setting."""
     conf = tmp_path / "broker.conf"
     conf.write_text("messageDelayLevel=1s 2m 3h  1d\n")
     assert BrokerConfig.load(rocketmq_conf=conf).store.delay_levels_seconds == (1, 120, 10_800, 86_400)
@@ -159,7 +159,7 @@ def test_delay_levels(tmp_path: Path) -> None:
 
 
 def test_the_paths_of_the_log(tmp_path: Path) -> None:
-    """RocketMQ's comma-separated lists, a list in TOML, text in the environment."""
+    """Paths are given as RocketMQ's comma-separated lists, a TOML list, or an environment variable."""
     conf = tmp_path / "broker.conf"
     conf.write_text("storePathCommitLog=/a/log, /b/log\nreadOnlyCommitLogStorePaths=/old/log\n")
     store = BrokerConfig.load(rocketmq_conf=conf).store
@@ -185,7 +185,7 @@ def test_the_paths_of_the_log(tmp_path: Path) -> None:
     ],
 )
 def test_the_write_mode_of_a_broker_conf(tmp_path: Path, lines: str, mode: str) -> None:
-    """RocketMQ's pool is ours, with its size, fast failure and intervals; without it the default stays."""
+    """RocketMQ's buffer pool settings are read. Without the pool the default write mode applies."""
     conf = tmp_path / "broker.conf"
     conf.write_text(
         f"{lines}\ntransientStorePoolSize=3\nfastFailIfNoBufferInStorePool=true\ncommitIntervalCommitLog=100\n"
@@ -200,7 +200,7 @@ def test_the_write_mode_of_a_broker_conf(tmp_path: Path, lines: str, mode: str) 
 
 
 def test_mistakes_in_a_broker_conf(tmp_path: Path) -> None:
-    """The person reads RocketMQ's name in the error."""
+    """The error has RocketMQ's name of the setting."""
     conf = tmp_path / "broker.conf"
     for line, named in (
         ("flushDiskType=NEVER", "flushDiskType"),
@@ -213,7 +213,7 @@ def test_mistakes_in_a_broker_conf(tmp_path: Path) -> None:
 
 
 def test_chinese_comments_in_a_broker_conf(tmp_path: Path) -> None:
-    """A comment was taken to end at a byte 0x85, and its rest for a setting: half of them have one in UTF-8."""
+    """A byte 0x85 in a comment's UTF-8 text, as in half of all Chinese comments, is no end of line."""
     conf = tmp_path / "broker.conf"
     conf.write_text(
         "# 充 flushDiskType=NEVER\r\n# 元listenPort=1\rflushDiskType=ASYNC_FLUSH\nключ=1\n", encoding="utf-8"
@@ -226,7 +226,7 @@ def test_chinese_comments_in_a_broker_conf(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("asked_ms", "step_ms"), [(1000, 1000), (5000, 1000), (999, 500), (150, 100), (1, 100)])
 def test_the_timer_of_a_broker_conf(tmp_path: Path, asked_ms: int, step_ms: int) -> None:
-    """Its names are ours; RocketMQ rounds the precision to a step that it knows."""
+    """The timer settings are read. Like in RocketMQ, the precision is rounded down to a supported step."""
     conf = tmp_path / "broker.conf"
     conf.write_text(
         f"timerPrecisionMs={asked_ms}\ntimerRollWindowSlot=1000\ntimerFlushIntervalMs=500\n"

@@ -1,4 +1,4 @@
-"""Which protocol code a sender gets for what the store refuses."""
+"""The protocol code that a sender gets for each refusal of the store."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ from aerobee_store import LightQueuesFullError, StoreBusyError, StoreFullError
     ],
 )
 def test_what_the_store_refuses(error: Exception, code: v2.Code.ValueType) -> None:
-    """The code says whether trying again helps, and the message why."""
+    """The code tells the client whether to retry, and the message has the cause."""
     assert status_of(error, "SendMessage") == v2.Status(code=code, message=str(error))

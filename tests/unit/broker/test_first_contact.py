@@ -1,4 +1,4 @@
-"""The first commands that a person is told to run: they work as they stand, on every kind of broker."""
+"""The first commands that `serve` suggests work unchanged on every kind of broker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def config(*, dev: bool = False, accounts: Path | None = None, groups: bool | No
 
 
 def test_without_dev_topic_and_group_come_first() -> None:
-    """Each line has what it needs to reach this broker."""
+    """Without dev mode, the steps create topic and group first. Each step has the options for this broker."""
     assert first_steps(config(dev=True), DEFAULT, "aerobee") == [
         "aerobee send hello 'hello, world'",
         "aerobee receive hello --group first",
@@ -49,7 +49,7 @@ def test_without_dev_topic_and_group_come_first() -> None:
     [("[::]:9000", "[::1]:9000"), ("[::1]:9000", "[::1]:9000"), ("0.0.0.0:9000", "127.0.0.1:9000"), ("a:1", "a:1")],
 )
 def test_the_endpoint_can_be_dialled(listening: str, endpoint: str) -> None:
-    """Also with a broker at an IPv6 address, or at all addresses."""
+    """The endpoint is valid also for IPv6 addresses and wildcard addresses."""
     steps = first_steps(config(dev=True), Address.parse(listening), "aerobee")
     assert all(step.endswith(f" --endpoint {endpoint}") for step in steps)
 
@@ -58,7 +58,7 @@ def test_the_endpoint_can_be_dialled(listening: str, endpoint: str) -> None:
 def test_the_steps_work_as_they_are_printed(
     tmp_path: Path, dev: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a broker with an empty store, in this order, without a change."""
+    """The steps succeed unchanged, in order, on a broker with an empty store."""
     monkeypatch.delenv("AEROBEE_ENDPOINT", raising=False)
     with run_broker(tmp_path, ["--dev"] if dev else []) as broker:
         host, _, port = broker.endpoint.rpartition(":")
@@ -70,7 +70,7 @@ def test_the_steps_work_as_they_are_printed(
 def test_advice_names_the_broker(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an error advises can be copied: it creates the topic on the broker that was asked."""
+    """The advice in an error works when copied: it creates the topic on the same broker."""
     monkeypatch.delenv("AEROBEE_ENDPOINT", raising=False)
     with run_broker(tmp_path, []) as broker:
         assert main(["send", "orders", "hello", "--endpoint", broker.endpoint]) == 1
@@ -83,7 +83,7 @@ def test_advice_names_the_broker(
 
 
 def test_advice_without_options_stays_as_it_is() -> None:
-    """With the default endpoint nothing is added."""
+    """With the default endpoint no option is added."""
     given = argparse.Namespace(endpoint="127.0.0.1:8081", tls=False, tls_ca=None, credentials=None)
     text = "topic 'a' does not exist; create it with: aerobee topic create a"
     assert complete_advice(text, given) == text

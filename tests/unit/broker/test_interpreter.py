@@ -1,4 +1,4 @@
-"""The broker says which interpreter it needs."""
+"""The minimum Python version of the broker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ runpy.run_module("aerobee_broker", run_name="__main__")
 
 @pytest.mark.parametrize(("version", "starts"), [("3, 10", False), ("3, 11", True), ("3, 13", True)])
 def test_an_old_interpreter_is_refused_with_a_sentence(version: str, starts: bool) -> None:
-    """Not with a traceback of the first thing that it does not know."""
+    """An older interpreter gets one error line instead of a traceback."""
     source = START.format(version=version)
     ended = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode == 0) == starts, ended.stderr
@@ -29,6 +29,6 @@ def test_an_old_interpreter_is_refused_with_a_sentence(version: str, starts: boo
 
 
 def test_the_minimum_is_that_of_the_package() -> None:
-    """Which pip refuses to install on older ones."""
+    """pyproject.toml has the same minimum, so pip refuses older versions."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["requires-python"] == ">=3.11"

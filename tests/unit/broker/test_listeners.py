@@ -1,4 +1,4 @@
-"""The certificate of the TLS address: what is refused, and when it is read again."""
+"""The certificate of the TLS listener: validation and reloading."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def write_pair(certificate: Path, key: Path) -> None:
     made = development_certificate("broker.example.com")
     key.write_bytes(made.key)
     certificate.write_bytes(made.certificate)
-    for path in (certificate, key):  # a file system may have coarse times
+    for path in (certificate, key):  # some file systems have coarse timestamps
         os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
 
 
 def test_a_certificate_made_for_development_names_this_machine_and_the_address(tmp_path: Path) -> None:
-    """The server's is signed by an authority that clients can trust, and is none itself; each start makes new ones."""
+    """A separate authority signs the server's certificate. Each call makes new ones, with the given name or address."""
     issued = development_certificate("broker.example.com")
     server, authority = x509.load_pem_x509_certificates(issued.certificate)
     assert x509.load_pem_x509_certificate(issued.authority) == authority
@@ -56,7 +56,7 @@ def test_a_certificate_made_for_development_names_this_machine_and_the_address(t
 
 
 def test_it_is_read_again_only_when_it_changed(files: tuple[Path, Path]) -> None:
-    """Every connection asks; nothing is read while the files are the same."""
+    """The files are checked for each connection but read only after a change."""
     reader = CertificateFiles(*files)
     reader.load()
     assert reader.load_if_changed() is None
@@ -68,7 +68,7 @@ def test_it_is_read_again_only_when_it_changed(files: tuple[Path, Path]) -> None
 def test_what_cannot_be_used_does_not_replace_what_can(
     files: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Half of a new pair is logged once, and taken when the other half is there."""
+    """A key without its new certificate is logged once. Both are loaded when the certificate is there."""
     certificate, key = files
     reader = CertificateFiles(certificate, key)
     reader.load()
@@ -85,7 +85,7 @@ def test_what_cannot_be_used_does_not_replace_what_can(
 
 
 def test_files_that_are_no_certificate_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
-    """With the setting and the path: missing ones, swapped ones, a key with a password."""
+    """Missing and swapped files and a key with a password are refused with the setting and the path."""
     certificate, key = files
     with pytest.raises(ConfigError, match=r"tls\.key: .*nothing\.key: No such file"):
         CertificateFiles(certificate, tmp_path / "nothing.key").load()
@@ -98,7 +98,7 @@ def test_files_that_are_no_certificate_are_refused(files: tuple[Path, Path], tmp
 
 
 def test_authorities_of_clients_are_files_of_certificates(files: tuple[Path, Path], tmp_path: Path) -> None:
-    """Missing, empty, a key, bytes that are no text: refused with the setting and the path. A change is read again."""
+    """Missing, empty and invalid files are refused with the setting and the path. A change is loaded."""
     certificate, key = files
     nothing, empty, binary = (tmp_path / name for name in ("nothing.crt", "empty.crt", "binary.crt"))
     empty.touch()
@@ -116,7 +116,7 @@ def test_authorities_of_clients_are_files_of_certificates(files: tuple[Path, Pat
 
 
 def test_settings_of_client_certificates_fit_the_front(tmp_path: Path, files: tuple[Path, Path]) -> None:
-    """They need an address with TLS, and grpcio cannot leave them to the client. One port then refuses plaintext."""
+    """Client certificates need a TLS listener; optional ones need the native front. They may exclude plaintext."""
     required = TlsConfig(certificate=files[0], key=files[1], client_authorities=files[0])
     optional = replace(required, client_certificates="optional")
     with pytest.raises(ConfigError, match=r"tls\.client_authorities: no listener uses TLS; set tls\.certificate"):
@@ -133,7 +133,7 @@ def test_settings_of_client_certificates_fit_the_front(tmp_path: Path, files: tu
 
 
 def test_one_is_made_for_development_only(tmp_path: Path, files: tuple[Path, Path]) -> None:
-    """Outside of development one must be given."""
+    """Outside dev mode a certificate must be configured."""
     listen = ListenConfig(grpc=LOOPBACK, metrics=LOOPBACK, tls=LOOPBACK)
     BrokerConfig.tiny(tmp_path, listen=listen)
     with pytest.raises(ConfigError, match=r"listen\.tls: needs the PEM files tls\.certificate and tls\.key"):
@@ -143,7 +143,7 @@ def test_one_is_made_for_development_only(tmp_path: Path, files: tuple[Path, Pat
 
 
 def test_settings_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
-    """A certificate without its key, or for no address; an advertised address that nothing listens for."""
+    """A certificate without key or listener and an advertised address without listener are refused."""
     with pytest.raises(ConfigError, match=r"tls\.key: missing"):
         BrokerConfig.tiny(tmp_path, tls=TlsConfig(certificate=Path("a")))
     with pytest.raises(ConfigError, match=r"tls\.certificate: no listener uses it"):

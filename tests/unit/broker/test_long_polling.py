@@ -1,4 +1,4 @@
-"""Who is woken when, and who is not."""
+"""Which waiting receives are woken."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aerobee_broker.long_polling import LongPolling, poll_seconds
 
 
 class Source:
-    """Messages that waiting receives take, `size` at most each; and how often anybody looked."""
+    """Messages for waiting receives, at most `size` for each receive, and a count of reads."""
 
     def __init__(self, polling: LongPolling) -> None:
         self.polling = polling
@@ -38,20 +38,20 @@ class Source:
 
 
 async def settle() -> None:
-    """Let everything run that can."""
+    """Let all ready tasks run."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 async def test_one_message_wakes_one_of_many() -> None:
-    """No thundering herd: a thousand wait, one looks."""
+    """Of a thousand waiting receives, only one is woken to read."""
     source = Source(LongPolling())
     waiting = [asyncio.create_task(source.receive()) for _ in range(1000)]
     await settle()
     looks = source.looks
     source.arrive(1)
     await settle()
-    assert source.looks == looks + 2  # the one that got it filled its batch and woke the next, to be sure
+    assert source.looks == looks + 2  # the receive filled its batch and woke the next one
     assert sum(task.done() for task in waiting) == 1
     source.polling.drain()
     assert sum(await asyncio.gather(*waiting)) == 1
@@ -59,7 +59,7 @@ async def test_one_message_wakes_one_of_many() -> None:
 
 
 async def test_a_burst_reaches_as_many_as_it_needs() -> None:
-    """One wake for all of it; the baton does the rest."""
+    """One wake is enough: each receive that fills its batch wakes the next one."""
     source = Source(LongPolling())
     waiting = [asyncio.create_task(source.receive(10)) for _ in range(10)]
     await settle()
@@ -71,13 +71,13 @@ async def test_a_burst_reaches_as_many_as_it_needs() -> None:
 
 
 async def test_first_to_wait_is_first_to_get() -> None:
-    """Also after it was woken in vain."""
+    """The order holds after a wake without a message."""
     source = Source(LongPolling())
     first = asyncio.create_task(source.receive())
     await settle()
     second = asyncio.create_task(source.receive())
     await settle()
-    source.polling.wake("topic", "group")  # for nothing
+    source.polling.wake("topic", "group")  # without a message
     await settle()
     source.arrive(1)
     await settle()
@@ -89,7 +89,7 @@ async def test_first_to_wait_is_first_to_get() -> None:
 
 @pytest.mark.parametrize("leaves", ["cancelled", "client gone"])
 async def test_woken_receive_that_goes_away_passes_the_message_on(leaves: str) -> None:
-    """The message was announced to somebody who is not there any more."""
+    """A message announced to a receive that has ended goes to the next one."""
     source = Source(LongPolling())
     first = asyncio.create_task(source.receive(client_id="leaving"))
     await settle()
@@ -108,7 +108,7 @@ async def test_woken_receive_that_goes_away_passes_the_message_on(leaves: str) -
 
 
 async def test_groups_and_topics_are_told_apart() -> None:
-    """A message goes to every group of its topic, a redelivery to its own group."""
+    """A message wakes every group of its topic, a redelivery only its own group."""
     polling = LongPolling()
     a = asyncio.create_task(polling.wait("t", "a", "c", 20))
     b = asyncio.create_task(polling.wait("t", "b", "c", 20))
@@ -124,7 +124,7 @@ async def test_groups_and_topics_are_told_apart() -> None:
 
 
 async def test_bounds_of_waiting_receives() -> None:
-    """One line, and all together; those who wait already are not disturbed."""
+    """Waiting receives are limited for each topic and group and in total. Those already waiting stay."""
     polling = LongPolling(waiting_per_line_max=2, waiting_max=3)
     waiting = [asyncio.create_task(polling.wait("t", group, "c", 20)) for group in ("a", "a", "b")]
     await settle()
@@ -160,12 +160,12 @@ async def test_after_a_drain_nobody_waits() -> None:
 def test_poll_time_is_over_before_the_deadline(
     requested: float | None, remaining: float | None, expected: float
 ) -> None:
-    """The smallest of what is asked for, what the deadline leaves, and the limit."""
+    """The time is the minimum of the request, the deadline minus a reserve, and the limit."""
     assert poll_seconds(requested, remaining, reserve=0.2, longest=30.0) == pytest.approx(expected)
 
 
 async def test_without_long_polling_a_wait_is_short() -> None:
-    """Whatever is asked for."""
+    """The wait is short, whatever the client requests."""
     polling = LongPolling(seconds_max=0.01)
     async with asyncio.timeout(60):
         assert not await polling.wait("topic", "group", "c", 3600)

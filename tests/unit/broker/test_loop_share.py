@@ -1,4 +1,4 @@
-"""The share of the event loop that long work may use."""
+"""The share of the event loop that long operations may use."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from aerobee_broker.loop_share import LoopShare, step_started
 
 
 def test_long_work_of_many_has_one_share() -> None:
-    """Whether one client makes the steps or ten take turns: with a share of a quarter, a second takes four."""
+    """One client or ten in turn: with a share of a quarter, one second of work takes four."""
     for clients in (1, 10):
         share = LoopShare(0.25)
-        ready = [0.0] * clients  # when each may make its next step
+        ready = [0.0] * clients  # when each client may take its next step
         used = 0.0
         while used < 1.0:
             now = min(ready)
@@ -24,7 +24,7 @@ def test_long_work_of_many_has_one_share() -> None:
 
 
 def test_short_work_after_a_quiet_time_does_not_wait() -> None:
-    """A step or two of some milliseconds cost nobody a pause; more of them do."""
+    """One or two short steps do not pause; more of them do."""
     share = LoopShare(0.25)
     now = 1000.0
     assert share.wait_after(0.005, now) <= 0
@@ -34,13 +34,13 @@ def test_short_work_after_a_quiet_time_does_not_wait() -> None:
 
 
 def test_a_quiet_time_is_not_saved_up() -> None:
-    """After an hour without long work its first second is shared as always."""
+    """An idle hour gives no credit: the next second of work is limited as usual."""
     share = LoopShare(0.25)
     assert share.wait_after(1.0, 3600.0) > 3.8
 
 
 async def test_a_pause_lets_others_run_and_ends_at_the_given_time() -> None:
-    """Others get their turn in each pause; one that would be too long ends at `until`."""
+    """Other tasks run in each pause. A pause that is too long ends at `until`."""
     share = LoopShare(0.25)
     turns = 0
 
@@ -58,7 +58,7 @@ async def test_a_pause_lets_others_run_and_ends_at_the_given_time() -> None:
 
 
 async def test_a_turn_ends_after_some_milliseconds_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two items of work others run when it took so long, and not before."""
+    """Other tasks run between two items once a turn is over, and not before."""
     used = 0.0
     monkeypatch.setattr(loop_share, "step_started", lambda: used)
     turns = loop_share.Turns()

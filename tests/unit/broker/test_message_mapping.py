@@ -1,4 +1,4 @@
-"""What a client sends comes back unchanged, and lies in the store as RocketMQ would have put it."""
+"""Messages survive a round trip through the store, and are stored in RocketMQ's form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PEER = ("10.0.0.7", 50000)
 
 
 def stored(message: Message) -> Record:
-    """`message` as it is read back from a log."""
+    """The message as it is read from a log."""
     data = record.encode(
         message,
         queue_offset=7,
@@ -47,7 +47,7 @@ def round_trip(wire: v2.Message) -> v2.Message:
 
 
 def test_a_message_comes_back() -> None:
-    """Properties, tag, keys, trace context and ids are as sent; where it lies and how often it was delivered is new."""
+    """Properties, tag, keys, trace context and ids are unchanged. Queue, offset and attempt are added."""
     wire = sent(tag="tag", keys=["one", "two"], trace_context="trace", born_host="host-a")
     wire.system_properties.born_timestamp.FromMilliseconds(1_699_999_999_123)
     wire.user_properties.update({"name": "wert", "größe": "中文", "empty": ""})
@@ -70,7 +70,7 @@ def test_a_message_comes_back() -> None:
 
 
 def test_every_delivery_has_encoding_and_digest() -> None:
-    """Official clients fail without: IDENTITY unless the sender said GZIP, MD5 in upper case."""
+    """Official clients need both: IDENTITY unless the sender set GZIP, and MD5 in upper case."""
     system = round_trip(sent()).system_properties
     assert system.body_encoding == v2.Encoding.IDENTITY
     assert system.body_digest == v2.Digest(type=v2.DigestType.MD5, checksum="5D41402ABC4B2A76B9719D911017C592")
@@ -79,14 +79,14 @@ def test_every_delivery_has_encoding_and_digest() -> None:
 
 @pytest.mark.parametrize("keys", [["a b", "c"], ["a b"], [" a"], ["a", "b", "c"], ["a  b", ""], []])
 def test_keys_come_back_as_they_were(keys: list[str]) -> None:
-    """A key with a space in it stays one key, though RocketMQ's index sees its words."""
+    """A key with a space stays one key, although RocketMQ's index has its words."""
     wire = sent(keys=keys)
     assert list(round_trip(wire).system_properties.keys) == [key for key in keys if key]
     assert to_store_message(wire, "t", 0, PEER, 0).properties.get("KEYS", "").split() == " ".join(keys).split()
 
 
 def test_what_the_client_left_out_is_filled_in() -> None:
-    """Birth time is now, birth host is where the connection comes from, as RocketMQ does."""
+    """The birth time is now, and the birth host is the client's address, as in RocketMQ."""
     message = to_store_message(sent(), "t", 0, PEER, 1_700_000_000_000)
     assert (message.born_timestamp, message.born_host) == (1_700_000_000_000, PEER)
     system = to_wire_message(stored(message), TOPIC).system_properties
@@ -97,7 +97,7 @@ def test_what_the_client_left_out_is_filled_in() -> None:
 
 @pytest.mark.parametrize("seconds", [-1, 1 << 62])
 def test_an_impossible_birth_time_is_replaced(seconds: int) -> None:
-    """It would not fit into a record; it is no reason to refuse a message."""
+    """A birth time that does not fit into a record is replaced; the message is accepted."""
     wire = sent(born_timestamp=v2.Timestamp(seconds=seconds))
     assert to_store_message(wire, "t", 0, PEER, 5).born_timestamp == 5
 
@@ -116,7 +116,7 @@ def test_an_impossible_birth_time_is_replaced(seconds: int) -> None:
     ],
 )
 def test_types(fields: dict[str, object], kind: int) -> None:
-    """The fields decide the type, and a delivery says the same type with the same fields."""
+    """The fields determine the type, and a delivery has the same type and fields."""
     wire = sent(**fields)
     assert message_type(wire.system_properties) == kind
     back = round_trip(wire).system_properties
@@ -126,21 +126,21 @@ def test_types(fields: dict[str, object], kind: int) -> None:
 
 
 def test_system_properties_are_no_user_properties() -> None:
-    """Nothing that the store or RocketMQ adds shows up among the user's own."""
+    """Properties that the store or RocketMQ adds are not among the user properties."""
     names = {"PGROUP": "p", "MSG_REGION": "r", "__SHARDINGKEY": "g", "TRACE_CONTEXT": "c", "mine": "1"}
     message = dataclasses.replace(to_store_message(sent(), "t", 0, PEER, 1), properties=names)
     assert dict(to_wire_message(stored(message), TOPIC).user_properties) == {"mine": "1"}
 
 
 def test_a_message_of_another_client_has_the_servers_id() -> None:
-    """Without UNIQ_KEY the id says where the record lies."""
+    """Without UNIQ_KEY, the id is built from the record's position."""
     message = dataclasses.replace(to_store_message(sent(), "t", 0, PEER, 1), properties={})
     assert to_wire_message(stored(message), TOPIC).system_properties.message_id == "7F00000100001F910000000000001000"
 
 
 @pytest.mark.parametrize(("kind", "encoding"), [(0, "GZIP"), (3, "GZIP"), (1, "IDENTITY"), (2, "IDENTITY")])
 def test_compression_of_other_clients(kind: int, encoding: str) -> None:
-    """zlib goes out as GZIP, which clients tell apart by its first bytes; what they cannot decode as it is."""
+    """zlib is delivered as GZIP, which clients tell apart by the first bytes. Others are delivered unchanged."""
     message = dataclasses.replace(to_store_message(sent(), "t", 0, PEER, 1), sys_flag=1 | kind << 8)
     system = to_wire_message(stored(message), TOPIC).system_properties
     assert system.body_encoding == v2.Encoding.Value(encoding)
@@ -148,7 +148,7 @@ def test_compression_of_other_clients(kind: int, encoding: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "9" * 40, "٣"])
 def test_numbers_in_foreign_properties(text: str) -> None:
-    """What another program wrote into a numeric property is no reason to fail."""
+    """Invalid numbers in properties of other programs are ignored."""
     message = dataclasses.replace(
         to_store_message(sent(), "t", 0, PEER, 1),
         raw_properties=encode_properties({"TIMER_DELIVER_MS": text or "x", "_SYS_MSG_PRIORITY_": text or "x"}),
@@ -157,7 +157,7 @@ def test_numbers_in_foreign_properties(text: str) -> None:
 
 
 def test_dead_letters_name_their_origin() -> None:
-    """Topic and id of the message that became one."""
+    """A dead letter has the topic and id of the original message."""
     message = dataclasses.replace(
         to_store_message(sent(), "t", 0, PEER, 1),
         properties={"DLQ_ORIGIN_TOPIC": "orders", "DLQ_ORIGIN_MESSAGE_ID": "01"},

@@ -1,4 +1,4 @@
-"""docs/metrics.md against a real /metrics: every name, with type, labels and value, after known traffic."""
+"""docs/metrics.md compared with a real /metrics: names, types, labels and values after known traffic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BASE = {"cluster", "node_type", "node_id"}
 STORE = {"storage_type", "storage_medium"}
 TYPES = {"C": "counter", "G": "gauge", "H": "histogram"}
 
-# What the broker is behind with, and is not soon after the last call.
+# Gauges that reach 0 shortly after the last call.
 SETTLES = (
     "rocketmq_timer_dequeue_latency",
     "rocketmq_storage_flush_behind_bytes",
@@ -34,7 +34,7 @@ SETTLES = (
 
 
 class Row(NamedTuple):
-    """A line of the table of RocketMQ's names. `labels` without those that all have."""
+    """A row of the table of RocketMQ's names. `labels` excludes the common ones."""
 
     name: str
     type: str
@@ -59,7 +59,7 @@ def ours() -> set[str]:
 
 
 class Labels(NamedTuple):
-    """The values of a sample's labels, as text: `topic=orders`."""
+    """A sample's labels as texts such as `topic=orders`."""
 
     values: frozenset[str]
 
@@ -82,7 +82,7 @@ ORDERS = ("topic=orders", "is_system=false")
 BILLING = ("topic=orders", "consumer_group=billing", "is_retry=false", "is_system=false")
 OK_SEND = ("protocol_type=grpc", "request_code=SendMessage", "response_code=OK", "result=success")
 
-# What /metrics shows after `traffic`: name -> (labels that the sample has, its value). Histograms by their count.
+# The samples after `traffic`: name -> (some labels of the sample, check of its value). Histograms by their count.
 EXPECTED: dict[str, list[tuple[tuple[str, ...], Check]]] = {
     "rocketmq_messages_in_total": [
         ((*ORDERS, "message_type=normal"), exactly(5)),
@@ -91,7 +91,7 @@ EXPECTED: dict[str, list[tuple[tuple[str, ...], Check]]] = {
     ],
     "rocketmq_throughput_in_total": [((*ORDERS, "message_type=normal"), between(5 * 100, 5 * 200))],
     "rocketmq_message_size": [((*ORDERS, "message_type=normal"), exactly(5))],
-    # Four at first, and one of them again.
+    # Four deliveries and one redelivery.
     "rocketmq_messages_out_total": [(BILLING, exactly(5))],
     "rocketmq_throughput_out_total": [(BILLING, between(5 * 100, 5 * 1000))],
     "rocketmq_processor_watermark": [
@@ -119,7 +119,7 @@ EXPECTED: dict[str, list[tuple[tuple[str, ...], Check]]] = {
     "rocketmq_rollback_messages_total": [(("topic=payments",), exactly(1))],
     "rocketmq_finish_message_latency": [(("topic=payments",), exactly(1))],
     "rocketmq_half_messages": [(("topic=payments",), exactly(1))],
-    # orders, later and payments; the system's name and a bad one were refused.
+    # orders, later and payments; a system name and an invalid one were refused.
     "rocketmq_topic_create_execution_time": [
         (("invocation_status=success", "is_system=false"), exactly(3)),
         (("invocation_status=failure", "is_system=false"), exactly(1)),
@@ -157,7 +157,7 @@ EXPECTED: dict[str, list[tuple[tuple[str, ...], Check]]] = {
 
 
 async def traffic(broker: InProcessBroker) -> None:
-    """The workload that EXPECTED speaks of."""
+    """The workload for EXPECTED."""
     call = broker.messaging
     await create(broker)
     for number in range(5):
@@ -202,7 +202,7 @@ async def traffic(broker: InProcessBroker) -> None:
 
 
 async def create(broker: InProcessBroker) -> None:
-    """Three topics, two groups, and three that are refused."""
+    """Create three topics and two groups, and try three invalid ones."""
     administration = broker.administration
     for name, kind in (
         ("orders", v2.MessageType.NORMAL),
@@ -228,7 +228,7 @@ async def send(broker: InProcessBroker, wire: v2.Message) -> v2.SendMessageRespo
 
 
 async def receive(broker: InProcessBroker, count: int) -> list[str]:
-    """The receipt handles."""
+    """Receive messages and return their receipt handles."""
     request = v2.ReceiveMessageRequest(group=v2.Resource(name="billing"), batch_size=count)
     request.message_queue.topic.name = "orders"
     request.invisible_duration.FromSeconds(60)
@@ -237,7 +237,7 @@ async def receive(broker: InProcessBroker, count: int) -> list[str]:
 
 
 async def families(broker: InProcessBroker) -> dict[str, Metric]:
-    """By name as the table has it: counters with `_total`."""
+    """The metric families by their names in the table; counters end with `_total`."""
 
     def fetch() -> str:
         with urllib.request.urlopen(f"http://{broker.metrics}/metrics", timeout=60) as response:
@@ -248,7 +248,7 @@ async def families(broker: InProcessBroker) -> dict[str, Metric]:
 
 
 def samples(family: Metric) -> list[tuple[Labels, float]]:
-    """The values, of a histogram the counts."""
+    """The values; for a histogram the counts."""
     name = {"counter": family.name + "_total", "histogram": family.name + "_count"}.get(family.type, family.name)
     return [
         (Labels(frozenset(f"{key}={value}" for key, value in sample.labels.items())), sample.value)
@@ -258,7 +258,7 @@ def samples(family: Metric) -> list[tuple[Labels, float]]:
 
 
 async def test_every_row_is_shown_with_its_type_labels_and_value(tmp_path: Path) -> None:
-    """The table, what is expected here, and /metrics have the same names; what is left out is not shown."""
+    """The table, EXPECTED and /metrics have the same names. Metrics marked as left out are absent."""
     table = rows()
     shown_rows = {row.name: row for row in table if row.type != "-"}
     left_out = {row.name for row in table if row.type == "-"}
@@ -287,7 +287,7 @@ async def test_every_row_is_shown_with_its_type_labels_and_value(tmp_path: Path)
 
 
 async def test_our_own_names_are_in_the_page(tmp_path: Path) -> None:
-    """Each name that /metrics has is explained, and none that it does not have; free buffers only a pool has."""
+    """The page explains exactly the names in /metrics. Only a pool has free buffers."""
     store = replace(StoreConfig.tiny(tmp_path), flush="async", write_mode="pool")
     async with in_process_broker(tmp_path, store=store) as broker:
         found = await families(broker)
@@ -296,7 +296,7 @@ async def test_our_own_names_are_in_the_page(tmp_path: Path) -> None:
 
 
 async def test_a_receive_that_waits_is_no_load(tmp_path: Path) -> None:
-    """It is a long poll, not work in progress; so the watermark of `pull` does not grow with idle consumers."""
+    """A waiting receive counts as a long poll, so idle consumers do not raise the watermark of `pull`."""
     async with in_process_broker(tmp_path) as broker:
         await create(broker)
         request = v2.ReceiveMessageRequest(group=v2.Resource(name="billing"), batch_size=1)
@@ -310,14 +310,14 @@ async def test_a_receive_that_waits_is_no_load(tmp_path: Path) -> None:
                 if samples(found["aerobee_long_polls"])[0][1] == 1:
                     break
                 await asyncio.sleep(0.01)
-        found = await families(broker)  # a scrape is made in steps: in that one, it may have begun to wait meanwhile
+        found = await families(broker)  # the receive may have begun to wait during the previous scrape
         waiting.cancel()
     values = {tuple(sorted(labels.values)): value for labels, value in samples(found["rocketmq_processor_watermark"])}
     assert [value for labels, value in values.items() if "processor=pull" in labels] == [0]
 
 
 def test_execution_times_tell_success_from_failure() -> None:
-    """A block that raises counts as failed, and its error goes on."""
+    """A block that raises counts as failed, and the exception propagates."""
     times = ExecutionTimes()
     with times.measure(is_system=False):
         pass
@@ -327,7 +327,7 @@ def test_execution_times_tell_success_from_failure() -> None:
 
 
 def test_running_calls_are_kept_by_method() -> None:
-    """Whoever asks twice gets the same count."""
+    """Two calls with the same method return the same counter."""
     counters = BrokerCounters()
     counters.running("service", "Send").count += 1
     assert counters.running("service", "Send").count == 1

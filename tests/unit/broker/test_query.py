@@ -1,4 +1,4 @@
-"""Queries whose answer does not fit into one message."""
+"""Queries with more messages than an answer can hold."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def numbers(response: v2.ListMessageResponse) -> list[int]:
 async def test_a_query_by_key_keeps_the_newest_that_fit(
     processor: QueryProcessor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Above the size of an answer the older messages are left out; one is always given."""
+    """Older messages above the size limit are omitted; at least one is returned."""
     request = v2.ListMessageRequest(topic=v2.Resource(name="orders"), message_key="k", max_message_nums=64)
     assert numbers(await processor.process(request, Client("test"))) == list(range(COUNT))
     monkeypatch.setattr(query, "ANSWER_SIZE_MAX", 5000)
@@ -63,7 +63,7 @@ async def test_a_query_by_key_keeps_the_newest_that_fit(
 async def test_a_query_by_time_goes_on_where_the_answer_was_full(
     processor: QueryProcessor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Following the scroll ids gives every message once."""
+    """Each message is returned once when the scroll ids are followed."""
     monkeypatch.setattr(query, "ANSWER_SIZE_MAX", 3500)
     request = v2.ListMessageRequest(topic=v2.Resource(name="orders"), max_message_nums=64)
     found: list[int] = []
@@ -80,9 +80,9 @@ async def test_a_query_by_time_goes_on_where_the_answer_was_full(
 async def test_a_search_in_the_index_takes_many_steps_of_the_event_loop(
     processor: QueryProcessor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other keys in the slot are looked at a few at a time, whether the key is found among them or not."""
+    """Entries of other keys in the slot are read a few at a time, whether the key exists or not."""
     monkeypatch.setattr(index_file, "LOOKED_PER_STEP", 4)
-    looked = [0]  # entries, in each step
+    looked = [0]  # entries read in each step
     unpack = index_file.ENTRY.unpack_from
 
     class Entry:
@@ -106,7 +106,7 @@ async def test_a_search_in_the_index_takes_many_steps_of_the_event_loop(
 
 
 async def test_no_more_is_read_than_an_answer_holds(processor: QueryProcessor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages that have no room in the answer are not read from the log."""
+    """Messages that do not fit into the answer are not read from the log."""
     monkeypatch.setattr(query, "ANSWER_SIZE_MAX", 3500)
     read: list[int] = []
     record_at = MessageReader.record_at

@@ -1,4 +1,4 @@
-"""QueueOffsets: many queues by a time, a few in each step of the event loop."""
+"""QueueOffsets looks up many queues by time, a few in each step of the event loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUEUES = 12
 async def test_others_run_between_two_queues_that_are_looked_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When a turn is over; a queue that is asked for twice is looked up once."""
+    """Other tasks run when a turn is over. A queue that is requested twice is looked up once."""
     monkeypatch.setattr(loop_share, "_TURN_SECONDS", -1.0)
     config = BrokerConfig.tiny(tmp_path)
     with MessageStore.open(config.store) as store:

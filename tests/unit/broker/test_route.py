@@ -1,4 +1,4 @@
-"""Where clients are told to go."""
+"""Routes and assignments that clients get."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def routes(tmp_path: Path) -> Routes:
 
 
 async def test_queues_of_a_topic(routes: Routes) -> None:
-    """Numbered from 0, read-write, of a named broker with id 0: clients drop all others."""
+    """Queues are numbered from 0, read-write, on a named broker with id 0. Clients ignore others."""
     queues = await routes.queues("orders")
     assert [queue.id for queue in queues] == [0, 1, 2, 3]
     for queue in queues:
@@ -92,7 +92,7 @@ async def test_queues_of_a_topic(routes: Routes) -> None:
 
 
 async def test_types_and_permissions(routes: Routes) -> None:
-    """A mixed topic lists what it takes; where a topic shrinks, the queues beyond only drain."""
+    """A mixed topic lists its types. Queues beyond the write count are read-only."""
     assert list((await routes.queues("mixed"))[0].accept_message_types) == [
         v2.MessageType.NORMAL,
         v2.MessageType.FIFO,
@@ -116,18 +116,18 @@ async def test_types_and_permissions(routes: Routes) -> None:
 async def test_clients_are_sent_where_they_came_from(
     routes: Routes, dialled: list[tuple[str, int]], scheme: str
 ) -> None:
-    """Host and port as dialled, so that mapped ports and container names work."""
+    """Clients get the host and port that they connected to, so mapped ports and container names work."""
     assert await routes.endpoints(*dialled) == (scheme, dialled)
 
 
 async def test_a_name_stands_alone(routes: Routes) -> None:
-    """Clients accept a name only as the single address."""
+    """Clients accept a host name only as the single address."""
     assert await routes.endpoints(("one", 1), ("two", 2)) == ("DOMAIN_NAME", [("one", 1)])
     assert await routes.endpoints(("10.0.0.1", 1), ("::1", 2)) == ("IPv4", [("10.0.0.1", 1)])
 
 
 async def test_other_sources_of_the_address(tmp_path: Path) -> None:
-    """An advertised address overrules; without any in the request it is the one listened on."""
+    """An advertised address takes precedence. Without an address in the request, the listener's is used."""
     advertised = Routes(tmp_path / "a", listen=ListenConfig(advertise=Address("broker.example", 9)))
     assert await advertised.endpoints(("127.0.0.1", 1)) == ("DOMAIN_NAME", [("broker.example", 9)])
     assert await Routes(tmp_path / "b", "10.0.0.5:77").endpoints() == ("IPv4", [("10.0.0.5", 77)])
@@ -135,7 +135,7 @@ async def test_other_sources_of_the_address(tmp_path: Path) -> None:
 
 
 async def test_each_way_in_can_be_advertised(tmp_path: Path) -> None:
-    """What is for clients that came with TLS is not for the others."""
+    """Clients with TLS and clients without get different addresses."""
     tls = Address("127.0.0.1", 0)
     listen = ListenConfig(tls=tls, advertise=Address("plain.example", 1), advertise_tls=Address("tls.example", 2))
     routes = Routes(tmp_path / "both", listen=listen)
@@ -147,7 +147,7 @@ async def test_each_way_in_can_be_advertised(tmp_path: Path) -> None:
 
 
 async def test_topics_that_are_not_there(routes: Routes, tmp_path: Path) -> None:
-    """An error that says how to create one, or with auto-creation a new topic that is on disk."""
+    """An unknown topic is an error that says how to create it. With auto-creation the new topic is on disk."""
     with pytest.raises(TopicNotFoundError, match="aerobee topic create absent"):
         await routes.queues("absent")
     for name in ("", " ", "a.b", "a" * 128, "TBW102", "rmq_sys_x"):
@@ -161,7 +161,7 @@ async def test_topics_that_are_not_there(routes: Routes, tmp_path: Path) -> None
 
 
 async def test_assignments(routes: Routes) -> None:
-    """Any queue for a standard group; every readable one for an orderly group."""
+    """A standard group gets queue -1, an orderly group every readable queue."""
     assert [queue.id for queue in await routes.assigned("orders", "billing")] == [-1]
     routes.tables.groups.create(GroupConfig(name="ledger", consume_orderly=True))
     assert [queue.id for queue in await routes.assigned("orders", "ledger")] == [0, 1, 2, 3]
@@ -173,14 +173,14 @@ async def test_assignments(routes: Routes) -> None:
 
 
 async def test_impossible_endpoints(routes: Routes) -> None:
-    """An address that nobody can have dialled is refused with its own code."""
+    """An endpoint that no client can use is refused with ILLEGAL_ACCESS_POINT."""
     with pytest.raises(InvalidRequestError) as caught:
         await routes.queues("orders", ("", 0))
     assert caught.value.code == v2.Code.ILLEGAL_ACCESS_POINT
 
 
 def _register(routes: Routes, broker: str, *, broker_id: int = 0, grpc: GrpcAddresses, **topics: QueueData) -> None:
-    topics.setdefault("SELF_TEST_TOPIC", QueueData(1, 1, 0))  # a first registration has more than one topic
+    topics.setdefault("SELF_TEST_TOPIC", QueueData(1, 1, 0))  # the first registration must have more than one topic
     routes.name_server.register(
         Registration(
             cluster="c",
@@ -196,7 +196,7 @@ def _register(routes: Routes, broker: str, *, broker_id: int = 0, grpc: GrpcAddr
 
 
 async def test_queues_of_other_brokers(routes: Routes) -> None:
-    """With their own address and message type; a replica, and a broker that serves no gRPC, is not there."""
+    """Other brokers' queues have their address and message type. Replicas and brokers without gRPC are omitted."""
     there = GrpcAddresses("10.0.0.2:8081", "two.example:8443")
     orders, fifo = QueueData(3, 1, 6), QueueData(1, 1, 6, 0, "FIFO")
     _register(routes, "aerobee", grpc=GrpcAddresses("10.9.9.9:1"), orders=QueueData(4, 4, 6))
@@ -213,7 +213,7 @@ async def test_queues_of_other_brokers(routes: Routes) -> None:
     assert queues[0].broker.endpoints.addresses[0].port == 18081
     assert (queues[4].broker.id, queues[4].broker.endpoints.addresses[0].host) == (0, "10.0.0.2")
     assert list(queues[4].accept_message_types) == [v2.MessageType.NORMAL]
-    # No topic is created here when another broker has it.
+    # A topic of another broker is not created here.
     (queue,) = await routes.queues("absent")
     assert (queue.broker.name, list(queue.accept_message_types)) == ("two", [v2.MessageType.FIFO])
     assert [(queue.broker.name, queue.id) for queue in await routes.assigned("orders", "billing")] == [
@@ -228,7 +228,7 @@ async def test_queues_of_other_brokers(routes: Routes) -> None:
 
 
 async def test_a_broker_without_write_permission_is_read_only(routes: Routes) -> None:
-    """Wiped at the name server, as before the broker is replaced."""
+    """The permission was wiped at the name server, as is done before a broker is replaced."""
     _register(routes, "aerobee", grpc=GrpcAddresses(), orders=QueueData(4, 4, 6))
     _register(routes, "two", grpc=GrpcAddresses("10.0.0.2:8081"), orders=QueueData(1, 1, 6))
     routes.name_server.wipe_write_permission("aerobee")
@@ -248,6 +248,6 @@ async def test_a_broker_without_write_permission_is_read_only(routes: Routes) ->
     ],
 )
 def test_an_answer_of_a_name_server_is_checked(body: bytes) -> None:
-    """The route of another broker is left out then, whatever the name server says."""
+    """Invalid answers of a name server are refused, so the route lacks the other broker."""
     with pytest.raises((TableFormatError, JsonFormatError)):
         read_route(body)

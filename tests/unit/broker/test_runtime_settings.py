@@ -1,4 +1,4 @@
-"""Settings that change while the broker runs: what overrules what, and what a failed save leaves."""
+"""Settings changed at run time: precedence of sources, and failed saves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "store.retention_hours"
 
 
 class Store:
-    """A store that settings are saved in and published to."""
+    """A store for saving settings and publishing them."""
 
     def __init__(self, failure: OSError | None = None) -> None:
         self.file_system = DiskFileSystem()
@@ -29,19 +29,19 @@ class Store:
         self._failure = failure
 
     async def in_disk_thread(self, function: Callable[[object], None], content: object, /) -> None:
-        """In place of the disk thread."""
+        """Run the function, instead of the disk thread."""
         await asyncio.sleep(0)
         if self._failure is not None:
             raise self._failure
         function(content)
 
     def reconfigure(self, config: StoreConfig) -> None:
-        """What a change published."""
+        """Keep the published configuration."""
         self.config = config
 
 
 def load(directory: Path, **sources: Any) -> tuple[Settings, RuntimeSettings]:
-    """The settings of a broker that starts on this directory, and what changes them."""
+    """The settings of a broker that starts on this directory, and its runtime settings."""
     (directory / "config").mkdir(exist_ok=True)
     flags = {"store.directory": str(directory), **sources.pop("flags", {})}
     settings = Settings(BrokerConfig.load(flags=flags, **sources))
@@ -49,13 +49,13 @@ def load(directory: Path, **sources: Any) -> tuple[Settings, RuntimeSettings]:
 
 
 def saved(directory: Path) -> dict[str, str]:
-    """What the file has."""
+    """The settings in the file."""
     found: dict[str, str] = json.loads((directory / "config" / FILE_NAME).read_text())["settings"]
     return found
 
 
 async def test_saved_overrules_files_and_yields_to_environment_and_flags(tmp_path: Path) -> None:
-    """Each source in its place, and each named."""
+    """Saved settings rank between files and the environment, and each setting names its source."""
     toml = tmp_path / "aerobee.toml"
     toml.write_text("[store]\nretention_hours = 48\nretention_batch_max = 3\n")
     current, settings = load(tmp_path, config_file=toml)
@@ -79,7 +79,7 @@ async def test_saved_overrules_files_and_yields_to_environment_and_flags(tmp_pat
 
 
 async def test_a_save_that_fails_changes_nothing(tmp_path: Path) -> None:
-    """Neither now nor after the next start."""
+    """Neither the running settings nor those of the next start change."""
     current, _ = load(tmp_path)
     settings = RuntimeSettings.load(current, Store(OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space"):
@@ -90,7 +90,7 @@ async def test_a_save_that_fails_changes_nothing(tmp_path: Path) -> None:
 
 
 async def test_changes_at_the_same_time(tmp_path: Path) -> None:
-    """None of them is lost."""
+    """Concurrent changes are all saved."""
     current, settings = load(tmp_path)
     names = ("limits.properties_size_max", "limits.user_property_count_max", "topics.queue_count")
     await asyncio.gather(*(settings.change({name: "7"}) for name in names))
@@ -107,7 +107,7 @@ async def test_changes_at_the_same_time(tmp_path: Path) -> None:
     ],
 )
 async def test_a_file_that_cannot_be(tmp_path: Path, content: str) -> None:
-    """The start stops and names the file; nothing is guessed."""
+    """An invalid file stops the start with an error that names it."""
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / FILE_NAME).write_text(content)
     with pytest.raises(ConfigError, match=FILE_NAME):
@@ -115,7 +115,7 @@ async def test_a_file_that_cannot_be(tmp_path: Path, content: str) -> None:
 
 
 async def test_a_change_publishes_a_snapshot(tmp_path: Path) -> None:
-    """Nobody sees half a change: the configuration before it stays as it was, and the store gets its new part."""
+    """A change replaces the whole configuration at once, and the store gets its part."""
     (tmp_path / "config").mkdir()
     before = BrokerConfig.load(flags={"store.directory": str(tmp_path)})
     settings, store = Settings(before), Store()
@@ -126,7 +126,7 @@ async def test_a_change_publishes_a_snapshot(tmp_path: Path) -> None:
 
 
 async def test_each_can_be_set_as_it_is_shown(tmp_path: Path) -> None:
-    """Text and value agree, for whatever type."""
+    """Each setting accepts the text that it is shown as."""
     current, settings = load(tmp_path)
     texts = {name: setting_text(current.current.setting(name)) for name in CHANGEABLE}
     texts |= {"listen.advertise": "a:1", "topics.auto_create": "true", "groups.auto_create": "false"}
@@ -136,7 +136,7 @@ async def test_each_can_be_set_as_it_is_shown(tmp_path: Path) -> None:
 
 
 def test_every_setting_has_a_text() -> None:
-    """What is shown could be written into a file."""
+    """The text of every setting parses to its value."""
     config = BrokerConfig.load()
     for name in setting_names():
         if text := setting_text(config.setting(name)):

@@ -1,4 +1,4 @@
-"""Sending, on a real store."""
+"""Sending messages, on a real store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.in_process_broker import message
 
 
 class Sender:
-    """A send processor with what it needs, and a way to look at what it stored."""
+    """A send processor with its dependencies, and access to the stored messages."""
 
     def __init__(self, store: MessageStore, tables: Tables, config: BrokerConfig) -> None:
         self.store = store
@@ -53,7 +53,7 @@ class Sender:
             return await self._processor.process(v2.SendMessageRequest(messages=messages), self.client)
 
     async def send_columns(self, *messages: v2.Message, kind: type = SendColumns) -> v2.SendMessageResponse | bytes:
-        """`kind`: how the request is expected to be read."""
+        """Send as the service does; `kind` is the expected form of the request."""
         data = v2.SendMessageRequest(messages=messages).SerializeToString()
         request = read_send_request(data, v2.SendMessageRequest.FromString)
         assert isinstance(request, kind)
@@ -61,7 +61,7 @@ class Sender:
             return await self._processor.answer(request, self.client)
 
     async def refused(self, *messages: v2.Message) -> int:
-        """The code; nothing may be stored."""
+        """The code of the refusal, after which nothing may be stored."""
         before = self.store.positions[0]
         with pytest.raises(InvalidRequestError) as caught:
             await self.send(*messages)
@@ -99,7 +99,7 @@ async def sender(tmp_path: Path) -> AsyncIterator[Sender]:
 
 
 async def test_a_message_is_stored_before_the_answer(sender: Sender) -> None:
-    """One entry with the message's own id and its place; durable and readable by then."""
+    """The answer has the message's id and offset, and the message is durable and readable."""
     response = await sender.send(message(message_id="0A"))
     assert response.status.code == v2.Code.OK
     (entry,) = response.entries
@@ -112,7 +112,7 @@ async def test_a_message_is_stored_before_the_answer(sender: Sender) -> None:
 
 @pytest.mark.parametrize("count", [4, 9])
 async def test_a_batch(sender: Sender, count: int) -> None:
-    """One entry a message in their order, together in one queue; the next request takes the next queue."""
+    """Each message has an entry, in order, and all share a queue. The next request uses the next queue."""
     for queue_id in (0, 1):
         response = await sender.send(*(message(message_id=str(number)) for number in range(count)))
         assert [entry.message_id for entry in response.entries] == [str(number) for number in range(count)]
@@ -125,7 +125,7 @@ async def test_a_batch(sender: Sender, count: int) -> None:
 
 
 async def test_a_message_group_stays_in_its_queue(sender: Sender) -> None:
-    """The queue that RocketMQ's hash gives, offsets in the order of sending."""
+    """RocketMQ's hash selects the queue, and offsets follow the order of sending."""
     offsets = []
     for number in range(5):
         response = await sender.send(message("ordered", message_id=str(number), message_group="order-1"))
@@ -144,12 +144,12 @@ async def test_a_message_group_stays_in_its_queue(sender: Sender) -> None:
     ],
 )
 def test_queues_of_message_groups_are_rocketmqs(group: str, buckets: tuple[int, ...]) -> None:
-    """Known answers for 4, 8 and 16 queues: a topic moved from RocketMQ keeps its order."""
+    """Known values for 4, 8 and 16 queues, so that a topic moved from RocketMQ keeps its order."""
     assert tuple(jump_hash(group, count) for count in (4, 8, 16)) == buckets
 
 
 async def test_namespaces_are_apart(sender: Sender) -> None:
-    """The namespace of the Resource, or of the header, is part of the topic's identity."""
+    """The namespace, from the resource or the header, is part of the topic's name."""
     sender.client.namespace = "shop"
     await sender.send(message(message_id="by-header"))
     sender.client.namespace = ""
@@ -162,7 +162,7 @@ async def test_namespaces_are_apart(sender: Sender) -> None:
 
 
 async def test_types_must_fit_the_topic(sender: Sender) -> None:
-    """Another type is refused; a type that fits but is not supported says that."""
+    """A message type that the topic does not accept is refused."""
     conflict = v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
     delayed = message(message_id="1")
     delayed.system_properties.delivery_timestamp.FromMilliseconds(1_700_000_060_000)
@@ -180,7 +180,7 @@ async def test_types_must_fit_the_topic(sender: Sender) -> None:
 
 
 async def test_a_delayed_message_waits_in_the_timer_topic(sender: Sender) -> None:
-    """With its real place, and a handle to take it back; a fraction of a millisecond counts as one."""
+    """The record has its real topic, and the answer a recall handle. Fractions of a millisecond are rounded up."""
     delayed = message("mixed", message_id="a b", delivery_timestamp=v2.Timestamp(seconds=1_700_000_060, nanos=1))
     (entry,) = (await sender.send(delayed)).entries
     handle = RecallHandle("mixed", "aerobee", 1_700_000_060_001, "a b")
@@ -201,7 +201,7 @@ async def test_a_delayed_message_waits_in_the_timer_topic(sender: Sender) -> Non
 
 @pytest.mark.parametrize("ahead_ms", [0, -1, -1_000_000_000])
 async def test_what_is_due_already_is_delivered_at_once(sender: Sender, ahead_ms: int) -> None:
-    """It goes to its topic, has its time still, and nothing that could be recalled."""
+    """The message is stored in its topic with its delivery time, and there is no recall handle."""
     due = v2.Timestamp()
     due.FromMilliseconds(sender.store.clock.now_ms() + ahead_ms)
     (entry,) = (await sender.send(message("mixed", delivery_timestamp=due))).entries
@@ -211,7 +211,7 @@ async def test_what_is_due_already_is_delivered_at_once(sender: Sender, ahead_ms
 
 
 def test_recall_handle_is_rocketmqs() -> None:
-    """The text of the specification's example."""
+    """The handle equals the specification's example."""
     handle = RecallHandle("topicD", "broker-0", 1735787046001, "01AABBCCDDEEFF1234012345670000000A")
     text = "djEgdG9waWNEIGJyb2tlci0wIDE3MzU3ODcwNDYwMDEgMDFBQUJCQ0NEREVFRkYxMjM0MDEyMzQ1NjcwMDAwMDAwQQ=="
     assert handle.encode() == text
@@ -219,7 +219,7 @@ def test_recall_handle_is_rocketmqs() -> None:
 
 
 async def test_one_bad_message_stops_all(sender: Sender) -> None:
-    """Nothing of the request is stored."""
+    """If one message is refused, nothing of the request is stored."""
     assert await sender.refused(message(), message(tag="a|b")) == v2.Code.ILLEGAL_MESSAGE_TAG
     assert await sender.refused(message(), message("mixed")) == v2.Code.MESSAGE_CORRUPTED
     assert await sender.refused() == v2.Code.MESSAGE_CORRUPTED
@@ -231,7 +231,7 @@ async def test_one_bad_message_stops_all(sender: Sender) -> None:
 async def test_a_large_batch_takes_many_steps_of_the_event_loop(
     sender: Sender, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Others run after each message when a turn is over, and all messages are stored together in the end."""
+    """Other tasks run between the messages, and all messages are stored together at the end."""
     monkeypatch.setattr(loop_share, "_TURN_SECONDS", -1.0)
     calls: list[str] = []
 
@@ -262,12 +262,12 @@ async def test_a_large_batch_takes_many_steps_of_the_event_loop(
         stored.add(sender.store.stats.messages_appended)
     await task
     assert sum(per_turn) == (2 * count if kind == "in order" else count)
-    assert max(per_turn) <= 2  # one is looked at, and the next one when it is over
+    assert max(per_turn) <= 2  # one message is checked, and then the next one
     assert stored == {0, count}
 
 
 async def test_a_topic_may_change_while_a_batch_is_prepared(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its messages are prepared again for the topic as it is then."""
+    """If the topic changes, all messages are prepared again."""
     monkeypatch.setattr(loop_share, "_TURN_SECONDS", -1.0)
     prepared: list[int] = []
     to_store_message = message_mapping.to_store_message
@@ -286,7 +286,7 @@ async def test_a_topic_may_change_while_a_batch_is_prepared(sender: Sender, monk
 
 
 async def test_the_keys_of_a_request_have_a_bound(sender: Sender) -> None:
-    """All of them go into the index in one step of the event loop."""
+    """All keys enter the index in one step of the event loop, so their number is limited."""
     keys = [f"{number:x}" for number in range(2048)]
     most = [message("ordered", message_id=str(n), message_group="g", keys=keys) for n in range(8)]
     assert (await sender.send(*most)).status.code == v2.Code.OK
@@ -295,14 +295,14 @@ async def test_the_keys_of_a_request_have_a_bound(sender: Sender) -> None:
 
 
 async def test_a_batch_of_lite_messages_is_in_its_lite_topics(sender: Sender) -> None:
-    """Each record has its offset in the light queue, though it was encoded before the append."""
+    """Each record has its offset in the light queue, although it was encoded before the append."""
     await sender.send(*(message("light", message_id=str(number), lite_topic="a") for number in range(3)))
     offsets = [record.properties[INNER_MULTI_QUEUE_OFFSET] for record in sender.stored("light")]
     assert offsets == ["0", "1", "2"]
 
 
 async def test_topics_come_and_go(sender: Sender) -> None:
-    """What is remembered of a topic ends with a change of it."""
+    """Cached data of a topic is dropped when the topic changes."""
     await sender.send(message())
     sender.tables.topics.delete("orders")
     with pytest.raises(TopicNotFoundError):
@@ -315,7 +315,7 @@ async def test_topics_come_and_go(sender: Sender) -> None:
 
 
 async def test_what_was_sent_is_counted(sender: Sender) -> None:
-    """Messages and bytes of records by topic and type, and not what was refused."""
+    """Messages and record bytes are counted by topic and type; refused messages are not."""
     await sender.send(message(), message())
     await sender.send(message("ordered", message_group="g"))
     await sender.refused(message(tag=" "))
@@ -326,7 +326,7 @@ async def test_what_was_sent_is_counted(sender: Sender) -> None:
 
 
 class TestColumns:
-    """Requests with many messages, as the service reads them."""
+    """Requests with many messages, as the service parses them."""
 
     async def test_one_queue_and_an_entry_for_each_message(self, sender: Sender) -> None:
         answer = await sender.send_columns(*(message("orders", message_id=f"id{number}") for number in range(10)))
@@ -338,7 +338,7 @@ class TestColumns:
         assert {record.queue_id for record in stored} == {stored[0].queue_id}
 
     async def test_messages_of_one_shape(self, sender: Sender) -> None:
-        """They are stored as one batch, like those that were sent one by one before them."""
+        """The messages are stored as one batch, with the records of single sends."""
         made = [message("orders", message_id=f"id{number}") for number in range(100, 140)]
         for each in made:
             await sender.send(each)

@@ -1,4 +1,4 @@
-"""Many messages of one SendMessage as one batch: which requests are packed, and what they become."""
+"""Packing the messages of a SendMessage request into one batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMITS = LimitsConfig()
 
 
 def messages(count: int = 10) -> list[v2.Message]:
-    """Of different sizes, as SDKs send them."""
+    """Messages of different sizes, as SDKs send them."""
     made = []
     for number in range(count):
         message = v2.Message(topic=v2.Resource(name="orders"), body=b"b" * (number + 1))
@@ -49,7 +49,7 @@ def columns_of(data: bytes) -> SendColumns | None:
 
 
 def packed(data: bytes, *, property_crc: bool = True) -> tuple[list[bytes], list[str]] | None:
-    """The records and message ids of a request."""
+    """The records and message ids of a packed request."""
     columns = columns_of(data)
     if columns is None:
         return None
@@ -62,7 +62,7 @@ def packed(data: bytes, *, property_crc: bool = True) -> tuple[list[bytes], list
 
 
 def one_by_one(data: bytes, *, property_crc: bool = True) -> tuple[list[bytes], list[str]] | None:
-    """The same with the functions for single messages; None for what is no batch of normal messages."""
+    """The same by the functions for single messages; None if not all are valid normal messages."""
     request = v2.SendMessageRequest.FromString(data)
     records = []
     try:
@@ -83,7 +83,7 @@ def request_of(sent: list[v2.Message]) -> bytes:
 
 
 def rare(message: v2.Message) -> None:
-    """Every field that a normal message may have besides the usual ones."""
+    """Set the less usual fields of a normal message."""
     message.user_properties["region"] = "nö"
     message.user_properties["empty"] = ""
     message.system_properties.trace_context = "trace"
@@ -122,7 +122,7 @@ STAYS: dict[str, Callable[[v2.Message], object]] = {
 @pytest.mark.parametrize("property_crc", [True, False])
 @pytest.mark.parametrize("change", STAYS)
 def test_records_are_those_of_single_messages(change: str, property_crc: bool) -> None:
-    """Byte by byte, before they have a place; whichever message of the request it is, or all of them."""
+    """The unplaced records are equal byte by byte, for a change in any message or in all."""
     for rows in ([0], [2], [9], range(10)):
         sent = messages()
         for row in rows:
@@ -167,21 +167,21 @@ REFUSED: dict[str, Callable[[v2.Message], object]] = {
 
 @pytest.mark.parametrize("change", REFUSED)
 def test_what_is_not_packed(change: str) -> None:
-    """What breaks a rule or is of another kind goes the way of single messages."""
+    """Invalid messages and other message types are handled as single messages."""
     for rows in ([0], [3], range(10)):
         sent = messages()
         assert packed(request_of(sent)) is not None
         for row in rows:
             REFUSED[change](sent[row])
         data = request_of(sent)
-        if (found := packed(data)) is not None:  # all have another topic, and that is the one of the request
+        if (found := packed(data)) is not None:  # all messages share the other topic
             assert change.startswith(("another", "no topic"))
             assert len(rows) == 10
             assert found == one_by_one(data)
 
 
 def test_fields_in_any_order_and_twice() -> None:
-    """What another encoder may write: protobuf merges what comes twice."""
+    """Other encoders may repeat fields, which protobuf merges."""
     sent = [each.SerializeToString() for each in messages()]
     tag = b"\x1a\x05\x0a\x03new"
     cases = [
@@ -215,7 +215,7 @@ def test_numbers_of_more_than_32_bits() -> None:
 
 
 def test_a_field_that_is_longer_than_its_message() -> None:
-    """The bytes behind it belong to the next message."""
+    """The field would reach into the next message, so the request is not packed."""
     sent = [each.SerializeToString() for each in messages()]
     assert sent[3].endswith(b"\x22\x04bbbb")
     sent[3] = sent[3][:-5] + b"\x05bbbb"
@@ -227,7 +227,7 @@ def joined(encoded: list[bytes]) -> bytes:
 
 
 def test_few_and_too_many_messages_are_left_to_protobuf() -> None:
-    """As is what has another field, or ends early."""
+    """So are requests with another field; truncated ones are refused."""
     assert columns_of(request_of(messages(COUNT_MIN))) is not None
     assert columns_of(request_of(messages(COUNT_MIN - 1))) is None
     assert columns_of(request_of(messages(1)) * COUNT_MAX) is not None
@@ -240,7 +240,7 @@ def test_few_and_too_many_messages_are_left_to_protobuf() -> None:
 
 
 def test_messages_are_not_counted_beyond_the_limit() -> None:
-    """A request of half a million empty messages costs no more than one of `COUNT_MAX`."""
+    """Counting stops at the limit, even in a request with half a million empty messages."""
     looked_at = 0
 
     class Watched(bytes):
@@ -254,7 +254,7 @@ def test_messages_are_not_counted_beyond_the_limit() -> None:
 
 
 def test_a_large_request_with_unusual_messages_is_left_to_protobuf() -> None:
-    """Its fields are counted there before anything is made of them."""
+    """Protobuf's reader counts the fields before anything is parsed."""
     usual = request_of(messages(1))
     data = usual * 20 + b"\x0a\x80\x80\x40" + b"\x1a\xfc\xff\x3f" + b"\x12\x00" * ((1 << 20) // 2 - 2)
     read: list[bytes] = []

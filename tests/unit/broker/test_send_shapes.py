@@ -1,4 +1,4 @@
-"""Messages of few shapes: which requests are packed as columns of bytes, and what they become."""
+"""Packing messages of few shapes as columns of bytes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from aerobee_proto import v2
 from aerobee_store import StoreConfig
 from tests.unit.broker.test_send_batch import LIMITS, NOW, PEER, joined, one_by_one, request_of
 
-COUNT = 40  # a shape needs some messages to be worth it
+COUNT = 40  # enough messages for a shape
 
 
 def alike(count: int = COUNT) -> list[v2.Message]:
-    """Of one shape, as SDKs send them."""
+    """Messages of one shape, as SDKs send them."""
     made = []
     for number in range(count):
         message = v2.Message(topic=v2.Resource(name="orders"), body=bytes([number % 256]) * 20)
@@ -41,7 +41,7 @@ def shapes_of_request(data: bytes) -> SendShapes | None:
 
 
 def shaped(data: bytes, *, property_crc: bool = True) -> tuple[list[bytes], list[str]] | None:
-    """The records and message ids of a request."""
+    """The records and message ids of a packed request."""
     request = shapes_of_request(data)
     if request is None:
         return None
@@ -86,7 +86,7 @@ def test_records_are_those_of_single_messages(change: str, property_crc: bool) -
 
 
 def test_several_shapes_in_any_order() -> None:
-    """The records keep the order of the messages, whichever shapes they have."""
+    """The records keep the order of the messages."""
     made = alike(4 * COUNT)
     for number, message in enumerate(made):
         message.user_properties.clear()
@@ -128,7 +128,7 @@ ODD: dict[str, Callable[[v2.Message], object]] = {
 
 @pytest.mark.parametrize("change", ODD)
 def test_what_must_be_looked_at_more_closely(change: str) -> None:
-    """It is not packed, or as a single message would be; whichever message it is, or all of them."""
+    """Such messages are not packed, or only with the records of single messages, wherever they are in the request."""
     for rows in ([0], [7], [COUNT - 1], range(COUNT)):
         made = alike()
         for message in made:
@@ -143,7 +143,7 @@ def test_what_must_be_looked_at_more_closely(change: str) -> None:
 
 
 def test_odd_bytes_of_the_first_message_do_not_hide_those_of_another() -> None:
-    """A message with as many control characters as the others have bytes beyond ASCII."""
+    """Another message has as many control characters as the first one has bytes beyond ASCII."""
     made = alike()
     for number, message in enumerate(made):
         message.user_properties["region"] = f"r éé{number % 10}"
@@ -161,14 +161,14 @@ def test_odd_bytes_of_the_first_message_do_not_hide_those_of_another() -> None:
     ids=["transactions", "negative nanoseconds", "late"],
 )
 def test_all_messages_are_of_another_kind(change: Callable[[v2.Message], object]) -> None:
-    """The fields that all messages share decide as those of a single one do."""
+    """A field that all messages share is checked like that of a single message."""
     data = request_of(_all(change))
     found = shaped(data)
     assert found is None or found == one_by_one(data)
 
 
 def test_times_beyond_the_last_year() -> None:
-    """Such a time is replaced by that of the broker, whichever message has it."""
+    """A time that is out of range is replaced by the broker's, in any message."""
     made = alike()
     for message in made:
         message.system_properties.born_timestamp.seconds = (1 << 35) - 1
@@ -180,7 +180,7 @@ def test_times_beyond_the_last_year() -> None:
 
 
 def test_a_number_that_ends_early() -> None:
-    """What follows it in its place may be a field again."""
+    """The bytes after the shorter number may be another field, so the request is not packed."""
     encoded = []
     for number, message in enumerate(alike()):
         time = b"\x08\x81\x82\x03\x08\x05" if number == 7 else b"\x08\x81\x82\x83\x84\x05"
@@ -207,7 +207,7 @@ def test_numbers_of_more_than_32_bits() -> None:
 
 
 def test_shapes_of_several_topics() -> None:
-    """All messages of a request must have one topic."""
+    """Requests with several topics are not split into shapes."""
     made = alike(2 * COUNT)
     for message in made[:COUNT]:
         message.topic.name = "bills"
@@ -215,7 +215,7 @@ def test_shapes_of_several_topics() -> None:
 
 
 def test_a_name_twice_with_an_invalid_value() -> None:
-    """Protobuf checks also the value that it drops."""
+    """Protobuf also checks the value that it drops."""
     encoded = [b"\x12\x0b\x0a\x06region\x12\x011" + message.SerializeToString() for message in alike()]
     assert encoded[7].startswith(b"\x12\x0b\x0a\x06region\x12\x01")
     encoded[7] = encoded[7].replace(b"\x12\x011", b"\x12\x01\xff", 1)
@@ -223,7 +223,7 @@ def test_a_name_twice_with_an_invalid_value() -> None:
 
 
 def test_fields_that_come_twice() -> None:
-    """Protobuf merges them, or takes the last one."""
+    """Protobuf merges the fields or takes the last one."""
     for twice in (b"\x22\x03end", b"\x1a\x05\x0a\x03new", b"\x12\x0b\x0a\x06region\x12\x011"):
         data = joined([message.SerializeToString() + twice for message in alike()])
         found = shaped(data)
@@ -240,7 +240,7 @@ def test_fields_that_come_twice() -> None:
 
 
 def test_numbers_of_another_size() -> None:
-    """Fields lie elsewhere in a message whose size is the same."""
+    """Messages of equal size may have their fields at different places."""
     made = alike()
     for message in made:
         message.system_properties.born_timestamp.nanos = 1 << 28
@@ -249,16 +249,16 @@ def test_numbers_of_another_size() -> None:
     assert len(made[5].SerializeToString()) == len(made[4].SerializeToString())
     assert shaped(request_of(made)) is None
     made = alike()
-    made[5].system_properties.born_timestamp.seconds = 1 << 27  # a byte less
+    made[5].system_properties.born_timestamp.seconds = 1 << 27  # one byte shorter
     made[5].system_properties.born_timestamp.nanos = 1 << 28
     for message in made[:5] + made[6:]:
-        message.system_properties.born_timestamp.nanos = (1 << 28) - 1  # a byte less
+        message.system_properties.born_timestamp.nanos = (1 << 28) - 1  # one byte shorter
     assert len({len(message.SerializeToString()) for message in made}) == 1
     assert shaped(request_of(made)) is None
 
 
 def test_limits() -> None:
-    """Requests that are too large, too small or too mixed are read in another way."""
+    """Requests that are too large, too small or too varied are read differently."""
     assert shapes_of_request(request_of(alike())) is not None
     assert shapes_of_request(request_of(alike(20))) is None
     mixed = alike()

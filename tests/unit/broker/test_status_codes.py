@@ -1,4 +1,4 @@
-"""What a client is told of the store's errors."""
+"""The status that a client gets for each error of the store."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from aerobee_store import StoreBusyError, StoreError, StoreFailedError, StoreFul
     ("error", "code"),
     [
         (SyncTimeoutError("late"), v2.Code.MASTER_PERSISTENCE_TIMEOUT),  # RocketMQ's FLUSH_DISK_TIMEOUT
-        (StoreFullError("full"), v2.Code.TOO_MANY_REQUESTS),  # clients wait before they try again
+        (StoreFullError("full"), v2.Code.TOO_MANY_REQUESTS),  # clients wait and retry
         (StoreBusyError("no buffer"), v2.Code.TOO_MANY_REQUESTS),
         (StoreFailedError("failed"), v2.Code.INTERNAL_SERVER_ERROR),
     ],
 )
 def test_the_code_of_an_error(error: StoreError, code: v2.Code.ValueType) -> None:
-    """One code each, and the error's own words."""
+    """Each error has its code, and the status has the error's message."""
     status = status_of(error, "SendMessage")
     assert (status.code, status.message) == (code, str(error))
 
 
 def test_a_long_message_keeps_its_ends() -> None:
-    """What repeats a name of megabytes is no answer for people; what to do next stands at the end."""
+    """Long messages are cut in the middle, because the next step is at the end."""
     status = status_of(StoreFullError(f"no {'x' * 5000}; wait"), "SendMessage")
     assert len(status.message) < 1000
     assert status.message.startswith("no xxx")

@@ -1,4 +1,4 @@
-"""What every released client needs to find in the answer to its settings."""
+"""The answer to a client's settings has everything that released clients need."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def consumer(kind: v2.ClientType.ValueType = v2.ClientType.PUSH_CONSUMER, group:
 
 
 def test_a_producer_is_told_its_limits(telemetry: TelemetryProcessor) -> None:
-    """Body size above 0, exponential backoff, validation on; what it said itself is echoed."""
+    """Positive body size, exponential backoff, and validation; the client's own settings are returned."""
     client = Client("a")
     received = producer("orders")
     reply = telemetry.process(v2.TelemetryCommand(settings=received), client)
     assert reply is not None
     assert reply.status.code == v2.Code.OK
     settings = reply.settings
-    assert settings.publishing.max_body_size == 8192  # of the tiny store
+    assert settings.publishing.max_body_size == 8192  # the limit of the tiny store
     assert settings.publishing.validate_message_type
     assert list(settings.publishing.topics) == list(received.publishing.topics)
     assert settings.backoff_policy.max_attempts == 3
@@ -76,7 +76,7 @@ def test_a_producer_may_have_no_topics(telemetry: TelemetryProcessor) -> None:
 
 
 def test_a_push_consumer_is_told_how_to_receive(telemetry: TelemetryProcessor) -> None:
-    """Batch size, polling time, order and retries, also of a group that does not exist yet."""
+    """The answer has batch size, polling time, order and retries, even for a group that does not exist yet."""
     client = Client("a")
     settings = telemetry.settings(consumer(), client)
     assert settings.subscription.receive_batch_size == 32
@@ -91,7 +91,7 @@ def test_a_push_consumer_is_told_how_to_receive(telemetry: TelemetryProcessor) -
 
 
 def test_an_orderly_group_is_fifo(telemetry: TelemetryProcessor, tables: Tables) -> None:
-    """The consumer chooses its way of consuming by what the group is."""
+    """The consumer needs the flag to consume in order."""
     tables.groups.create(GroupConfig(name="shop%billing", consume_orderly=True, retry_max_times=4))
     client = Client("a")
     client.namespace = "shop"
@@ -104,7 +104,7 @@ def test_an_orderly_group_is_fifo(telemetry: TelemetryProcessor, tables: Tables)
 def test_go_and_rust_get_one_message_at_a_time_of_an_orderly_group(
     telemetry: TelemetryProcessor, tables: Tables, language: str, size: int
 ) -> None:
-    """Go's client goes on with the rest of a batch while one failed; Rust's ignores that the group is FIFO."""
+    """After a failure Go's client continues with the rest of a batch. Rust's client ignores the FIFO flag."""
     tables.groups.create(GroupConfig(name="billing", consume_orderly=True))
     client = Client("a")
     client.language = language
@@ -113,7 +113,7 @@ def test_go_and_rust_get_one_message_at_a_time_of_an_orderly_group(
 
 
 def test_simple_and_lite_consumers(telemetry: TelemetryProcessor) -> None:
-    """A simple consumer keeps its own waiting time; a lite one has a quota, without which it cannot subscribe."""
+    """A simple consumer keeps its polling time. Lite consumers need a quota to subscribe."""
     received = consumer(v2.ClientType.SIMPLE_CONSUMER)
     received.subscription.long_polling_timeout.FromSeconds(5)
     assert telemetry.settings(received, Client("a")).subscription.long_polling_timeout.ToSeconds() == 5
@@ -130,7 +130,7 @@ def test_simple_and_lite_consumers(telemetry: TelemetryProcessor) -> None:
 def test_backoff_in_the_form_that_the_client_knows(
     language: str, strategy: str, policy: CustomizedRetry | ExponentialRetry
 ) -> None:
-    """Python's client reads only lists of whole seconds, Node's (its header says HTTP) only exponential delays."""
+    """Python's client reads only lists of whole seconds; Node's client (HTTP in its header) only exponential delays."""
     own = "customized" if isinstance(policy, CustomizedRetry) else "exponential"
     wire = backoff_policy(GroupConfig(name="g", retry_policy=policy, retry_max_times=3), language)
     assert wire.max_attempts == 4
@@ -143,7 +143,7 @@ def test_backoff_in_the_form_that_the_client_knows(
 
 
 def test_what_is_refused(telemetry: TelemetryProcessor) -> None:
-    """Settings of neither kind, and illegal names."""
+    """Settings without publishing or subscription and invalid names are refused."""
     with pytest.raises(InvalidRequestError, match="neither publishing nor subscription"):
         telemetry.settings(v2.Settings(), Client("a"))
     with pytest.raises(IllegalTopicError):
@@ -153,7 +153,7 @@ def test_what_is_refused(telemetry: TelemetryProcessor) -> None:
 
 
 def test_settings_are_kept_so_they_have_a_limit(telemetry: TelemetryProcessor) -> None:
-    """Thousands of subscriptions are fine; what no client sends is refused before anything of it is kept."""
+    """Thousands of subscriptions are accepted. Larger settings are refused before they are stored."""
     client = Client("c")
     settings = consumer()
     for number in range(3000):
@@ -168,7 +168,7 @@ def test_settings_are_kept_so_they_have_a_limit(telemetry: TelemetryProcessor) -
 
 
 def test_answers_to_commands_are_accepted(telemetry: TelemetryProcessor) -> None:
-    """Also Node's, which comes in the wrong field."""
+    """Node's client answers in the wrong field, which is accepted."""
     wrong = v2.TelemetryCommand(verify_message_command=v2.VerifyMessageCommand(nonce="1"))
     assert telemetry.process(wrong, Client("a")) is None
     assert telemetry.process(v2.TelemetryCommand(), Client("a")) is None

@@ -1,4 +1,4 @@
-"""The limits of the protocol, each at its edge."""
+"""The limits of the protocol, each at its boundary."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def message() -> v2.Message:
 
 
 def check(change: Change) -> int:
-    """The code that a changed message is refused with; OK if it is not."""
+    """The code of the refusal of a changed message, or OK."""
     wire = message()
     change(wire)
     try:
@@ -52,7 +52,7 @@ def many_properties(count: int) -> Change:
 
 
 def sized_properties(size: int) -> Change:
-    """`size` bytes in all: property name, value, tag and key."""
+    """`size` bytes of property name, value, tag and key."""
 
     def change(m: v2.Message) -> None:
         m.user_properties["ab"] = "x" * (size - 2 - 3 - 4)
@@ -134,13 +134,13 @@ def digest(kind: v2.DigestType.ValueType, checksum: str) -> Change:
     ],
 )
 def test_message(change: Change, code: int) -> None:
-    """Each rule accepts its last legal value and refuses the first illegal one with its own code."""
+    """Each limit accepts its last valid value and refuses the next one with its own code."""
     assert check(change) == code
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED_NAMES))
 def test_reserved_names(name: str) -> None:
-    """No user property may have a name that the store or the protocol uses."""
+    """User properties may not have names that the store or the protocol uses."""
     assert check(property_of(name)) == Code.ILLEGAL_MESSAGE_PROPERTY_KEY
 
 
@@ -154,12 +154,12 @@ def test_reserved_names(name: str) -> None:
     ],
 )
 def test_address_scheme(host: str, scheme: int) -> None:
-    """Clients build their target from the scheme, so it must fit the host."""
+    """The scheme must match the host, because clients build their target from it."""
     assert address_scheme(host) == scheme
 
 
 def test_endpoints() -> None:
-    """None at all is legal; a blank host or an impossible port is not."""
+    """No endpoint is valid; a blank host or a port out of range is not."""
     check_endpoints(v2.Endpoints())
     check_endpoints(v2.Endpoints(addresses=[v2.Address(host="h", port=65535)]))
     for host, port in (("", 1), (" ", 1), ("h", 0), ("h", 65536), ("h", -1), ("h\n", 1)):
@@ -169,7 +169,7 @@ def test_endpoints() -> None:
 
 
 def test_client_properties() -> None:
-    """At most 32, names of 1..64 characters, values up to 256 characters, 4 KiB in all."""
+    """At most 32 properties, names of 1..64 characters, values up to 256 characters, 4 KiB in total."""
     check_client_properties(v2.Settings())
     check_client_properties(v2.Settings(client_properties={"a" * 64: "v" * 256}))
     for properties in ({"1a": ""}, {"": ""}, {"a" * 65: ""}, {"a": "v" * 257}, {f"n{i}": "" for i in range(33)}):

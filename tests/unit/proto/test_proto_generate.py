@@ -1,4 +1,4 @@
-"""`python -m aerobee_proto.generate`: the checked-in code is what the .proto files give, and drift is named."""
+"""`python -m aerobee_proto.generate`: the checked-in code matches the .proto files, and differences are reported."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ PACKAGE = Path(aerobee_proto.__file__).parent
 
 
 def run(source_root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command, on the copy of the package under `source_root`."""
+    """Run the command on the copy of the package under `source_root`."""
     return subprocess.run(
         [sys.executable, "-m", "aerobee_proto.generate", *arguments],
         cwd=source_root,
@@ -29,19 +29,19 @@ def run(source_root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def source_root(tmp_path: Path) -> Path:
-    """A copy of the package that a test may damage."""
+    """A copy of the package that tests may change."""
     shutil.copytree(PACKAGE, tmp_path / "aerobee_proto", ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
 
 def test_the_checked_in_code_is_up_to_date() -> None:
-    """`--check` finds nothing: whoever changed a .proto file also ran `make proto`."""
+    """`--check` finds no difference between the .proto files and the generated code."""
     result = run(PACKAGE.parent, "--check")
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 def test_check_lists_what_differs_and_generating_mends_it(source_root: Path) -> None:
-    """A changed, a missing and an orphaned file are each named, nothing is touched; then `generate` repairs all."""
+    """`--check` names a changed, a missing and an orphaned file and changes nothing; generating repairs all."""
     v2 = source_root / "aerobee_proto/apache/rocketmq/v2"
     edited, deleted, orphan = v2 / "service_pb2.py", v2 / "definition_pb2.pyi", v2 / "gone_pb2.py"
     edited.write_text(edited.read_text() + "\n")
@@ -65,7 +65,7 @@ def test_check_lists_what_differs_and_generating_mends_it(source_root: Path) -> 
 
 
 def test_a_new_field_is_noticed(source_root: Path) -> None:
-    """A .proto file that was changed without generating shows in its Python code and its types."""
+    """A changed .proto file is reported for its Python code and its types."""
     proto = source_root / "aerobee_proto/aerobee/v1/admin.proto"
     proto.write_text(
         proto.read_text().replace("message DeleteTopicRequest {", "message DeleteTopicRequest {\n bool x = 9;")
@@ -77,7 +77,7 @@ def test_a_new_field_is_noticed(source_root: Path) -> None:
 
 
 def test_nothing_generated_uses_the_default_pool_or_googles_types(tmp_path: Path) -> None:
-    """Every module registers in our pool, and no stub offers a Timestamp that the runtime would refuse."""
+    """Every module uses our descriptor pool, and no stub has a Timestamp that the runtime would refuse."""
     written = generate(tmp_path)
     assert len(written) == 18
     for path in written:
@@ -87,7 +87,7 @@ def test_nothing_generated_uses_the_default_pool_or_googles_types(tmp_path: Path
 
 
 def test_a_faulty_file_is_named_with_its_line(source_root: Path) -> None:
-    """protoc's own words reach the developer, and the exit status is 2."""
+    """The output has protoc's error, and the exit status is 2."""
     (source_root / "aerobee_proto/faulty.proto").write_text('syntax = "proto3";\nmessage Faulty { Absent name = 1; }\n')
     result = run(source_root, "--check")
     assert result.returncode == 2
@@ -96,6 +96,6 @@ def test_a_faulty_file_is_named_with_its_line(source_root: Path) -> None:
 
 
 def test_a_folder_without_sources_is_refused(tmp_path: Path) -> None:
-    """An empty result would pass every check, so it is an error."""
+    """A source folder without .proto files is an error, because its empty result would pass every check."""
     with pytest.raises(GenerateError, match=r"no \.proto files"):
         generate(tmp_path / "output", tmp_path)

@@ -1,4 +1,4 @@
-"""The official Python client and our package share a process and a wire, not a descriptor pool."""
+"""The official Python client and our package work in one process and on the wire, with separate descriptor pools."""
 
 import os
 import subprocess
@@ -55,7 +55,7 @@ print("exchanged")
 @PYTHON.mark
 @pytest.mark.parametrize("order", [("ours", "theirs"), ("theirs", "ours")], ids=["ours first", "theirs first"])
 def test_both_are_imported_and_understand_each_other(order: tuple[str, str], tmp_path: Path) -> None:
-    """Whichever comes first, both import, write the same bytes, and read what the other wrote as equal values."""
+    """In either import order, both encode the same bytes and decode each other's to equal values."""
     script = "\n".join([*(_IMPORTS[name] for name in order), _EXCHANGE])
     result = subprocess.run(
         [sys.executable, "-c", script],

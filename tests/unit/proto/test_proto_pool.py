@@ -1,4 +1,4 @@
-"""The private pool: what is in it, what is not in the default one, and that messages lose nothing by it."""
+"""The private descriptor pool: its contents, its separation from the default pool, and its messages' functions."""
 
 import pickle
 import subprocess
@@ -15,7 +15,7 @@ from aerobee_proto import admin_v1, pool, v2
 
 
 def test_importing_leaves_the_default_pool_alone() -> None:
-    """Neither package is known to the default pool after everything of ours was imported, in a fresh process."""
+    """In a fresh process, importing our package adds nothing to the default pool."""
     script = (
         "from aerobee_proto import admin_v1, pool, v2\n"
         "from google.protobuf import descriptor_pool\n"
@@ -37,7 +37,7 @@ def test_importing_leaves_the_default_pool_alone() -> None:
 
 
 def test_timestamps_and_durations_keep_their_conveniences() -> None:
-    """Fields of well-known types convert from and to milliseconds, datetime and timedelta."""
+    """Well-known types convert to and from milliseconds, datetime and timedelta."""
     properties = v2.SystemProperties()
     properties.born_timestamp.FromMilliseconds(1_500)
     properties.delivery_timestamp.FromDatetime(datetime(2030, 1, 1, tzinfo=UTC))
@@ -49,7 +49,7 @@ def test_timestamps_and_durations_keep_their_conveniences() -> None:
 
 
 def test_fields_take_the_timestamp_of_the_pool_and_refuse_googles() -> None:
-    """`pool.Timestamp` is the class of every Timestamp field; Google's, from another pool, is a TypeError."""
+    """Every Timestamp field takes `pool.Timestamp`; Google's class, from another pool, is a TypeError."""
     assert type(v2.SystemProperties().born_timestamp) is pool.Timestamp
     assert type(admin_v1.GetBrokerStatusResponse().uptime) is pool.Duration
     assert (v2.Timestamp, v2.Duration) == (pool.Timestamp, pool.Duration)
@@ -62,7 +62,7 @@ def test_fields_take_the_timestamp_of_the_pool_and_refuse_googles() -> None:
 
 
 def test_messages_can_be_pickled() -> None:
-    """Messages and well-known types of the pool travel between processes."""
+    """Messages and well-known types can be sent between processes."""
     message = v2.Message(topic=v2.Resource(name="orders"), body=b"x")
     message.system_properties.born_timestamp.seconds = 5
     assert pickle.loads(pickle.dumps(message)) == message
@@ -78,7 +78,7 @@ def test_messages_can_be_pickled() -> None:
     ids=["v2", "admin_v1"],
 )
 def test_the_short_modules_offer_everything(module: object, files: list[str]) -> None:
-    """Every message and enum, and for each service its stub, servicer and registration, is in `__all__`."""
+    """`__all__` has every message and enum, and each service's stub, servicer and registration."""
     expected: set[str] = set()
     for name in files:
         file = pool.POOL.FindFileByName(name)
@@ -104,7 +104,7 @@ def test_every_response_of_the_admin_service_starts_with_a_status() -> None:
 
 
 class _Echo(v2.AdminServicer):
-    """Answers ChangeLogLevel."""
+    """Implements ChangeLogLevel."""
 
     async def ChangeLogLevel(self, request: v2.ChangeLogLevelRequest, context: object) -> v2.ChangeLogLevelResponse:
         return v2.ChangeLogLevelResponse(remark=v2.ChangeLogLevelRequest.Level.Name(request.level))
@@ -112,7 +112,7 @@ class _Echo(v2.AdminServicer):
 
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
-    """A server with one service of ours and reflection over the private pool."""
+    """The address of a server with one of our services and reflection over the private pool."""
     server = grpc.aio.server()
     v2.add_AdminServicer_to_server(_Echo(), server)  # type: ignore[abstract] # one call of the service is enough here
     reflection.enable_server_reflection(["apache.rocketmq.v2.Admin"], server, pool=pool.reflection_pool())
@@ -123,7 +123,7 @@ async def address() -> AsyncIterator[str]:
 
 
 async def test_a_call_travels_through_the_stubs(address: str) -> None:
-    """Stub and servicer of the private pool understand each other over a real connection."""
+    """Stub and servicer of the private pool work over a real connection."""
     async with grpc.aio.insecure_channel(address) as channel:
         request = v2.ChangeLogLevelRequest(level=v2.ChangeLogLevelRequest.WARN)
         response = await v2.AdminStub(channel).ChangeLogLevel(request, timeout=60)
@@ -143,7 +143,7 @@ async def test_a_call_travels_through_the_stubs(address: str) -> None:
     ],
 )
 async def test_reflection_describes_every_service_of_a_server(address: str, symbol: str, file: str) -> None:
-    """A client that knows nothing can ask for each service and gets its file with all that it needs."""
+    """Reflection returns the file of each service and all files that it imports."""
     async with grpc.aio.insecure_channel(address) as channel:
         question = reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol)
         call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([question]), timeout=60)

@@ -1,4 +1,4 @@
-"""Our .proto files say what the protocol says, field by field, and what the official client's files say."""
+"""Our .proto files match the published protocol, field by field, and the official client's files."""
 
 import base64
 import os
@@ -42,7 +42,7 @@ _KINDS = {
 
 
 def published() -> dict[str, Schema]:
-    """The schema as published, by file, from wire_schema.txt."""
+    """The published schema by file, from wire_schema.txt."""
     files: dict[str, Schema] = {}
     schema: Schema = {}
     lines: list[str] = []
@@ -57,7 +57,7 @@ def published() -> dict[str, Schema]:
 
 
 def described(file: FileDescriptorProto) -> Schema:
-    """A descriptor in the words of wire_schema.txt."""
+    """A descriptor in the notation of wire_schema.txt."""
     schema: Schema = {}
     for name, message in _messages("", file.message_type):
         schema[f"message {name}"] = [_field(message, field) for field in message.field]
@@ -106,7 +106,7 @@ def _relative(type_name: str) -> str:
 
 
 def ours(name: str) -> FileDescriptorProto:
-    """One of our files, by its name without the ending."""
+    """One of our files, by its name without the suffix."""
     from aerobee_proto import v2  # noqa: F401 - loads the files into the pool
 
     file = FileDescriptorProto()
@@ -116,25 +116,25 @@ def ours(name: str) -> FileDescriptorProto:
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_package_and_syntax_are_the_protocols(name: str) -> None:
-    """The package is part of every gRPC path; proto3 decides about presence."""
+    """The package is part of every gRPC path, and proto3 determines field presence."""
     assert (ours(name).package, ours(name).syntax) == (PACKAGE, "proto3")
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_declares_exactly_what_is_published(name: str) -> None:
-    """No message, enum or service is missing, none is invented."""
+    """Messages, enums and services are exactly the published ones."""
     assert sorted(described(ours(name))) == sorted(published()[name])
 
 
 @pytest.mark.parametrize(("file", "what"), [(file, what) for file in FILES for what in published()[file]])
 def test_a_declaration_is_as_published(file: str, what: str) -> None:
-    """Numbers, names, types, presence, oneofs, values and streaming kinds are those of the protocol."""
+    """Numbers, names, types, presence, oneofs, values and streaming kinds match the protocol."""
     assert sorted(described(ours(file))[what]) == sorted(published()[file][what])
 
 
 @PYTHON.mark
 def test_everything_in_the_official_clients_files_is_in_ours(tmp_path: Path) -> None:
-    """What the released Python client was generated from agrees with ours wherever it says anything."""
+    """The descriptors of the released Python client match ours."""
     script = (
         "import base64\n"
         "from rocketmq.grpc_protocol import definition_pb2, service_pb2, admin_pb2\n"
