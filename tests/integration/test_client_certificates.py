@@ -1,4 +1,4 @@
-"""Certificates of clients: who is let in with which, and the account that a certificate stands for. On both fronts."""
+"""Client certificates: which are accepted, and the account each one stands for. Both fronts are tested."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ admin = true
 
 @dataclass(frozen=True)
 class Files:
-    """Of a broker with TLS that knows one authority of clients."""
+    """The files of a broker with TLS that trusts one authority for clients."""
 
     authority: ClientAuthority
     arguments: tuple[str, ...]
     trusted: Path
 
     def tls(self, subject: str, *, days: int = 1) -> Tls:
-        """With a new certificate."""
+        """Client options with a new certificate."""
         name = "".join(letter for letter in subject if letter.isalnum())
         return Tls(self.trusted, *self.authority.issue(name, subject, days=days))
 
@@ -83,13 +83,16 @@ async def send(
 
 
 async def is_not_let_in(endpoint: str, tls: Tls | None, credentials: Credentials | None = None) -> None:
-    """AssertionError if TLS lets the client in."""
+    """Raise AssertionError if TLS accepts the client."""
     with pytest.raises(UnavailableError):
         await send(endpoint, "orders", tls, credentials, retry_seconds=0.1)
 
 
 async def test_a_certificate_is_an_account(broker: str, files: Files) -> None:
-    """With its permissions and without a secret key. The whole subject counts, and not the name in it alone."""
+    """The certificate gives the account's permissions without a secret key.
+
+    The whole subject is compared, not only the common name.
+    """
     billing = files.tls("CN=billing,O=Ex\\, ample")
     await send(broker, "bills", billing)
     with pytest.raises(ForbiddenError, match="account 'billing' may not"):
@@ -100,7 +103,10 @@ async def test_a_certificate_is_an_account(broker: str, files: Files) -> None:
 
 
 async def test_a_signature_goes_before_the_certificate(broker: str, files: Files) -> None:
-    """A proxy may have a certificate of its own. A wrong signature is refused whatever the certificate."""
+    """A signature overrides the certificate, which may be a proxy's.
+
+    A wrong signature is refused with any certificate.
+    """
     stranger = files.tls("CN=stranger")
     await send(broker, "orders", stranger, SHOP)
     await send(broker, "orders", files.tls("CN=shop"))
@@ -111,7 +117,7 @@ async def test_a_signature_goes_before_the_certificate(broker: str, files: Files
 
 
 async def test_who_has_no_good_certificate_is_not_let_in(broker: str, files: Files, tmp_path: Path) -> None:
-    """None, one of another authority, one that has expired: TLS ends, with credentials or without."""
+    """Without a certificate, with another authority's or with an expired one, TLS fails, whatever the credentials."""
     other = ClientAuthority.create(tmp_path / "other-ca.crt")
     for tls in (
         Tls(files.trusted),
@@ -123,7 +129,7 @@ async def test_who_has_no_good_certificate_is_not_let_in(broker: str, files: Fil
 
 
 async def test_the_services_of_operators(broker: str, files: Files) -> None:
-    """They ask for no client id, and know the account all the same."""
+    """These services need no client id, and still see the account."""
     async with connect(broker, tls=files.tls("CN=operator")) as client:
         await client.admin.list_topics()
     async with connect(broker, tls=files.tls("CN=shop")) as client:
@@ -134,7 +140,7 @@ async def test_the_services_of_operators(broker: str, files: Files) -> None:
 def test_commands_take_a_certificate(
     broker: str, files: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By flag and by environment; a certificate without its key is refused before anything is dialled."""
+    """The certificate comes from a flag or the environment; without its key it is refused before connecting."""
     certificate, key = files.authority.issue("operator", "CN=operator")
     command = ["topic", "list", "--endpoint", broker, "--tls-ca", str(files.trusted)]
     assert main([*command, "--tls-cert", str(certificate), "--tls-key", str(key)]) == 0
@@ -147,14 +153,14 @@ def test_commands_take_a_certificate(
 
 @pytest.fixture
 def optional(tmp_path: Path, files: Files) -> Iterator[BrokerProcess]:
-    """A broker that asks for certificates, and lets clients in without one."""
+    """A broker that asks for certificates but also accepts clients without one."""
     settings = {"tls.client_certificates": "optional"}
     with run_broker(tmp_path, ("--front", "native", *files.arguments), settings=settings) as running:
         yield running
 
 
 async def test_optional_certificates(optional: BrokerProcess, files: Files, tmp_path: Path) -> None:
-    """Who has none signs, with TLS or without it; a certificate of another authority is refused all the same."""
+    """Clients without a certificate sign, with or without TLS; another authority's certificate is still refused."""
     await send(optional.endpoint, "bills", files.tls("CN=billing,O=Ex\\, ample"))
     await send(optional.endpoint, "orders", Tls(files.trusted), SHOP)
     await send(optional.endpoint, "orders", None, SHOP)
@@ -166,7 +172,7 @@ async def test_optional_certificates(optional: BrokerProcess, files: Files, tmp_
 
 
 async def test_one_port_that_requires_certificates_takes_no_plaintext(tmp_path: Path, files: Files) -> None:
-    """Else whoever has no certificate would leave out TLS. Authorities that change count for new connections."""
+    """Otherwise a client without a certificate could skip TLS. Changed authorities apply to new connections."""
     authorities = tmp_path / "authorities.crt"
     authorities.write_bytes(files.authority.file.read_bytes())
     arguments = [str(authorities) if text == str(files.authority.file) else text for text in files.arguments]

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for the tests of this module; each has topics of its own."""
+    """One broker for the tests of this module; each test has its own topics."""
     with run_broker(tmp_path_factory.mktemp("aerobee")) as running:
         yield running
 
@@ -51,7 +51,7 @@ async def client(broker: BrokerProcess) -> AsyncIterator[Client]:
 
 @pytest.fixture
 def largest(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How many messages a consumer has held at most."""
+    """The maximum number of messages that a consumer has held at once."""
     counts = [0]
     add = FlowControl.add
 
@@ -64,14 +64,14 @@ def largest(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
 
 async def send(client: Client, topic: str, *bodies: bytes, **fields: str) -> None:
-    """Messages to `topic`, in order."""
+    """Send messages to `topic`, in order."""
     producer = client.producer()
-    for body in bodies:  # one a request: the broker puts the messages of a request into one queue
+    for body in bodies:  # one per request: the broker puts a request's messages into one queue
         await producer.send(Message(topic=topic, body=body, **fields))  # type: ignore[arg-type]  # fields by name
 
 
 class Collector:
-    """A handler that remembers what it got."""
+    """A handler that keeps the messages it received."""
 
     def __init__(self) -> None:
         self.messages: list[ReceivedMessage] = []
@@ -82,7 +82,7 @@ class Collector:
         self._came.set()
 
     async def count(self, number: int) -> list[bytes]:
-        """The bodies, once there are so many."""
+        """The bodies, once this many have arrived."""
         async with asyncio.timeout(60):
             while len(self.messages) < number:
                 self._came.clear()
@@ -92,7 +92,7 @@ class Collector:
 
 class TestPushConsumer:
     async def test_handled_messages_do_not_come_again(self, client: Client) -> None:
-        """All arrive, also those sent while it runs, and are acknowledged when it closes."""
+        """All messages arrive, also those sent meanwhile, and are acknowledged by the time the consumer is closed."""
         collector = Collector()
         await send(client, "pushed", *(b"%d" % number for number in range(100)))
         async with client.push_consumer("g", "pushed", collector) as consumer:
@@ -104,7 +104,7 @@ class TestPushConsumer:
         assert await client.simple_consumer("g", "pushed").receive(wait_seconds=0) == []
 
     async def test_a_plain_function_runs_in_threads(self, client: Client) -> None:
-        """As many at once as the concurrency says, without holding up the event loop."""
+        """As many calls run at once as the concurrency allows, without blocking the event loop."""
         barrier = threading.Barrier(3)
         done = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -118,7 +118,8 @@ class TestPushConsumer:
             await asyncio.wait_for(done.wait(), 30)
 
     async def test_what_fails_comes_again(self, client: Client, caplog: pytest.LogCaptureFixture) -> None:
-        """After the time that the handler names, with the next attempt; returning False and raising say so, too."""
+        """A failed message returns after the handler's delay as the next attempt; returning False and raising also
+        fail."""
         await client.admin.create_group("again", retry_policy=quick_retries())
         attempts: list[tuple[bytes, int]] = []
         done = asyncio.Event()
@@ -142,7 +143,8 @@ class TestPushConsumer:
         assert "as the test wants it" in caplog.text
 
     async def test_an_ordered_group(self, client: Client) -> None:
-        """One message of a group at a time, in order, over failures; groups do not wait for each other."""
+        """One message of a message group runs at a time, in order despite failures; groups do not wait for each
+        other."""
         await client.admin.create_topic("ordered", message_types=[v2.MessageType.FIFO])
         await client.admin.create_group("ordered", fifo=True, retry_policy=quick_retries())
         seen: dict[str | None, list[bytes]] = {"a": [], "b": []}
@@ -171,7 +173,7 @@ class TestPushConsumer:
             assert bodies == [b"0", b"1", b"2", b"3", b"3", *(b"%d" % number for number in range(4, 10))]
 
     async def test_attempts_are_used_up(self, client: Client) -> None:
-        """An ordered message that always fails becomes a dead letter, and the next one gets its turn."""
+        """An ordered message that always fails becomes a dead letter, and the next one is delivered."""
         await client.admin.create_topic("poisoned", message_types=[v2.MessageType.FIFO])
         await client.admin.create_group("poisoned", fifo=True, max_attempts=2, retry_policy=quick_retries())
         collector = Collector()
@@ -188,7 +190,7 @@ class TestPushConsumer:
         assert [each.message.system_properties.message_group for each in letters] == ["g"]
 
     async def test_closing_lets_handlers_finish(self, client: Client) -> None:
-        """What runs is finished and acknowledged; what waits goes back to the group at once."""
+        """Running handlers finish and acknowledge; waiting messages return to the group at once."""
         began, go_on = asyncio.Event(), asyncio.Event()
 
         async def handle(message: ReceivedMessage) -> None:
@@ -212,7 +214,7 @@ class TestPushConsumer:
         assert len({message.body for message in received}) == 4
 
     async def test_a_broker_that_restarts(self, aerobee_broker: BrokerProcess) -> None:
-        """Consumption goes on by itself; nothing is lost."""
+        """Consumption continues by itself, and nothing is lost."""
         collector = Collector()
         async with (
             connect(aerobee_broker.endpoint) as client,
@@ -226,7 +228,7 @@ class TestPushConsumer:
                 await collector.count(len(collector.messages) + 1)
 
     async def test_the_broker_tries_a_message(self, client: Client) -> None:
-        """`aerobee client verify` asks the handler without acknowledging; and where the program is."""
+        """`aerobee client verify` calls the handler without acknowledging; thread stacks show where the program is."""
         collector = Collector()
 
         async def handle(message: ReceivedMessage) -> None:
@@ -246,7 +248,7 @@ class TestPushConsumer:
             assert "push_consumer" in await admin.admin.client_stacks(connection.client_id)
 
     async def test_messages_stay_hidden_while_the_handler_works(self, aerobee_broker: BrokerProcess) -> None:
-        """For hours; the acknowledgement at the end counts."""
+        """The message stays invisible for hours, and the final acknowledgement is accepted."""
         began, go_on = asyncio.Event(), asyncio.Event()
 
         async def slow(message: ReceivedMessage) -> None:
@@ -266,7 +268,7 @@ class TestPushConsumer:
             assert await other.receive(wait_seconds=0) == []
 
     async def test_what_it_holds_is_bounded(self, client: Client, largest: Callable[[], int]) -> None:
-        """By count: no more is received than may wait; all is handled in the end."""
+        """No more messages are received than may be buffered; all are handled in the end."""
         await client.admin.create_topic("bounded-push", queue_count=1)
         await client.producer().send_many([Message(topic="bounded-push", body=b"%d" % n) for n in range(50)])
         collector = Collector()
@@ -275,7 +277,7 @@ class TestPushConsumer:
         assert 1 <= largest() <= 3
 
     async def test_hooks_run_around_handlers(self, broker: BrokerProcess) -> None:
-        """One that raises counts as a failure of the handler."""
+        """A hook that raises counts as a failed handler."""
         heard: list[str] = []
 
         class Told(Hooks):
@@ -297,7 +299,7 @@ class TestPushConsumer:
 
 class TestSimpleConsumerExtras:
     async def test_iteration_acknowledges(self, client: Client) -> None:
-        """When the next one is asked for; the one at hand comes back."""
+        """A message is acknowledged when the next one is requested; the last one comes again."""
         await send(client, "iterated", b"1", b"2")
         async with client.simple_consumer("g", "iterated") as consumer:
             first = [message async for message in consumer_messages(consumer, 2)]
@@ -306,7 +308,7 @@ class TestSimpleConsumerExtras:
             assert len(await other.receive()) >= 1
 
     async def test_a_message_is_kept_for_as_long_as_work_takes(self, client: Client) -> None:
-        """Longer than its invisible time; then it is acknowledged, or given back when the work fails."""
+        """It is kept beyond its invisible time, then acknowledged, or given back if the work fails."""
         await send(client, "kept-invisible", b"x")
         consumer, other = (client.simple_consumer("g", "kept-invisible") for _ in range(2))
         (message,) = await consumer.receive(invisible_seconds=10)
@@ -328,7 +330,7 @@ class TestSimpleConsumerExtras:
 
 
 async def consumer_messages(consumer: object, count: int) -> AsyncIterator[ReceivedMessage]:
-    """The first `count` of a consumer that is iterated over."""
+    """The first `count` messages of a consumer, by iteration."""
     number = 0
     async for message in consumer:  # type: ignore[attr-defined]  # any of the consumers
         yield message
@@ -339,7 +341,7 @@ async def consumer_messages(consumer: object, count: int) -> AsyncIterator[Recei
 
 class TestPullConsumer:
     async def test_reading_all_and_again(self, client: Client) -> None:
-        """From the beginning, in the order of each queue; handled offsets are where the group goes on."""
+        """All messages from the start, in order within each queue; the group continues after those it handled."""
         bodies = [b"%d" % number for number in range(50)]
         await client.admin.create_topic("pulled", queue_count=4)
         await send(client, "pulled", *bodies)
@@ -360,7 +362,7 @@ class TestPullConsumer:
             assert len({(message.queue_id, message.queue_offset) for message in again}) == 51
 
     async def test_places(self, client: Client) -> None:
-        """Beginning, end, time, and an offset; what is not assigned is refused."""
+        """Seeks to the beginning, the end, a time and an offset; a queue that is not assigned is refused."""
         await client.admin.create_topic("places", queue_count=1)
         await send(client, "places", b"0", b"1")
         await asyncio.sleep(0.05)
@@ -382,7 +384,7 @@ class TestPullConsumer:
             await consumer.commit({queue: 3})
             await consumer.seek_to_committed(queue)
             assert (await consumer.getone()).body == b"3"
-            await consumer.seek(queue, 99)  # beyond the end: the broker says where it goes on
+            await consumer.seek(queue, 99)  # beyond the end: the broker answers with the offset to continue at
             await send(client, "places", b"4")
             assert (await consumer.getone()).body == b"4"
             with pytest.raises(ClientError, match="not assigned"):
@@ -391,7 +393,7 @@ class TestPullConsumer:
                 await consumer.assign([Queue("other", queue.broker, 0)])
 
     async def test_what_it_holds_is_bounded(self, client: Client, largest: Callable[[], int]) -> None:
-        """By count: no more is fetched than may wait; all is handed out in the end."""
+        """No more messages are fetched than may be buffered; all are handed out in the end."""
         await client.admin.create_topic("bounded-pull", queue_count=1)
         await client.producer().send_many([Message(topic="bounded-pull", body=b"%d" % n) for n in range(50)])
         async with client.pull_consumer("g", "bounded-pull", start="begin", waiting_count_max=3) as consumer:
@@ -400,7 +402,7 @@ class TestPullConsumer:
         assert 1 <= largest() <= 3
 
     async def test_closing_commits_what_was_handled(self, client: Client) -> None:
-        """Not what was handed out last: whoever asked for nothing more may not have worked on it."""
+        """The last message handed out is not committed: only the next request shows that it was handled."""
         await client.admin.create_topic("closing", queue_count=1)
         await client.producer().send_many([Message(topic="closing", body=b"%d" % n) for n in range(5)])
         found = []
@@ -410,7 +412,7 @@ class TestPullConsumer:
         assert found == [b"0", b"1", b"2", b"2", b"3", b"4"]
 
     async def test_paused_queues_are_silent(self, client: Client) -> None:
-        """Also with messages that were fetched before; resuming hands them out."""
+        """Messages fetched before the pause wait too; resuming hands them out."""
         await client.admin.create_topic("paused", queue_count=1)
         async with client.pull_consumer("paused", "paused", start="begin") as consumer:
             await send(client, "paused", b"1", b"2")
@@ -422,7 +424,10 @@ class TestPullConsumer:
             assert (await consumer.getone()).body == b"2"
 
     async def test_a_group_shares_the_queues(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A second consumer takes half of them; when it leaves, the first has all again, and nothing is read twice."""
+        """A second consumer gets half of the queues.
+
+        When it leaves, the first has all again, and no message is read twice.
+        """
         monkeypatch.setattr("aerobee_client.pull_consumer.REBALANCE_SECONDS", 0.2)
         await client.admin.create_topic("balanced", queue_count=4)
         changes: list[tuple[int, int]] = []
@@ -454,7 +459,7 @@ class TestPullConsumer:
         assert len({message.body for message in mine + theirs}) == 12
 
     async def test_broadcasting(self, client: Client, tmp_path: Path) -> None:
-        """Every consumer reads all; its place is kept in its file."""
+        """Every consumer reads all messages, and keeps its position in its own file."""
         await send(client, "broadcast", b"1", b"2")
         for name in ("a", "b"):
             file = tmp_path / name
@@ -474,7 +479,7 @@ class TestPullConsumer:
             await client.pull_consumer("broadcast", "broadcast", broadcasting=True, offsets_file=tmp_path / "a").start()
 
     async def test_filters_leave_out(self, client: Client) -> None:
-        """What does not pass is not handed out, and the position goes on past it."""
+        """Messages that do not match are not handed out, and the position moves past them."""
         await client.admin.create_topic("filtered", queue_count=1)
         await send(client, "filtered", b"1", tag="no")
         await send(client, "filtered", b"2", tag="yes")
@@ -485,10 +490,10 @@ class TestPullConsumer:
 
 
 class TestPullingABacklog:
-    """A backlog comes by ReadRecords: the same messages as by PullMessage, in the same order."""
+    """ReadRecords delivers a backlog: the same messages as PullMessage, in the same order."""
 
     async def test_messages_of_every_kind(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """With all their fields; a delayed one as it was delivered."""
+        """All fields are kept; a delayed message is as it was delivered."""
         kinds = [v2.MessageType.NORMAL, v2.MessageType.FIFO, v2.MessageType.DELAY]
         await client.admin.create_topic("kinds", queue_count=1, message_types=kinds)
         producer = client.producer(compression="zlib", compress_above=100)
@@ -505,7 +510,7 @@ class TestPullingABacklog:
         assert sum(message.message_group == "group" for message in found) == 30
 
     async def test_a_batch_topic(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Single messages, also where a record holds more than there is room for."""
+        """Messages come one by one, also where a record holds more than the buffer has space for."""
         await client.admin.create_topic("batched", queue_count=1, attributes={"queue.type": "BatchCQ"})
         for first in range(0, 150, 50):
             messages = [Message(topic="batched", body=b"%d" % number, tag="t") for number in range(first, first + 50)]
@@ -514,7 +519,7 @@ class TestPullingABacklog:
         assert [message.body for message in found] == [b"%d" % number for number in range(150)]
 
     async def test_tags(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Only those that the filter names; the position is behind what it left out."""
+        """Only messages that match the filter arrive; the position moves past the others."""
         await client.admin.create_topic("tagged", queue_count=1)
         messages = [Message(topic="tagged", body=b"%d" % each, tag="abc"[each % 3]) for each in range(200)]
         await client.records.append("tagged", 0, client.records.pack("tagged", 0, messages))
@@ -522,7 +527,7 @@ class TestPullingABacklog:
         assert [message.body for message in found] == [b"%d" % each for each in range(200) if each % 3 != 1]
 
     async def test_bounds_hold(self, client: Client, largest: Callable[[], int]) -> None:
-        """No more messages wait than the consumer was told."""
+        """No more messages are buffered than the consumer's limit."""
         await client.admin.create_topic("wide", queue_count=1)
         messages = [Message(topic="wide", body=b"%d" % each) for each in range(500)]
         await client.records.append("wide", 0, client.records.pack("wide", 0, messages))
@@ -532,12 +537,12 @@ class TestPullingABacklog:
         assert largest() <= 70
 
     async def test_offsets_that_are_gone_meanwhile(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A refused ReadRecords is no end: the next PullMessage says where to go on."""
+        """A refused ReadRecords is not final: the next PullMessage answers with the offset to continue at."""
         refused = []
 
         async def read(records: Records, topic: str, queue_id: int, start: int, **_: object) -> AsyncIterator[Frame]:
             refused.append(start)
-            if start:  # always: the function has to be a generator
+            if start:  # always true: makes the function a generator
                 raise BadRequestError(v2.Code.ILLEGAL_OFFSET, "gone")
             yield Frame(b"", start, start, 0)
 
@@ -552,7 +557,7 @@ class TestPullingABacklog:
 
 
 async def pulled(consumer: PullConsumer, count: int) -> list[StoredMessage]:
-    """So many messages."""
+    """Read exactly `count` messages."""
     found: list[StoredMessage] = []
     async with asyncio.timeout(60):
         while len(found) < count:
@@ -601,7 +606,7 @@ async def pulled_both_ways(
 
 
 def quick_retries() -> v2.RetryPolicy:
-    """Failed messages come back within a tenth of a second."""
+    """A retry policy that redelivers failed messages within 0.1 s."""
     policy = v2.RetryPolicy(exponential_backoff=v2.ExponentialBackoff(multiplier=1))
     policy.exponential_backoff.initial.FromMilliseconds(100)
     policy.exponential_backoff.max.FromMilliseconds(100)

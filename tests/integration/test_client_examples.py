@@ -1,4 +1,4 @@
-"""The examples of docs/client.md and README.md: the code on the pages is the code that mypy checks, and it runs."""
+"""The examples of docs/client.md and README.md are the code that mypy checks, and they run."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def broker() -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def at_the_broker(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The examples dial the default address; here it is this broker's."""
+    """The examples connect to the default address; this points it at the test's broker."""
     plain, waiting = connect, blocking.connect
     monkeypatch.setattr(client_examples, "connect", lambda endpoint: plain(endpoint.replace(_DEFAULT, broker.endpoint)))
     monkeypatch.setattr(blocking, "connect", lambda endpoint: waiting(endpoint.replace(_DEFAULT, broker.endpoint)))
 
 
 class Database:
-    """What the examples store in."""
+    """A stand-in for the database in the examples."""
 
     def __init__(self) -> None:
         self.billed: list[bytes] = []
@@ -54,7 +54,7 @@ class Database:
 
 
 def statements(code: str) -> list[str]:
-    """The statements at all depths, without comments and layout; of a compound one its head."""
+    """The statements at all depths, without comments and layout; of a compound statement, its header."""
     found = []
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.stmt) and not isinstance(node, ast.Import | ast.ImportFrom):
@@ -65,7 +65,7 @@ def statements(code: str) -> list[str]:
 
 @pytest.mark.parametrize("page", ["docs/client.md"])
 def test_the_page_shows_what_is_checked(page: str) -> None:
-    """Every statement of every example is in the file that mypy checks and that the tests below run."""
+    """Every statement of every example is in the file that mypy checks and the tests below run."""
     checked = set(statements((ROOT / "tests" / "typing" / "client_examples.py").read_text()))
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert len(blocks) >= 5
@@ -74,14 +74,14 @@ def test_the_page_shows_what_is_checked(page: str) -> None:
 
 
 async def test_first_steps(at_the_broker: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """A message there and back."""
+    """A message is sent and received."""
     async with asyncio.timeout(90):
         await client_examples.first_steps()
     assert capsys.readouterr().out == "b'hello' 1\n"
 
 
 def test_without_an_event_loop(at_the_broker: None) -> None:
-    """The same by the blocking face."""
+    """The same with the blocking API."""
     client_examples.without_an_event_loop()
 
 
@@ -95,7 +95,7 @@ async def test_sending_and_transactions(broker: BrokerProcess) -> None:
 
 
 async def test_consuming(broker: BrokerProcess) -> None:
-    """Push until the program is told to stop, then pull from yesterday on; the loop of the page has no end."""
+    """Push until the program is told to stop, then pull from yesterday on; the page's loop never ends."""
     database, stop = Database(), asyncio.Event()
     async with connect(broker.endpoint) as client, asyncio.timeout(90):
         await client.producer().send(Message(topic="orders", body=b"paid", tag="paid"))
@@ -109,7 +109,7 @@ async def test_consuming(broker: BrokerProcess) -> None:
 
 
 async def test_in_bulk(broker: BrokerProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    """Packed, appended, read."""
+    """Records are packed, appended and read."""
     async with connect(broker.endpoint) as client, asyncio.timeout(90):
         await client_examples.in_bulk(client, 7, [Message(topic="orders", body=b"in bulk")] * 3)
     assert "b'in bulk'" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Records in bulk by the client: what it packs is what SendMessage stores, and it reads both."""
+"""Bulk records with the client: packed records equal what SendMessage stores, and the client reads both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.scripted_broker import scripted_broker
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[BrokerProcess]:
-    """One broker for the tests of this module; each has topics of its own."""
+    """One broker for the tests of this module; each test has its own topics."""
     with run_broker(memory=True) as running:
         yield running
 
@@ -41,7 +41,7 @@ async def client(broker: BrokerProcess) -> AsyncIterator[Client]:
 
 
 def messages(topic: str, count: int) -> list[Message]:
-    """Messages with everything that a message can have."""
+    """Messages that set every possible field."""
     return [
         Message(
             topic=topic,
@@ -57,7 +57,8 @@ def messages(topic: str, count: int) -> list[Message]:
 
 
 async def test_records_are_what_sends_store(client: Client) -> None:
-    """The same bytes but for place and time, for messages with properties, keys and tags of every kind."""
+    """Records equal sent messages in all bytes except position and time, for properties, keys and tags of every
+    kind."""
     await client.admin.create_topic("same", queue_count=1)
     some = messages("same", 50)
     for message in some:
@@ -77,7 +78,7 @@ async def test_records_are_what_sends_store(client: Client) -> None:
 
 
 async def test_consumers_get_records(client: Client) -> None:
-    """As any message."""
+    """Consumers receive records like any other message."""
     some = messages("consumed", 20)
     await client.admin.create_topic("consumed", queue_count=1)
     await client.records.append("consumed", 0, client.records.pack("consumed", 0, some))
@@ -97,7 +98,7 @@ async def test_consumers_get_records(client: Client) -> None:
 
 @pytest.mark.parametrize("compression", [None, "zlib", "lz4", "zstd"])
 async def test_batch_topics(client: Client, compression: Compression | None) -> None:
-    """Many messages in one record, compressed or not; they come out one by one, also from the middle."""
+    """A record holds many messages, compressed or not; they are read one by one, also from the middle of a batch."""
     topic = f"batch-{compression}"
     await client.admin.create_topic(topic, queue_count=1, attributes={"queue.type": "BatchCQ"})
     some = messages(topic, 100)
@@ -112,7 +113,7 @@ async def test_batch_topics(client: Client, compression: Compression | None) -> 
 
 @pytest.mark.parametrize("compression", ["zlib", "lz4", "zstd"])
 async def test_compressed_records(client: Client, compression: Compression) -> None:
-    """Large bodies come back as they were."""
+    """Large bodies are unchanged after compression and decompression."""
     topic = f"compressed-{compression}"
     await client.admin.create_topic(topic, queue_count=1)
     some = [Message(topic=topic, body=body) for body in (b"long " * 2000, b"short")]
@@ -123,7 +124,7 @@ async def test_compressed_records(client: Client, compression: Compression) -> N
 
 
 async def test_a_refused_request_does_not_end_the_stream(client: Client) -> None:
-    """Its future has the reason; those behind it are stored."""
+    """Its future fails with the reason; later requests are stored."""
     await client.admin.create_topic("stream", queue_count=1)
     good = client.records.pack("stream", 0, [Message(topic="stream", body=b"x")])
     async with client.records.appender("stream", 0) as appender:
@@ -138,7 +139,7 @@ async def test_a_refused_request_does_not_end_the_stream(client: Client) -> None
 
 
 async def test_what_no_record_can_be(client: Client) -> None:
-    """Delays, other topics, and what breaks a limit."""
+    """Delayed messages, other topics, and values beyond a limit are refused."""
     for bad in (
         Message(topic="t", body=b"x", delivery_timestamp=1),
         Message(topic="other", body=b"x"),
@@ -154,7 +155,7 @@ async def test_what_no_record_can_be(client: Client) -> None:
 
 
 async def test_who_has_the_service(client: Client) -> None:
-    """Aerobee has it, RocketMQ's servers have not."""
+    """Aerobee has RecordService; RocketMQ's servers do not."""
     assert await client.records.supported()
     async with scripted_broker() as other, connect(other.endpoint) as elsewhere:
         assert not await elsewhere.records.supported()
@@ -171,7 +172,7 @@ async def stored_records(client: Client, topic: str) -> list[Record]:
 
 
 async def test_a_producer_stores_the_same_by_both_calls(client: Client) -> None:
-    """Compressed bodies and the name of this machine included; the offsets are where they are."""
+    """Records equal, including compressed bodies and this machine's name, and the returned offsets are right."""
     some = [*messages("both", 30), Message(topic="both", body=b"long " * 2000, message_id=new_message_id())]
     await client.admin.create_topic("both", queue_count=2)
     by_message = await client.producer(use_records=False, compression="zlib").send_many(some)
@@ -195,7 +196,7 @@ async def test_a_producer_stores_the_same_by_both_calls(client: Client) -> None:
 
 
 async def test_a_topic_that_is_created_by_a_send(client: Client) -> None:
-    """By many messages at once, in a namespace."""
+    """The topic, in a namespace, is created by many concurrent messages."""
     async with connect(client.endpoint, namespace="space") as other:
         results = await other.producer().send_many(messages("new", 20))
         assert {each.call for each in results} == {"AppendRecords"}
@@ -207,7 +208,7 @@ async def test_a_topic_that_is_created_by_a_send(client: Client) -> None:
 
 
 async def test_ordered_topics_and_batch_topics(client: Client) -> None:
-    """What the topic does not take as records goes as messages, and fails as such."""
+    """Messages that the topic does not accept as records are sent as messages, and fail as such."""
     await client.admin.create_topic("ordered", message_types=[v2.MessageType.FIFO])
     with pytest.raises(BatchError, match="20 of 20 failed"):
         await client.producer().send_many(messages("ordered", 20))
@@ -216,7 +217,7 @@ async def test_ordered_topics_and_batch_topics(client: Client) -> None:
 
 
 def test_an_ipv6_address(tmp_path: Path) -> None:
-    """A broker at an IPv6 literal; consumers are told the address of the producer, whatever call it used."""
+    """A broker at an IPv6 address: consumers see the producer's address, with either call."""
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))

@@ -1,4 +1,4 @@
-"""Two brokers behind one name server: clients of the gRPC protocol spread over them."""
+"""Two brokers registered with one name server: gRPC clients use both."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ pytestmark = pytest.mark.timeout(180)
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Both have the topic."""
+    """Two brokers that both have the topic."""
 
     name_server: str
     brokers: tuple[BrokerProcess, BrokerProcess]
 
     @property
     def endpoint(self) -> str:
-        """Of one of them, which is all that clients are told."""
+        """The address of one broker, the only address that clients are given."""
         return self.brokers[0].endpoint
 
 
@@ -56,7 +56,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 async def _both_are_known(namesrv: str, brokers: tuple[BrokerProcess, ...]) -> None:
-    """The topic is made at both, and the name server has heard of it."""
+    """Create the topic on both brokers and wait until the name server lists both."""
     for broker in brokers:
         async with connect(broker.endpoint) as client:
             types = (v2.MessageType.NORMAL, v2.MessageType.FIFO)
@@ -72,7 +72,7 @@ async def _both_are_known(namesrv: str, brokers: tuple[BrokerProcess, ...]) -> N
 
 
 async def _stored(broker: BrokerProcess) -> int:
-    """How many messages this broker has of the topic."""
+    """The number of messages of the topic on this broker."""
     async with connect(broker.endpoint) as client:
         return sum(queue.max_offset for queue in (await client.admin.describe_topic(_TOPIC)).queues)
 
@@ -82,7 +82,7 @@ async def _lag(client: Client) -> int:
 
 
 async def _spread(client: Client) -> None:
-    """Wait until a route names both brokers: what a broker has heard of the other one may be a second old."""
+    """Wait until a route names both brokers: a broker's view of the other may be a second old."""
     request = v2.QueryRouteRequest(topic=v2.Resource(name=_TOPIC))
     connection = client._connection
     async with asyncio.timeout(_SECONDS):
@@ -95,7 +95,7 @@ async def _spread(client: Client) -> None:
 
 
 async def test_our_client_sends_to_both_and_receives_from_both(cluster: Cluster) -> None:
-    """Given the address of one."""
+    """The client is given the address of one broker."""
     before = [await _stored(broker) for broker in cluster.brokers]
     async with connect(cluster.endpoint) as client:
         await _spread(client)
@@ -121,7 +121,7 @@ async def test_our_client_sends_to_both_and_receives_from_both(cluster: Cluster)
 
 
 async def test_our_push_consumer_serves_both_and_records_go_to_both(cluster: Cluster) -> None:
-    """What a handler has done is acknowledged where it came from."""
+    """Handled messages are acknowledged at the broker that delivered them."""
     before = [await _stored(broker) for broker in cluster.brokers]
     got: set[bytes] = set()
     everything = asyncio.Event()
@@ -136,7 +136,7 @@ async def test_our_push_consumer_serves_both_and_records_go_to_both(cluster: Clu
         await _spread(client)
         async with client.push_consumer("pushed", _TOPIC, handle), asyncio.timeout(_SECONDS):
             producer = client.producer(request_count_max=16)
-            for body in sorted(sent)[:32]:  # one after the other
+            for body in sorted(sent)[:32]:  # one by one
                 await producer.send(Message(topic=_TOPIC, body=body))
             await asyncio.gather(*(producer.send(Message(topic=_TOPIC, body=body)) for body in sorted(sent)[32:]))
             await everything.wait()
@@ -151,7 +151,7 @@ async def test_our_push_consumer_serves_both_and_records_go_to_both(cluster: Clu
 
 @PYTHON.mark
 def test_the_official_sdk_sends_to_both_and_receives_from_both(cluster: Cluster, tmp_path: Path) -> None:
-    """Its producer takes the queues in turn; its push consumer asks for the assignment of both."""
+    """Its producer uses the queues in turn; its push consumer requests assignments from both brokers."""
 
     async def ready() -> list[int]:
         async with connect(cluster.endpoint) as client:

@@ -1,4 +1,4 @@
-"""The command line and a real broker: what a person does in the first minutes, and what goes wrong for them."""
+"""The command line and a real broker: a user's first steps, and the errors they meet."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ pytestmark = pytest.mark.timeout(300)
 READY = re.compile(r"ready grpc=127\.0\.0\.1:\d+ metrics=127\.0\.0\.1:\d+\n")
 
 
-# Root without the right to read and write what its permissions forbid.
+# Root without the capabilities that override file permissions.
 AS_ANYBODY: Sequence[str] = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
 
 
 def aerobee(*arguments: str, prefix: Sequence[str] = ()) -> subprocess.CompletedProcess[bytes]:
-    """One run of the command, as a process; `prefix`: what starts it."""
+    """Run the command once as a process; `prefix` is the command that starts it."""
     command = [*prefix, sys.executable, "-m", "aerobee_broker", *arguments]
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
 
 
 class Shell:
-    """The command line with a broker behind it. The commands run in this process, which saves its start."""
+    """The command line with a broker. Commands run in this process, which saves starting one."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -53,21 +53,21 @@ class Shell:
         return code, out.getvalue(), err.getvalue()
 
     def text(self, *arguments: str, stdin: bytes = b"") -> str:
-        """What a command that has to work prints."""
+        """The output of a command that must succeed."""
         code, out, err = self.run(*arguments, stdin=stdin)
         assert (code, err) == (0, "")
         return out
 
     def json(self, *arguments: str) -> Any:
-        """The one JSON document that it prints."""
+        """The one JSON document that a command prints."""
         return json.loads(self.text(*arguments, "--json"))
 
     def lines(self, *arguments: str) -> list[dict[str, Any]]:
-        """The JSON objects that it prints, one a line."""
+        """The JSON objects that a command prints, one per line."""
         return [json.loads(line) for line in self.text(*arguments, "--json").splitlines()]
 
     def error(self, *arguments: str) -> str:
-        """The one line of a command that has to fail."""
+        """The one error line of a command that must fail."""
         code, out, err = self.run(*arguments)
         assert (code, out) == (1, "")
         (line,) = err.splitlines()
@@ -76,7 +76,7 @@ class Shell:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for the tests of this module that leave it alone; each has topics of its own."""
+    """One broker for the tests of this module that do not stop it; each test has its own topics."""
     with run_broker(tmp_path_factory.mktemp("aerobee")) as running:
         yield running
 
@@ -89,7 +89,7 @@ def shell(broker: BrokerProcess) -> Shell:
 
 class TestTopicsAndGroups:
     def test_a_topic_from_creation_to_deletion(self, shell: Shell) -> None:
-        """Created, listed, described, changed, deleted, and then unknown."""
+        """A topic is created, listed, described, changed, deleted, and then unknown."""
         created = shell.json("topic", "create", "orders", "--queues", "3", "--type", "fifo")
         assert (created["name"], created["readQueueCount"], created["acceptMessageTypes"]) == ("orders", 3, ["FIFO"])
         assert "orders" in [topic["name"] for topic in shell.json("topic", "list")]
@@ -115,13 +115,13 @@ class TestTopicsAndGroups:
         assert "does not exist" in shell.error("group", "describe", "billing")
 
     def test_a_name_that_cannot_be(self, shell: Shell) -> None:
-        """The broker's reason reaches the person."""
+        """The error includes the broker's reason."""
         assert "a b" in shell.error("topic", "create", "a b")
 
 
 class TestMessages:
     def test_what_was_sent_is_received_and_then_gone(self, shell: Shell) -> None:
-        """Every part of a message survives, and an acknowledged one does not come back."""
+        """Every part of a message is kept, and an acknowledged one does not come again."""
         (sent,) = shell.lines(
             *("send", "round-trip", "héllo", "--tag", "paid", "--key", "k1", "--key", "k2", "--property", "a=b=c")
         )
@@ -133,7 +133,7 @@ class TestMessages:
         assert "no message" in shell.text("receive", "round-trip", "--group", "g", "--wait", "0")
 
     def test_without_acknowledgement_it_comes_back(self, shell: Shell) -> None:
-        """--no-ack is a look: after the invisible time the message is there again, one attempt on."""
+        """With --no-ack the message comes again after its invisible time, as the next attempt."""
         shell.text("send", "looked-at", "x")
         (first,) = shell.lines("receive", "looked-at", "--group", "g", "--no-ack", "--invisible", "1")
         (second,) = shell.lines("receive", "looked-at", "--group", "g", "--wait", "20")
@@ -141,13 +141,13 @@ class TestMessages:
         assert (first["deliveryAttempt"], second["deliveryAttempt"]) == (1, 2)
 
     def test_any_bytes_from_standard_input(self, shell: Shell) -> None:
-        """A body that is no text goes through unchanged."""
+        """A binary body is sent unchanged."""
         shell.text("send", "bytes", "-", stdin=b"\x00\xff\n")
         (received,) = shell.lines("receive", "bytes", "--group", "g")
         assert received["bodyBase64"] == "AP8K"
 
     def test_many_at_once(self, shell: Shell) -> None:
-        """--count sends copies with ids of their own; --max takes as many as asked."""
+        """--count sends copies, each with its own id; --max limits how many are received."""
         sent = shell.lines("send", "many", "x", "--count", "70")
         assert len({message["messageId"] for message in sent}) == 70
         first = shell.lines("receive", "many", "--group", "g", "--max", "50")
@@ -156,14 +156,14 @@ class TestMessages:
         assert {message["messageId"] for message in first + rest} == {message["messageId"] for message in sent}
 
     def test_tags_choose(self, shell: Shell) -> None:
-        """A group that subscribes to a tag gets the messages with it."""
+        """A group that subscribes to a tag gets the messages with that tag."""
         for tag in ("red", "green", "blue"):
             shell.text("send", "colours", tag, "--tag", tag)
         received = shell.lines("receive", "colours", "--group", "g", "--tags", "red || blue")
         assert sorted(message["body"] for message in received) == ["blue", "red"]
 
     def test_found_by_key_id_and_time(self, shell: Shell) -> None:
-        """A query finds messages that are consumed already, each way, and only those."""
+        """A query finds consumed messages by key, id and time, and no others."""
         begin = str(int(time.time() * 1000) - 1)
         sent = {key: shell.lines("send", "found", f"body {key}", "--key", key)[0] for key in ("a", "b", "c")}
         shell.lines("receive", "found", "--group", "g")
@@ -181,21 +181,21 @@ class TestMessages:
         assert "no such message" in shell.text("query", "found", "--key", "nothing")
 
     def test_more_than_one_page_by_time(self, shell: Shell) -> None:
-        """A time range is read to its end, page by page, each message once."""
+        """A query by time reads all pages and returns each message once."""
         sent = shell.lines("send", "pages", "x", "--count", "150")
         found = shell.lines("query", "pages", "--time", "1h", "now", "--max", "1000")
         assert sorted(message["messageId"] for message in found) == sorted(message["messageId"] for message in sent)
 
     def test_a_topic_that_is_not_there(self, shell: Shell) -> None:
-        """A query does not create topics, and says how to."""
+        """A query does not create topics; the error says how to create one."""
         assert "aerobee topic create absent" in shell.error("query", "absent", "--key", "k")
 
     def test_what_the_broker_refuses(self, shell: Shell) -> None:
-        """An empty body breaks a rule of the protocol; the line has its name."""
+        """An empty body violates the protocol; the error names the rule."""
         assert "MESSAGE_BODY_EMPTY" in shell.error("send", "refused", "")
 
     def test_the_store_of_the_running_broker(self, shell: Shell, broker: BrokerProcess) -> None:
-        """`store inspect --endpoint` asks the broker and does not touch its directory."""
+        """`store inspect --endpoint` asks the broker and does not read its directory."""
         shell.text("send", "inspected", "x")
         status = json.loads(shell.text("store", "inspect", "--endpoint", broker.endpoint, "--json"))
         assert status["directory"] == str(broker.store)
@@ -205,7 +205,7 @@ class TestMessages:
 
 class TestServe:
     def test_it_says_when_it_is_ready_and_ends_when_told(self, tmp_path: Path) -> None:
-        """One line on standard output, with the ports that were free; SIGTERM and SIGINT end it with 0."""
+        """One line on standard output names the free ports it chose; SIGTERM and SIGINT end it with exit code 0."""
         for number in (signal.SIGTERM, signal.SIGINT):
             process = start_serve(tmp_path / "store")
             try:
@@ -222,7 +222,7 @@ class TestServe:
                 process.wait()
 
     def test_messages_survive_a_restart(self, aerobee_broker: BrokerProcess) -> None:
-        """After an orderly restart and after a kill the messages are there, under the same endpoint."""
+        """Messages are kept over a clean restart and a kill, and the endpoint stays the same."""
         shell = Shell(aerobee_broker.endpoint)
         shell.text("send", "kept", "first")
         aerobee_broker.restart()
@@ -236,7 +236,7 @@ class TestServe:
         assert aerobee_broker.stop() == 0
 
     def test_a_port_in_use(self, broker: BrokerProcess, tmp_path: Path) -> None:
-        """The line names the address; the store is not left behind locked or half made."""
+        """The line names the address; the store is left neither locked nor incomplete."""
         for option, address in (("--listen", broker.endpoint), ("--metrics", broker.metrics)):
             other = "--metrics" if option == "--listen" else "--listen"
             ended = serve(tmp_path / "store", option, address, other, "127.0.0.1:0")
@@ -255,7 +255,7 @@ class TestServe:
         Shell(broker.endpoint).text("topic", "list")
 
     def test_a_directory_that_holds_something_else(self, tmp_path: Path) -> None:
-        """A directory with other people's files is no place for a store."""
+        """A directory with unrelated files is refused as a store."""
         directory = tmp_path / "photos"
         directory.mkdir()
         (directory / "beach.jpg").write_bytes(b"not a log")
@@ -279,7 +279,7 @@ class TestServe:
         reason="root may read everything, and there is no setpriv (util-linux) to give that up",
     )
     def test_a_directory_that_cannot_be_read(self, tmp_path: Path) -> None:
-        """Missing permissions are named with the directory."""
+        """The error names the directory and the missing permission."""
         directory = tmp_path / "closed"
         directory.mkdir(mode=0)
         try:
@@ -290,7 +290,7 @@ class TestServe:
         assert str(directory) in error_line(ended)
 
     def test_a_directory_that_cannot_be_made(self) -> None:
-        """Nobody, not even root, makes a directory in /proc."""
+        """Not even root can create a directory in /proc."""
         ended = serve(Path("/proc/aerobee/store"))
         assert ended.returncode == 1
         assert "/proc/aerobee" in error_line(ended)
@@ -299,7 +299,7 @@ class TestServe:
         ("arguments", "named"),
         [
             (("--listen", "nonsense"), "listen.grpc"),
-            (("--listen", "192.0.2.1:8081"), "192.0.2.1"),  # reserved for documentation: nobody's address
+            (("--listen", "192.0.2.1:8081"), "192.0.2.1"),  # reserved for documentation: no machine has it
             (("--config", "/does/not/exist.toml"), "/does/not/exist.toml"),
             (("--rocketmq-conf", "/does/not/exist.conf"), "/does/not/exist.conf"),
         ],
@@ -313,15 +313,15 @@ class TestServe:
 
 
 def serve(store: Path, *arguments: str, prefix: Sequence[str] = ()) -> subprocess.CompletedProcess[bytes]:
-    """A broker that is expected not to start."""
+    """Run a broker that must fail to start."""
     free = ("--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
     return aerobee(
         "serve", "--store", str(store), *free, *arguments, prefix=prefix
-    )  # of an option given twice the last counts
+    )  # the last of a repeated option counts
 
 
 def test_the_broker_takes_as_many_descriptors_as_it_may(tmp_path: Path) -> None:
-    """The soft limit is raised to half of the hard one, whatever the shell has set: the other half is the store's."""
+    """The soft limit is raised to half of the hard one, whatever the shell set; the store gets the other half."""
     with subprocess.Popen(
         ["bash", "-c", 'ulimit -S -n 256; exec "$@"', "-", *_serve_command(tmp_path)],
         stdout=subprocess.PIPE,
@@ -341,7 +341,7 @@ def test_the_broker_takes_as_many_descriptors_as_it_may(tmp_path: Path) -> None:
 
 
 def start_serve(store: Path) -> subprocess.Popen[str]:
-    """A broker as a child, with its output in pipes."""
+    """A broker as a child process, with its output in pipes."""
     return subprocess.Popen(_serve_command(store), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -351,7 +351,10 @@ def _serve_command(store: Path) -> list[str]:
 
 
 def error_line(ended: subprocess.CompletedProcess[bytes]) -> str:
-    """The line that says why it did not start; log lines may precede it. Never a traceback, never a ready line."""
+    """The line with the reason for the failed start; log lines may precede it.
+
+    It is never a traceback or a ready line.
+    """
     assert ended.stdout == b""
     text = ended.stderr.decode()
     assert "Traceback" not in text
@@ -361,13 +364,13 @@ def error_line(ended: subprocess.CompletedProcess[bytes]) -> str:
 
 
 def content(directory: Path) -> dict[str, bytes]:
-    """Every small file below a directory, and the name of every large one."""
+    """Contents of every small file below a directory, and the name of every large one."""
     files = (path for path in directory.rglob("*") if path.is_file())
     return {str(path): path.read_bytes() if path.stat().st_size < 1 << 20 else b"" for path in files}
 
 
 def test_ports_of_the_fixture_are_its_own(broker: BrokerProcess) -> None:
-    """The fixture names the ports that the broker listens on."""
+    """The fixture's ports are those that the broker listens on."""
     for address in (broker.endpoint, broker.metrics):
         host, port = address.rsplit(":", 1)
         with socket.create_connection((host, int(port)), timeout=60):

@@ -1,4 +1,4 @@
-"""What consumers call, as protocol messages without gRPC between: the rules of the protocol about them."""
+"""Calls of consumers as protocol messages without gRPC: the protocol's rules for them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def call(harness: Harness, made: v2.ReceiveMessageRequest, remaining: floa
 
 
 def responses_in(some: v2.ReceiveMessageResponse | list[bytes]) -> Responses:
-    """What one step of the stream has for the client."""
+    """The responses in one step of the stream."""
     return [v2.ReceiveMessageResponse.FromString(data) for data in some] if isinstance(some, list) else [some]
 
 
@@ -112,7 +112,7 @@ def change(handle: str, milliseconds: int) -> v2.ChangeInvisibleDurationRequest:
 
 
 async def test_stream_is_status_messages_delivery_time(harness: Harness) -> None:
-    """In this order, one message each."""
+    """The responses come in this order, with one message each."""
     await harness.send("hello", "b")
     responses = await call(harness, request())
     kinds = [response.WhichOneof("content") for response in responses]
@@ -122,14 +122,14 @@ async def test_stream_is_status_messages_delivery_time(harness: Harness) -> None
 
 
 async def test_nothing_is_message_not_found_after_the_polling_time(harness: Harness) -> None:
-    """And the delivery time all the same."""
+    """The answer also has the delivery time."""
     responses = await call(harness, request(wait=0.05))
     assert [response.WhichOneof("content") for response in responses] == ["status", "delivery_timestamp"]
     assert responses[0].status.code == Code.MESSAGE_NOT_FOUND
 
 
 async def test_answer_comes_before_the_deadline(tmp_path: Path) -> None:
-    """Also when the polling time is the deadline, and when the client names none."""
+    """The answer is in time even if the polling time equals the deadline or the client sets none."""
     harness = await Harness.start(tmp_path / "store", MovableClock(), poll_reserve_seconds=30.0)
     try:
         for wait in (20, None):
@@ -145,7 +145,7 @@ async def test_answer_comes_before_the_deadline(tmp_path: Path) -> None:
 async def test_old_clients_keep_half_of_their_request_timeout(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, seconds: float | None, waits: bool
 ) -> None:
-    """Clients before Java 5.0.5 do not say how long to wait: the answer has half of that time for its way."""
+    """Clients before Java 5.0.5 send no polling time; half of their timeout is left for transferring the answer."""
     client = harness.client()
     settings = v2.Settings()
     if seconds is not None:  # without settings or with none in them: half of 3 s
@@ -165,7 +165,7 @@ async def test_old_clients_keep_half_of_their_request_timeout(
 
 
 async def test_delivered_message_has_what_clients_need(harness: Harness) -> None:
-    """Handle, attempt, MD5 in upper case, encoding, queue and times."""
+    """A message has a handle, attempt, upper-case MD5, encoding, queue and times."""
     await harness.send("hello")
     [message] = await receive(harness)
     system = message.system_properties
@@ -184,32 +184,32 @@ async def test_delivered_message_has_what_clients_need(harness: Harness) -> None
 
 @pytest.mark.parametrize(("asked", "given"), [(-1, 1), (0, 1), (1, 1), (2, 2), (32, 32), (1000, 32)])
 async def test_batch_size_is_bounded_on_both_sides(harness: Harness, asked: int, given: int) -> None:
-    """Nothing below 1 and nothing above the limit fails."""
+    """A value below 1 or above the limit is clamped, not refused."""
     await harness.send(*(f"m{i}" for i in range(40)))
     assert len(await receive(harness, request(batch_size=asked))) == given
 
 
 @pytest.mark.parametrize("invisible", [None, 0.0, -5.0, 0.999, 12 * 3600 + 1])
 async def test_invisible_duration_outside_its_limits_is_refused(harness: Harness, invisible: float | None) -> None:
-    """Without auto-renew there must be one, from 1 s to 12 h."""
+    """Without auto-renew, a duration from 1 s to 12 h is required."""
     assert await code_of(harness, request(invisible=invisible)) == Code.ILLEGAL_INVISIBLE_TIME
 
 
 @pytest.mark.parametrize("invisible", [1.0, 12 * 3600.0])
 async def test_invisible_duration_at_its_limits_is_accepted(harness: Harness, invisible: float) -> None:
-    """Both ends belong to the range."""
+    """The range includes both ends."""
     await harness.send("a")
     assert len(await receive(harness, request(invisible=invisible))) == 1
 
 
 async def test_auto_renew_needs_no_invisible_duration(harness: Harness) -> None:
-    """Push consumers send none."""
+    """Push consumers do not set one."""
     await harness.send("a")
     assert len(await receive(harness, request(invisible=None, auto_renew=True))) == 1
 
 
 async def test_queue_of_the_request_does_not_restrict(harness: Harness) -> None:
-    """A client that always names queue 0 drains all queues."""
+    """A client that always names queue 0 receives from all queues."""
     await harness.send("a", queue_id=0)
     await harness.send("b", queue_id=1)
     assert sorted(message.body for message in await receive(harness, request(queue_id=0))) == [b"a", b"b"]
@@ -227,7 +227,7 @@ async def test_queue_of_the_request_does_not_restrict(harness: Harness) -> None:
     ],
 )
 async def test_tag_expressions(harness: Harness, expression: str, expected: list[str]) -> None:
-    """Trimmed, case-sensitive; a message without a tag matches only `all`."""
+    """Tags are trimmed and case-sensitive; a message without a tag matches only `all`."""
     await harness.send("a", tag="a")
     await harness.send("b", tag="b")
     await harness.send("upper", tag="A")
@@ -237,7 +237,7 @@ async def test_tag_expressions(harness: Harness, expression: str, expected: list
 
 
 async def test_filters_that_cannot_be_honoured_are_refused(harness: Harness) -> None:
-    """Half an SQL expression, and tags that are separators alone."""
+    """An incomplete SQL expression, and tags that consist only of separators."""
     sql = request(expression="a >")
     sql.filter_expression.type = v2.FilterType.SQL
     assert await code_of(harness, sql) == Code.ILLEGAL_FILTER_EXPRESSION
@@ -256,13 +256,13 @@ async def test_filters_that_cannot_be_honoured_are_refused(harness: Harness) -> 
     ],
 )
 async def test_names_are_checked(harness: Harness, made: v2.ReceiveMessageRequest, error: type[BrokerError]) -> None:
-    """Before anything else happens."""
+    """Names are validated before anything else happens."""
     with pytest.raises(error):
         await call(harness, made)
 
 
 async def test_small_messages_are_written_together(harness: Harness) -> None:
-    """Many small ones in one step, a message above the bound of a step by itself; all are counted."""
+    """One step has many small messages, or a single message above the step's limit; all are counted."""
     await harness.send(*"abc")
     large = Message(topic=TOPIC, queue_id=0, body=bytes(100_000), properties={"UNIQ_KEY": "id-large"})
     [place] = harness.store.append([large])
@@ -275,7 +275,7 @@ async def test_small_messages_are_written_together(harness: Harness) -> None:
 
 
 async def test_topic_that_cannot_be_read_is_forbidden(harness: Harness) -> None:
-    """Its permission says write only."""
+    """The topic's permission is write-only."""
     harness.tables.topics.update(TopicConfig(name=TOPIC, permission=Permission.WRITE))
     assert await code_of(harness, request()) == Code.FORBIDDEN
 
@@ -283,13 +283,13 @@ async def test_topic_that_cannot_be_read_is_forbidden(harness: Harness) -> None:
 async def test_messages_that_were_not_handed_over_come_again_at_once(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The call ended after the first of three, each written by itself."""
+    """The call ended after the first of three messages, each written separately."""
     monkeypatch.setattr("aerobee_broker.processors.receive._RESPONSES_SIZE_MAX", 1)
     await harness.send("a", "b", "c")
     stream = harness.receive_processor.process(request(), Client("c"), 10.0)
     assert responses_in(await anext(stream))[0].status.code == Code.OK
     [first] = [response.message for response in responses_in(await anext(stream))]
-    await anext(stream)  # the second is on its way when the call breaks
+    await anext(stream)  # the second is being sent when the call breaks
     await stream.aclose()
     again = await receive(harness)
     assert [(m.body, m.system_properties.delivery_attempt) for m in again] == [(b"b", 2), (b"c", 2)]
@@ -303,7 +303,7 @@ async def test_messages_that_were_not_handed_over_come_again_at_once(
 
 
 async def test_every_entry_has_its_result_in_order(harness: Harness) -> None:
-    """The status on top is the common one; MULTIPLE_RESULTS if there is none."""
+    """The overall status is the common one, or MULTIPLE_RESULTS if they differ."""
     await harness.send("a", "b")
     handles = [message.system_properties.receipt_handle for message in await receive(harness)]
     processor = harness.acknowledge_processor
@@ -324,14 +324,14 @@ async def test_every_entry_has_its_result_in_order(harness: Harness) -> None:
 
 
 async def test_acknowledgement_of_nothing_is_a_bad_request(harness: Harness) -> None:
-    """There is nothing to have a result."""
+    """An acknowledgement needs at least one entry."""
     with pytest.raises(InvalidRequestError) as caught:
         await harness.acknowledge_processor.acknowledge(ack(harness), harness.client())
     assert caught.value.code == Code.BAD_REQUEST
 
 
 async def test_acknowledgement_works_for_a_client_that_nobody_knows(harness: Harness) -> None:
-    """After a restart no client is known, and handles are still good."""
+    """After a restart no client is known, but handles are still valid."""
     await harness.send("a")
     [message] = await receive(harness)
     answer = await harness.acknowledge_processor.acknowledge(
@@ -345,7 +345,7 @@ async def test_acknowledgement_works_for_a_client_that_nobody_knows(harness: Har
 
 @pytest.mark.parametrize("milliseconds", [0, 5])
 async def test_tiny_durations_redeliver_at_once(harness: Harness, milliseconds: int) -> None:
-    """One official client retries with 0, and with seconds that it took for milliseconds."""
+    """One official client sends 0, or a number of seconds as milliseconds."""
     await harness.send("a")
     [message] = await receive(harness)
     handle = message.system_properties.receipt_handle
@@ -359,7 +359,7 @@ async def test_tiny_durations_redeliver_at_once(harness: Harness, milliseconds: 
 
 
 async def test_an_expired_handle_is_refused_in_the_words_of_the_proxy(harness: Harness) -> None:
-    """Other suites look for them; both for an acknowledgement and for a change."""
+    """Other test suites compare this text, for acknowledgements and for changes."""
     await harness.send("a")
     [message] = await receive(harness)
     handle = message.system_properties.receipt_handle
@@ -374,7 +374,7 @@ async def test_an_expired_handle_is_refused_in_the_words_of_the_proxy(harness: H
 
 @pytest.mark.parametrize("milliseconds", [-1, -5000, 12 * 3_600_000 + 1])
 async def test_durations_outside_the_limits_are_refused(harness: Harness, milliseconds: int) -> None:
-    """And the old handle stays good."""
+    """The old handle stays valid."""
     await harness.send("a")
     [message] = await receive(harness)
     handle = message.system_properties.receipt_handle
@@ -388,7 +388,7 @@ async def test_durations_outside_the_limits_are_refused(harness: Harness, millis
 
 
 async def test_forwarded_message_says_where_it_came_from(harness: Harness) -> None:
-    """Readable by a group like any other message, with the origin in its own field."""
+    """A group reads it like any message; its origin has its own field."""
     await harness.send("a")
     [message] = await receive(harness)
     forward = v2.ForwardMessageToDeadLetterQueueRequest(

@@ -40,7 +40,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[InProcessBroker]:
 
 
 def at(seconds: float) -> v2.Timestamp:
-    """That many seconds from now."""
+    """The time this many seconds from now."""
     timestamp = v2.Timestamp()
     timestamp.FromMilliseconds(time.time_ns() // 1_000_000 + round(seconds * 1000))
     return timestamp
@@ -53,7 +53,7 @@ async def send(broker: InProcessBroker, topic: str, body: bytes = b"hello", **sy
 
 
 async def receive(broker: InProcessBroker, topic: str, seconds: float = 20.0) -> list[v2.Message]:
-    """What comes while a receive waits that long."""
+    """Messages that arrive within `seconds`."""
     request = v2.ReceiveMessageRequest(group=v2.Resource(name="group"), batch_size=32)
     request.message_queue.topic.name = topic
     request.invisible_duration.FromSeconds(60)
@@ -70,7 +70,7 @@ async def recall(broker: InProcessBroker, topic: str, handle: str) -> v2.RecallM
 
 @pytest.mark.parametrize("topic", ["later", "mixed"])
 async def test_delayed_message_wakes_a_waiting_receive_in_time(broker: InProcessBroker, topic: str) -> None:
-    """Not before its time and within a second after; as DELAY, with its delivery timestamp."""
+    """It arrives when due, at most a second late, as DELAY and with its delivery timestamp."""
     due = at(0.7)
     response = await send(broker, topic, delivery_timestamp=due)
     assert response.status.code == Code.OK
@@ -85,7 +85,7 @@ async def test_delayed_message_wakes_a_waiting_receive_in_time(broker: InProcess
 
 
 async def test_past_is_delivered_at_once(broker: InProcessBroker) -> None:
-    """And there is nothing to recall."""
+    """A due time in the past delivers at once, without a recall handle."""
     response = await send(broker, "later", delivery_timestamp=at(-60))
     assert (response.status.code, response.entries[0].recall_handle) == (Code.OK, "")
     [received] = await receive(broker, "later")
@@ -93,7 +93,7 @@ async def test_past_is_delivered_at_once(broker: InProcessBroker) -> None:
 
 
 async def test_what_a_topic_takes(broker: InProcessBroker) -> None:
-    """A topic of another type refuses a delayed message, one for delays an undelayed one; MIXED takes both."""
+    """Other topic types refuse delayed messages, a DELAY topic refuses undelayed ones; MIXED accepts both."""
     conflict = Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
     assert (await send(broker, "plain", delivery_timestamp=at(60))).status.code == conflict
     assert (await send(broker, "later")).status.code == conflict
@@ -111,7 +111,7 @@ async def test_too_far_ahead(tmp_path: Path) -> None:
 
 
 async def test_recalled_message_is_never_delivered(tmp_path: Path) -> None:
-    """OK with its id, once; not delivered then nor after a restart, while the other one is."""
+    """The recall answers OK with the id, once. The message is not delivered, even after a restart; the other one is."""
     async with in_process_broker(tmp_path / "store") as broker:
         await create_topics(broker)
         handles = {}
@@ -130,7 +130,7 @@ async def test_recalled_message_is_never_delivered(tmp_path: Path) -> None:
 
 
 async def test_bad_handles(broker: InProcessBroker) -> None:
-    """Malformed, of another topic, of a message that never was: BAD_REQUEST, which the SDKs tell as an error."""
+    """Malformed, of another topic, or of a message that never existed: BAD_REQUEST, which SDKs report as an error."""
     response = await send(broker, "other", delivery_timestamp=at(60))
     handle = response.entries[0].recall_handle
     texts = ["", "x", "ü", "djEgYQ==", "v1 later aerobee 1 id", handle[:-3], "A" * 100_000]
@@ -144,7 +144,7 @@ async def test_bad_handles(broker: InProcessBroker) -> None:
 
 
 async def test_restart_keeps_what_is_pending(tmp_path: Path) -> None:
-    """What is due meanwhile comes at once, the rest in its time."""
+    """Messages that became due while the broker was down come at once, the others when due."""
     async with in_process_broker(tmp_path / "store") as broker:
         await create_topics(broker)
         await send(broker, "later", b"soon", delivery_timestamp=at(0.2))
@@ -154,7 +154,7 @@ async def test_restart_keeps_what_is_pending(tmp_path: Path) -> None:
     await asyncio.sleep(0.3)
     async with in_process_broker(tmp_path / "store") as broker:
         found: list[bytes] = []
-        while len(found) < 2:  # one by one, unless the start took until both were due
+        while len(found) < 2:  # one by one, unless both became due during the start
             found += [item.body for item in await receive(broker, "later")]
         assert sorted(found) == [b"soon", b"then"]
         assert time.time_ns() // 1_000_000 >= due.ToMilliseconds()

@@ -1,4 +1,4 @@
-"""Delivery on a real store: what a group gets, when it gets it again, and what a restart does to it."""
+"""Delivery on a real store: what a group receives, when messages are redelivered, and the effect of a restart."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Start = Callable[..., Awaitable[Harness]]
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """Starts harnesses under one clock, and stops whatever of them still runs."""
+    """Starts harnesses with one clock, and stops those that still run at the end."""
     clock = MovableClock()
     harnesses: list[Harness] = []
 
@@ -65,8 +65,10 @@ def attempts(messages: list[DeliveredMessage]) -> dict[str, int]:
 @pytest.mark.parametrize("consume_orderly", [False, True])
 @pytest.mark.parametrize("end", ["crash", "restart"])
 async def test_a_reset_outlives_whatever_follows(start: Start, end: str, consume_orderly: bool) -> None:
-    """Back, then a crash at once, and one after more was delivered: what was acknowledged since stays so, and only
-    that; handles of before are worth nothing."""
+    """A backward reset survives a crash right after it, and one after more deliveries.
+
+    Only messages acknowledged since the reset stay acknowledged. Handles from before the reset are invalid.
+    """
     harness = await start()
     harness.tables.groups.update(GroupConfig(name=GROUP, consume_orderly=consume_orderly))
     await harness.tables.save()
@@ -89,7 +91,7 @@ async def test_a_reset_outlives_whatever_follows(start: Start, end: str, consume
 
 
 async def test_a_reset_forward_leaves_out_what_lies_between(start: Start) -> None:
-    """In flight, never delivered, ready again: all of it; also after a crash. The queue's end is the furthest."""
+    """It skips messages in flight, never delivered or ready again, also after a crash, at most to the queue's end."""
     harness = await start()
     await harness.send("a", "b", "c", "d")
     [first] = await harness.receive(count=1)
@@ -117,7 +119,10 @@ async def test_a_reset_wakes_who_waits(start: Start) -> None:
 
 
 async def test_the_table_learns_of_a_reset_with_the_snapshot_behind_it(start: Start) -> None:
-    """Not before: a replay from before the reset would make all in between ready, one by one."""
+    """The table gets the offset together with the snapshot after the reset.
+
+    Earlier, a replay from before the reset would make all messages in between ready, one by one.
+    """
     harness = await start()
     await harness.send("a", "b")
     await harness.acknowledge(*await harness.receive())
@@ -134,7 +139,7 @@ async def test_the_table_learns_of_a_reset_with_the_snapshot_behind_it(start: St
 
 
 async def test_a_subscription_that_was_deleted(start: Start) -> None:
-    """Its state and its offset are gone, those of the group's other topics stay; it begins anew."""
+    """Its state and offset are removed, those of the group's other topics stay; it starts afresh."""
     harness = await start()
     harness.tables.topics.create(TopicConfig.of_type("other", queue_count=1))
     await harness.tables.save()
@@ -153,8 +158,11 @@ async def test_a_subscription_that_was_deleted(start: Start) -> None:
 
 @pytest.mark.parametrize("end", ["crash", "restart"])
 async def test_an_acknowledgement_that_is_repeated_after_a_restart(start: Start, end: str) -> None:
-    """OK, as its answer may have been lost; but not with the handle of another group, and not of a message that is
-    not finished. In one process only the handle that did it may say so again."""
+    """It is OK, because the answer may have been lost. The handle of another group, or of an unfinished message, is
+    refused.
+
+    Without a restart, only the handle that acknowledged is accepted again.
+    """
     harness = await start()
     await harness.send("a", "b")
     await harness.acknowledge(*await harness.receive(group="audit"), group="audit")
@@ -178,7 +186,7 @@ async def test_an_acknowledgement_that_is_repeated_after_a_restart(start: Start,
 
 
 async def test_a_receive_looks_at_its_time_in_a_backlog_that_does_not_match(start: Start) -> None:
-    """It ends in time, and the next one goes on where it ended, also after a crash."""
+    """It ends in time, and the next one continues where it stopped, also after a crash."""
     harness = await start()
     await harness.send(*(f"{n}" for n in range(12_000)), tag="other")
     await harness.send("wanted", tag="mine")
@@ -216,7 +224,7 @@ async def test_a_receive_looks_at_its_time_in_a_backlog_that_does_not_match(star
 
 
 async def test_message_is_invisible_to_its_group_until_its_time_is_over(start: Start) -> None:
-    """Another consumer of the group gets it after the invisible time, as attempt 2 and under another handle."""
+    """After the invisible time another consumer of the group gets it, as attempt 2 with a new handle."""
     harness = await start()
     await harness.send("a")
     [first] = await harness.receive(seconds=30)
@@ -240,7 +248,7 @@ async def test_other_group_gets_the_message_independently(start: Start) -> None:
 
 
 async def test_acknowledged_message_never_comes_again(start: Start) -> None:
-    """Not after its invisible time, not after a crash, not after an orderly restart."""
+    """It does not come after its invisible time, a crash or a clean restart."""
     harness = await start()
     await harness.send("a", "b")
     messages = await harness.receive(seconds=10)
@@ -256,7 +264,7 @@ async def test_acknowledged_message_never_comes_again(start: Start) -> None:
 
 
 async def test_batch_of_a_receive_is_limited(start: Start) -> None:
-    """No more than asked for; the rest comes with the next receive."""
+    """A receive returns at most the requested number; the next one gets the rest."""
     harness = await start()
     await harness.send(*"abcde")
     assert bodies(await harness.receive(2)) == ["a", "b"]
@@ -265,7 +273,7 @@ async def test_batch_of_a_receive_is_limited(start: Start) -> None:
 
 
 async def test_receive_takes_from_every_queue_in_turn(start: Start) -> None:
-    """No queue starves behind one that always has messages."""
+    """A queue that always has messages does not starve the others."""
     harness = await start()
     await harness.send(*"abcdefgh", queue_id=0)
     await harness.send("x", queue_id=1)
@@ -274,7 +282,7 @@ async def test_receive_takes_from_every_queue_in_turn(start: Start) -> None:
 
 
 async def test_redelivery_comes_before_new_messages(start: Start) -> None:
-    """What failed is not left behind a backlog."""
+    """A failed message does not wait behind a backlog."""
     harness = await start()
     await harness.send(*"abc")
     await harness.receive(1, seconds=5)
@@ -283,7 +291,7 @@ async def test_redelivery_comes_before_new_messages(start: Start) -> None:
 
 
 async def test_unknown_topic_or_group_is_an_error(start: Start) -> None:
-    """Nothing is created by asking for it here."""
+    """A receive at this layer creates neither."""
     harness = await start()
     with pytest.raises(TopicNotFoundError):
         await harness.receive(topic="unknown")
@@ -295,7 +303,7 @@ async def test_unknown_topic_or_group_is_an_error(start: Start) -> None:
 
 
 async def test_tag_filter_skips_other_messages_for_ever(start: Start) -> None:
-    """What the filter left out is finished for the group, and the commit offset passes it."""
+    """Messages that the filter skips are finished for the group, and the commit offset moves past them."""
     harness = await start()
     for tag in ("a", "b", "c", "A"):
         await harness.send(f"of-{tag}", tag=tag)
@@ -308,7 +316,7 @@ async def test_tag_filter_skips_other_messages_for_ever(start: Start) -> None:
 
 
 async def test_tags_with_equal_hashes_are_told_apart(start: Start) -> None:
-    """`Aa` and `BB` have the same Java hash; the string decides."""
+    """`Aa` and `BB` have the same Java hash; the strings are compared."""
     harness = await start()
     await harness.send("one", tag="Aa")
     await harness.send("two", tag="BB")
@@ -316,7 +324,7 @@ async def test_tags_with_equal_hashes_are_told_apart(start: Start) -> None:
 
 
 async def test_filter_that_matches_nothing_does_not_lose_later_messages(start: Start) -> None:
-    """A skipped backlog is not scanned again, and does not hide what comes behind it."""
+    """A skipped backlog is not scanned again, and later messages are still found."""
     harness = await start()
     await harness.send(*(f"skip-{i}" for i in range(200)), tag="x")
     assert await harness.receive(tags=frozenset({"y"})) == []
@@ -330,7 +338,7 @@ async def test_filter_that_matches_nothing_does_not_lose_later_messages(start: S
 
 
 async def test_second_acknowledgement_is_accepted(start: Start) -> None:
-    """A client that lost the answer asks again."""
+    """A client repeats it after losing the answer."""
     harness = await start()
     await harness.send("a")
     [message] = await harness.receive()
@@ -339,7 +347,7 @@ async def test_second_acknowledgement_is_accepted(start: Start) -> None:
 
 
 async def test_expired_handle_is_refused(start: Start) -> None:
-    """Whoever is too late does not finish what another one has now."""
+    """A late consumer cannot acknowledge a message that another consumer holds now."""
     harness = await start()
     await harness.send("a")
     [old] = await harness.receive(seconds=10)
@@ -351,7 +359,7 @@ async def test_expired_handle_is_refused(start: Start) -> None:
 
 
 async def test_foreign_handles_are_refused(start: Start) -> None:
-    """Of another group, another topic, a bad form: each entry has its own result."""
+    """Handles of another group, of another topic or malformed: each entry has its own result."""
     harness = await start()
     harness.tables.topics.create(TopicConfig.of_type("invoices", queue_count=1))
     await harness.send("a")
@@ -367,7 +375,7 @@ async def test_foreign_handles_are_refused(start: Start) -> None:
 
 
 async def test_change_of_invisible_time_gives_a_new_handle(start: Start) -> None:
-    """The old handle is dead, the new one acknowledges, and the time counts from the change."""
+    """The old handle is invalid, the new one acknowledges, and the time starts at the change."""
     harness = await start()
     await harness.send("a")
     [message] = await harness.receive(seconds=10)
@@ -384,7 +392,7 @@ async def test_change_of_invisible_time_gives_a_new_handle(start: Start) -> None
 
 
 async def test_invisible_time_of_zero_redelivers_at_once(start: Start) -> None:
-    """A nack without a delay: the waiting receive gets the message, as attempt 2."""
+    """A nack without delay: the waiting receive gets the message as attempt 2."""
     harness = await start()
     await harness.send("a")
     [message] = await harness.receive()
@@ -399,7 +407,7 @@ async def test_invisible_time_of_zero_redelivers_at_once(start: Start) -> None:
 
 
 async def test_arrival_ends_a_wait(start: Start) -> None:
-    """A receive that waits gets the message when it is stored, not when its time is over."""
+    """A waiting receive gets the message when it is stored, not at its timeout."""
     harness = await start()
     waiting = asyncio.create_task(harness.receive(wait=20))
     await asyncio.sleep(0.01)
@@ -409,14 +417,14 @@ async def test_arrival_ends_a_wait(start: Start) -> None:
 
 
 async def test_wait_ends_empty_when_its_time_is_over(start: Start) -> None:
-    """Nothing came."""
+    """No message arrived."""
     harness = await start()
     async with asyncio.timeout(60):
         assert await harness.receive(wait=0.05) == []
 
 
 async def test_expiry_ends_a_wait(start: Start) -> None:
-    """The timer wakes those who wait for the group, and nobody polls."""
+    """The timer wakes the group's waiting receives, without polling."""
     harness = await start()
     await harness.send("a")
     await harness.receive(seconds=10)
@@ -428,7 +436,7 @@ async def test_expiry_ends_a_wait(start: Start) -> None:
 
 
 async def test_messages_reach_all_waiting_receives(start: Start) -> None:
-    """Many messages arrive at once: each receive that has room left is woken by the one before it."""
+    """Many messages arrive at once: each receive that leaves some wakes the next one."""
     harness = await start()
     waiting = [asyncio.create_task(harness.receive(2, wait=20, client_id=f"c{i}")) for i in range(4)]
     await asyncio.sleep(0.01)
@@ -441,9 +449,9 @@ async def test_messages_reach_all_waiting_receives(start: Start) -> None:
 async def test_a_receive_that_is_cancelled_before_its_answer_keeps_nothing(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While its delivery is written to the journal: the message is ready again at once."""
+    """It is cancelled while its delivery is written to the journal: the message is ready again at once."""
     harness = await start()
-    assert await harness.receive() == []  # the queues are known to the journal from here on
+    assert await harness.receive() == []  # from here on, the journal has the queues
     await harness.send("a")
     writing = asyncio.Event()
 
@@ -462,7 +470,7 @@ async def test_a_receive_that_is_cancelled_before_its_answer_keeps_nothing(
 
 
 async def test_too_many_waiting_receives_are_refused(start: Start) -> None:
-    """Those before keep waiting; the one too many gets an error at once."""
+    """Earlier receives keep waiting; the one above the limit fails at once."""
     harness = await start(waiting_per_line_max=2)
     waiting = [asyncio.create_task(harness.receive(wait=20)) for _ in range(2)]
     while harness.deliveries.long_polling.waiting_count < 2:  # noqa: ASYNC110 - nobody is told
@@ -477,7 +485,7 @@ async def test_too_many_waiting_receives_are_refused(start: Start) -> None:
 
 
 async def test_messages_in_flight_are_bounded(start: Start) -> None:
-    """A group that never acknowledges is refused more, until it acknowledges."""
+    """A group that never acknowledges gets no more until it does."""
     harness = await start(in_flight_per_group_max=3)
     await harness.send(*"abcde")
     messages = await harness.receive()
@@ -492,7 +500,7 @@ async def test_messages_in_flight_are_bounded(start: Start) -> None:
 
 
 async def test_auto_renewed_message_stays_invisible_while_its_client_lives(start: Start) -> None:
-    """For longer than any renewal, under the first handle; but not for ever."""
+    """It stays invisible for longer than one renewal, with the first handle, but not without limit."""
     harness = await start()
     await harness.send("a", "b")
     messages = await harness.receive(seconds=None)
@@ -504,7 +512,7 @@ async def test_auto_renewed_message_stays_invisible_while_its_client_lives(start
 
 
 async def test_messages_of_a_client_that_is_gone_come_back_after_a_second(start: Start) -> None:
-    """Only its auto-renewed ones, and only its own."""
+    """Only that client's auto-renewed messages are redelivered."""
     harness = await start()
     await harness.send("a", "b", "c")
     await harness.receive(1, seconds=None, client_id="dying")
@@ -521,7 +529,7 @@ async def test_messages_of_a_client_that_is_gone_come_back_after_a_second(start:
 
 
 async def test_waits_of_a_client_that_is_gone_end(start: Start) -> None:
-    """Some clients only stop when their last receive was answered."""
+    """Some clients shut down only after their last receive is answered."""
     harness = await start()
     waiting = asyncio.create_task(harness.receive(wait=20))
     await asyncio.sleep(0.01)
@@ -534,7 +542,7 @@ async def test_waits_of_a_client_that_is_gone_end(start: Start) -> None:
 
 
 async def test_message_becomes_a_dead_letter_after_its_last_attempt(start: Start) -> None:
-    """Instead of a delivery too many it lies in the group's own topic, with its origin, and does not come back."""
+    """It goes to the group's dead-letter topic with its origin, and is not delivered again."""
     harness = await start()
     harness.tables.groups.update(GroupConfig(name=GROUP, retry_max_times=2))
     await harness.send("a")
@@ -553,7 +561,7 @@ async def test_message_becomes_a_dead_letter_after_its_last_attempt(start: Start
 
 
 async def test_attempts_are_counted_over_restarts(start: Start) -> None:
-    """Neither kind of stop gives a message more attempts than its group allows."""
+    """Neither a crash nor a clean stop gives a message more attempts than its group allows."""
     harness = await start()
     harness.tables.groups.update(GroupConfig(name=GROUP, retry_max_times=2))
     await harness.tables.save()
@@ -571,7 +579,7 @@ async def test_attempts_are_counted_over_restarts(start: Start) -> None:
 
 
 async def test_message_is_forwarded_to_the_dead_letters_on_request(start: Start) -> None:
-    """It is finished then, and its handle is used up."""
+    """The message is finished, and its handle becomes invalid."""
     harness = await start()
     await harness.send("a")
     [message] = await harness.receive()
@@ -585,7 +593,7 @@ async def test_message_is_forwarded_to_the_dead_letters_on_request(start: Start)
 
 
 async def test_many_exhausted_messages_do_not_hide_one_that_can_be_delivered(start: Start) -> None:
-    """A receive goes on behind dead letters until it finds something, or the end."""
+    """A receive skips exhausted messages until it finds one to deliver, or reaches the end."""
     harness = await start()
     harness.tables.groups.update(GroupConfig(name=GROUP, retry_max_times=0))
     await harness.send(*(f"dead-{i}" for i in range(10)))
@@ -604,7 +612,7 @@ async def test_many_exhausted_messages_do_not_hide_one_that_can_be_delivered(sta
 
 @pytest.mark.parametrize("kind", ["crash", "restart"])
 async def test_message_in_flight_stays_invisible_over_a_restart(start: Start, kind: str) -> None:
-    """Its handle stays valid, its time goes on, its attempt goes on counting."""
+    """Its handle, its remaining invisible time and its attempt are kept."""
     harness = await start()
     await harness.send("a", "b")
     messages = await harness.receive(seconds=60)
@@ -616,7 +624,7 @@ async def test_message_in_flight_stays_invisible_over_a_restart(start: Start, ki
 
 
 async def test_changed_time_and_handle_survive_a_crash(start: Start) -> None:
-    """The new handle acknowledges, the old one is still dead."""
+    """The new handle acknowledges, the old one is still invalid."""
     harness = await start()
     await harness.send("a")
     [message] = await harness.receive(seconds=1)
@@ -629,7 +637,7 @@ async def test_changed_time_and_handle_survive_a_crash(start: Start) -> None:
 
 
 async def test_auto_renewed_messages_wait_for_their_client_after_a_restart(start: Start) -> None:
-    """30 s for the client to show up; then whoever is there gets the messages of those who did not."""
+    """The client has 30 s to return; then other consumers get its messages."""
     harness = await start()
     await harness.send("a", "b")
     await harness.receive(1, seconds=None, client_id="returns")
@@ -644,7 +652,7 @@ async def test_auto_renewed_messages_wait_for_their_client_after_a_restart(start
 
 
 async def test_many_restarts_lose_and_repeat_nothing(start: Start) -> None:
-    """Acknowledgements out of order, snapshots in between, every kind of stop."""
+    """Acknowledgements out of order, snapshots in between, and every kind of stop."""
     harness = await start(snapshot_event_count=5)
     expected: set[str] = set()
     finished: set[str] = set()
@@ -668,7 +676,7 @@ async def test_many_restarts_lose_and_repeat_nothing(start: Start) -> None:
 
 
 async def test_replay_begins_at_the_last_snapshot(start: Start) -> None:
-    """The journal's position moves on, so that a start has only a little to read."""
+    """The journal's replay position advances, so a start reads little."""
     harness = await start()
     await harness.send(*(f"m{i}" for i in range(20)))
     for message in await harness.receive():
@@ -681,7 +689,7 @@ async def test_replay_begins_at_the_last_snapshot(start: Start) -> None:
 
 
 async def test_new_group_begins_where_the_configuration_says(start: Start) -> None:
-    """Earliest: all that is there; latest: only what comes, also when the broker crashes before anything came."""
+    """Earliest: all stored messages. Latest: only later ones, also if the broker crashes before any arrives."""
     harness = await start(initial_position="latest")
     await harness.send("old")
     assert await harness.receive() == []
@@ -694,7 +702,8 @@ async def test_new_group_begins_where_the_configuration_says(start: Start) -> No
 
 
 async def test_commit_offset_behind_the_log_is_corrected(start: Start) -> None:
-    """After a power cut with async flush the saved offset may be ahead: new messages must not be skipped."""
+    """After a power failure with asynchronous flush the saved offset may exceed the log: new messages are not
+    skipped."""
     harness = await start()
     await harness.send("a")
     harness.tables.offsets.commit(TOPIC, GROUP, 0, 100)
@@ -704,7 +713,7 @@ async def test_commit_offset_behind_the_log_is_corrected(start: Start) -> None:
 
 
 async def test_deleted_topic_is_forgotten(start: Start) -> None:
-    """State, offsets and waits; also after a crash, and a group of a new topic starts afresh."""
+    """State, offsets and waiting receives end, also after a crash; a new topic of that name starts afresh."""
     harness = await start()
     await harness.send("a", "b")
     [message] = await harness.receive(1)
@@ -718,7 +727,7 @@ async def test_deleted_topic_is_forgotten(start: Start) -> None:
 
 
 async def test_receive_of_a_deleted_group_ends_with_an_error(start: Start) -> None:
-    """It does not wait until its time is over."""
+    """It fails at once instead of waiting for its timeout."""
     harness = await start()
     waiting = asyncio.create_task(harness.receive(wait=20))
     await asyncio.sleep(0.01)
@@ -730,7 +739,7 @@ async def test_receive_of_a_deleted_group_ends_with_an_error(start: Start) -> No
 
 
 async def test_status_says_how_far_a_group_is(start: Start) -> None:
-    """Committed, behind, in flight, to be had."""
+    """Committed offset, lag, and messages in flight and ready."""
     harness = await start()
     await harness.send(*"abcde")
     messages = await harness.receive(3, seconds=10)
@@ -744,7 +753,7 @@ async def test_status_says_how_far_a_group_is(start: Start) -> None:
 
 
 async def test_paused_group_gets_nothing(start: Start) -> None:
-    """An operator paused it; its receives wait as if nothing was there."""
+    """An operator paused it; its receives wait as if there were no messages."""
     harness = await start()
     await harness.send("a")
     harness.tables.groups.update(GroupConfig(name=GROUP, consume_enabled=False))

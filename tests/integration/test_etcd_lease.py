@@ -1,4 +1,4 @@
-"""What every lease must do, tried with etcd and with the one in memory that other tests use."""
+"""The contract of every lease, tested with etcd and with the in-memory lease of other tests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(params=["memory", "etcd"])
 def broker(request: pytest.FixtureRequest) -> Broker:
-    """The lease of one group, as the broker with this id sees it."""
+    """One group's lease, as the broker with this id sees it."""
     if request.param == "memory":
         state = LeaseState()
         return lambda broker_id: MemoryLease(broker_id, state)
@@ -54,7 +54,7 @@ _SECOND = Claim(2, 2, frozenset((2,)))
 
 
 async def test_one_of_two_takes_the_lease(broker: Broker) -> None:
-    """And the other one sees it."""
+    """The other broker sees the claim."""
     first, second = broker(1), broker(2)
     empty = await first.read()
     assert empty == LeaseView(0, None, None)
@@ -69,7 +69,7 @@ async def test_one_of_two_takes_the_lease(broker: Broker) -> None:
 
 
 async def test_a_claim_is_changed_by_its_version_alone(broker: Broker) -> None:
-    """So a master that was replaced changes nothing."""
+    """Therefore a replaced master cannot change it."""
     first, second = broker(1), broker(2)
     version = await first.take(await first.read(), _FIRST)
     both = Claim(1, 1, frozenset((1, 2)))
@@ -88,7 +88,7 @@ async def test_a_claim_is_changed_by_its_version_alone(broker: Broker) -> None:
 
 
 async def test_the_lease_is_renewed_until_it_is_lost(broker: Broker) -> None:
-    """The claim stays."""
+    """The claim stays when the lease is lost."""
     first, second = broker(1), broker(2)
     version = await first.take(await first.read(), _FIRST)
     await first.renew()
@@ -99,7 +99,7 @@ async def test_the_lease_is_renewed_until_it_is_lost(broker: Broker) -> None:
 
 
 async def test_etcd_ends_a_lease_that_nobody_renews(etcd: str) -> None:
-    """After the seconds that were agreed, counted by itself."""
+    """etcd itself ends it after the agreed seconds."""
     lease = EtcdLease([etcd], "/test/expiry", 1, 2, timeout_seconds=30)
     await lease.take(await lease.read(), _FIRST)
     async with asyncio.timeout(120):
@@ -110,7 +110,7 @@ async def test_etcd_ends_a_lease_that_nobody_renews(etcd: str) -> None:
 
 
 async def test_another_endpoint_is_asked_after_one_that_is_gone(etcd: str) -> None:
-    """The first request fails, for nobody knows what became of it."""
+    """The first request fails, because its outcome is unknown."""
     gone = f"http://127.0.0.1:{free_ports(1)[0]}"
     lease = EtcdLease([gone, etcd], "/test/endpoints", 1, 60, timeout_seconds=30)
     with pytest.raises(LeaseUnavailableError, match=gone.removeprefix("http://")):
@@ -119,7 +119,7 @@ async def test_another_endpoint_is_asked_after_one_that_is_gone(etcd: str) -> No
 
 
 async def test_an_answer_that_is_none_of_etcds_is_no_answer(tmp_path: Path) -> None:
-    """A port of something else."""
+    """Another service listens on the port."""
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
@@ -142,7 +142,7 @@ def _configure(endpoint: str, authority: Path, requests: list[tuple[str, dict[st
 
 
 def _restricted_user(password: str) -> list[tuple[str, dict[str, Any]]]:
-    """A user who may use the keys of /aerobee/ alone, and authentication for everybody."""
+    """A user whose permission covers only the keys of /aerobee/, with authentication enabled."""
     begin, end = (base64.b64encode(key).decode() for key in (b"/aerobee/", b"/aerobee0"))
     return [
         ("user/add", {"name": "root", "password": "root"}),
@@ -157,7 +157,7 @@ def _restricted_user(password: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 async def test_an_etcd_with_tls_and_authentication(tmp_path: Path) -> None:
-    """The password from a file, the authority of its own; a token that etcd no longer knows is replaced."""
+    """The password comes from a file, the CA is private, and a token that etcd has dropped is replaced."""
     issued = development_certificate("127.0.0.1")
     files = {"certificate": issued.certificate, "key": issued.key, "authority": issued.authority, "word": b"s3cret\n"}
     for name, content in files.items():
@@ -181,7 +181,7 @@ async def test_an_etcd_with_tls_and_authentication(tmp_path: Path) -> None:
         entered = lease("/aerobee/c/n", access)
         version = await entered.take(await entered.read(), _FIRST)
         await entered.renew()
-        entered._token = "forgotten.1"  # as etcd does with its tokens
+        entered._token = "forgotten.1"  # as when etcd drops a token
         await entered.announce(Holder(1, "a:10911", "a:10912"))
         assert (await entered.read()).holder == Holder(1, "a:10911", "a:10912")
         await entered.change(version, Claim(1, 1, frozenset((1, 2))))
@@ -203,7 +203,7 @@ async def test_an_etcd_with_tls_and_authentication(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_do_not_fit(changes: dict[str, Any], cause: str) -> None:
-    """An error that names the setting, and never the password."""
+    """The error names the setting and never contains the password."""
     with pytest.raises(ConfigError, match=cause) as caught:
         ReplicationConfig(
             **{"role": "master", "listen": "127.0.0.1:1", "acks": "all", "etcd": ("http://a:2379",), **changes}
@@ -212,7 +212,7 @@ def test_settings_that_do_not_fit(changes: dict[str, Any], cause: str) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    """The broker does not start, and says which file it is."""
+    """The broker does not start, and names the file."""
     fixed: dict[str, Any] = {"role": "master", "listen": "127.0.0.1:1", "acks": "all", "etcd": ("https://a:2379",)}
     missing = ReplicationConfig(**fixed, etcd_user="u", etcd_password_file=tmp_path / "missing")
     with pytest.raises(ConfigError, match=r"etcd_password_file.*missing"):

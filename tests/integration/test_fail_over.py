@@ -1,6 +1,6 @@
-"""Fail-over with a lease in a real etcd: two broker processes, one of which is killed, paused, or cut off.
+"""Fail-over with a lease in a real etcd: two broker processes, one of which is killed, paused or cut off.
 
-What was answered with success is there afterwards, in order and once; what nobody confirmed is set aside.
+Each confirmed message is stored afterwards, once and in order; unconfirmed ones are set aside.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 async def _confirmed(member: Member, count: int) -> list[bytes]:
-    """Send until so many were answered with success: those. What is not confirmed is not sent again."""
+    """Send until `count` messages are confirmed, and return those. Unconfirmed ones are not sent again."""
     answered: list[bytes] = []
     async with asyncio.timeout(_SECONDS):
         while len(answered) < count:
@@ -38,7 +38,7 @@ def _in_order(found: list[bytes], answered: list[bytes]) -> None:
 
 
 async def test_a_killed_master_is_replaced_and_follows_when_it_is_back(tmp_path: Path) -> None:
-    """And the other way round, with the replica stopped in order, which is quick."""
+    """The new master later stops cleanly, and the old one takes over again at once."""
     with running_etcd(tmp_path) as etcd:
         first, second = Member(tmp_path, 1, etcd), Member(tmp_path, 2, etcd)
         async with running(first, second):
@@ -58,7 +58,7 @@ async def test_a_killed_master_is_replaced_and_follows_when_it_is_back(tmp_path:
 
 
 async def test_a_paused_master_confirms_nothing_when_it_goes_on(tmp_path: Path) -> None:
-    """A send that it has read before it was paused, or reads after, is not answered with success."""
+    """A send read before the pause, or after it, is not confirmed."""
     with running_etcd(tmp_path) as etcd:
         first, second = Member(tmp_path, 1, etcd), Member(tmp_path, 2, etcd)
         async with running(first, second):
@@ -77,7 +77,7 @@ async def test_a_paused_master_confirms_nothing_when_it_goes_on(tmp_path: Path) 
 
 
 async def test_a_tail_that_nobody_confirmed_is_set_aside(tmp_path: Path) -> None:
-    """The master is cut off from its replica and then killed; it follows again, and says where its tail is."""
+    """The master is cut off from its replica and killed. It returns as a replica, and names the file with its tail."""
     with running_etcd(tmp_path) as etcd:
         first, second = Member(tmp_path, 1, etcd), Member(tmp_path, 2, etcd)
         with forwarded_port(str(first.listen_replicas)) as forwarder:
@@ -105,7 +105,7 @@ async def test_a_tail_that_nobody_confirmed_is_set_aside(tmp_path: Path) -> None
 
 
 async def test_a_master_that_cannot_reach_etcd_confirms_nothing_after_its_lease(tmp_path: Path) -> None:
-    """Although its replica is there; it is the master again when etcd is."""
+    """This holds although its replica is connected; it is master again once etcd is reachable."""
     with running_etcd(tmp_path) as etcd, forwarded_port(etcd.removeprefix("http://")) as forwarder:
         through = f"http://{forwarder.endpoint}"
         first, second = Member(tmp_path, 1, through), Member(tmp_path, 2, through)
@@ -128,7 +128,7 @@ async def test_a_master_that_cannot_reach_etcd_confirms_nothing_after_its_lease(
 
 
 async def test_a_broker_whose_store_is_new_does_not_take_the_lease(tmp_path: Path) -> None:
-    """It was in sync, and has nothing now: it waits for the old master instead."""
+    """It was in sync and is empty now, so it waits for the old master."""
     with running_etcd(tmp_path) as etcd:
         first, second = Member(tmp_path, 1, etcd), Member(tmp_path, 2, etcd)
         async with running(first, second):

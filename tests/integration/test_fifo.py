@@ -1,4 +1,4 @@
-"""FIFO through real gRPC: sending to a message group, and what an orderly group gets; and the released Python SDK."""
+"""FIFO over real gRPC: sends to a message group, delivery to an ordered group, and the released Python SDK."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Code = v2.Code
 
 
 class Conversation:
-    """What clients say to one broker about one topic and one group."""
+    """Client calls to one broker for one topic and one group."""
 
     def __init__(self, broker: InProcessBroker) -> None:
         self.broker = broker
 
     async def create(self, *, queue_count: int = 1, fifo: bool = True, max_attempts: int = 0) -> None:
-        """The topic, and the group with or without order."""
+        """Create the topic, and the group with or without order."""
         topic = admin_v1.Topic(
             name=TOPIC,
             read_queue_count=queue_count,
@@ -47,7 +47,7 @@ class Conversation:
         await self.broker.administration.CreateGroup(admin_v1.CreateGroupRequest(group=group), metadata=metadata())
 
     async def send(self, *messages: tuple[str, str | None], topic: str = TOPIC) -> v2.SendMessageResponse:
-        """(body, message group), in one request."""
+        """Send (body, message group) pairs in one request."""
         request = v2.SendMessageRequest()
         for body, message_group in messages:
             kind = v2.MessageType.NORMAL if message_group is None else v2.MessageType.FIFO
@@ -76,7 +76,7 @@ class Conversation:
         queue_id: int = -1,
         topic: str = TOPIC,
     ) -> list[v2.Message]:
-        """`seconds` None is auto-renew. Without messages the status is MESSAGE_NOT_FOUND."""
+        """Receive messages; `seconds` None means auto-renew. Without messages the status is MESSAGE_NOT_FOUND."""
         request = v2.ReceiveMessageRequest(
             group=v2.Resource(name=GROUP), batch_size=count, auto_renew=seconds is None, attempt_id=attempt_id
         )
@@ -142,7 +142,7 @@ def consumer_settings(*topics: str, group: str = GROUP) -> v2.TelemetryCommand:
 
 
 async def told_settings(broker: InProcessBroker, command: v2.TelemetryCommand, client_id: str) -> v2.Settings:
-    """What the broker answers to a consumer's settings."""
+    """The broker's answer to a consumer's settings."""
     call = broker.messaging.Telemetry(metadata=metadata(client_id), timeout=60)
     await call.write(command)
     answer = await call.read()
@@ -162,7 +162,7 @@ async def talk(tmp_path: Path) -> AsyncIterator[Conversation]:
 
 
 async def test_one_message_group_stays_in_one_queue_in_the_order_of_its_sends(talk: Conversation) -> None:
-    """The queue is the one that RocketMQ chooses; offsets increase; also where a request has several groups."""
+    """RocketMQ's hash chooses the queue; offsets increase, also for several groups in one request."""
     await talk.create(queue_count=8)
     vectors = {"order-1": 3, "order-2": 2, "group-A": 2, "message-group-0": 1}
     for round_number in range(3):
@@ -187,8 +187,10 @@ async def test_one_message_group_stays_in_one_queue_in_the_order_of_its_sends(ta
 
 
 async def test_what_a_fifo_topic_does_not_take(talk: Conversation) -> None:
-    """A message of another type conflicts with the topic, a group that is too long or blank is illegal; none is
-    stored, nor is anything of their request."""
+    """Another message type conflicts with the topic; a group name that is blank or too long is illegal.
+
+    Nothing of such a request is stored.
+    """
     await talk.create()
     await talk.send_in_order("g" * 63, "fits")
     assert (await talk.send(("plain", None))).status.code == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
@@ -205,7 +207,7 @@ async def test_what_a_fifo_topic_does_not_take(talk: Conversation) -> None:
 
 
 async def test_settings_of_an_orderly_group_say_fifo(talk: Conversation) -> None:
-    """And those of another group do not."""
+    """The settings of another group do not."""
     await talk.create()
     assert (await told_settings(talk.broker, consumer_settings(TOPIC), "c")).subscription.fifo
     await talk.broker.administration.CreateGroup(
@@ -217,8 +219,10 @@ async def test_settings_of_an_orderly_group_say_fifo(talk: Conversation) -> None
 
 
 async def test_a_group_that_a_consumer_of_a_fifo_topic_creates_is_orderly(talk: Conversation) -> None:
-    """Settings and assignment say so before the first receive makes it one; without a FIFO topic it is a standard
-    group."""
+    """Settings and assignment say so before the first receive creates it.
+
+    Without a FIFO topic the group is unordered.
+    """
     await talk.create()
     cases = ((("normal", TOPIC), "made", True), (("normal",), "plain", False))
     for topics, group, orderly in cases:
@@ -236,7 +240,7 @@ async def test_a_group_that_a_consumer_of_a_fifo_topic_creates_is_orderly(talk: 
 
 
 async def test_assignment_of_an_orderly_group_has_every_queue(talk: Conversation) -> None:
-    """One a readable queue; the receives of a push consumer keep to the one they name, others get all."""
+    """One assignment per readable queue. A push consumer receives from the queue it names, others from all."""
     await talk.create(queue_count=4)
     request = v2.QueryAssignmentRequest(topic=v2.Resource(name=TOPIC), group=v2.Resource(name=GROUP))
     response = await talk.broker.messaging.QueryAssignment(request, metadata=metadata(), timeout=60)
@@ -245,14 +249,14 @@ async def test_assignment_of_an_orderly_group_has_every_queue(talk: Conversation
     await talk.send_in_order("order-2", "in-2")
     assert await talk.receive(seconds=None, queue_id=0) == []
     assert told(await talk.receive(seconds=None, queue_id=2)) == [("in-2", 1)]
-    assert told(await talk.receive(queue_id=0)) == [("in-3", 1)]  # a simple consumer names any queue
+    assert told(await talk.receive(queue_id=0)) == [("in-3", 1)]  # a simple consumer may name any queue
 
 
 # Delivery
 
 
 async def test_one_consumer_gets_a_message_group_in_the_order_of_its_sends(talk: Conversation) -> None:
-    """Whatever the batch size."""
+    """The order holds for every batch size."""
     await talk.create()
     bodies = [f"m{number}" for number in range(30)]
     await talk.send_in_order("g", *bodies)
@@ -265,7 +269,7 @@ async def test_one_consumer_gets_a_message_group_in_the_order_of_its_sends(talk:
 
 
 async def test_the_next_of_a_message_group_waits_for_the_one_before(talk: Conversation) -> None:
-    """Until it is acknowledged."""
+    """It waits until that one is acknowledged."""
     await talk.create()
     await talk.send_in_order("g", "first", "second")
     first = await talk.receive(1)
@@ -275,7 +279,7 @@ async def test_the_next_of_a_message_group_waits_for_the_one_before(talk: Conver
 
 
 async def test_two_consumers_never_have_one_message_group_at_once(talk: Conversation) -> None:
-    """Every message group is in order over both, and nobody gets one of a group that the other is working on."""
+    """Every message group keeps its order, and no consumer gets messages of a group that the other is processing."""
     await talk.create(queue_count=2)
     groups = [f"group-{number}" for number in range(5)]
     for number in range(10):
@@ -307,7 +311,7 @@ async def test_two_consumers_never_have_one_message_group_at_once(talk: Conversa
 
 
 async def test_message_groups_progress_independently(talk: Conversation) -> None:
-    """Of one queue; also a message without a group, and what comes later."""
+    """Groups of one queue, messages without a group, and later messages do not wait for each other."""
     await talk.create(queue_count=1)
     await talk.send(("a0", "a"), ("b0", "b"), ("a1", "a"), ("b1", "b"))
     assert told(await talk.receive(1)) == [("a0", 1)]
@@ -319,7 +323,7 @@ async def test_message_groups_progress_independently(talk: Conversation) -> None
 
 
 async def test_redelivery_begins_at_the_first_that_is_not_acknowledged(talk: Conversation) -> None:
-    """In order and as attempt 2; what was acknowledged behind it does not come again."""
+    """Messages come in order as attempt 2; acknowledged ones behind it do not come again."""
     await talk.create()
     await talk.send_in_order("g", "m0", "m1", "m2", "m3")
     batch = await talk.receive(3)
@@ -332,7 +336,7 @@ async def test_redelivery_begins_at_the_first_that_is_not_acknowledged(talk: Con
 
 
 async def test_the_same_attempt_gets_the_same_messages_again(talk: Conversation) -> None:
-    """With the same delivery attempt, while another attempt gets nothing; for both kinds of consumers."""
+    """The delivery attempt does not rise, and another attempt id gets nothing; for both kinds of consumers."""
     await talk.create()
     for seconds in (20.0, None):
         await talk.send_in_order("g", "m0", "m1")
@@ -345,7 +349,7 @@ async def test_the_same_attempt_gets_the_same_messages_again(talk: Conversation)
 
 
 async def test_a_cancelled_receive_does_not_cost_an_attempt(talk: Conversation) -> None:
-    """Its client went away while it waited; the message is not lost, and comes in order."""
+    """Its client disconnects while waiting; the message is not lost, and comes in order."""
     await talk.create()
     request = v2.ReceiveMessageRequest(group=v2.Resource(name=GROUP), batch_size=1, auto_renew=True, attempt_id="x")
     request.message_queue.topic.name = TOPIC
@@ -360,7 +364,7 @@ async def test_a_cancelled_receive_does_not_cost_an_attempt(talk: Conversation) 
 
 
 async def test_the_last_acknowledgement_wakes_a_waiting_receive(talk: Conversation) -> None:
-    """At once, for any queue and for the one of a push consumer; not the one before the last."""
+    """It wakes a receive on any queue or on a push consumer's; earlier acknowledgements do not."""
     await talk.create()
     for seconds in (20.0, None):
         await talk.send_in_order("g", "m0", "m1", "m2")
@@ -379,7 +383,7 @@ async def test_the_last_acknowledgement_wakes_a_waiting_receive(talk: Conversati
 
 
 async def test_forwarding_to_the_dead_letters_unlocks_the_message_group(talk: Conversation) -> None:
-    """The next one comes, to a receive that waited for it; the dead letter can be read."""
+    """A waiting receive gets the next message; the dead letter is readable."""
     await talk.create()
     await talk.send_in_order("g", "poison", "next")
     [poison] = await talk.receive(1)
@@ -393,7 +397,7 @@ async def test_forwarding_to_the_dead_letters_unlocks_the_message_group(talk: Co
 
 
 async def test_after_its_last_attempt_a_message_makes_room_for_the_next(talk: Conversation) -> None:
-    """Two attempts, then it is a dead letter."""
+    """After two attempts it becomes a dead letter, and the next one is delivered."""
     await talk.create(max_attempts=2)
     await talk.send_in_order("g", "poison", "next")
     assert told(await talk.receive(1, seconds=0.1)) == [("poison", 1)]
@@ -403,7 +407,7 @@ async def test_after_its_last_attempt_a_message_makes_room_for_the_next(talk: Co
 
 
 async def test_a_changed_invisible_duration_locks_the_message_group_until_then(talk: Conversation) -> None:
-    """Also when it is longer than the first; 0 unlocks at once, and attempts go on counting."""
+    """A longer duration extends the lock, 0 unlocks at once; attempts keep counting."""
     await talk.create()
     await talk.send_in_order("g", "m0", "m1")
     [message] = await talk.receive(1, seconds=2)
@@ -419,7 +423,7 @@ async def test_a_changed_invisible_duration_locks_the_message_group_until_then(t
 
 
 async def test_locks_survive_an_orderly_restart(tmp_path: Path) -> None:
-    """What is in flight keeps its message group locked, its handle works, and the order goes on."""
+    """Messages in flight keep their group locked, their handles work, and the order is kept."""
     for life in (1, 2):
         async with in_process_broker(tmp_path / "store") as broker:
             talk = Conversation(broker)
@@ -443,14 +447,14 @@ Start = Callable[..., SdkProgram]
 
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker of its own, for development: groups appear with their first use."""
+    """The test's own broker with development settings, which create groups on first use."""
     with run_broker(tmp_path) as running:
         yield running
 
 
 @pytest.fixture
 def start(tmp_path: Path, process: BrokerProcess) -> Iterator[Start]:
-    """Starts a program with the SDK in it; none of them outlives the test."""
+    """Starts a program that uses the SDK; all end with the test."""
     with ExitStack() as programs:
 
         def begin(name: str, **options: Any) -> SdkProgram:
@@ -466,7 +470,7 @@ def administer(process: BrokerProcess, *arguments: str) -> None:
 
 
 def rounds(count: int, *groups: str, first: int = 0) -> list[dict[str, Any]]:
-    """Messages of several message groups in turn; their bodies are group and number."""
+    """Messages of several message groups in turn; a body is the group and a number."""
     return [
         {"body": f"{group}.{number}", "message_group": group}
         for number in range(first, first + count)
@@ -475,15 +479,17 @@ def rounds(count: int, *groups: str, first: int = 0) -> list[dict[str, Any]]:
 
 
 def numbers(events: list[dict[str, Any]], group: str) -> list[int]:
-    """Of the messages of one message group, in the order in which a listener got them."""
+    """The numbers of one message group's messages, in the order in which a listener got them."""
     parts = [event["body"].partition(".") for event in events]
     return [int(number) for name, _, number in parts if name == group]
 
 
 @PYTHON.mark
 def test_sdk_keeps_the_order_while_one_message_fails(process: BrokerProcess, start: Start) -> None:
-    """A push consumer whose group appears with its first use: the failing message is tried again before its group goes
-    on, the other message groups do not wait for it."""
+    """A push consumer creates its group on first use.
+
+    The failing message is retried before its group continues, and other message groups do not wait.
+    """
     administer(process, "topic", "create", TOPIC, "--type", "fifo")
     consumer = start("push_consumer", topic=TOPIC, group=GROUP, failing_calls={"a.3": 2}, threads=8)
     producer = start("producer", topic=TOPIC)
@@ -506,7 +512,7 @@ def test_sdk_keeps_the_order_while_one_message_fails(process: BrokerProcess, sta
 
 @PYTHON.mark
 def test_sdk_gives_a_message_up_and_goes_on(process: BrokerProcess, start: Start) -> None:
-    """After its last attempt the message is a dead letter, and the next of its group comes."""
+    """After its last attempt the message becomes a dead letter, and the next of its group is delivered."""
     administer(process, "topic", "create", TOPIC, "--type", "fifo")
     administer(process, "group", "create", GROUP, "--fifo", "--max-attempts", "2")
     consumer = start("push_consumer", topic=TOPIC, group=GROUP, failing_calls={"a.1": 99})
@@ -523,7 +529,7 @@ def test_sdk_gives_a_message_up_and_goes_on(process: BrokerProcess, start: Start
 
 @PYTHON.mark
 def test_sdk_keeps_the_order_over_the_death_of_the_broker(process: BrokerProcess, start: Start) -> None:
-    """Killed in the middle and started again: no message group skips a message or goes back behind what is done."""
+    """The broker is killed and restarted: no message group skips a message or repeats acknowledged ones."""
     administer(process, "topic", "create", TOPIC, "--type", "fifo")
     groups = [f"group-{number}" for number in range(6)]
     consumers = [start("push_consumer", topic=TOPIC, group=GROUP, seconds=0.02) for _ in range(2)]
@@ -544,7 +550,7 @@ def test_sdk_keeps_the_order_over_the_death_of_the_broker(process: BrokerProcess
     called = sorted((event for consumer in consumers for event in consumer.messages()), key=lambda each: each["time"])
     for group in groups:
         order = numbers(called, group)
-        # At least once: the batch in which the broker died may be called again, from its first on.
+        # At least once: the batch in progress at the kill may be delivered again from its first message.
         first_calls = list(dict.fromkeys(order))
         assert first_calls == list(range(25))
         assert len(order) <= 25 + 32

@@ -1,4 +1,4 @@
-"""Real flights through the released Python SDK, while the broker is killed under the producer and the consumer."""
+"""Real flights through the released Python SDK, while the broker is killed during production and consumption."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ LOOKED_UP = 100  # keys of each kind
 
 
 def test_no_flight_is_lost_when_the_broker_is_killed(aerobee_broker: BrokerProcess, tmp_path: Path) -> None:
-    """Every flight whose receipt came is stored once, where the receipt says, as it was sent, and found by its keys;
-    every flight is consumed, and none again whose acknowledgement was answered.
+    """Every flight with a receipt is stored once, at the receipt's offset, unchanged, and found by its keys.
 
-    A receipt has no queue: the one that the SDK shows is only its own choice of whom to ask.
+    Every flight is consumed, and none again after its acknowledgement was answered. A receipt has no queue: the one
+    that the SDK shows is its own choice of broker queue.
     """
     receipts, failures = _publish(aerobee_broker, tmp_path / "producer")
     stored = asyncio.run(_read_all(aerobee_broker.endpoint))
@@ -50,14 +50,14 @@ def test_no_flight_is_lost_when_the_broker_is_killed(aerobee_broker: BrokerProce
 
 
 def _publish(broker: BrokerProcess, home: Path) -> tuple[list[dict[str, Any]], int]:
-    """Receipts, and how many sends failed; the broker dies in the middle and comes back at the same port."""
+    """Return receipts and the number of failed sends; the broker is killed meanwhile and restarts on the same port."""
     with _program("flight_producer", home, broker) as producer:
         producer.ready().tell("publish", count=COUNT)
         producer.wait_messages(COUNT // 3, "stored")
         broker.kill()
         before = len(producer.messages("stored"))
         assert before < COUNT, "all was published before the broker was killed"
-        time.sleep(0.3)  # the producer meets a closed port, too
+        time.sleep(0.3)  # the producer also finds the port closed
         broker.start()
         failures = int(producer.answer()["failures"])
         receipts = producer.messages("stored")
@@ -72,7 +72,7 @@ def _check_stored(
     by_id: dict[str, list[StoredMessage]] = {}
     for message in stored:
         by_id.setdefault(message.message_id, []).append(message)
-    # A send without an answer may be stored, each of the SDK's attempts anew; an answered one is there at its offset.
+    # Each attempt of an unanswered send may be stored; an answered one is stored at its offset.
     for receipt in receipts:
         flight = flights[receipt["flight"]]
         copies = by_id[receipt["message_id"]]
@@ -93,7 +93,7 @@ async def _read_all(endpoint: str) -> list[StoredMessage]:
 
 
 async def _check_keys(endpoint: str, stored: list[StoredMessage]) -> None:
-    """Aircraft and flights, some of each, are found completely."""
+    """Queries by aircraft and by flight, some of each, are complete."""
     by_key: dict[str, set[tuple[int, int]]] = {}
     for message in stored:
         for key in message.keys:
@@ -126,7 +126,7 @@ def _consume(broker: BrokerProcess, home: Path, stored: list[StoredMessage]) -> 
     unanswered = {message_id for message_id, _ in sent} - {event["message_id"] for event in acknowledged}
     assert failed, "the consumer did not notice that the broker was gone"
     assert len(unanswered) <= 4 + len(failed), "one acknowledgement a thread can have been under way"
-    # Attempts rise with each delivery; what was answered before the kill came as often as it is stored.
+    # Attempts rise with each delivery. Messages acknowledged before the kill came once per stored copy.
     assert {message_id: deliveries[message_id] for message_id in before} == {i: copies[i] for i in before}
     again = [event for event in received if event["attempt"] > 1]
     assert len(again) <= 4 * 16, "more came again than four threads can have held"

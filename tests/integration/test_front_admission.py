@@ -1,4 +1,4 @@
-"""Both fronts ask a method's admission about a call before they read its request."""
+"""Both fronts call a method's admission before they read the request."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from aerobee_broker.front.counters import FrontCounters
 from aerobee_broker.front.front import Front
 from aerobee_broker.front.grpcio_front import GrpcioServer
 
-SMALL: Final = MESSAGE_SIZE_MAX  # what a front takes of a request to a method without an admission
+SMALL: Final = MESSAGE_SIZE_MAX  # a front's limit for methods without an admission
 METHOD_SIZES: Final = {"below": SMALL >> 1, "above": SMALL << 1}
 
 
 class Judge:
-    """Refuses calls by a header, and lets others wait for a semaphore."""
+    """Refuses calls by a header, and makes others wait for a semaphore."""
 
     def __init__(self, request_size_max: int) -> None:
         self.request_size_max = request_size_max
         self.open = asyncio.Event()
         self.open.set()
         self.waiting = asyncio.Event()
-        self.full = b""  # the answer to a call that waited in vain
+        self.full = b""  # the answer to a call that was not admitted in time
         self.handled: list[int] = []  # sizes of requests that reached the handler
 
     def refusal(self, context: Context) -> bytes | None:
@@ -63,7 +63,7 @@ class Judge:
 
 
 class Judged:
-    """A method of each kind, for each limit."""
+    """One method of each kind, for each limit."""
 
     def __init__(self) -> None:
         self.judges = {name: Judge(size) for name, size in METHOD_SIZES.items()}
@@ -118,7 +118,7 @@ async def _answer(channel: Any, path: str, request: bytes, name: str = "me") -> 
 
 
 async def test_a_call_that_is_refused_is_answered_before_its_request_comes(channel: Any, judged: Judged) -> None:
-    """Its client has sent headers only, and gets the answer."""
+    """The client has sent only headers when it gets the answer."""
     for kind in ("unary", "stream", "both"):
         call = channel.stream_stream(f"/below/{kind}")(timeout=60)
         assert await call.read() == b"who are you"
@@ -129,10 +129,10 @@ async def test_a_call_that_is_refused_is_answered_before_its_request_comes(chann
 
 @pytest.mark.parametrize("kind", ["unary", "stream"])
 async def test_a_request_without_room_is_read_when_there_is_some(channel: Any, judged: Judged, kind: str) -> None:
-    """Its handler is not called before; a call that waited in vain gets the answer of its admission."""
+    """Its handler is called only then; a call that is not admitted in time gets its admission's answer."""
     judge = judged.judges["below"]
     judge.open.clear()
-    request = bytes(judge.request_size_max)  # more than a front has when it asks
+    request = bytes(judge.request_size_max)  # more than a front has read when it asks
     waiting = asyncio.create_task(_answer(channel, f"/below/{kind}", request))
     await asyncio.wait_for(judge.waiting.wait(), 60)
     assert await _answer(channel, f"/above/{kind}", b"x") == b"me sent 1"
@@ -152,7 +152,7 @@ async def test_a_request_without_room_is_read_when_there_is_some(channel: Any, j
 @pytest.mark.parametrize("kind", ["unary", "stream"])
 @pytest.mark.parametrize("limit", METHOD_SIZES)
 async def test_the_size_limit_is_that_of_the_method(channel: Any, judged: Judged, limit: str, kind: str) -> None:
-    """Whether the front's own limit is above or below: it is for methods that have none."""
+    """The method's limit applies whether it is above or below the front's, which is for methods without one."""
     size_max = METHOD_SIZES[limit]
     assert await _answer(channel, f"/{limit}/{kind}", bytes(size_max)) == b"me sent %d" % size_max
     size = size_max + 1
@@ -163,7 +163,7 @@ async def test_the_size_limit_is_that_of_the_method(channel: Any, judged: Judged
 @pytest.mark.parametrize("kind", ["native"])
 @pytest.mark.parametrize("limit", METHOD_SIZES)
 async def test_the_size_limit_of_a_stream_is_that_of_the_method(kind: str, limit: str, judged: Judged) -> None:
-    """A message above it ends the stream. grpcio has one limit for all methods; handlers check the other."""
+    """A larger message ends the stream. grpcio has one limit for all methods; handlers check the method's."""
     size_max = METHOD_SIZES[limit]
     async with _serving(kind, judged.methods()) as address, grpc.aio.insecure_channel(address) as open_channel:
         channel: Any = open_channel

@@ -1,7 +1,7 @@
-"""Attacks on HTTP/2, TLS and sockets, each with the bound that ends it, while a well-behaved client is served.
+"""Attacks on HTTP/2, TLS and sockets, each ended by a limit, while a well-behaved client is served.
 
-An attack is repeated until the other client has its answers, so each answer was waited for beside it. The metric names
-the bound. The long form with 10,000 connections is in test_hostile_connections.py.
+An attack is repeated until the other client has its answers, so each answer was waited for during the attack. A metric
+names the limit. The long form with 10,000 connections is in test_hostile_connections.py.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from aerobee_proto import v2
 from tests.support.hostile_clients import resident
 from tests.support.http2_attacker import Attacker, attacker, begin_of_tls, block, headers, message
 
-ANSWERS: Final = 3  # of the other client during an attack
-ANSWER_SECONDS: Final = 15.0  # for each; a broker that is held up does not answer at all
+ANSWERS: Final = 3  # to the other client during an attack
+ANSWER_SECONDS: Final = 15.0  # for each; a blocked broker would not answer at all
 GROWTH_MAX: Final = 64 << 20  # bytes of memory
 SEND: Final = block("/apache.rocketmq.v2.MessagingService/SendMessage")
 RECEIVE: Final = block("/apache.rocketmq.v2.MessagingService/ReceiveMessage")
@@ -49,7 +49,7 @@ IMPATIENT: Final = {
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker with the default bounds."""
+    """A broker with the default limits."""
     with run_broker(tmp_path_factory.mktemp("aerobee"), ["--dev", "--front", "native"]) as running:
         yield running
         _in_order(running)
@@ -57,7 +57,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker whose bounds are reached in seconds."""
+    """A broker whose limits are reached within seconds."""
     directory = tmp_path_factory.mktemp("aerobee")
     with run_broker(directory, ["--dev", "--front", "native"], settings=IMPATIENT) as running:
         yield running
@@ -71,7 +71,7 @@ def _in_order(broker: BrokerProcess) -> None:
 
 
 def refused(broker: BrokerProcess, bound: str) -> int:
-    """How often a bound has ended something, by its metric."""
+    """How often a limit has ended something, from its metric."""
     with urllib.request.urlopen(f"http://{broker.metrics}/metrics", timeout=30) as answer:
         for line in answer.read().decode().splitlines():
             if line.startswith("aerobee_front_refused_total{") and f'bound="{bound}"' in line:
@@ -80,7 +80,7 @@ def refused(broker: BrokerProcess, bound: str) -> int:
 
 
 def wait_until_refused(broker: BrokerProcess, bound: str, more_than: int) -> None:
-    """Until the metric is above that; AssertionError after a minute."""
+    """Wait until the metric exceeds `more_than`; AssertionError after a minute."""
     ends = time.monotonic() + 60
     while refused(broker, bound) <= more_than:
         assert time.monotonic() < ends, f"{bound} ended nothing"
@@ -89,7 +89,7 @@ def wait_until_refused(broker: BrokerProcess, bound: str, more_than: int) -> Non
 
 @asynccontextmanager
 async def beside_a_good_client(broker: BrokerProcess) -> AsyncIterator[asyncio.Event]:
-    """A client that sends one message after another; the event is set when it has enough answers."""
+    """A client that sends messages one by one; the event is set once it has enough answers."""
     enough = asyncio.Event()
     slowest = 0.0
 
@@ -111,7 +111,7 @@ async def beside_a_good_client(broker: BrokerProcess) -> AsyncIterator[asyncio.E
 
 
 async def attack(broker: BrokerProcess, once: Callable[[], None], bound: str) -> None:
-    """Repeat an attack until another client has its answers. It has to end by this bound each time."""
+    """Repeat an attack until another client has its answers. Each attack must be ended by this limit."""
     before = await asyncio.to_thread(refused, broker, bound)
     memory = resident(broker)
     times = 0
@@ -127,7 +127,7 @@ async def attack(broker: BrokerProcess, once: Callable[[], None], bound: str) ->
 
 
 def chunks(part: Callable[[int], bytes], count: int = 100) -> Iterator[bytes]:
-    """So many parts at a time, each with a stream id of its own, without end."""
+    """Endless chunks of `count` parts, each part with its own stream id."""
     ids = itertools.count(1, 2)
     while True:
         yield b"".join(part(next(ids)) for _ in range(count))
@@ -170,7 +170,7 @@ FLOODS: Final[dict[str, Callable[[], Iterator[bytes]]]] = {
 
 @pytest.mark.parametrize("flood", FLOODS)
 async def test_a_flood_of_frames(broker: BrokerProcess, flood: str) -> None:
-    """Frames that cost their receiver more than their sender."""
+    """The frames cost the receiver more than the sender."""
 
     def once() -> None:
         with attacker(broker.endpoint) as connection:
@@ -180,9 +180,9 @@ async def test_a_flood_of_frames(broker: BrokerProcess, flood: str) -> None:
 
 
 async def test_windows_of_a_byte(broker: BrokerProcess) -> None:
-    """Large answers of which the client takes a byte at a time."""
+    """The client accepts large answers one byte at a time."""
     symbol = b"apache.rocketmq.v2.MessagingService"
-    question = b"\x22" + bytes([len(symbol)]) + symbol  # for the file that defines it, with its imports
+    question = b"\x22" + bytes([len(symbol)]) + symbol  # asks for the file that defines the symbol, with its imports
 
     def once() -> None:
         with attacker(broker.endpoint, window=0) as connection:
@@ -200,7 +200,7 @@ BOMBS: Final[dict[str, Callable[[], Iterator[bytes]]]] = {
         [CONTINUED], itertools.repeat(frames.frame(frames.CONTINUATION, 0, 1, b"\0\1a\1b" * 3000))
     ),
     "empty continuations": lambda: itertools.chain([CONTINUED], _repeated(frames.frame(frames.CONTINUATION, 0, 1))),
-    # An entry of 4,000 bytes in the table, and 16,000 fields that name it: 64 MB.
+    # A table entry of 4,000 bytes, and 16,000 fields that refer to it: 64 MB.
     "a large entry named often": lambda: itertools.chain(
         [headers(1, SEND + b"\x40\1a\x7f\xa1\x1e" + b"x" * 4000, ended=True)],
         (headers(number, SEND + b"\xbe" * 16000, ended=True) for number in itertools.count(3, 2)),
@@ -211,7 +211,7 @@ BOMBS: Final[dict[str, Callable[[], Iterator[bytes]]]] = {
 
 @pytest.mark.parametrize("bomb", BOMBS)
 async def test_header_bombs(broker: BrokerProcess, bomb: str) -> None:
-    """Headers without end, or small on the wire and large in memory."""
+    """Endless headers, or headers that are small on the wire and large in memory."""
 
     def once() -> None:
         with attacker(broker.endpoint) as connection:
@@ -221,7 +221,7 @@ async def test_header_bombs(broker: BrokerProcess, bomb: str) -> None:
 
 
 async def test_many_headers(broker: BrokerProcess) -> None:
-    """Are refused by their number; the connection stays."""
+    """Too many headers are refused; the connection stays open."""
     many = SEND + b"\0\1a\1b" * 200
 
     def once() -> None:
@@ -241,7 +241,7 @@ async def test_many_headers(broker: BrokerProcess) -> None:
 
 
 async def test_too_many_calls(impatient: BrokerProcess) -> None:
-    """Those above the bound are refused, and may be repeated."""
+    """Calls above the limit are refused, and may be retried."""
 
     def once() -> None:
         with attacker(impatient.endpoint) as connection:
@@ -252,7 +252,7 @@ async def test_too_many_calls(impatient: BrokerProcess) -> None:
 
 
 async def test_too_many_connections(impatient: BrokerProcess) -> None:
-    """Are closed at once, and others come in again when there is room."""
+    """Connections above the limit are closed at once; new ones are accepted once others close."""
 
     def once() -> None:
         before = refused(impatient, "connection_count_max")
@@ -280,7 +280,7 @@ def _address(broker: BrokerProcess) -> tuple[str, int]:
 
 
 async def test_a_message_that_is_too_large(impatient: BrokerProcess) -> None:
-    """Is refused by its first bytes."""
+    """The message is refused as soon as its length prefix arrives."""
 
     def once() -> None:
         with attacker(impatient.endpoint) as connection:
@@ -296,7 +296,7 @@ async def test_a_message_that_is_too_large(impatient: BrokerProcess) -> None:
 
 
 def _unfinished(connection: Attacker, numbers: range) -> None:
-    """Requests of which most has come."""
+    """Send most of each request, without its end."""
     piece = bytes(frames.FRAME_SIZE_DEFAULT)
     for number in numbers:
         prefix = b"\0" + (1 << 20).to_bytes(4, "big")
@@ -305,7 +305,7 @@ def _unfinished(connection: Attacker, numbers: range) -> None:
 
 
 async def test_requests_that_never_end(impatient: BrokerProcess) -> None:
-    """What is kept of them is bounded for a connection, and for all."""
+    """Buffered parts are limited per connection and in total."""
 
     def one_connection() -> None:
         with attacker(impatient.endpoint) as connection:
@@ -346,7 +346,7 @@ def _receive(group: str) -> bytes:
 
 
 async def test_who_does_not_read(impatient: BrokerProcess) -> None:
-    """Closed windows: no more calls while answers wait, and an end in time. A full socket: an end in time, too."""
+    """Closed windows stop new calls while answers wait, and end in time; so does a full socket."""
     await _large_messages(impatient)
 
     def closed_windows() -> None:
@@ -389,8 +389,8 @@ _LONG_SETTINGS: Final = frames.frame(frames.SETTINGS, 0, 0, bytes(600))
 
 
 async def test_connections_that_never_begin(impatient: BrokerProcess) -> None:
-    """Without a byte, with the first bytes of HTTP/2, a byte at a time, with half of a TLS handshake, and with a whole
-    one that nothing follows."""
+    """Connections that send nothing, part of HTTP/2's preface, single bytes, half a TLS handshake, or a full one and
+    then nothing."""
 
     def silent(first: bytes, *, drip: bytes = b"") -> Callable[[], None]:
         def once() -> None:
@@ -430,7 +430,7 @@ async def test_connections_that_never_begin(impatient: BrokerProcess) -> None:
 
 
 def _drip(connection: socket.socket, data: bytes) -> None:
-    """Send a byte at a time until the server ends the connection."""
+    """Send one byte at a time until the server closes the connection."""
     for byte in data:
         try:
             connection.sendall(bytes([byte]))
@@ -441,11 +441,11 @@ def _drip(connection: socket.socket, data: bytes) -> None:
 
 
 async def test_connections_that_say_next_to_nothing(impatient: BrokerProcess) -> None:
-    """Idle ones, frames of which a byte comes at a time, requests of which a byte comes at a time, and dead ones."""
+    """Idle connections, frames and requests sent byte by byte, and dead peers."""
 
     def idle() -> None:
         with attacker(impatient.endpoint) as connection:
-            for frame in connection.frames():  # it lives, and answers the end
+            for frame in connection.frames():  # the client is alive and answers the GOAWAY
                 if frame.kind == frames.PING and not frame.flags & frames.ACK:
                     connection.send(frames.frame(frames.PING, frames.ACK, 0, frame.payload))
 
@@ -467,7 +467,7 @@ async def test_connections_that_say_next_to_nothing(impatient: BrokerProcess) ->
 
     def dead() -> None:
         with attacker(impatient.endpoint) as connection:
-            connection.send(headers(1, TALK))  # a call keeps it from being idle
+            connection.send(headers(1, TALK))  # a call keeps the connection from being idle
             connection.wait_for_end()
 
     async with asyncio.TaskGroup() as attacks:
@@ -478,7 +478,7 @@ async def test_connections_that_say_next_to_nothing(impatient: BrokerProcess) ->
 
 
 async def test_who_answers_pings_stays(impatient: BrokerProcess) -> None:
-    """With a call, for several times the keepalive time; and the client's own pings are answered."""
+    """The connection with a call stays open for several keepalive intervals; the client's own pings are answered."""
 
     def talk() -> list[int]:
         kinds = []

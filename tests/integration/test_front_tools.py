@@ -1,4 +1,4 @@
-"""The native front against tools that other people wrote: h2spec for HTTP/2, gRPC's interoperability client for gRPC.
+"""The native front against third-party tools: h2spec for HTTP/2, gRPC's interoperability client for gRPC.
 
 Both are Go programs, built once into `build/go-tools`. `make test-front` runs this.
 """
@@ -53,7 +53,7 @@ CASES = (
 
 
 def tool(package: str, name: str) -> Path:
-    """The program of this Go package. Skips the test where no registry can be reached."""
+    """The program of this Go package. Skips the test if no package registry is reachable."""
     path = TOOLS / name
     if not path.exists():
         environment = {**os.environ, "GOBIN": str(TOOLS)}
@@ -73,7 +73,7 @@ async def output_of(*command: str | Path) -> tuple[int, str]:
 
 
 async def test_h2spec() -> None:
-    """Every case, strictly, without one left out."""
+    """Every case in strict mode, without exclusions."""
     async with serving_pages() as port:
         code, output = await output_of(
             tool(H2SPEC, "h2spec"), "-h", "127.0.0.1", "-p", str(port), "--strict", "--timeout", "5"
@@ -83,7 +83,7 @@ async def test_h2spec() -> None:
 
 
 async def test_go_on_a_unix_socket(tmp_path: Path) -> None:
-    """grpc-go names the host "localhost" there, and sends as over TCP."""
+    """grpc-go sends "localhost" as the host there, and otherwise behaves as over TCP."""
     load, path, request = tmp_path / "load", tmp_path / "broker.sock", tmp_path / "request"
     request.write_bytes(request_bytes())
     code, output = await output_of("go", "build", "-C", LOAD, "-o", load, ".")
@@ -104,7 +104,7 @@ async def test_go_on_a_unix_socket(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 async def test_interoperability(case: str) -> None:
-    """gRPC's own cases, but those that need a cloud, an account, or a compression that clients have to ask for."""
+    """gRPC's own cases, except those that need a cloud, an account, or compression requested by the client."""
     front = Front(interop_service.methods(), FrontConfig(), FrontCounters())
     port = front.listen("127.0.0.1", 0, "plain", None)
     try:

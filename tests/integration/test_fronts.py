@@ -1,4 +1,4 @@
-"""A table of methods behind each front, called by grpcio's client: the two must not be told apart."""
+"""The same methods behind each front, called by grpcio's client: both fronts must behave alike."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LARGE: Final = 3 << 20
 
 
 class Served:
-    """Methods that do one thing each, and what became of them."""
+    """Methods that each do one thing, and a record of what happened to them."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -67,7 +67,7 @@ class Served:
         return b""
 
     async def _limited(self, request: bytes, context: Context) -> bytes:
-        """What asks for the current task works in handlers."""
+        """Functions that need the current task work in handlers."""
         try:
             async with asyncio.timeout(0.01):
                 await asyncio.sleep(60)
@@ -136,14 +136,14 @@ async def served() -> Served:
 
 
 async def failure(call: Any) -> tuple[grpc.StatusCode, str]:
-    """How a call fails."""
+    """Status code and details of a failed call."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value.code(), caught.value.details() or ""
 
 
 async def test_unary(channel: Any, served: Served) -> None:
-    """Requests and answers of any size, compressed ones, headers of text and bytes."""
+    """Requests and answers of any size, compressed ones, and headers of text and of bytes."""
     echo = channel.unary_unary("/t/echo")
     for size in (0, 1, 16379, 16384, 65536, LARGE):
         body = bytes(range(256)) * (size // 256) + bytes(size % 256)
@@ -164,7 +164,7 @@ async def test_many_calls_at_once(channel: Any) -> None:
 
 
 async def test_failures(channel: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Status and details; of failures of ours nothing but that there was one."""
+    """Status and details are returned; an internal error shows no details."""
     assert await failure(channel.unary_unary("/t/fail")(b"", timeout=60)) == (grpc.StatusCode.NOT_FOUND, DETAILS)
     code, _ = await failure(channel.unary_unary("/t/nonsense")(b"", timeout=60))
     assert code == grpc.StatusCode.UNIMPLEMENTED
@@ -188,7 +188,7 @@ async def test_deadlines_and_cancellation(channel: Any, served: Served) -> None:
 
 
 async def test_streams(channel: Any) -> None:
-    """Of answers, of requests, and of both."""
+    """Streams of answers, of requests, and of both."""
     call = channel.unary_stream("/t/count")(b"500", timeout=30)
     assert [int(await call.read()) for _ in range(500)] == list(range(500))
     assert await failure(call.read()) == (grpc.StatusCode.OUT_OF_RANGE, "no more")
@@ -208,7 +208,7 @@ async def test_streams(channel: Any) -> None:
 
 
 async def test_a_reader_that_stops_holds_little(channel: Any, served: Served) -> None:
-    """Its handler waits, and ends when the client goes away."""
+    """Its handler waits, and ends when the client disconnects."""
     call = channel.unary_stream("/t/pour")(b"100000")
     await call.read()
     before = -1
@@ -221,7 +221,7 @@ async def test_a_reader_that_stops_holds_little(channel: Any, served: Served) ->
 
 
 async def test_a_stop_lets_calls_end(served: Served) -> None:
-    """Those that run are answered; later ones are not taken."""
+    """Running calls are answered; later ones are refused."""
     for kind in ("native", "grpcio"):
         begun, stopped = asyncio.Event(), asyncio.Event()
 
@@ -237,7 +237,7 @@ async def test_a_stop_lets_calls_end(served: Served) -> None:
         context = serving(kind, served)
         address = await context.__aenter__()
         options = [("grpc.use_local_subchannel_pool", 1)]
-        channel: Any  # its stub asks for more than it takes
+        channel: Any  # its stub declares stricter types than it accepts
         async with grpc.aio.insecure_channel(address, options) as channel:
             call = asyncio.ensure_future(channel.unary_unary("/t/slow")(b"", timeout=20))
             await asyncio.wait_for(begun.wait(), 60)

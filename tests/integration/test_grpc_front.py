@@ -1,4 +1,4 @@
-"""A broker's ports, as strange and as hostile clients see them; tests/conformance has the rules of the protocol."""
+"""A broker's ports as seen by unusual and hostile clients; tests/conformance covers the protocol's rules."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def receive_request(**fields: Any) -> v2.ReceiveMessageRequest:
 
 
 async def test_termination_ends_what_a_client_waits_for(broker: InProcessBroker) -> None:
-    """Its long poll ends early, so that its own shutdown does not hang; its stream when it hangs up itself.
+    """Its long poll ends early, so its shutdown does not hang; its stream ends when the client closes it.
 
-    Node's client takes a stream that ends before for a failure and opens another.
+    Node.js's client treats an earlier end of the stream as a failure and opens another.
     """
     assert (await broker.messaging.SendMessage(v2.SendMessageRequest(messages=[message()]), metadata=METADATA)).entries
     first = [a async for a in broker.messaging.ReceiveMessage(receive_request(), metadata=METADATA, timeout=30)]
@@ -78,7 +78,7 @@ async def test_termination_ends_what_a_client_waits_for(broker: InProcessBroker)
 
 
 async def test_every_method_answers_at_once(broker: InProcessBroker) -> None:
-    """An empty request gets a status from each method of each service: no hang, no gRPC error."""
+    """An empty request to each method of each service gets a status, without a hang or a gRPC error."""
     for stub, service in (
         (broker.messaging, v2.MessagingServiceStub),
         (broker.admin, v2.AdminStub),
@@ -102,7 +102,7 @@ async def test_every_method_answers_at_once(broker: InProcessBroker) -> None:
 
 
 async def test_what_is_not_supported_says_so(broker: InProcessBroker) -> None:
-    """Of what is in no .proto file, gRPC itself says UNIMPLEMENTED; all that is in them is there."""
+    """gRPC answers UNIMPLEMENTED for methods that no .proto file has; all methods in them exist."""
     unknown = broker.channel.unary_unary("/apache.rocketmq.v2.MessagingService/Nonsense")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await unknown(b"", timeout=60)
@@ -112,7 +112,7 @@ async def test_what_is_not_supported_says_so(broker: InProcessBroker) -> None:
 async def test_a_failure_of_ours_is_logged_and_not_told(
     broker: InProcessBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """INTERNAL_SERVER_ERROR without details for the client, the traceback in the log, and the next call works."""
+    """The client gets INTERNAL_SERVER_ERROR without details, the log has the traceback, and the next call works."""
 
     def broken(self: MessageStore, *_: object, **__: object) -> None:
         raise ZeroDivisionError("a secret of the inside")
@@ -132,7 +132,7 @@ async def test_a_failure_of_ours_is_logged_and_not_told(
 
 
 async def test_garbage_on_the_port(broker: InProcessBroker) -> None:
-    """Bytes that are no HTTP/2, and a request that is no protobuf, disturb nobody else."""
+    """Bytes that are not HTTP/2, and a request that is not a protobuf, do not affect others."""
     host, _, port = broker.endpoint.rpartition(":")
     for garbage in (
         b"\x00" * 1000,
@@ -157,7 +157,7 @@ async def test_garbage_on_the_port(broker: InProcessBroker) -> None:
 
 
 async def test_messages_are_found(broker: InProcessBroker) -> None:
-    """By id, by a key with spaces, and by time with a page at a time."""
+    """Messages are found by id, by a key with spaces, and by time in pages."""
     for number in range(5):
         request = v2.SendMessageRequest(messages=[message(message_id=f"id-{number}", keys=["a key", str(number)])])
         assert (await broker.messaging.SendMessage(request, metadata=METADATA)).status.code == Code.OK
@@ -211,7 +211,7 @@ async def test_a_topics_life(broker: InProcessBroker) -> None:
 
 
 async def test_a_groups_life(broker: InProcessBroker) -> None:
-    """Created with defaults, changed, described with its client and progress, kept while connected, deleted."""
+    """Created with defaults, changed, described with client and progress, kept while connected, deleted."""
     admin = broker.administration
     created = await admin.CreateGroup(admin_v1.CreateGroupRequest(group=admin_v1.Group(name="billing")))
     assert (created.status.code, created.group.max_attempts, created.group.consume_enabled) == (Code.OK, 17, True)
@@ -235,7 +235,7 @@ async def test_a_groups_life(broker: InProcessBroker) -> None:
 
 
 async def test_the_state_of_broker_and_store(broker: InProcessBroker, tmp_path: Path) -> None:
-    """Who it is, whether it takes messages, and what it costs."""
+    """Identity, whether it accepts messages, and resource use."""
     await broker.messaging.SendMessage(v2.SendMessageRequest(messages=[message()]), metadata=METADATA)
     status = await broker.administration.GetBrokerStatus(admin_v1.GetBrokerStatusRequest())
     assert status.status.code == Code.OK
@@ -263,12 +263,12 @@ async def test_health(broker: InProcessBroker) -> None:
 
 
 async def test_a_stop_does_not_wait_for_who_watches(tmp_path: Path) -> None:
-    """A Watch is told NOT_SERVING and ends, a reflection stream ends: neither takes the drain's time, here a minute."""
+    """A Watch gets NOT_SERVING and ends, a reflection stream ends: neither waits for the drain, here a minute."""
     answer = health_pb2.HealthCheckResponse
     listen = ListenConfig(grpc=Address("127.0.0.1", 0), metrics=Address("127.0.0.1", 0), drain_seconds=60)
     broker = in_process_broker(tmp_path, listen=listen)
     endpoint = (await broker.__aenter__()).endpoint
-    async with grpc.aio.insecure_channel(endpoint) as channel:  # open for longer than the broker's own
+    async with grpc.aio.insecure_channel(endpoint) as channel:  # this channel outlives the broker's own
         try:
             health = health_pb2_grpc.HealthStub(channel)
             watches = [
@@ -284,10 +284,10 @@ async def test_a_stop_does_not_wait_for_who_watches(tmp_path: Path) -> None:
                 await health.Check(health_pb2.HealthCheckRequest(service="unheard.of"), timeout=60)
             assert refused.value.code() == grpc.StatusCode.NOT_FOUND
         finally:
-            await broker.__aexit__(None, None, None)  # which takes 10 s at most
+            await broker.__aexit__(None, None, None)  # must take 10 s at most
         assert [(await watch.read()).status for watch in watches[:2]] == [answer.NOT_SERVING] * 2
         calls = (*watches, reflection)
-        assert not any([await call.read() for call in calls])  # each is at its end
+        assert not any([await call.read() for call in calls])  # each has ended
         assert [await call.code() for call in calls] == [grpc.StatusCode.OK] * 4
 
 
@@ -316,7 +316,7 @@ with grpc.insecure_channel(sys.argv[1]) as channel:
 
 
 async def test_reflection_is_enough_to_send(broker: InProcessBroker) -> None:
-    """A program without our .proto files lists the services, finds each one's file and sends a message from JSON."""
+    """A program without our .proto files lists services, gets each one's file, and sends a message from JSON."""
     request = {"messages": [{"topic": {"name": "orders"}, "body": "aGVsbG8=", "systemProperties": {"messageId": "01"}}]}
     result = await asyncio.to_thread(
         subprocess.run,
@@ -346,7 +346,7 @@ async def test_reflection_is_enough_to_send(broker: InProcessBroker) -> None:
 
 
 async def test_state_survives_an_orderly_restart(tmp_path: Path) -> None:
-    """Topics, groups, messages and acknowledgements are there again."""
+    """Topics, groups, messages and acknowledgements are kept."""
     async with in_process_broker(tmp_path) as broker:
         for message_id in ("one", "two"):
             request = v2.SendMessageRequest(messages=[message(message_id=message_id)])
@@ -366,7 +366,7 @@ async def test_state_survives_an_orderly_restart(tmp_path: Path) -> None:
 
 
 async def test_a_stop_ends_waiting_calls(tmp_path: Path) -> None:
-    """A long poll is answered, a stream ends, and the whole stop takes no time-out."""
+    """A long poll is answered, a stream ends, and no part of the stop runs into its timeout."""
     async with asyncio.timeout(60):
         async with in_process_broker(
             tmp_path,
@@ -387,7 +387,7 @@ async def test_a_stop_ends_waiting_calls(tmp_path: Path) -> None:
 
 
 async def test_what_prevents_a_start(tmp_path: Path) -> None:
-    """A locked store and ports in use are errors that name them; the other broker notices nothing."""
+    """A locked store and ports in use are errors that name them; the other broker is unaffected."""
     never = asyncio.Event()
 
     def announce(*_: object) -> None:
@@ -421,7 +421,7 @@ async def test_what_prevents_a_start(tmp_path: Path) -> None:
 async def test_a_failed_disk_ends_the_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The send is answered with an error, readiness turns, and the broker ends with the reason instead of living on."""
+    """The send fails, readiness turns false, and the broker ends with the reason instead of continuing."""
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     config = BrokerConfig.tiny(tmp_path)
 
@@ -438,7 +438,7 @@ async def test_a_failed_disk_ends_the_broker(
                     v2.SendMessageRequest(messages=[message()]), metadata=METADATA, timeout=5
                 )
             except grpc.aio.AioRpcError:
-                return 0  # the broker was faster to end than to answer
+                return 0  # the broker ended before it answered
             return int(answer.status.code)
 
     sending = asyncio.ensure_future(send())
@@ -450,7 +450,7 @@ async def test_a_failed_disk_ends_the_broker(
 
 
 async def test_the_http_port(broker: InProcessBroker) -> None:
-    """Ready once announced."""
+    """Its pages answer as soon as the broker is announced as ready."""
 
     def fetch(path: str) -> int:
         with urllib.request.urlopen(f"http://{broker.metrics}{path}", timeout=60) as response:
@@ -461,7 +461,7 @@ async def test_the_http_port(broker: InProcessBroker) -> None:
 
 
 async def test_thousands_of_calls_at_once_are_all_answered(broker: InProcessBroker) -> None:
-    """As when a broker returns and all its clients with it: gRPC by itself would cancel those beyond a thousand."""
+    """All clients return together after a restart: gRPC by default would cancel calls above a thousand."""
     request = v2.HeartbeatRequest(group=GROUP, client_type=v2.ClientType.SIMPLE_CONSUMER)
     calls = [broker.messaging.Heartbeat(request, metadata=METADATA, timeout=30) for _ in range(3500)]
     answers = await asyncio.gather(*calls)
@@ -469,7 +469,7 @@ async def test_thousands_of_calls_at_once_are_all_answered(broker: InProcessBrok
 
 
 async def test_thousands_of_streams_on_one_connection(broker: InProcessBroker) -> None:
-    """A receive and a Telemetry stream for each of 1,000 clients of one connection, all at once: none is cancelled."""
+    """1,000 clients of one connection each open a receive and a Telemetry stream: none is cancelled."""
 
     async def greeting() -> AsyncIterator[v2.TelemetryCommand]:
         yield settings(client_type=v2.ClientType.SIMPLE_CONSUMER, subscription=v2.Subscription(group=GROUP))
@@ -488,7 +488,7 @@ async def test_thousands_of_streams_on_one_connection(broker: InProcessBroker) -
 
 
 async def test_listening_wider_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One line, because there is no authentication."""
+    """One warning, because there is no authentication."""
     listen = ListenConfig(grpc=Address("0.0.0.0", 0), metrics=Address("127.0.0.1", 0), drain_seconds=0.5)
     async with in_process_broker(tmp_path, listen=listen):
         pass

@@ -1,4 +1,4 @@
-"""A person with grpcurl and nothing else: the broker describes itself, and calls are made of JSON."""
+"""A user with only grpcurl: the broker describes itself, and requests are written in JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Grpcurl = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def program() -> Path:
-    """grpcurl, built once by Go and kept in the user's cache."""
+    """grpcurl, built once with Go and kept in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aerobee-tests" / f"grpcurl-{VERSION}"
     built = cache / "grpcurl"
     if built.exists():
@@ -47,14 +47,14 @@ def program() -> Path:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker; each test has a topic of its own."""
+    """One broker; each test has its own topic."""
     with run_broker(tmp_path_factory.mktemp("aerobee")) as running:
         yield running
 
 
 @pytest.fixture
 def grpcurl(program: Path, broker: BrokerProcess) -> Grpcurl:
-    """One run of grpcurl against the broker: what follows the address, and `flags` before it."""
+    """A function that runs grpcurl on the broker, with arguments after the address and `flags` before it."""
 
     def run(*arguments: str, flags: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         command = [str(program), "-plaintext", "-max-time", "20", *flags, broker.endpoint, *arguments]
@@ -65,10 +65,10 @@ def grpcurl(program: Path, broker: BrokerProcess) -> Grpcurl:
 
 
 def call(grpcurl: Grpcurl, method: str, request: dict[str, Any]) -> list[dict[str, Any]]:
-    """The responses to a call with the one header that the protocol demands.
+    """The responses to a call with the one header that the protocol requires.
 
-    Requests may have the names of the .proto files or JSON's; responses have the former, for Python's descriptors,
-    which reflection hands out, do not name the latter.
+    Requests may use the field names of the .proto files or of JSON. Responses have those of the .proto files:
+    reflection serves Python's descriptors, which lack JSON names.
     """
     done = grpcurl(f"{MESSAGING}/{method}", flags=("-H", "x-mq-client-id: x", "-d", json.dumps(request)))
     assert (done.returncode, done.stderr) == (0, "")
@@ -81,7 +81,7 @@ def call(grpcurl: Grpcurl, method: str, request: dict[str, Any]) -> list[dict[st
 
 
 def test_the_services_are_listed_and_described(grpcurl: Grpcurl) -> None:
-    """By reflection alone, down to the fields of a message."""
+    """Reflection alone describes everything, down to the fields of a message."""
     listed = grpcurl("list")
     assert (listed.returncode, listed.stderr) == (0, "")
     assert set(listed.stdout.split()) >= {
@@ -100,7 +100,7 @@ def test_the_services_are_listed_and_described(grpcurl: Grpcurl) -> None:
 
 
 def test_a_message_makes_the_round_in_json(grpcurl: Grpcurl) -> None:
-    """Sent, received, acknowledged, and then there is nothing more."""
+    """A message is sent, received and acknowledged; then there are no more."""
     topic, group = {"name": "by-hand"}, {"name": "curious"}
     body = "grüße 🚀".encode()
     [sent] = call(
@@ -149,7 +149,7 @@ def test_a_message_makes_the_round_in_json(grpcurl: Grpcurl) -> None:
 
 
 def test_a_call_without_client_id_says_what_is_missing(grpcurl: Grpcurl) -> None:
-    """The first mistake that everybody makes; the answer names the header."""
+    """The most common first mistake; the answer names the header."""
     done = grpcurl(f"{MESSAGING}/QueryRoute", flags=("-d", json.dumps({"topic": {"name": "by-hand"}})))
     assert done.returncode == 0
     status = json.loads(done.stdout)["status"]

@@ -1,6 +1,6 @@
-"""Connections without end, streams that nobody reads, ends, or wanted: the broker serves the others, and forgets these.
+"""Endless connections and abandoned or unread streams: the broker serves other clients and frees what these held.
 
-AEROBEE_HOSTILE_ROUNDS (1) says how often, and with how much; `make test-chaos` has more.
+AEROBEE_HOSTILE_ROUNDS (default 1) sets the number and size of the rounds; `make test-chaos` runs more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.hostile_clients import cpu_seconds, resident, works
 pytestmark = pytest.mark.timeout(3600)
 
 ROUNDS = int(os.environ.get("AEROBEE_HOSTILE_ROUNDS", "1"))
-STREAMS = 100 if ROUNDS == 1 else 250  # of each kind, a round
+STREAMS = 100 if ROUNDS == 1 else 250  # of each kind per round
 CONNECTIONS = 300 if ROUNDS == 1 else 10_000
 GROWTH_MAX = 32 << 20  # bytes; between the first rounds and the last
 Code = v2.Code
@@ -34,14 +34,14 @@ Code = v2.Code
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for nearly all of it."""
+    """One broker for nearly all tests."""
     with unharmed_broker(tmp_path_factory.mktemp("aerobee")) as running:
         yield running
 
 
 @contextmanager
 def unharmed_broker(directory: Path) -> Iterator[BrokerProcess]:
-    """A broker that has logged no failure at the end, and stops in order."""
+    """A broker that must have logged no failure at the end, and stop cleanly."""
     with run_broker(directory) as running:
         yield running
         assert running.stop() == 0
@@ -51,7 +51,7 @@ def unharmed_broker(directory: Path) -> Iterator[BrokerProcess]:
 
 
 def greeted(broker: BrokerProcess) -> socket.socket:
-    """A connection that has begun to speak HTTP/2, and says no more."""
+    """A connection that has sent HTTP/2's greeting and sends nothing more."""
     host, _, port = broker.endpoint.rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout=20)
     connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0")
@@ -59,7 +59,7 @@ def greeted(broker: BrokerProcess) -> socket.socket:
 
 
 def own_channel(broker: BrokerProcess) -> Any:
-    """A channel with a connection of its own."""
+    """A channel with its own connection."""
     return grpc.aio.insecure_channel(broker.endpoint, options=[("grpc.use_local_subchannel_pool", 1)])
 
 
@@ -68,7 +68,7 @@ def headers(client_id: str) -> Any:
 
 
 async def test_no_number_of_connections_keeps_the_store_from_its_files(tmp_path: Path) -> None:
-    """Who is connected is served, also with new topics, each of which needs files; later everybody is, again."""
+    """Connected clients are served, also with new topics, which need files; later, new clients are, too."""
     with unharmed_broker(tmp_path) as broker:
         async with connect(broker.endpoint) as client:
             producer = client.producer()
@@ -79,16 +79,16 @@ async def test_no_number_of_connections_keeps_the_store_from_its_files(tmp_path:
             with ExitStack() as connections:
                 for _ in range(200):
                     connections.enter_context(greeted(broker))
-                async with asyncio.timeout(60):  # the connections take all that they may
+                async with asyncio.timeout(60):  # the connections use all descriptors they may
                     while len(os.listdir(f"/proc/{broker.pid}/fd")) < limit - limit // 8 - 1:  # noqa: ASYNC110  # of another process
                         await asyncio.sleep(0.05)
-                for path in ("healthz", "readyz"):  # or an orchestrator would end a broker that works
+                for path in ("healthz", "readyz"):  # otherwise an orchestrator would stop a working broker
                     url = f"http://{broker.metrics}/{path}"
                     with await asyncio.to_thread(urllib.request.urlopen, url, timeout=5) as answer:
                         assert answer.status == 200
                 busy = cpu_seconds(broker)
                 await asyncio.sleep(1)
-                assert cpu_seconds(broker) - busy < 0.5  # a loop that accepts in vain would take all of it
+                assert cpu_seconds(broker) - busy < 0.5  # a loop that retries accept() would use all of it
                 async with asyncio.timeout(60):
                     for number in range(10):
                         await producer.send(Message(topic=f"during-{number}", body=b"2"))
@@ -99,11 +99,11 @@ async def test_no_number_of_connections_keeps_the_store_from_its_files(tmp_path:
 
 
 async def test_thousands_of_connections(broker: BrokerProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each is greeted and says nothing more; the others are served meanwhile, and their memory comes back."""
+    """Each sends only a greeting; other clients are served meanwhile, and the memory is freed afterwards."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    count = min(CONNECTIONS, resource.prlimit(broker.pid, resource.RLIMIT_NOFILE)[0] - 200)  # what it serves
+    count = min(CONNECTIONS, resource.prlimit(broker.pid, resource.RLIMIT_NOFILE)[0] - 200)  # the number it accepts
     sizes = []
     try:
         for _ in range(max(3, ROUNDS // 2)):
@@ -121,7 +121,7 @@ async def test_thousands_of_connections(broker: BrokerProcess, capsys: pytest.Ca
 
 
 async def test_abandoned_streams(broker: BrokerProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    """Telemetry, ReceiveMessage, PullMessage and health's Watch, left as they are: cut or cancelled."""
+    """Telemetry, ReceiveMessage, PullMessage and health's Watch streams are abandoned: cut or cancelled."""
     await works(broker)
     sizes = []
     for round_ in range(max(4, ROUNDS)):
@@ -134,7 +134,7 @@ async def test_abandoned_streams(broker: BrokerProcess, capsys: pytest.CaptureFi
 
 
 async def abandon(broker: BrokerProcess, count: int, round_: int) -> None:
-    """`count` streams of each kind, half of them cancelled; the connection is cut under the others."""
+    """Open `count` streams of each kind, cancel half of them, and cut the connection of the others."""
     async with own_channel(broker) as channel:
         stub: Any = v2.MessagingServiceStub(channel)
         calls = []
@@ -163,7 +163,7 @@ async def abandon(broker: BrokerProcess, count: int, round_: int) -> None:
 
 
 async def test_who_does_not_read_keeps_nobody_waiting(broker: BrokerProcess) -> None:
-    """Receives of megabytes that nobody reads hold their messages and no more; when they end, others get these."""
+    """Unread receives of megabytes hold only their own messages; when they end, other consumers get these."""
     async with connect(broker.endpoint) as client:
         producer = client.producer()
         sent = set()
@@ -189,7 +189,7 @@ async def test_who_does_not_read_keeps_nobody_waiting(broker: BrokerProcess) -> 
 
 
 async def ask(channel: Any, method: str, kind: str, request: bytes) -> None:
-    """One call with these bytes, until its first answer."""
+    """Make one call with these bytes, and wait for its first answer."""
     if kind == "unary":
         await channel.unary_unary(method)(request)
         return
@@ -212,7 +212,7 @@ async def ask(channel: Any, method: str, kind: str, request: bytes) -> None:
     ],
 )
 async def test_health_and_reflection_get_garbage(broker: BrokerProcess, method: str, kind: str) -> None:
-    """What is no request ends with INVALID_ARGUMENT and a text for people; what asks for odd things gets an answer."""
+    """Bytes that do not parse end with INVALID_ARGUMENT and a readable text; odd requests get an answer."""
     garbage = (b"\xff\xff\xff", b"\x0a\x7f", b"\x0a\x02\xff\xff", b"\x0a\x05abc", b"\x0f")
     odd = (b"", b"\x0a\x03abc", b"\x1a\x03abc", b"\x2a\x05\x0a\x01a\x10\x05")
     large = b"\x0a\x80\x80\x40" + b"x" * (1 << 20)
@@ -224,7 +224,7 @@ async def test_health_and_reflection_get_garbage(broker: BrokerProcess, method: 
                     await ask(channel, method, kind, request)
             except grpc.aio.AioRpcError as error:
                 failure = error
-            if failure is None or failure.code() == grpc.StatusCode.NOT_FOUND:  # health knows no such service
+            if failure is None or failure.code() == grpc.StatusCode.NOT_FOUND:  # health has no such service
                 assert request in odd, request
             else:
                 assert failure.code() == grpc.StatusCode.INVALID_ARGUMENT, (request, failure.details())
@@ -235,7 +235,7 @@ async def test_health_and_reflection_get_garbage(broker: BrokerProcess, method: 
 
 
 async def test_restarts_under_load(broker: BrokerProcess) -> None:
-    """SIGTERM again and again: it ends with 0 each time, clients go on by themselves, and nothing is lost."""
+    """SIGTERM repeatedly: each exit code is 0, clients reconnect by themselves, and nothing is lost."""
     acknowledged: set[str] = set()
     consumed: set[str] = set()
     ended, all_sent, progress = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -248,7 +248,7 @@ async def test_restarts_under_load(broker: BrokerProcess) -> None:
                     receipt = await producer.send(Message(topic="steady", body=b"%d" % number))
                     acknowledged.add(receipt.message_id)
                     progress.set()
-                except ClientError:  # it has tried several times; a start may take longer
+                except ClientError:  # it has retried several times; a start may take longer
                     await asyncio.sleep(0.1)
 
     async def consume() -> None:

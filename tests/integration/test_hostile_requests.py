@@ -1,7 +1,7 @@
-"""Requests of administration with any value in any field, and bytes that are none: answers, and a broker that goes on.
+"""Administration requests with random values and with invalid bytes: each is answered, and the broker keeps working.
 
-What clients send has the same in test_bad_input.py. AEROBEE_INPUT_SEED repeats the requests of a run,
-AEROBEE_INPUT_COUNT says how many there are of each method.
+test_bad_input.py does the same for the calls of clients. AEROBEE_INPUT_SEED repeats the requests of a run,
+AEROBEE_INPUT_COUNT is the number of requests per method.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(3600)
 
 SEED = seeds.seed("AEROBEE_INPUT_SEED")
 COUNT = int(os.environ.get("AEROBEE_INPUT_COUNT", "10"))
-GROWTH_MAX = 32 << 20  # bytes; topics and groups that were made are part of it
+GROWTH_MAX = 32 << 20  # bytes; includes the topics and groups that were created
 SERVICES = ("apache.rocketmq.v2.Admin", "aerobee.v1.AdminService", "aerobee.v1.RecordService")
 NAMES = ("orders", "billing", "auditing", "invoices", "store.retention_hours", "delivery.receive_count_max", "INFO")
 METADATA = (("x-mq-client-id", "hostile@1@0@abc"), ("x-mq-language", "JAVA"))
@@ -37,7 +37,7 @@ Code = v2.Code
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all of it; at the end it has logged no failure and stops in order."""
+    """One broker for all tests; at the end it has logged no failure and stops cleanly."""
     with run_broker(tmp_path_factory.mktemp("aerobee")) as running:
         yield running
         assert running.stop() == 0
@@ -46,7 +46,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 async def answered(channel: Any, service: str, method: Any, request: bytes) -> list[Any]:
-    """All messages of the answer, in time."""
+    """All messages of the answer, which must arrive in time."""
     kind = GetMessageClass(method.output_type)
     path = f"/{service}/{method.name}"
     async with asyncio.timeout(60):
@@ -58,7 +58,7 @@ async def answered(channel: Any, service: str, method: Any, request: bytes) -> l
 
 @pytest.mark.parametrize("service", SERVICES)
 async def test_random_requests(broker: BrokerProcess, service: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A code that blames the caller, or OK; words for people; and the memory does not grow with the requests."""
+    """Each answer is OK or a client error with a readable text, and memory does not grow with the requests."""
     with capsys.disabled():
         print(f"\nhostile: {service} AEROBEE_INPUT_SEED={SEED}", flush=True)
     requests = RandomRequests(SEED, NAMES, ())
@@ -87,7 +87,7 @@ async def test_random_requests(broker: BrokerProcess, service: str, capsys: pyte
 
 @pytest.mark.parametrize("service", SERVICES)
 async def test_bytes_that_are_no_request(broker: BrokerProcess, service: str) -> None:
-    """Each method says that it cannot read them."""
+    """Each method reports that it cannot parse them."""
     dice = random.Random(SEED)
     async with grpc.aio.insecure_channel(broker.endpoint) as channel:
         for method in POOL.FindServiceByName(service).methods:
@@ -105,7 +105,7 @@ async def test_bytes_that_are_no_request(broker: BrokerProcess, service: str) ->
 
 
 async def test_times_beyond_the_calendar(broker: BrokerProcess) -> None:
-    """A time that no Timestamp may have is the nearest one that can be: a search from there finds nothing, or all."""
+    """A time outside Timestamp's range is clamped: a search from there finds nothing, or everything."""
     async with connect(broker.endpoint) as client:
         await client.admin.create_topic("dated")
         await client.admin.create_group("dated")

@@ -1,4 +1,4 @@
-"""What a broker at rest has in memory, and has not."""
+"""Modules that an idle broker has in memory, and those that it must not have."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ asyncio.run(main())
 
 
 def test_what_a_broker_at_rest_does_not_use_is_not_imported(tmp_path: Path) -> None:
-    """grpcio above all: the native front needs none of it. Nor what metrics and certificates need. Numpy and the code
-    for bulk requests are imported when the first client connects."""
+    """Above all grpcio, which the native front does not need; nor modules for metrics and certificates.
+
+    Numpy and the code for bulk requests are imported when the first client connects.
+    """
     arguments = ["--store", str(tmp_path), "--dev", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
     output = subprocess.run(
         [sys.executable, "-c", _PROGRAM, *arguments], capture_output=True, text=True, timeout=100, check=True

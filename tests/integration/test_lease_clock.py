@@ -14,12 +14,12 @@ from tests.support.etcd import running_etcd
 from tests.support.lease_group import Member, running
 
 _SECONDS = 120.0
-_LEASE_SECONDS = 30  # long enough for any pause of a busy machine: only the clock could end it
+_LEASE_SECONDS = 30  # longer than any pause on a busy machine: only a clock change could end it
 pytestmark = pytest.mark.timeout(300)
 
 
 async def test_a_clock_that_is_set_changes_no_master(tmp_path: Path) -> None:
-    """The master's wall clock jumps an hour ahead and back; the lease is measured by a clock that nobody sets."""
+    """The master's wall clock jumps an hour ahead and back; the lease is measured with the monotonic clock."""
     with running_etcd(tmp_path) as etcd:
         first, second = (Member(tmp_path, number, etcd, lease_seconds=_LEASE_SECONDS) for number in (1, 2))
         try:

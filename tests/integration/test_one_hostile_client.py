@@ -1,6 +1,6 @@
-"""One hostile client, and a well-behaved one beside it: the broker's memory and the other's answers have bounds.
+"""One hostile and one well-behaved client: the broker's memory and the latter's answer times are bounded.
 
-AEROBEE_HOSTILE_ROUNDS (1) says how often each attack is repeated; `make test-hostile` has more.
+AEROBEE_HOSTILE_ROUNDS (default 1) is the number of repetitions per attack; `make test-hostile` runs more.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ ROUNDS = int(os.environ.get("AEROBEE_HOSTILE_ROUNDS", "1"))
 MESSAGING = "/apache.rocketmq.v2.MessagingService"
 METADATA = (("x-mq-client-id", "hostile@1@0@abc"), ("x-mq-language", "JAVA"))
 Code = v2.Code
-assert admin_v1.AdminServiceStub is not None  # their services are in the pool with them
+assert admin_v1.AdminServiceStub is not None  # importing the stubs adds their services to the descriptor pool
 assert records_v1.RecordServiceStub is not None
 
 
 def own_channel(broker: BrokerProcess) -> Any:
-    """A channel with a connection of its own."""
+    """A channel with its own connection."""
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
     return grpc.aio.insecure_channel(broker.endpoint, options=options)
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all of it; at the end it has logged no failure and stops in order."""
+    """One broker for all tests; at the end it has logged no failure and stops cleanly."""
     with run_broker(tmp_path_factory.mktemp("aerobee")) as running:
         yield running
         assert running.stop() == 0
@@ -51,7 +51,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 class Memory:
-    """The most memory that a broker held since a moment, and what it held then. Bytes."""
+    """The broker's peak memory since a moment, and its memory at that moment. Bytes."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self._broker = broker
@@ -79,7 +79,7 @@ async def watched(broker: BrokerProcess) -> AsyncIterator[Memory]:
 
 
 async def test_requests_of_nobody_are_not_read(tmp_path: Path) -> None:
-    """Connections without credentials that each send all they can: the answer comes before their bytes."""
+    """Connections without credentials send as much as they can: the answer comes before their bytes are read."""
     accounts = tmp_path / "accounts.toml"
     accounts.write_text('[accounts.shop]\nsecret_key = "of the shop"\n')
     request = v2.SendMessageRequest(messages=[v2.Message(body=bytes(15 << 20))]).SerializeToString()
@@ -125,22 +125,22 @@ MANY = [
 async def test_a_small_request_with_many_entries_costs_next_to_nothing(
     broker: BrokerProcess, method: str, request_: Any, entries: bytes
 ) -> None:
-    """A megabyte of them is refused, and neither time nor memory was spent on each."""
+    """A megabyte of entries is refused without spending time and memory on each."""
     before = cpu_seconds(broker)
     async with watched(broker) as memory, own_channel(broker) as channel:
         call = channel.unary_unary(f"{MESSAGING}/{method}", response_deserializer=v2.AckMessageResponse.FromString)
         for _ in range(3 * ROUNDS):
             answer = await call(request_.SerializeToString() + entries, metadata=METADATA, timeout=30)
             assert answer.status.code == Code.PAYLOAD_TOO_LARGE, answer
-    assert cpu_seconds(broker) - before < 1.0 * ROUNDS  # of the three together; each entry cost a second or more
+    assert cpu_seconds(broker) - before < 1.0 * ROUNDS  # for all three; unbounded, each cost a second or more
     assert memory.growth < 100 << 20, f"{memory.growth >> 20} MiB"
     await works(broker)
 
 
 async def test_answers_that_nobody_reads(tmp_path: Path) -> None:
-    """Receives of many groups for the largest messages, whose clients read nothing: one answer has a few megabytes.
+    """Clients receive the largest messages for many groups and read nothing: one answer holds a few megabytes.
 
-    Others receive meanwhile.
+    Other clients receive meanwhile.
     """
     groups = 12 * ROUNDS
     with run_broker(tmp_path) as broker:
@@ -174,12 +174,12 @@ SERVICES = (
     "aerobee.v1.AdminService",
     "aerobee.v1.RecordService",
 )
-BUSY_SECONDS_MAX = 0.5  # of the broker's processor time without a turn for others, however busy the machine is
-P99_SECONDS_MAX = 0.5  # of the well-behaved client's sends; in the long form, which has the machine for itself
+BUSY_SECONDS_MAX = 0.5  # CPU time of the broker in one event-loop step, independent of machine load
+P99_SECONDS_MAX = 0.5  # of the well-behaved client's sends; checked in the long form, on an idle machine
 
 
 def attacks() -> Iterator[tuple[str, Any, bytes]]:
-    """Every method, plain and with each of its repeated fields at its limit."""
+    """Every method, once plain and once with each of its repeated fields at its limit."""
     for service in SERVICES:
         for method in POOL.FindServiceByName(service).methods:
             yield service, method, plausible(method.input_type).SerializeToString()
@@ -189,10 +189,10 @@ def attacks() -> Iterator[tuple[str, Any, bytes]]:
 
 
 async def test_every_call_at_its_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Four connections make each call at its limits, one call after the other, while a well-behaved client sends.
+    """Four connections repeat each call at its limits while a well-behaved client sends.
 
-    Its sends are answered, the broker's memory stays, and the event loop is never busy for long without a turn for
-    others. Processor time is measured: the machine may have others to serve.
+    Its sends are answered, the broker's memory stays bounded, and no step blocks the event loop for long. CPU time is
+    measured, because other processes may use the machine.
     """
     waits: list[float] = []
     over = asyncio.Event()
@@ -214,7 +214,7 @@ async def test_every_call_at_its_limits(tmp_path: Path, capsys: pytest.CaptureFi
                 for _ in range(2 * ROUNDS):
                     if method.client_streaming:
                         conversation = channel.stream_stream(path)(iter([request] * 8), metadata=metadata, timeout=3)
-                        with suppress(grpc.aio.AioRpcError):  # its deadline, or what is wrong with the request
+                        with suppress(grpc.aio.AioRpcError):  # its deadline, or an error in the request
                             async for _ in conversation:
                                 pass
                     elif method.server_streaming:

@@ -1,4 +1,4 @@
-"""What an operator does from the command line, with a real broker behind it."""
+"""An operator's tasks on the command line, with a real broker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all; each test has topics and groups of its own."""
+    """One broker for all tests; each test has its own topics and groups."""
     directory = tmp_path_factory.mktemp("aerobee")
     config = directory / "aerobee.toml"
     config.write_text("[topics]\nqueue_count = 1\n[delivery]\ninvisible_seconds_min = 0.1\n")
@@ -37,7 +37,7 @@ def shell(broker: BrokerProcess) -> Shell:
 
 
 def dead(shell: Shell, topic: str, group: str, *bodies: str) -> None:
-    """The group gives these messages of the topic up, in order."""
+    """Make these messages of the topic dead letters of the group, in order."""
     shell.text("group", "create", group, "--max-attempts", "1")
     for count, body in enumerate(bodies, 1):
         shell.text("send", topic, body, "--tag", "t")
@@ -45,13 +45,13 @@ def dead(shell: Shell, topic: str, group: str, *bodies: str) -> None:
         deadline = time.monotonic() + 60
         while {each["group"]: each["count"] for each in shell.json("dlq", "list")}.get(group) != count:
             assert time.monotonic() < deadline
-            # The receive after the last attempt makes it a dead letter.
+            # The receive after the last attempt makes the message a dead letter.
             assert shell.lines("receive", topic, "--group", group, "--wait", "0.1") == []
 
 
 @contextmanager
 def connected(endpoint: str, group: str, *topics: str) -> Iterator[str]:
-    """The id of a consumer that stays connected, in a thread of its own."""
+    """The id of a consumer that stays connected, in its own thread."""
     ready: list[str] = []
     begun, over = threading.Event(), threading.Event()
 
@@ -75,7 +75,7 @@ def connected(endpoint: str, group: str, *topics: str) -> Iterator[str]:
 
 class TestGroups:
     def test_lag_and_where_it_is(self, shell: Shell) -> None:
-        """Of all groups in one line each, of one by topic and queue."""
+        """All groups with one line each, and one group by topic and queue."""
         shell.text("send", "lagging", "x", "--count", "5")
         shell.lines("receive", "lagging", "--group", "slow", "--max", "2", "--no-ack")
         found = shell.json("group", "lag", "slow")
@@ -92,7 +92,7 @@ class TestGroups:
         assert shell.lines("query", "lagging", "--backlog", "slow", "--end", "1h") == []
 
     def test_reset_and_skip(self, shell: Shell) -> None:
-        """A group reads again, or passes over; a dry run says what would be."""
+        """A group rereads or skips messages; a dry run shows the result without applying it."""
         shell.text("send", "replayed", "x", "--count", "3")
         assert len(shell.lines("receive", "replayed", "--group", "again")) == 3
         dry = shell.json("group", "reset", "again", "replayed", "--earliest", "--dry-run")
@@ -107,7 +107,7 @@ class TestGroups:
         assert "no queue 7" in shell.error("group", "skip", "again", "replayed", "--queue", "7")
 
     def test_both_ways_to_wait_between_attempts(self, shell: Shell) -> None:
-        """A list of delays, and one that grows."""
+        """A list of delays, and exponential backoff."""
         created = shell.json("group", "create", "listed", "--retry-delays", "500ms,2s,1m")
         delays = created["retryPolicy"]["customizedBackoff"]["next"]
         assert delays == [0.5, 2.0, 60.0]
@@ -127,7 +127,7 @@ class TestGroups:
 
 class TestClientsAndSubscriptions:
     def test_who_is_there_and_what_for(self, shell: Shell, broker: BrokerProcess) -> None:
-        """A consumer in lists and alone, its subscription while it is there and after."""
+        """A consumer in lists and alone; its subscription while it is connected and afterwards."""
         shell.text("send", "watched", "x", "--tag", "new")
         with connected(broker.endpoint, "watchers", "watched") as client_id:
             (found,) = shell.json("client", "list", "--group", "watchers")
@@ -159,7 +159,7 @@ class TestClientsAndSubscriptions:
 
 class TestDeadLetters:
     def test_listed_shown_sent_again(self, shell: Shell) -> None:
-        """From the list to the message, and back to its topic once."""
+        """Dead letters are listed, shown, and sent back to their topic once."""
         dead(shell, "failing", "failed", "first", "second")
         (queue,) = [each for each in shell.json("dlq", "list") if each["group"] == "failed"]
         assert queue["count"] == 2
@@ -185,7 +185,7 @@ class TestDeadLetters:
         assert "sent 0 dead" in shell.text("dlq", "resend", "failed", "--all")
 
     def test_exported(self, shell: Shell, tmp_path: Path) -> None:
-        """One JSON object a line, to a new file or to standard output; many more than a page."""
+        """One JSON object per line, to a new file or standard output, for much more than a page."""
         dead(shell, "exporting", "exporter", "a", "b")
         lines = [json.loads(line) for line in shell.text("dlq", "export", "exporter").splitlines()]
         assert [line["body"] for line in lines] == ["a", "b"]
@@ -198,7 +198,7 @@ class TestDeadLetters:
 
 class TestMessages:
     def test_a_timeline(self, shell: Shell) -> None:
-        """By key and by id; with every delivery, if asked for; of one that is not due yet."""
+        """By key and by id, with every delivery on request, and for a message that is not due yet."""
         (sent,) = shell.lines("send", "told", "x", "--key", "k")
         shell.lines("receive", "told", "--group", "teller")
         (found,) = shell.lines("query", "told", "--key", "k", "--history")
@@ -214,7 +214,7 @@ class TestMessages:
         assert "no such message" in shell.text("query", "told", "--key", "absent", "--timeline")
 
     def test_received_by_a_condition(self, shell: Shell) -> None:
-        """`receive --sql` takes what the condition is true for."""
+        """`receive --sql` takes the messages that match the condition."""
         for amount in ("50", "150"):
             shell.text("send", "priced", amount, "--property", f"amount={amount}")
         received = shell.lines("receive", "priced", "--group", "rich", "--sql", "amount > 100")
@@ -224,7 +224,7 @@ class TestMessages:
 
 class TestBroker:
     def test_status(self, shell: Shell, broker: BrokerProcess) -> None:
-        """Both parts at once, and an exit code that a script can use."""
+        """Broker and store in one output, with an exit code for scripts."""
         shell.text("send", "counted", "x")
         status = shell.json("status")
         assert status["broker"]["statistics"]["messagesIn"] >= 1
@@ -234,7 +234,7 @@ class TestBroker:
         assert re.search(r"takes messages +yes", text)
 
     def test_traffic(self, shell: Shell) -> None:
-        """What went in and out lately, and how fast."""
+        """Recent traffic in both directions, and its rates."""
         shell.text("send", "busy", "x", "--count", "3")
         shell.lines("receive", "busy", "--group", "readers")
         found = shell.json("status", "--traffic", "minute", "--topic", "busy")
@@ -245,7 +245,7 @@ class TestBroker:
         assert "busy" in shell.text("status", "--traffic", "day")
 
     def test_configuration(self, shell: Shell, broker: BrokerProcess) -> None:
-        """Shown with its sources, changed, kept over a restart, taken back."""
+        """Settings are shown with their sources, changed, kept after a restart, and reset."""
 
         def source(name: str) -> tuple[str, str]:
             (found,) = shell.json("config", "show", name)

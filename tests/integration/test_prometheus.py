@@ -1,6 +1,6 @@
-"""Monitoring against the real thing: a Prometheus scrapes a broker, and promtool judges metrics, alerts and the board.
+"""Monitoring with real tools: Prometheus scrapes a broker, and promtool checks metrics, alerts and the board.
 
-Where Prometheus is not installed (Debian: `apt-get install prometheus`), only the comparison of names runs.
+Without Prometheus (Debian: `apt-get install prometheus`), only the comparison of names runs.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 BOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "dashboards" / "aerobee.json").read_text())
 TOPIC, GROUP = "monitored", "watchers"
 
-# What Prometheus itself adds.
+# Metrics that Prometheus itself adds.
 OF_PROMETHEUS = {"up", "ALERTS"}
 KEYWORDS = {"and", "or", "unless", "bool", "offset", "by", "without", "on", "ignoring", "group_left", "group_right"}
-# Panels about what does not happen here: their series appear with the first event.
+# Panels without events here: their series appear with the first event.
 WITHOUT_DATA = {"Dead letters"}
 
 
 def program(name: str) -> str:
-    """The path of a program of Prometheus; skips the test if there is none."""
+    """The path of one of Prometheus's programs; skips the test if it is not installed."""
     places = os.pathsep.join([os.environ.get("PATH", ""), "/usr/bin", "/usr/local/bin", "/opt/prometheus"])
     path = shutil.which(name, path=places)
     if path is None:
@@ -58,7 +58,7 @@ def panels() -> list[dict[str, Any]]:
 
 
 def board_expressions() -> list[str]:
-    """The PromQL of every panel, with Grafana's variables put in as it does when all is selected."""
+    """The PromQL of every panel, with Grafana's variables replaced as when all is selected."""
     return [filled_in(target["expr"]) for panel in panels() for target in panel["targets"]]
 
 
@@ -77,7 +77,7 @@ def alert_expressions() -> list[str]:
 
 
 def variable_expressions() -> list[str]:
-    """The selectors from which Grafana takes the choices of the board's variables."""
+    """The selectors that Grafana uses for the values of the board's variables."""
     found = []
     for variable in BOARD["templating"]["list"]:
         match = re.fullmatch(r"label_values\((.*), \w+\)", variable["query"]["query"])
@@ -87,7 +87,7 @@ def variable_expressions() -> list[str]:
 
 
 def metric_names(expression: str) -> set[str]:
-    """The metrics that an expression reads: its identifiers that are no function, keyword, label or number."""
+    """The metrics in an expression: identifiers that are not functions, keywords, labels or numbers."""
     text = re.sub(r'"(?:\\.|[^"\\])*"', "", expression)
     text = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", text)
     text = re.sub(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", "", text)
@@ -96,7 +96,7 @@ def metric_names(expression: str) -> set[str]:
 
 
 def exposed_names(exposition: str) -> set[str]:
-    """The names of all samples that the families of an exposition can have, with or without samples at this moment."""
+    """The names of all possible samples of an exposition's families, with or without samples at the moment."""
     suffixes = {
         "counter": ("_total", "_created"),
         "histogram": ("_bucket", "_sum", "_count"),
@@ -116,17 +116,17 @@ def fetch(url: str) -> str:
 
 
 class StartingError(Exception):
-    """Prometheus listens, but still reads its own store."""
+    """Prometheus listens, but is still reading its store."""
 
 
 class PrometheusProcess:
-    """A Prometheus of which a test owns the process, the port and the data."""
+    """A Prometheus process with its own port and data, owned by a test."""
 
     def __init__(self, directory: Path, target: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
-        # The shipped configuration, with the addresses of this test and less patience.
+        # The shipped configuration, with this test's addresses and shorter intervals.
         text = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
         for shipped, here in (("broker:5557", target), ("localhost:9090", self.address), ("15s", "1s")):
             assert shipped in text
@@ -148,7 +148,7 @@ class PrometheusProcess:
             )
 
     def api(self, path: str, **parameters: str) -> Any:
-        """The data of a successful answer. AssertionError with Prometheus's own words if it is none."""
+        """The data of a successful answer. AssertionError with Prometheus's message for an error."""
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
             answer = json.loads(fetch(url))
@@ -165,7 +165,7 @@ class PrometheusProcess:
         return result
 
     def wait_for(self, expression: str) -> list[Any]:
-        """The first answer to `expression` that has anything in it."""
+        """The first non-empty result of `expression`."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             assert self._process.poll() is None, self._log.read_text()
@@ -173,7 +173,7 @@ class PrometheusProcess:
                 if result := self.query(expression):
                     return result
             except (urllib.error.URLError, StartingError):
-                pass  # it does not listen or answer yet
+                pass  # Prometheus does not listen or answer yet
             time.sleep(0.1)
         raise AssertionError(f"no answer to {expression} in 30 s; the log of Prometheus:\n{self._log.read_text()}")
 
@@ -188,7 +188,7 @@ class PrometheusProcess:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all tests here: they only look, and their topic has nothing to disturb."""
+    """One broker for all tests here: they only read, and share one topic."""
     with run_broker(tmp_path_factory.mktemp("broker")) as process:
         yield process
 
@@ -203,7 +203,7 @@ def prometheus(broker: BrokerProcess, tmp_path: Path) -> Iterator[PrometheusProc
 
 
 async def traffic(client: Client) -> None:
-    """Some messages sent, some received and acknowledged, some received and kept, some left."""
+    """Send messages; receive and acknowledge some, receive some without acknowledging, and leave some."""
     producer = client.producer()
     for index in range(20):
         await producer.send(Message(topic=TOPIC, body=b"%d" % index))
@@ -217,7 +217,7 @@ async def traffic(client: Client) -> None:
 
 
 async def test_board_and_alerts_read_only_metrics_that_the_broker_exposes(broker: BrokerProcess) -> None:
-    """Every name in the board's and the alerts' expressions is in /metrics, or is Prometheus's own."""
+    """Every name in the expressions of board and alerts is in /metrics, or is Prometheus's own."""
     async with connect(broker.endpoint) as client:
         await traffic(client)
         exposed = exposed_names(await asyncio.to_thread(fetch, f"http://{broker.metrics}/metrics"))
@@ -228,7 +228,7 @@ async def test_board_and_alerts_read_only_metrics_that_the_broker_exposes(broker
 
 
 def test_metric_names_are_found_in_an_expression() -> None:
-    """The comparison above sees metrics and not the labels, functions, keywords and texts around them."""
+    """The comparison above finds metrics, and ignores labels, functions, keywords and strings."""
     expression = (
         'histogram_quantile(0.99, sum by (le, a) (rate(x_bucket{le!="y_total"}[5m]))) > 1e3 '
         "or on (b) max without (c) (z_total unless w offset 15m) == bool 2"
@@ -240,7 +240,7 @@ def test_metric_names_are_found_in_an_expression() -> None:
 
 
 def test_the_alert_rules_are_valid_and_their_tests_pass() -> None:
-    """`promtool check rules` and `promtool test rules` accept what deploy/ ships, and so does `check config`."""
+    """`promtool check rules`, `test rules` and `check config` accept the files in deploy/."""
     for arguments in (
         ("check", "rules", "--lint-fatal", str(ALERTS)),
         ("test", "rules", str(DEPLOY / "prometheus" / "alerts.test.yml")),
@@ -251,7 +251,7 @@ def test_the_alert_rules_are_valid_and_their_tests_pass() -> None:
 
 
 def test_every_expression_of_the_board_parses(tmp_path: Path) -> None:
-    """Each is accepted as the expression of a rule."""
+    """Each is accepted as a rule's expression."""
     rules = [
         {"record": f"board:expression:{number}", "expr": expression}
         for number, expression in enumerate([*board_expressions(), *variable_expressions()])
@@ -264,7 +264,7 @@ def test_every_expression_of_the_board_parses(tmp_path: Path) -> None:
 
 
 async def test_promtool_accepts_the_metrics(broker: BrokerProcess) -> None:
-    """/metrics is valid, and what is ours follows Prometheus's conventions; RocketMQ's names are as they are."""
+    """/metrics is valid, and our own names follow Prometheus's conventions; RocketMQ's names are kept."""
     async with connect(broker.endpoint) as client:
         await traffic(client)
         exposition = await asyncio.to_thread(fetch, f"http://{broker.metrics}/metrics")
@@ -279,9 +279,9 @@ async def test_promtool_accepts_the_metrics(broker: BrokerProcess) -> None:
 
 
 async def test_a_real_prometheus_fills_the_board(broker: BrokerProcess, prometheus: PrometheusProcess) -> None:
-    """Scraped with the shipped configuration, every panel has data with its legend's labels, and no alert fires."""
+    """With the shipped configuration every panel has data with its legend's labels, and no alert fires."""
     async with connect(broker.endpoint) as client:
-        await traffic(client)  # so that the counters exist before the first scrape, and have something to increase from
+        await traffic(client)  # counters must exist before the first scrape for an increase to be seen
         await asyncio.to_thread(prometheus.wait_for, f'rocketmq_messages_in_total{{topic="{TOPIC}"}} >= 20')
         before = time.time()
         await traffic(client)
@@ -301,6 +301,6 @@ async def test_a_real_prometheus_fills_the_board(broker: BrokerProcess, promethe
     rules = [rule for group in groups for rule in group["rules"]]
     assert {rule["name"] for rule in rules} >= {"AerobeeDown", "AerobeeSyncFailed"}
     assert [rule["lastError"] for rule in rules if rule["health"] == "err"] == []
-    # How full the disk of this machine is, is not the broker's doing.
+    # The free disk space of this machine does not depend on the broker.
     firing = 'ALERTS{alertstate="firing", alertname!~"AerobeeDisk.*"}'
     assert await asyncio.to_thread(prometheus.query, firing) == []

@@ -1,4 +1,4 @@
-"""Pulling through a real broker: what PullMessage brings, and what becomes of committed offsets."""
+"""Pulling through a real broker: the results of PullMessage, and committed offsets."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SQL = v2.FilterType.SQL
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[InProcessBroker]:
-    """On which topics and groups come into being with their first use."""
+    """A broker that creates topics and groups on first use."""
     async with in_process_broker(tmp_path / "store") as broker:
         yield broker
 
 
 @pytest.fixture
 def client(broker: InProcessBroker) -> RawClient:
-    """Of that broker."""
+    """A client of that broker."""
     return RawClient(broker.channel)
 
 
@@ -55,7 +55,7 @@ async def pulled(
     filter_type: v2.FilterType.ValueType = v2.FilterType.TAG,
     queue_id: int = 0,
 ) -> tuple[int, list[str], int]:
-    """Code, bodies and next offset; the stream has them in this order."""
+    """Code, bodies and next offset, in the order of the stream."""
     request = v2.PullMessageRequest(
         group=resource(group),
         message_queue=queue_of(topic, queue_id),
@@ -87,7 +87,7 @@ async def committed(client: RawClient, topic: str, group: str, queue_id: int = 0
 
 
 async def test_pull_leaves_everything_where_it_is(client: RawClient) -> None:
-    """Any offset, any number of times, whoever pulls; in batches, until the end."""
+    """Any offset can be pulled repeatedly by any group, in batches, up to the end."""
     topic = await client.create_topic("orders")
     await client.sent(*(message(topic, f"{n}") for n in range(5)))
     assert await pulled(client, topic, 0, count=2) == (Code.OK, ["0", "1"], 2)
@@ -100,7 +100,7 @@ async def test_pull_leaves_everything_where_it_is(client: RawClient) -> None:
 
 
 async def test_what_a_pulled_message_has(client: RawClient) -> None:
-    """Queue and offset, and no receipt handle: there is nothing to acknowledge."""
+    """It has queue and offset but no receipt handle, because it is not acknowledged."""
     topic = await client.create_topic("orders")
     await client.sent(message(topic, "a", tag="t", properties={"k": "v"}))
     request = v2.PullMessageRequest(group=resource("g"), message_queue=queue_of(topic), batch_size=1)
@@ -114,14 +114,14 @@ async def test_what_a_pulled_message_has(client: RawClient) -> None:
 
 @pytest.mark.parametrize(("offset", "next_offset"), [(-1, 0), (-(1 << 63), 0), (4, 3), ((1 << 63) - 1, 3)])
 async def test_an_offset_that_the_queue_does_not_have(client: RawClient, offset: int, next_offset: int) -> None:
-    """ILLEGAL_OFFSET at once, also for those who would wait, and the nearest one that is there."""
+    """ILLEGAL_OFFSET at once, even with a polling time, and the nearest offset that exists."""
     topic = await client.create_topic("orders")
     await client.sent(*(message(topic, f"{n}") for n in range(3)))
     assert await pulled(client, topic, offset, wait=15) == (Code.ILLEGAL_OFFSET, [], next_offset)
 
 
 async def test_filters(client: RawClient) -> None:
-    """By tag and by SQL; `next_offset` is behind what was left out."""
+    """Filters by tag and by SQL; `next_offset` is behind the skipped messages."""
     topic = await client.create_topic("orders")
     for n in range(6):
         await client.sent(message(topic, f"{n}", tag="even" if n % 2 == 0 else "odd", properties={"n": f"{n}"}))
@@ -135,7 +135,7 @@ async def test_filters(client: RawClient) -> None:
 
 
 async def test_one_arrival_ends_the_wait_of_all(broker: InProcessBroker, client: RawClient) -> None:
-    """Two of one group and one of another wait for the same queue, and somebody for another queue."""
+    """Two pulls of one group and one of another wait for the same queue, a fourth for another queue."""
     topic = await client.create_topic("orders", queues=2)
     waiting = [
         asyncio.create_task(pulled(each, topic, 0, wait=19, group=group, queue_id=queue_id))
@@ -157,7 +157,7 @@ async def test_one_arrival_ends_the_wait_of_all(broker: InProcessBroker, client:
 
 
 async def test_a_wait_goes_on_over_what_the_filter_leaves_out(client: RawClient) -> None:
-    """An arrival that does not pass does not end it; the next does, and the offset is behind both."""
+    """A message that does not match does not end the wait; the next one does, and the offset is behind both."""
     topic = await client.create_topic("orders")
     waiting = asyncio.create_task(pulled(client, topic, 0, wait=15, expression="a"))
     await asyncio.sleep(0.1)
@@ -169,7 +169,7 @@ async def test_a_wait_goes_on_over_what_the_filter_leaves_out(client: RawClient)
 
 
 async def test_a_goodbye_ends_the_wait(client: RawClient) -> None:
-    """With MESSAGE_NOT_FOUND, long before its time."""
+    """NotifyClientTermination ends it with MESSAGE_NOT_FOUND, long before its timeout."""
     topic = await client.create_topic("orders")
     waiting = asyncio.create_task(pulled(client, topic, 0, wait=19))
     await asyncio.sleep(0.5)
@@ -201,7 +201,7 @@ async def test_queues_that_are_none(client: RawClient, method: str) -> None:
 
 
 async def test_query_offset(client: RawClient) -> None:
-    """The ends of a queue, and the first message stored at a time or after it."""
+    """Both ends of a queue, and the first message stored at or after a time."""
     topic = await client.create_topic("orders")
     stored: list[int] = []
 
@@ -230,7 +230,7 @@ async def test_query_offset(client: RawClient) -> None:
 
 
 async def test_committed_offsets(client: RawClient) -> None:
-    """Each group and queue has its own; forwards and backwards; within the queue."""
+    """Each group and queue has its own, which moves in both directions within the queue."""
     topic = await client.create_topic("orders", queues=2)
     await client.sent(*(message(topic, f"{n}") for n in range(8)))
     ends = [(await pulled(client, topic, 0, queue_id=queue_id))[2] for queue_id in (0, 1)]
@@ -246,7 +246,7 @@ async def test_committed_offsets(client: RawClient) -> None:
 
 
 async def test_an_answered_offset_is_on_disk(tmp_path: Path) -> None:
-    """The file has it when the answer comes, and a broker that starts from a copy of the files goes on there."""
+    """The file contains it when the answer comes, and a broker started from a copy of the files uses it."""
     async with in_process_broker(tmp_path / "store") as broker:
         client = RawClient(broker.channel)
         topic = await client.create_topic("orders")
@@ -264,7 +264,7 @@ async def test_an_answered_offset_is_on_disk(tmp_path: Path) -> None:
 
 
 async def test_the_offset_of_a_group_that_receives(client: RawClient) -> None:
-    """It is what was acknowledged; setting it takes what is in flight away from whoever has it."""
+    """The offset follows acknowledgements; setting it revokes messages in flight."""
     topic = await client.create_topic("orders")
     await client.sent(*(message(topic, f"{n}") for n in range(3)))
     received = await client.receive(topic, "g", count=2, wait=5)
@@ -282,7 +282,7 @@ async def test_the_offset_of_a_group_that_receives(client: RawClient) -> None:
 
 
 async def test_an_offset_that_was_set_outlives_replays(tmp_path: Path) -> None:
-    """A group that received long ago pulls back to the beginning; events of before the snapshot do not return."""
+    """A group that once received sets its offset back; events from before the snapshot do not change it."""
     harness = await Harness.start(tmp_path / "store", MovableClock())
     try:
         await harness.send("a", "b", "c")
@@ -297,7 +297,7 @@ async def test_an_offset_that_was_set_outlives_replays(tmp_path: Path) -> None:
 
 
 async def test_an_offset_that_expired(tmp_path: Path) -> None:
-    """ILLEGAL_OFFSET, and the new beginning of the queue, which is what QueryOffset says."""
+    """ILLEGAL_OFFSET and the queue's new first offset, which QueryOffset also returns."""
     harness = await Harness.start(tmp_path / "store", MovableClock())
     processor = PullProcessor(Settings(harness.config), harness.store, harness.tables, harness.deliveries)
     client = Client("c")
@@ -318,7 +318,8 @@ async def test_an_offset_that_expired(tmp_path: Path) -> None:
 
 
 async def test_looking_for_what_passes_ends_with_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Among many that do not pass: MESSAGE_NOT_FOUND in time, and the next pull goes on behind what was looked at."""
+    """With many messages that do not match: MESSAGE_NOT_FOUND in time, and the next pull continues behind those
+    read."""
     monkeypatch.setattr(property_search, "_WORK_MAX", 2 * 128)  # one property, one condition
     delivery = DeliveryConfig(poll_reserve_seconds=10)
     async with in_process_broker(tmp_path / "store", delivery=delivery) as broker:
@@ -331,7 +332,7 @@ async def test_looking_for_what_passes_ends_with_the_call(tmp_path: Path, monkey
             batch_size=2,
             filter_expression=v2.FilterExpression(type=SQL, expression="n = 149"),
         )
-        # Less than the reserve is left: one step, and an answer.
+        # Less than the reserve is left: one step, then an answer.
         call = client.stub.PullMessage(request, metadata=client.metadata, timeout=delivery.poll_reserve_seconds * 0.9)
         answers = [response async for response in call]
         assert [each.WhichOneof("content") for each in answers] == ["status", "next_offset"]
@@ -340,7 +341,7 @@ async def test_looking_for_what_passes_ends_with_the_call(tmp_path: Path, monkey
 
 
 async def test_too_many_wait(tmp_path: Path) -> None:
-    """TOO_MANY_REQUESTS for the one too many."""
+    """A pull above the limit gets TOO_MANY_REQUESTS."""
     async with in_process_broker(tmp_path / "store", delivery=DeliveryConfig(waiting_max=2)) as broker:
         client = RawClient(broker.channel)
         topic = await client.create_topic("orders")
@@ -352,7 +353,7 @@ async def test_too_many_wait(tmp_path: Path) -> None:
 
 
 async def test_strict(tmp_path: Path) -> None:
-    """Where nothing comes into being by itself, topic and group must be there; asking for an offset needs no group."""
+    """Without automatic creation, topic and group must exist; querying an offset needs no group."""
     async with in_process_broker(tmp_path / "store", dev=False) as broker:
         client = RawClient(broker.channel)
         assert (await pulled(client, "orders", 0))[0] == Code.TOPIC_NOT_FOUND

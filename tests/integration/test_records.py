@@ -1,4 +1,4 @@
-"""RecordService through a real broker: records in bulk, in and out."""
+"""RecordService through a real broker: appending and reading records in bulk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TIME = 1_700_000_000_000
 
 
 def packed(messages: Sequence[Message], *, property_crc: bool = True) -> list[bytes]:
-    """The records that a client makes of messages, each for itself."""
+    """The records that a client makes from messages, each in its own buffer."""
     host = ("0.0.0.0", 0)
     return [Draft(each, store_host=host, property_crc=property_crc).encode_unplaced() for each in messages]
 
@@ -61,7 +61,7 @@ class Records:
     def __init__(self, broker: InProcessBroker) -> None:
         self.broker = broker
         self.raw = RawClient(broker.channel)
-        self.stub: Any = records_v1.RecordServiceStub(broker.channel)  # the asyncio face exists in stub files only
+        self.stub: Any = records_v1.RecordServiceStub(broker.channel)  # the asyncio types exist only in stub files
 
     async def call(self, method: str, request: Any) -> Any:
         return await getattr(self.stub, method)(request, metadata=self.raw.metadata, timeout=20)
@@ -86,7 +86,7 @@ def append_request(records: bytes, topic: str = "orders", queue_id: int = 0) -> 
 
 
 def parsed(frame: Any) -> RecordBatch:
-    """The records of a frame, with all checksums verified, and as long as it says."""
+    """The records of a frame, after verifying all checksums and its sizes."""
     batch = RecordBatch.parse(frame.records, base_physical_offset=None)
     assert batch.end == len(frame.records)
     assert batch.size.tolist() == np.frombuffer(frame.record_sizes, "<u4").tolist()
@@ -99,13 +99,14 @@ def bodies(frames: Sequence[Any]) -> list[bytes]:
 
 @pytest.fixture
 async def records(tmp_path: Path) -> AsyncIterator[Records]:
-    """Of a broker on which topics come into being with their first use."""
+    """RecordService of a broker that creates topics on first use."""
     async with in_process_broker(tmp_path / "store") as broker:
         yield Records(broker)
 
 
 async def test_what_is_appended_is_read(records: Records) -> None:
-    """In order, with offsets from 0 on, in frames of the asked size; from an offset, to an offset, up to some bytes."""
+    """Records come in order with offsets from 0, in frames of the requested size; reads have start, end and byte
+    limits."""
     messages = some(500)
     answer = await records.append(b"".join(packed(messages[:300])))
     assert (answer.status.code, answer.first_queue_offset, answer.message_count) == (Code.OK, 0, 300)
@@ -132,10 +133,10 @@ async def test_what_is_appended_is_read(records: Records) -> None:
 
 
 async def test_a_stream_of_appends_is_answered_in_order(records: Records) -> None:
-    """One response for each request; a refused one does not end the stream, and stores nothing."""
+    """One response per request; a refused request stores nothing and does not end the stream."""
     parts = [packed(some(20, first=20 * number)) for number in range(10)]
     broken = bytearray(b"".join(parts[4]))
-    broken[len(parts[4][0]) + 90] ^= 1  # in the body of the second
+    broken[len(parts[4][0]) + 90] ^= 1  # in the second record's body
     requests = [append_request(bytes(broken) if number == 4 else b"".join(part)) for number, part in enumerate(parts)]
     call = records.stub.StreamAppendRecords(iter(requests), metadata=records.raw.metadata, timeout=20)
     answers = [answer async for answer in call]
@@ -149,7 +150,7 @@ async def test_a_stream_of_appends_is_answered_in_order(records: Records) -> Non
 
 
 def one(body: bytes = b"b", raw: bytes | None = None, **changes: Any) -> Message:
-    """A message with a property string as it is."""
+    """A message whose property string is given as raw bytes."""
     return Message("orders", 0, body, raw_properties=raw, born_timestamp=TIME, **changes)
 
 
@@ -194,7 +195,7 @@ REFUSED: dict[str, tuple[list[Message], int, str]] = {
 
 
 async def test_what_is_refused(records: Records) -> None:
-    """Each with its reason, also behind good records and several times alike, and nothing is stored."""
+    """Each request is refused with its reason, also after valid records or several alike, and nothing is stored."""
     for kind, (messages, code, text) in REFUSED.items():
         for before, times in ((0, 1), (5, 1), (0, 9)) if messages else ((0, 1),):
             answer = await records.append(b"".join(packed([*some(before), *messages * times])))
@@ -207,7 +208,7 @@ async def test_what_is_refused(records: Records) -> None:
 
 
 async def test_sizes_that_the_client_says(records: Records) -> None:
-    """Right ones are as good as none; others do not matter, for the records say it; half a number is refused."""
+    """Correct sizes change nothing, wrong ones are ignored in favour of the records', and half a number is refused."""
     made = packed(some(9))
     right = np.array([len(each) for each in made], "<u4")
     wrong = right.copy()
@@ -248,7 +249,7 @@ async def create_batch_topic(records: Records) -> None:
 
 @pytest.mark.parametrize("compression", ["", "zlib", "lz4", "zstd"])
 async def test_a_batch_topic_takes_batches_as_they_are(records: Records, compression: str) -> None:
-    """One record for many messages, in and out; who receives gets each message for itself."""
+    """One record holds many messages when appended and read; consumers receive each message separately."""
     await create_batch_topic(records)
     made = [inner_batch_of(100, 0, compression), inner_batch_of(30, 100, compression)]
     answer = await records.append(b"".join(packed(made)), "metering")
@@ -274,7 +275,7 @@ async def test_a_batch_topic_takes_batches_as_they_are(records: Records, compres
 
 
 async def test_what_a_batch_topic_refuses(records: Records) -> None:
-    """Bodies that are no batch, counts that are not theirs, single messages; with one bad record none is stored."""
+    """Bodies that are not batches, wrong counts, single messages; one bad record refuses the whole request."""
     zstandard = pytest.importorskip("zstandard")
     await create_batch_topic(records)
     good = inner_batch_of(3)
@@ -306,7 +307,7 @@ async def test_what_a_batch_topic_refuses(records: Records) -> None:
 
 
 async def test_records_are_what_send_message_stores(tmp_path: Path) -> None:
-    """Byte by byte, for the same messages at the same time; only the port of the sender may differ."""
+    """The bytes are equal for the same messages at the same time; only the sender's port may differ."""
     sent: list[v2.Message] = []
     for number in range(40):
         message = v2.Message(
@@ -342,7 +343,7 @@ async def test_records_are_what_send_message_stores(tmp_path: Path) -> None:
             data = bytearray(frame.records)
             batch = parsed(frame)
             for start, size in zip(batch.start.tolist(), batch.size.tolist(), strict=True):
-                data[start + 52 : start + 56] = bytes(4)  # the port of the connection, and with it the checksum
+                data[start + 52 : start + 56] = bytes(4)  # the sender's port; the checksum follows below
                 data[start + size - 11 : start + size - 1] = bytes(10)
             stored.append(bytes(data))
     assert stored[0] == stored[1]
@@ -350,7 +351,7 @@ async def test_records_are_what_send_message_stores(tmp_path: Path) -> None:
 
 
 async def test_a_read_waits_for_records(records: Records) -> None:
-    """What arrives meanwhile comes at once; then it waits again, until its time is over."""
+    """Records that arrive meanwhile are returned at once; then it waits again, until its timeout."""
     reading = asyncio.ensure_future(records.read(end_queue_offset=2, wait=duration(60)))
     for number in range(2):
         await records.broker.waiting(1)
@@ -362,7 +363,7 @@ async def test_a_read_waits_for_records(records: Records) -> None:
 
 
 async def test_tags_are_looked_at_in_the_queue(records: Records) -> None:
-    """Only the records with one of the tags come; the offsets go on over the others."""
+    """Only records with one of the tags are returned; offsets advance past the others."""
     messages = some(100)
     await records.append(b"".join(packed(messages)))
     frames, last = await records.read(tags=["t1", "none"])
@@ -373,7 +374,7 @@ async def test_tags_are_looked_at_in_the_queue(records: Records) -> None:
 
 
 async def test_a_group_counts_what_it_reads(records: Records) -> None:
-    """Messages and bytes of records; a record of a batch topic holds many messages."""
+    """The metrics count a group's messages and bytes; a record of a batch topic holds many messages."""
     sent = packed(some(100))
     await records.append(b"".join(sent))
     await create_batch_topic(records)
@@ -394,7 +395,7 @@ def _scraped(address: str) -> str:
 
 
 async def test_an_offset_that_the_queue_does_not_have(records: Records) -> None:
-    """The answer says where the queue begins and ends."""
+    """The answer has the queue's first and end offsets."""
     await records.append(b"".join(packed(some(3))))
     for start, nearest in ((-1, 0), (4, 3)):
         frames, last = await records.read(start)
@@ -403,7 +404,7 @@ async def test_an_offset_that_the_queue_does_not_have(records: Records) -> None:
 
 
 async def test_offsets_of_many_queues(records: Records) -> None:
-    """Of several topics in one call; one that is not there does not spoil the others."""
+    """One call covers several topics; an unknown one does not fail the others."""
     await records.append(b"".join(packed(some(3))))
     answer = await records.append(b"".join(packed(some(5, queue_id=2))), queue_id=2)
     asked = records_v1.QueueOffsetsRequest.TopicQueues
@@ -430,7 +431,7 @@ async def test_offsets_of_many_queues(records: Records) -> None:
 
 
 async def test_records_are_found_by_key_id_and_time(records: Records) -> None:
-    """As they are stored; a time range comes in pages."""
+    """Records are returned as stored; a time range comes in pages."""
     messages = some(50)
     first = await records.append(b"".join(packed(messages[:40])))
     await asyncio.sleep(0.01)
@@ -457,7 +458,7 @@ async def test_records_are_found_by_key_id_and_time(records: Records) -> None:
 
 
 async def test_accounts_append_and_read_what_they_may(tmp_path: Path) -> None:
-    """Also each request of a stream is judged for itself."""
+    """Each request of a stream is authorized separately."""
     accounts = tmp_path / "accounts.toml"
     accounts.write_text(
         '[accounts.shop]\nsecret_key = "the secret of the shop"\npublish = ["orders"]\nconsume = ["orders"]\n'
@@ -487,7 +488,7 @@ async def test_accounts_append_and_read_what_they_may(tmp_path: Path) -> None:
 
 
 async def test_draining_ends_streams(tmp_path: Path) -> None:
-    """A stop answers what was appended and ends the stream; a read that waits ends with what it has."""
+    """A stop answers appended requests and ends the stream; a waiting read ends with the records it has."""
     async with in_process_broker(tmp_path) as broker:
         records = Records(broker)
         call = records.stub.StreamAppendRecords(metadata=records.raw.metadata, timeout=30)
@@ -510,7 +511,7 @@ async def test_draining_ends_streams(tmp_path: Path) -> None:
 
 
 async def test_a_reader_that_pauses(records: Records) -> None:
-    """Others go on meanwhile, and when it reads again it gets everything."""
+    """Appends continue meanwhile; when it resumes, it gets everything."""
     messages = some(400, first=0)
     for _ in range(5):
         answer = await records.append(b"".join(packed(messages)))
@@ -522,12 +523,12 @@ async def test_a_reader_that_pauses(records: Records) -> None:
     assert (await records.append(b"".join(packed(some(1))))).status.code == Code.OK
     while (frame := await call.read()) and not frame.HasField("status"):
         frames.append(frame)
-    assert len(bodies(frames)) in (2000, 2001)  # as far as the broker had read when the last one came
+    assert len(bodies(frames)) in (2000, 2001)  # the broker may have read before the last one came
 
 
 @pytest.mark.skipif(FRONT == "grpcio", reason="grpcio's buffers are its own")
 async def test_a_reader_that_takes_nothing_holds_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frame is made when the client has taken the one before it: at any time one or two wait for the client."""
+    """A frame is built once the client has taken the previous one: only one or two wait for the client."""
     made: list[int] = []
     first = asyncio.Event()
 
@@ -556,7 +557,7 @@ async def test_a_reader_that_takes_nothing_holds_little_memory(tmp_path: Path, m
         writer.write(http2_client.data(1, message_prefix(len(asked)) + asked, ended=True))
         async with asyncio.timeout(20):
             await first.wait()
-        for _ in range(20):  # others are served meanwhile
+        for _ in range(20):  # other clients are served meanwhile
             assert (await records.read(bytes_max=1))[1].status.code == Code.OK
         assert sum(size for size in made if size > 10_000) <= 2 << 20
         writer.close()

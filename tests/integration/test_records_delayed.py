@@ -1,4 +1,4 @@
-"""Delayed messages in bulk: records for the timer by AppendRecords, through a real broker."""
+"""Delayed messages in bulk: records for the timer through AppendRecords, on a real broker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOUR_MS = 3_600_000
 
 
 def for_timer(message: Message, deliver_ms: int | str, **changes: str) -> Message:
-    """A message as a client lays it out for the timer; `changes` of the properties that the timer reads."""
+    """A message in the timer's layout; `changes` replaces properties that the timer reads."""
     values = {
         "TIMER_DELIVER_MS": str(deliver_ms),
         "TIMER_OUT_MS": "0" * 13,
@@ -42,7 +42,7 @@ def for_timer(message: Message, deliver_ms: int | str, **changes: str) -> Messag
 
 
 def over(channel: Any) -> Records:
-    """The calls to a broker of another process."""
+    """RecordService of a broker in another process."""
     broker: Any = SimpleNamespace(channel=channel)
     return Records(broker)
 
@@ -55,7 +55,7 @@ async def create_topics(records: Records) -> None:
 
 
 def stored_for_timer(directory: Path) -> list[bytes]:
-    """The records of the timer's topic in the first segment, but for the port of their senders and the checksum."""
+    """The records of the timer's topic in the first segment, without the sender's port and the checksum."""
     (segment,) = sorted((directory / "commitlog").iterdir())
     batch = RecordBatch.parse(segment.read_bytes(), base_physical_offset=0)
     found = []
@@ -69,7 +69,7 @@ def stored_for_timer(directory: Path) -> list[bytes]:
 
 
 async def test_they_are_what_send_message_stores(tmp_path: Path) -> None:
-    """Byte by byte, for the same messages at the same time, whatever the size of the times and of the properties."""
+    """The bytes are equal for the same messages at the same time, for any size of times and properties."""
     now_ms = ManualClock().now_ms()
     sent: list[v2.Message] = []
     for number in range(40):
@@ -101,7 +101,7 @@ async def test_they_are_what_send_message_stores(tmp_path: Path) -> None:
 
 
 async def read_all(records: Records, count: int, queue_id: int) -> list[Record]:
-    """The first messages of a queue of the topic, when they are there."""
+    """The first messages of one queue of the topic, once they are stored."""
     found: list[Record] = []
     while len(found) < count:
         frames, _ = await records.read(
@@ -112,7 +112,7 @@ async def read_all(records: Records, count: int, queue_id: int) -> list[Record]:
 
 
 async def test_each_is_delivered_to_its_queue_when_it_is_due(tmp_path: Path) -> None:
-    """One that was due already at once, the others not before their time; with their own properties and no others."""
+    """A message already due comes at once, others not before their time; each has exactly its own properties."""
     async with in_process_broker(tmp_path) as broker:
         records = Records(broker)
         await create_topics(records)
@@ -171,7 +171,7 @@ def refused(now_ms: int) -> dict[str, tuple[Message, int, str]]:
 
 
 async def test_what_is_refused(tmp_path: Path) -> None:
-    """Each with its reason, behind good records too, and nothing is stored."""
+    """Each request is refused with its reason, also after valid records, and nothing is stored."""
     async with in_process_broker(tmp_path) as broker:
         records = Records(broker)
         await create_topics(records)
@@ -195,7 +195,7 @@ async def test_what_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
-    """The broker is killed right behind its answer: the next one delivers every message, and each once."""
+    """The broker is killed right after its answer: the next one delivers every message once."""
     messages = some(300, "later", 1)
 
     async def append(endpoint: str, due_ms: int) -> None:
@@ -221,7 +221,7 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [1, 13])
 def test_positions_of_properties(size: int) -> None:
-    """Where values lie in the buffer, in records alike and of different sizes, of which some have no such property."""
+    """Values are found in the buffer for records of equal and of different sizes, some without the property."""
     messages = [
         Message("t", 0, b"b" * (number % size + 1), {"a": str(number % 7), "same": "x"} if number % 3 else {"a": "1"})
         for number in range(20)

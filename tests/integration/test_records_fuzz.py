@@ -1,7 +1,7 @@
-"""AppendRecords under requests that were tampered with: what is stored is valid, and what is refused leaves no trace.
+"""AppendRecords with corrupted requests: stored records are valid, and refused ones leave nothing behind.
 
-A right request is changed at random places: bits flipped, bytes cut out or put in, lengths made wrong, records made to
-overlap, others' topics and queues, sizes that nobody has. The seed is fixed (tests/support/seeds.py).
+A valid request is changed at random places: bits flipped, bytes removed or inserted, wrong lengths, overlapping
+records, other topics and queues, impossible sizes. The seed is fixed (tests/support/seeds.py).
 AEROBEE_RECORD_FUZZ_COUNT makes it longer.
 """
 
@@ -36,26 +36,26 @@ _LENGTHS = (0, 1, 90, 91, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
 
 def flip(dice: random.Random, data: bytearray) -> None:
-    """Some bits anywhere."""
+    """Flip a few bits anywhere."""
     for _ in range(dice.choice((1, 1, 2, 8))):
         data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
 
 
 def cut(dice: random.Random, data: bytearray) -> None:
-    """Some bytes less, at the end or in the middle."""
+    """Remove some bytes at the end or in the middle."""
     begin = dice.randrange(len(data))
     del data[begin : begin + dice.choice((1, 4, 20, len(data)))]
 
 
 def insert(dice: random.Random, data: bytearray) -> None:
-    """Some bytes more: zeros, noise, or a part of the request again."""
+    """Insert zeros, random bytes, or a part of the request."""
     begin = dice.randrange(len(data) + 1)
     size = dice.choice((1, 4, 100))
     data[begin:begin] = dice.choice((bytes(size), dice.randbytes(size), bytes(data[:size])))
 
 
 def overwrite(dice: random.Random, data: bytearray) -> None:
-    """A part of the request over another: records that overlap."""
+    """Copy a part of the request over another, which makes records overlap."""
     size = dice.randrange(1, 200)
     source, target = dice.randrange(len(data)), dice.randrange(len(data))
     part = data[source : source + size]
@@ -63,7 +63,7 @@ def overwrite(dice: random.Random, data: bytearray) -> None:
 
 
 def length(dice: random.Random, data: bytearray) -> None:
-    """A number of four or two bytes that is a length somewhere."""
+    """Replace a number of four or two bytes where a length may be."""
     form = dice.choice((">I", ">H"))
     value = dice.choice(_LENGTHS) & (0xFFFFFFFF if form == ">I" else 0xFFFF)
     if dice.random() < 0.5:
@@ -77,7 +77,7 @@ CHANGES: tuple[Change, ...] = (flip, cut, insert, overwrite, length)
 
 
 def made(dice: random.Random, number: int) -> tuple[str, list[Message]]:
-    """A topic and messages for it, which may be those of another topic or queue, or of the wrong kind."""
+    """A topic and messages for it, which may be of another topic or queue, or of the wrong kind."""
     count = dice.randrange(1, 12)
     if dice.random() < 0.2:
         due_ms = time.time_ns() // 1_000_000 + 3_600_000
@@ -115,7 +115,7 @@ def made(dice: random.Random, number: int) -> tuple[str, list[Message]]:
 
 @pytest.mark.timeout(3600)
 async def test_tampered_requests(tmp_path: Path) -> None:
-    """Answered each, by words for people; all that is stored can be read, and the verification finds nothing."""
+    """Each gets a readable answer; all stored records can be read, and the verification finds no damage."""
     dice = random.Random(SEED)
     accepted = {"orders": 0, "metering": 0, "later": 0}
     codes: set[int] = set()

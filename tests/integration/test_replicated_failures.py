@@ -1,6 +1,6 @@
-"""Two broker processes: the replica is killed, paused and cut off, then the master is killed and the replica promoted.
+"""Two broker processes: the replica is killed, paused and cut off; then the master is killed and the replica promoted.
 
-What a sender was answered with success is there afterwards, once for every success, and in the order of its queue.
+Every confirmed message is stored afterwards, once per confirmation, in the order of its queue.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Process:
         await self.ready()
 
     async def ready(self) -> None:
-        """The next line that says where it listens."""
+        """Wait for the next line that names the listening address."""
         assert self.process is not None
         assert self.process.stdout is not None
         async with asyncio.timeout(_SECONDS):
@@ -81,7 +81,7 @@ async def _running(*processes: _Process) -> AsyncIterator[None]:
 
 
 async def test_nothing_answered_is_lost(tmp_path: Path) -> None:
-    """Whatever happens to the replica before, and to the master at the end."""
+    """The replica fails in each way first, and the master at the end."""
     roles = ("--role", "master", "--listen-replicas", "127.0.0.1:0", "--acks", "1")
     master = _Process(tmp_path, "a", *roles)
     async with _running(master):
@@ -113,7 +113,7 @@ async def test_nothing_answered_is_lost(tmp_path: Path) -> None:
 async def _through_failures(
     client: RemotingClient, replica: _Process, lose_answers: Callable[[], None], reset: Callable[[], None]
 ) -> set[bytes]:
-    """Send 20 messages that are confirmed after each failure, and some while it lasts; those that were confirmed."""
+    """Send 20 messages after each failure, and some while it lasts; returns the confirmed ones."""
     answered: set[bytes] = set()
     number = 0
 
@@ -159,7 +159,7 @@ async def _through_failures(
 
 
 async def _command(name: str, found: _Process) -> str:
-    """What `aerobee promote` and `aerobee replication` print."""
+    """The output of `aerobee promote` and `aerobee replication`."""
     command = [
         sys.executable,
         "-m",
@@ -178,7 +178,7 @@ async def _command(name: str, found: _Process) -> str:
 
 
 async def _bodies(found: _Process) -> list[bytes]:
-    """What the queue holds, in order."""
+    """The bodies in the queue, in order."""
     client = await found.connect()
     bodies: list[bytes] = []
     offset = 0

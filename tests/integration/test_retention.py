@@ -1,4 +1,4 @@
-"""Old segments of the log go while groups are at work: what delivery needs of them is not lost."""
+"""Old log segments are deleted while groups consume: delivery keeps the state it needs from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aerobee_store import Message, RunningFlags, StoreConfig, StoreFullError
 from tests.support.delivery_harness import GROUP, TOPIC, Harness, MovableClock, bodies
 from tests.support.in_process_broker import METADATA, in_process_broker, message
 
-SEGMENT = 1 << 20  # of the harness's store
+SEGMENT = 1 << 20  # segment size of the harness's store
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
 
 
 async def expire(harness: Harness, segments: int) -> None:
-    """Fill so many segments, let 80 hours pass, and remove what has expired at the hour for it."""
+    """Fill `segments` segments, advance the clock by 80 hours, and run the deletion of expired segments."""
     body = bytes(32 << 10)
     end = harness.store.positions[0] + segments * SEGMENT
     while harness.store.positions[0] < end:
@@ -41,12 +41,14 @@ async def expire(harness: Harness, segments: int) -> None:
 
 
 async def test_a_group_keeps_its_position_when_the_journal_expires(harness: Harness) -> None:
-    """The group's position was in the oldest segment only. After its removal and a crash the group still gets what
-    came after it, and nothing that it had finished."""
+    """The group's position was only in the oldest segment.
+
+    After its deletion and a crash, the group gets the later messages, and none that it had finished.
+    """
     await harness.send("finished")
     [message] = await harness.receive()
     await harness.deliveries.acknowledge(TOPIC, GROUP, [message.receipt_handle])
-    assert await harness.receive(group="audit", count=1)  # and one in flight
+    assert await harness.receive(group="audit", count=1)  # one message in flight
     before = harness.store.queue_range(JOURNAL_TOPIC, 0)
     await expire(harness, 3)
     await harness.send("later")
@@ -62,7 +64,7 @@ async def test_a_group_keeps_its_position_when_the_journal_expires(harness: Harn
 
 
 async def test_what_is_in_flight_survives_the_expiry_of_the_events_before_it(harness: Harness) -> None:
-    """Deliveries and acknowledgements out of order are as they were, over expiry, crash, expiry and restart."""
+    """Deliveries and out-of-order acknowledgements are kept over expiry, crash, expiry and restart."""
     await expire(harness, 2)
     await harness.send("a", "b", "c")
     first = await harness.receive(seconds=1000)
@@ -87,7 +89,7 @@ async def test_what_is_in_flight_survives_the_expiry_of_the_events_before_it(har
 async def test_the_log_is_kept_where_a_snapshot_cannot_be_written(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without room for a snapshot the segments stay from where a replay has to begin; with room again they go."""
+    """Without space for a snapshot, segments that a replay needs are kept; with space again they are deleted."""
     await expire(harness, 2)
     await harness.send("a")
     begin = harness.store.queue_range(JOURNAL_TOPIC, 0)[1]
@@ -108,7 +110,7 @@ async def test_the_log_is_kept_where_a_snapshot_cannot_be_written(
 
 
 async def test_consumers_go_on_while_a_full_disk_refuses_messages(harness: Harness) -> None:
-    """Receive, acknowledge, change and dead letters work above the watermark; a send does not."""
+    """Above the watermark receive, acknowledge, change and dead letters work; a send does not."""
     await harness.send("a", "b", "c")
     harness.store.running.set(RunningFlags.DISK_FULL, "the disk is full")
     with pytest.raises(StoreFullError):
@@ -122,7 +124,7 @@ async def test_consumers_go_on_while_a_full_disk_refuses_messages(harness: Harne
 
 
 async def test_a_broker_on_a_full_disk_says_so_and_stays_ready(tmp_path: Path) -> None:
-    """From the start: sends are refused for a while with the reason, readiness, status and permission tell it too."""
+    """From the start, sends are refused with the reason; the readiness page, status and permission report it, too."""
     store = replace(StoreConfig.tiny(tmp_path / "store"), disk_full_ratio=1e-9, clean_forcibly=False)
     async with in_process_broker(tmp_path / "store", store=store) as broker:
         request = v2.SendMessageRequest(messages=[message()])

@@ -1,4 +1,4 @@
-"""The released Node.js SDK, unmodified, against a real broker. Every SDK client is a program of its own."""
+"""The released Node.js SDK, unmodified, against a real broker. Every SDK client is a separate program."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Start = Callable[..., SdkProgram]
 
 @pytest.fixture(scope="module")
 def short_polls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Arguments for a broker that answers polls after 2 s: this SDK waits for them before it shuts down."""
+    """Arguments for a broker that answers polls after 2 s: this SDK's shutdown waits for them."""
     config = tmp_path_factory.mktemp("config") / "aerobee.toml"
     config.write_text("[delivery]\npoll_seconds_max = 2\n")
     return ["--dev", "--config", str(config)]
@@ -41,14 +41,14 @@ def short_polls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory, short_polls: list[str]) -> Iterator[BrokerProcess]:
-    """One broker for the tests that leave it alone; each has topics and groups of its own."""
+    """One broker for the tests that do not stop it; each test has its own topics and groups."""
     with run_broker(tmp_path_factory.mktemp("aerobee"), short_polls) as running:
         yield running
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a program of the folder sdk_node by its name; none of them outlives the test."""
+    """Starts a program from the folder sdk_node by its name; all end with the test."""
     with ExitStack() as programs:
 
         def begin(name: str, endpoint: str, **options: Any) -> SdkProgram:
@@ -59,7 +59,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def test_every_field_arrives_and_only_the_unacknowledged_come_again(broker: BrokerProcess, start: Start) -> None:
-    """A message arrives as it was sent; unacknowledged ones come again after their time, with attempt 2."""
+    """A message keeps every field; unacknowledged ones come again after their invisible time, as attempt 2."""
     producer = start("producer", broker.endpoint, topic="fields")
     consumer = start("simple_consumer", broker.endpoint, topic="fields", group="readers")
     sent = {
@@ -97,7 +97,7 @@ def test_every_field_arrives_and_only_the_unacknowledged_come_again(broker: Brok
 
 
 def test_every_kind_of_message(broker: BrokerProcess, start: Start) -> None:
-    """Normal, ordered, delayed and transactional ones arrive, but not what was taken back or rolled back."""
+    """Normal, ordered, delayed and transactional messages arrive; recalled and rolled-back ones do not."""
     create_topic(broker, "kinds", "normal", "fifo", "delay", "transaction")
     producer = start("producer", broker.endpoint, topic="kinds")
     consumer = start("push_consumer", broker.endpoint, topic="kinds", group="kinds")
@@ -118,7 +118,7 @@ def test_every_kind_of_message(broker: BrokerProcess, start: Start) -> None:
 
 
 def test_a_simple_consumer_drains_all_queues_of_a_topic(broker: BrokerProcess, start: Start) -> None:
-    """It names queue 0 in every receive, and yet gets the messages of all queues; a tag filter holds."""
+    """It names queue 0 in every receive and still gets messages of all queues; a tag filter works."""
     producer = start("producer", broker.endpoint, topic="many-queues")
     consumer = start("simple_consumer", broker.endpoint, topic="many-queues", group="drain", expression="even || none")
     sent = [{"body": f"m{number}", "tag": ("even", "odd", "odder")[number % 3]} for number in range(48)]
@@ -133,8 +133,10 @@ def test_a_simple_consumer_drains_all_queues_of_a_topic(broker: BrokerProcess, s
 
 
 def test_push_consumption_succeeds_and_fails_without_a_crash(broker: BrokerProcess, start: Start) -> None:
-    """A listener that throws and then fails gets the message with rising attempts until it succeeds; that of another
-    group gets every message once. Both shut down in an orderly way."""
+    """A listener that throws and then fails gets the message with rising attempts until it succeeds.
+
+    The other group's listener gets every message once. Both shut down cleanly.
+    """
     producer = start("producer", broker.endpoint, topic="pushed")
     failing = start("push_consumer", broker.endpoint, topic="pushed", group="failing", failures=2)
     fine = start("push_consumer", broker.endpoint, topic="pushed", group="fine")
@@ -156,7 +158,7 @@ def test_push_consumption_succeeds_and_fails_without_a_crash(broker: BrokerProce
 
 
 def test_push_keeps_the_order_of_each_message_group_while_one_fails(broker: BrokerProcess, start: Start) -> None:
-    """A listener that fails is called again for the same message before the next of its message group comes."""
+    """A failing listener gets the same message again before the next of its message group."""
     create_topic(broker, "ordered", "fifo")
     producer = start("producer", broker.endpoint, topic="ordered")
     consumer = start("push_consumer", broker.endpoint, topic="ordered", group="ordered", failures=1)
@@ -175,7 +177,7 @@ def test_push_keeps_the_order_of_each_message_group_while_one_fails(broker: Brok
 def test_push_consumption_goes_on_after_the_broker_was_killed(
     tmp_path_factory: pytest.TempPathFactory, short_polls: list[str], start: Start
 ) -> None:
-    """Telemetry opens again and settings come, all messages arrive, what was acknowledged does not come again."""
+    """Telemetry reconnects and gets settings, all messages arrive, and acknowledged ones do not come again."""
     with run_broker(tmp_path_factory.mktemp("aerobee"), short_polls) as broker:
         producer = start("producer", broker.endpoint, topic="killed")
         consumer = start("push_consumer", broker.endpoint, topic="killed", group="killed", milliseconds=20)
@@ -185,7 +187,7 @@ def test_push_consumption_goes_on_after_the_broker_was_killed(
         broker.kill()
         known = {event["body"] for event in consumer.messages("acknowledged")}
         settings = len(consumer.messages("settings"))
-        time.sleep(0.3)  # the listener works on what it has
+        time.sleep(0.3)  # the listener is processing its messages
         broker.start()
         send_until_taken(producer, numbered(20, "after"))
         consumer.wait_messages(settings + 1, "settings")
@@ -197,7 +199,7 @@ def test_push_consumption_goes_on_after_the_broker_was_killed(
 
 
 def test_a_client_that_is_told_to_reconnect_opens_its_stream_anew(broker: BrokerProcess, start: Start) -> None:
-    """It sends its settings again, is told the broker's again, and goes on consuming."""
+    """It sends its settings again, gets the broker's, and continues consuming."""
     producer = start("producer", broker.endpoint, topic="reconnected")
     consumer = start("push_consumer", broker.endpoint, topic="reconnected", group="reconnected")
     producer.ready().ask("send", messages=numbered(3, "before"))
@@ -210,7 +212,7 @@ def test_a_client_that_is_told_to_reconnect_opens_its_stream_anew(broker: Broker
 
 
 def test_a_client_behind_a_mapped_port_gets_what_was_lost_on_the_way(broker: BrokerProcess, start: Start) -> None:
-    """The broker names the address that was dialled. A delivery that the network lost comes again."""
+    """The broker's route has the address that the client used. A delivery lost in the network comes again."""
     with forwarded_port(broker.endpoint) as port:
         consumer = start("push_consumer", port.endpoint, topic="lossy", group="lossy")
         producer = start("producer", broker.endpoint, topic="lossy")

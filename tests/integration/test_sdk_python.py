@@ -1,4 +1,4 @@
-"""The released Python SDK, unmodified, against a real broker. Every SDK client is a program of its own."""
+"""The released Python SDK, unmodified, against a real broker. Every SDK client is a separate program."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ Start = Callable[..., SdkProgram]
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for the tests that leave it alone; each has topics and groups of its own."""
+    """One broker for the tests that do not stop it; each test has its own topics and groups."""
     with run_broker(tmp_path_factory.mktemp("aerobee")) as running:
         yield running
 
 
 @pytest.fixture
 def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
-    """Starts a program of the folder sdk_python by its name; none of them outlives the test."""
+    """Starts a program from the folder sdk_python by its name; all end with the test."""
     with ExitStack() as programs:
 
         def begin(name: str, endpoint: str, **options: Any) -> SdkProgram:
@@ -49,7 +49,7 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
 
 
 def test_every_field_arrives_and_only_the_unacknowledged_come_again(broker: BrokerProcess, start: Start) -> None:
-    """A message arrives as it was sent; unacknowledged ones come again after their time, with attempt 2."""
+    """A message keeps every field; unacknowledged ones come again after their invisible time, as attempt 2."""
     producer = start("producer", broker.endpoint, topic="fields")
     consumer = start("simple_consumer", broker.endpoint, topic="fields", group="readers")
     sent = {
@@ -94,7 +94,7 @@ def test_every_field_arrives_and_only_the_unacknowledged_come_again(broker: Brok
 
 
 def test_a_changed_invisible_duration_holds(broker: BrokerProcess, start: Start) -> None:
-    """Shortened, the message comes again soon; the client's new handle acknowledges it."""
+    """After shortening, the message comes again soon; the client's new handle acknowledges it."""
     producer = start("producer", broker.endpoint, topic="changed")
     consumer = start("simple_consumer", broker.endpoint, topic="changed", group="changers")
     producer.ready().ask("send", messages=[{"body": "slow"}, {"body": "slower"}])
@@ -112,12 +112,12 @@ def test_a_changed_invisible_duration_holds(broker: BrokerProcess, start: Start)
 
 
 def test_delayed_messages_come_in_time_and_can_be_taken_back(broker: BrokerProcess, start: Start) -> None:
-    """A message waits for its second; one that was recalled before never comes, and cannot be recalled twice."""
+    """A message waits for its second; a recalled one never comes, and cannot be recalled twice."""
     create_topic(broker, "delayed", "delay")
     producer = start("producer", broker.endpoint, topic="delayed")
     consumer = start("push_consumer", broker.endpoint, topic="delayed", group="patient")
     consumer.ready()
-    due = int(time.time()) + 4  # the SDK knows whole seconds only
+    due = int(time.time()) + 4  # the SDK supports only whole seconds
     later = [{"body": "taken back", "due": due}, {"body": "delayed", "due": due}, {"body": "too late", "due": due - 60}]
     [message_id, *_] = producer.ready().ask("send", messages=later)["message_ids"]
     assert producer.ask("recall", body="taken back")["message_id"] == message_id
@@ -134,7 +134,7 @@ def test_delayed_messages_come_in_time_and_can_be_taken_back(broker: BrokerProce
 
 
 def test_push_consumers_share_a_group_and_each_group_gets_all(broker: BrokerProcess, start: Start) -> None:
-    """Two consumers of one group never get the same message, another group gets all, a third one tag only."""
+    """Two consumers of one group never get the same message; another group gets all, a third only one tag."""
     producer = start("producer", broker.endpoint, topic="shared")
     sharing = [start("push_consumer", broker.endpoint, topic="shared", group="sharing") for _ in range(2)]
     alone = start("push_consumer", broker.endpoint, topic="shared", group="alone")
@@ -143,7 +143,7 @@ def test_push_consumers_share_a_group_and_each_group_gets_all(broker: BrokerProc
         consumer.ready()
     sent: list[dict[str, Any]] = []
     deadline = time.monotonic() + 60
-    # One by one, and until both wait for more: a consumer that polls first takes all that is there.
+    # One by one until both have some: a consumer that polls first takes all available messages.
     while len(sent) < 40 or any(len(consumer.messages()) < 3 for consumer in sharing):
         assert time.monotonic() < deadline, "one of two consumers gets everything"
         sent.append({"body": f"m{len(sent)}", "tag": "odd" if len(sent) % 2 else "even"})
@@ -159,11 +159,11 @@ def test_push_consumers_share_a_group_and_each_group_gets_all(broker: BrokerProc
 
 
 def test_a_lite_consumer_gets_what_it_has_subscribed(broker: BrokerProcess, start: Start) -> None:
-    """From its subscription on, also of two at a time, and no more after it has given one up."""
+    """It gets messages from its subscription on, also of two topics at once, and none after unsubscribing."""
     create_topic(broker, "rooms", "LITE")
     producer = start("producer", broker.endpoint, topic="rooms")
     consumer = start("lite_push_consumer", broker.endpoint, topic="rooms", group="guests")
-    # One letter each: this release of the SDK takes a longer name apart into its letters, until its next full set.
+    # One letter each: this release splits a longer name into its letters until its next full synchronization.
     consumer.ready().ask("subscribe", lite_topic="a")
     producer.ready().ask("send", messages=[{"body": f"{room}1", "lite_topic": room} for room in "abc"])
     assert [(each["body"], each["lite_topic"]) for each in consumer.wait_messages(1)] == [("a1", "a")]
@@ -175,7 +175,7 @@ def test_a_lite_consumer_gets_what_it_has_subscribed(broker: BrokerProcess, star
 
 
 def test_a_failing_listener_gets_the_message_again_after_the_backoff(broker: BrokerProcess, start: Start) -> None:
-    """Attempts rise, and the delays are those of the settings: 1 s, then 5 s. What succeeded does not come again."""
+    """Attempts rise, with the delays of the settings: 1 s, then 5 s. Handled messages do not come again."""
     producer = start("producer", broker.endpoint, topic="failing")
     consumer = start("push_consumer", broker.endpoint, topic="failing", group="failing", failures=2)
     consumer.ready()
@@ -183,15 +183,17 @@ def test_a_failing_listener_gets_the_message_again_after_the_backoff(broker: Bro
     attempts = consumer.wait_messages(3)
     assert [message["attempt"] for message in attempts] == [1, 2, 3]
     first, second, third = (message["time"] for message in attempts)
-    assert 0.9 < second - first < 20  # the upper bounds are for a busy machine
+    assert 0.9 < second - first < 20  # the upper bounds allow for a busy machine
     assert 4.9 < third - second < 20
     [acknowledged] = consumer.wait_messages(1, "acknowledged")
     assert acknowledged["attempt"] == 3
 
 
 def test_push_consumption_goes_on_after_the_broker_was_killed(aerobee_broker: BrokerProcess, start: Start) -> None:
-    """The client is not restarted, all messages arrive, what was acknowledged before does not come again, and what
-    the listener was working on when the broker died is acknowledged afterwards."""
+    """The client is not restarted, all messages arrive, and acknowledged ones do not come again.
+
+    Messages being processed at the kill are acknowledged afterwards.
+    """
     producer = start("producer", aerobee_broker.endpoint, topic="killed")
     consumer = start("push_consumer", aerobee_broker.endpoint, topic="killed", group="killed", seconds=0.02)
     consumer.ready()
@@ -199,18 +201,18 @@ def test_push_consumption_goes_on_after_the_broker_was_killed(aerobee_broker: Br
     consumer.wait_messages(30, "acknowledged")
     aerobee_broker.kill()
     known = {message["body"] for message in consumer.messages("acknowledged")}
-    time.sleep(0.3)  # the listener works on what it has
+    time.sleep(0.3)  # the listener is processing its messages
     aerobee_broker.start()
-    send_until_taken(producer, numbered(20, "after"))  # it was not restarted either
+    send_until_taken(producer, numbered(20, "after"))  # the producer was not restarted either
     everything = {message["body"] for message in (*numbered(100, "before"), *numbered(20, "after"))}
     wait_all_messages([consumer], everything)
-    wait_group(aerobee_broker, "killed", lag=0)  # no message is stuck; the answer to an acknowledgement may be lost
+    wait_group(aerobee_broker, "killed", lag=0)  # no message is stuck; answers to acknowledgements may be lost
     deliveries = Counter(message["body"] for message in consumer.messages())
     assert {body: deliveries[body] for body in known} == dict.fromkeys(known, 1)
 
 
 def test_shutdown_does_not_wait_for_a_waiting_poll(broker: BrokerProcess, start: Start) -> None:
-    """Both kinds of consumers end at once although a receive waits at the broker for 20 s."""
+    """Both kinds of consumers stop at once although a receive waits at the broker for 20 s."""
     push = start("push_consumer", broker.endpoint, topic="quiet", group="quiet-push")
     simple = start("simple_consumer", broker.endpoint, topic="quiet", group="quiet-simple", **{"await": 20})
     producer = start("producer", broker.endpoint, topic="quiet")
@@ -225,7 +227,7 @@ def test_shutdown_does_not_wait_for_a_waiting_poll(broker: BrokerProcess, start:
 
 
 def test_a_client_behind_a_mapped_port_stays_there(broker: BrokerProcess, start: Start) -> None:
-    """The broker names the address that was dialled: all calls go through the forwarded port."""
+    """The broker's route has the address that the client used: all calls go through the forwarded port."""
     with forwarded_port(broker.endpoint) as port:
         producer = start("producer", port.endpoint, topic="mapped")
         consumer = start("push_consumer", port.endpoint, topic="mapped", group="mapped")
@@ -235,11 +237,11 @@ def test_a_client_behind_a_mapped_port_stays_there(broker: BrokerProcess, start:
         assert consumer.ask("shutdown")
     producer.tell("send", messages=[{"body": "the tunnel is gone"}])
     with pytest.raises(AssertionError, match="UNAVAILABLE"):
-        producer.answer()  # it did not learn another address
+        producer.answer()  # the producer got no other address
 
 
 def test_a_message_whose_delivery_was_lost_on_the_way_comes_again(broker: BrokerProcess, start: Start) -> None:
-    """The answer to a poll never reaches the client, which lives on: it asks again and gets what it missed."""
+    """The answer to a poll is lost while the client runs on: it polls again and gets the message."""
     with forwarded_port(broker.endpoint) as port:
         consumer = start("push_consumer", port.endpoint, topic="lossy", group="lossy")
         producer = start("producer", broker.endpoint, topic="lossy")
@@ -256,7 +258,7 @@ def test_a_message_whose_delivery_was_lost_on_the_way_comes_again(broker: Broker
 
 @pytest.mark.parametrize("first", ["broker", "sdk"])
 def test_broker_and_sdk_live_in_one_process(start: Start, tmp_path: Path, first: str) -> None:
-    """Both bring the same .proto files; whichever is imported first, a message makes the round."""
+    """Both contain the same .proto files; whichever is imported first, a message is sent and received."""
     program = start("broker_and_client", "", first=first, store=str(tmp_path / "store"))
     program.ready()
     [ready] = program.messages("ready")

@@ -29,7 +29,7 @@ check_interval_seconds = 1.0
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker that asks soon, with a topic for transactions."""
+    """A broker with short check intervals and a topic for transactions."""
     config = tmp_path / "aerobee.toml"
     config.write_text(CONFIG)
     with run_broker(tmp_path, ("--dev", "--config", str(config))) as running:
@@ -40,7 +40,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def start(tmp_path: Path, broker: BrokerProcess) -> Iterator[Start]:
-    """Starts a program of the folder sdk_python by its name; none of them outlives the test."""
+    """Starts a program from the folder sdk_python by its name; all end with the test."""
     with ExitStack() as programs:
 
         def begin(name: str, **options: Any) -> SdkProgram:
@@ -51,7 +51,7 @@ def start(tmp_path: Path, broker: BrokerProcess) -> Iterator[Start]:
 
 
 def ask_until_taken(program: SdkProgram, do: str, **arguments: Any) -> Event:
-    """A command and its answer; what fails is tried again: after a restart connections need a moment."""
+    """Send a command until it succeeds, and return its answer: connections need a moment after a restart."""
     deadline = time.monotonic() + 60
     while True:
         program.tell(do, **arguments)
@@ -64,7 +64,7 @@ def ask_until_taken(program: SdkProgram, do: str, **arguments: Any) -> Event:
 
 
 def received(consumer: SdkProgram, *expected: str) -> list[Event]:
-    """What comes until all of these bodies are there, and then nothing for 2 s; acknowledged."""
+    """Receive and acknowledge until all of these bodies arrived, then nothing more for 2 s."""
     found: list[Event] = []
     deadline = time.monotonic() + 60
     while True:
@@ -78,7 +78,7 @@ def received(consumer: SdkProgram, *expected: str) -> list[Event]:
 
 
 def test_commit_and_rollback(start: Start) -> None:
-    """What is committed arrives once, under its id; what is rolled back, or not decided, does not."""
+    """A committed message arrives once, with its id; a rolled-back or undecided one does not."""
     producer, consumer = start("transaction_producer"), start("simple_consumer", group="bank")
     producer.ready()
     consumer.ready()
@@ -90,12 +90,12 @@ def test_commit_and_rollback(start: Start) -> None:
     assert (message["message_id"], message["tag"], message["attempt"]) == (committed["message_id"], "t", 1)
     assert message["corrupted"] is False
     producer.ask("decide", body="waits", decision="commit")
-    producer.ask("decide", body="waits", decision="commit")  # as often as a client likes
+    producer.ask("decide", body="waits", decision="commit")  # a commit may be repeated
     received(consumer, "waits")
 
 
 def test_another_producer_answers_for_one_that_died(start: Start) -> None:
-    """Killed between its half message and its decision: another one with a checker is asked, and commits."""
+    """The producer is killed before its decision: another producer's checker is asked, and commits."""
     dying = start("transaction_producer").ready()
     consumer = start("simple_consumer", group="bank").ready()
     sent = dying.ask("send", body="orphan")
@@ -108,7 +108,7 @@ def test_another_producer_answers_for_one_that_died(start: Start) -> None:
 
 
 def test_a_producer_that_does_not_know_is_asked_again(start: Start) -> None:
-    """And when it is gone another one, which says to roll back: then nobody is asked any more."""
+    """After it has stopped another producer is asked, which rolls back; then the checks end."""
     unsure = start("transaction_producer").ready()
     unsure.ask("send", body="unclear")
     unsure.wait_messages(2, "checked")
@@ -121,7 +121,7 @@ def test_a_producer_that_does_not_know_is_asked_again(start: Start) -> None:
 
 
 def test_kill_of_the_broker_between_half_message_and_commit(broker: BrokerProcess, start: Start) -> None:
-    """The producer commits after the restart; and what it had committed before is there, once."""
+    """The producer commits after the restart; messages committed before are stored once."""
     producer, consumer = start("transaction_producer"), start("simple_consumer", group="bank")
     producer.ready()
     consumer.ready()
@@ -131,5 +131,5 @@ def test_kill_of_the_broker_between_half_message_and_commit(broker: BrokerProces
     broker.kill()
     broker.restart()
     ask_until_taken(producer, "decide", body="second", decision="commit")
-    ask_until_taken(producer, "decide", body="first", decision="commit")  # repeated over the restart
+    ask_until_taken(producer, "decide", body="first", decision="commit")  # repeated after the restart
     received(consumer, "first", "second")

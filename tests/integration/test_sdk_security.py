@@ -1,4 +1,4 @@
-"""TLS and credentials with the released SDKs, unmodified: the same stories for all of them."""
+"""TLS and credentials with the released SDKs, unmodified: the same tests for all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BUILT = [
     pytest.mark.toolchain,
     pytest.mark.skipif("AEROBEE_TOOLCHAINS" not in os.environ, reason="Java and Go run with `make test-sdks`"),
 ]
-CONFIG = "[delivery]\npoll_seconds_max = 2\n"  # Node's client waits for a poll before it shuts down
+CONFIG = "[delivery]\npoll_seconds_max = 2\n"  # Node.js's client waits for a poll before it shuts down
 
 
 @pytest.fixture(
@@ -31,14 +31,14 @@ CONFIG = "[delivery]\npoll_seconds_max = 2\n"  # Node's client waits for a poll 
     ]
 )
 def sdk(request: pytest.FixtureRequest) -> OfficialSdk:
-    """The one that the story is told with."""
+    """The SDK under test."""
     chosen: OfficialSdk = request.param
     return chosen
 
 
 @pytest.fixture
 def start(sdk: OfficialSdk, tmp_path: Path) -> Iterator[Start]:
-    """Starts a program by its name; none of them outlives the test."""
+    """Starts a program by its name; all end with the test."""
     with ExitStack() as programs:
 
         def begin(name: str, endpoint: str, **options: Any) -> SdkProgram:
@@ -49,7 +49,7 @@ def start(sdk: OfficialSdk, tmp_path: Path) -> Iterator[Start]:
 
 
 def round_trip(start: Start, broker: BrokerProcess, endpoint: str, topic: str, **options: Any) -> None:
-    """A message from a producer to a simple consumer and to a push consumer, which both acknowledge it."""
+    """Send a message to a simple consumer and a push consumer, which both acknowledge it."""
     group = options.pop("group", topic)
     simple = start("simple_consumer", endpoint, topic=topic, group=f"{group}-simple", **options)
     push = start("push_consumer", endpoint, topic=topic, group=f"{group}-push", **options)
@@ -70,7 +70,7 @@ def round_trip(start: Start, broker: BrokerProcess, endpoint: str, topic: str, *
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With its authority behind it; its key beside it, with the suffix `.key`."""
+    """A certificate followed by its authority; its key is beside it, with the suffix `.key`."""
     path = tmp_path_factory.mktemp("tls") / "broker.crt"
     made = development_certificate("localhost")
     path.with_suffix(".key").write_bytes(made.key)
@@ -93,7 +93,7 @@ def tls_broker(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> I
 def test_an_sdk_with_tls(
     tls_broker: BrokerProcess, start: Start, sdk: OfficialSdk, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Java and Go use it by default and check no certificate; Python and Node.js believe the authorities of gRPC."""
+    """Java and Go use TLS by default without checking certificates; Python and Node.js trust gRPC's authorities."""
     monkeypatch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", str(certificate))
     assert tls_broker.tls_endpoint is not None
     topic = f"tls-{sdk.name.partition('.')[0].lower()}"
@@ -120,7 +120,7 @@ SHOP = {"access_key": "shop", "secret_key": "the shop's secret"}
 
 @pytest.fixture(scope="module")
 def guarded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker that asks for credentials."""
+    """A broker that requires credentials."""
     directory = tmp_path_factory.mktemp("aerobee")
     config, accounts = directory / "aerobee.toml", directory / "accounts.toml"
     config.write_text(CONFIG)
@@ -131,7 +131,7 @@ def guarded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerP
 
 
 def refusal(program: SdkProgram) -> str:
-    """What a producer says that cannot start, or cannot send."""
+    """The error of a producer that cannot start or send."""
     try:
         program.ready().ask("send", messages=[{"body": "hello"}])
     except AssertionError as error:
@@ -140,13 +140,13 @@ def refusal(program: SdkProgram) -> str:
 
 
 def test_an_sdk_with_credentials(guarded_broker: BrokerProcess, start: Start, sdk: OfficialSdk) -> None:
-    """It sends and receives what its account may."""
+    """It sends and receives within its account's permissions."""
     topic = f"shop-{sdk.name.partition('.')[0].lower()}"
     round_trip(start, guarded_broker, guarded_broker.endpoint, topic, **SHOP)
 
 
 def test_an_sdk_without_the_right_credentials(guarded_broker: BrokerProcess, start: Start, sdk: OfficialSdk) -> None:
-    """None, an unknown account, a wrong secret key, another's topic: refused, and the person can read why."""
+    """No credentials, an unknown account, a wrong secret key, another's topic: refused with a readable reason."""
     endpoint = guarded_broker.endpoint
     without = start("producer", endpoint, topic="shop-orders")
     unknown = start("producer", endpoint, topic="shop-orders", access_key="nobody", secret_key="a secret")

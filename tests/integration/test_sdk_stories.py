@@ -1,7 +1,7 @@
-"""The released SDKs, unmodified, against a real broker: the same stories for Java and Go, and some for all of them.
+"""The released SDKs, unmodified, against a real broker: the same tests for Java and Go, and some for all SDKs.
 
-Every SDK client is a program of its own; those of Java and Go are built from tests/sdk. `make test-sdks` runs them.
-More stories with Python and Node.js, which `make test` runs, are in test_sdk_python.py and test_sdk_node.py.
+Every SDK client is a separate program; those of Java and Go are built from tests/sdk. `make test-sdks` runs them. More
+tests with Python and Node.js, which `make test` runs, are in test_sdk_python.py and test_sdk_node.py.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ all_but_python = pytest.mark.parametrize("sdk", _parameters(NODE, JAVA, GO), ind
 
 @pytest.fixture(params=_parameters(JAVA, GO))
 def sdk(request: pytest.FixtureRequest) -> OfficialSdk:
-    """The one that the story is told with."""
+    """The SDK under test."""
     chosen: OfficialSdk = request.param
     return chosen
 
 
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Of a broker that answers polls and asks for transactions soon: clients wait for a poll when they shut down."""
+    """Arguments for a broker with short polls and transaction checks: a client's shutdown waits for its poll."""
     config = tmp_path_factory.mktemp("config") / "aerobee.toml"
     config.write_text(CONFIG)
     return ["--dev", "--config", str(config)]
@@ -73,7 +73,7 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory, arguments: list[str]) -> Iterator[BrokerProcess]:
-    """One broker for the tests that leave it alone; each has topics and groups of its own."""
+    """One broker for the tests that do not stop it; each test has its own topics and groups."""
     with run_broker(tmp_path_factory.mktemp("aerobee"), arguments) as running:
         yield running
 
@@ -87,7 +87,7 @@ def own_broker(tmp_path_factory: pytest.TempPathFactory, arguments: list[str]) -
 
 @pytest.fixture
 def start(sdk: OfficialSdk, tmp_path: Path) -> Iterator[Start]:
-    """Starts a program by its name; none of them outlives the test."""
+    """Starts a program by its name; all end with the test."""
     with ExitStack() as programs:
 
         def begin(name: str, broker: BrokerProcess, **options: Any) -> SdkProgram:
@@ -99,12 +99,12 @@ def start(sdk: OfficialSdk, tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def topic(sdk: OfficialSdk, request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own."""
+    """The test's own topic."""
     return f"{sdk.name.partition('.')[0].lower()}-{request.node.originalname.removeprefix('test_').replace('_', '-')}"
 
 
 def drained(consumer: SdkProgram, count: int, *, invisible: float = 60) -> list[dict[str, Any]]:
-    """What a simple consumer receives until it has so many; not acknowledged. AssertionError if they do not come."""
+    """Receive `count` messages with a simple consumer, without acknowledging. AssertionError if fewer arrive."""
     received: list[dict[str, Any]] = []
     deadline = time.monotonic() + 60
     while len(received) < count:
@@ -116,7 +116,7 @@ def drained(consumer: SdkProgram, count: int, *, invisible: float = 60) -> list[
 def test_every_field_arrives_and_only_the_unacknowledged_come_again(
     broker: BrokerProcess, start: Start, topic: str
 ) -> None:
-    """A message arrives as it was sent; unacknowledged ones come again after their time, with attempt 2."""
+    """A message keeps every field; unacknowledged ones come again after their invisible time, as attempt 2."""
     producer = start("producer", broker, topic=topic)
     consumer = start("simple_consumer", broker, topic=topic, group=topic)
     sent = {
@@ -148,7 +148,7 @@ def test_every_field_arrives_and_only_the_unacknowledged_come_again(
 
 @all_but_python
 def test_a_changed_invisible_duration_holds(broker: BrokerProcess, start: Start, topic: str) -> None:
-    """Shortened, the message comes again soon; the client's new handle acknowledges it."""
+    """After shortening, the message comes again soon; the client's new handle acknowledges it."""
     producer = start("producer", broker, topic=topic)
     consumer = start("simple_consumer", broker, topic=topic, group=topic)
     producer.ready().ask("send", messages=[{"body": "slow"}, {"body": "slower"}])
@@ -164,7 +164,7 @@ def test_a_changed_invisible_duration_holds(broker: BrokerProcess, start: Start,
 
 
 def test_delayed_messages_come_in_time_and_can_be_taken_back(broker: BrokerProcess, start: Start, topic: str) -> None:
-    """A message waits for its millisecond; one that was recalled never comes, and cannot be recalled twice."""
+    """A message waits for its millisecond; a recalled one never comes, and cannot be recalled twice."""
     create_topic(broker, topic, "delay")
     producer = start("producer", broker, topic=topic)
     consumer = start("push_consumer", broker, topic=topic, group=topic)
@@ -187,7 +187,7 @@ def test_delayed_messages_come_in_time_and_can_be_taken_back(broker: BrokerProce
 
 @with_every_sdk
 def test_filters_by_tag_and_by_sql(broker: BrokerProcess, start: Start, topic: str) -> None:
-    """Both kinds of consumers get what their filter lets through; the rest is finished for their groups."""
+    """Both kinds of consumers get only matching messages; the others are finished for their groups."""
     filters: dict[str, dict[str, Any]] = {
         "by-tag": {"expression": "even || prime"},
         "by-sql": {"expression": "price BETWEEN 10 AND 19 AND region = 'eu'", "sql": True},
@@ -223,7 +223,7 @@ def test_filters_by_tag_and_by_sql(broker: BrokerProcess, start: Start, topic: s
 
 
 def test_push_consumers_share_a_group_and_each_group_gets_all(broker: BrokerProcess, start: Start, topic: str) -> None:
-    """Two consumers of one group never get the same message, another group gets all."""
+    """Two consumers of one group never get the same message; another group gets all."""
     producer = start("producer", broker, topic=topic)
     sharing = [start("push_consumer", broker, topic=topic, group=f"{topic}-sharing") for _ in range(2)]
     alone = start("push_consumer", broker, topic=topic, group=f"{topic}-alone")
@@ -231,7 +231,7 @@ def test_push_consumers_share_a_group_and_each_group_gets_all(broker: BrokerProc
         program.ready()
     sent: list[dict[str, Any]] = []
     deadline = time.monotonic() + 60
-    # One by one, and until both got some: a consumer that polls first takes all that is there.
+    # One by one until both got some: a consumer that polls first takes all available messages.
     while len(sent) < 40 or any(len(consumer.messages()) < 3 for consumer in sharing):
         assert time.monotonic() < deadline, "one of two consumers gets everything"
         sent.append({"body": f"m{len(sent)}"})
@@ -247,7 +247,7 @@ def test_push_consumers_share_a_group_and_each_group_gets_all(broker: BrokerProc
 
 @all_but_python
 def test_a_lite_consumer_gets_what_it_has_subscribed(broker: BrokerProcess, start: Start, topic: str) -> None:
-    """From its subscription on, also of two at a time, and no more after it has given one up."""
+    """It gets messages from its subscription on, also of two topics at once, and none after unsubscribing."""
     create_topic(broker, topic, "LITE")
     producer = start("producer", broker, topic=topic)
     consumer = start("lite_push_consumer", broker, topic=topic, group=topic)
@@ -265,11 +265,11 @@ def test_a_lite_consumer_gets_what_it_has_subscribed(broker: BrokerProcess, star
 
 @with_every_sdk
 def test_the_highest_priority_comes_first(broker: BrokerProcess, start: Start, topic: str) -> None:
-    """Of what waits; the oldest first among equals."""
+    """Waiting messages come by priority, and equal priorities oldest first."""
     create_topic(broker, topic, "PRIORITY")
     producer = start("producer", broker, topic=topic).ready()
     consumer = start("simple_consumer", broker, topic=topic, group=topic).ready()
-    priorities = [2, 4, 3, 4, 1]  # Node.js takes 0 for none
+    priorities = [2, 4, 3, 4, 1]  # Node.js treats 0 as unset
     sent = [{"body": f"m{number}", "priority": priority} for number, priority in enumerate(priorities)]
     producer.ask("send", messages=sent)
     received: list[str] = []
@@ -281,7 +281,7 @@ def test_the_highest_priority_comes_first(broker: BrokerProcess, start: Start, t
 def test_a_failing_listener_gets_the_message_again_after_the_backoff(
     broker: BrokerProcess, start: Start, topic: str
 ) -> None:
-    """Attempts rise, and the delays are those of the settings: 1 s, then 5 s. What succeeded does not come again."""
+    """Attempts rise, with the delays of the settings: 1 s, then 5 s. Handled messages do not come again."""
     producer = start("producer", broker, topic=topic)
     consumer = start("push_consumer", broker, topic=topic, group=topic, failures=2)
     producer.ready()
@@ -290,7 +290,7 @@ def test_a_failing_listener_gets_the_message_again_after_the_backoff(
     attempts = consumer.wait_messages(3)
     assert [message["attempt"] for message in attempts] == [1, 2, 3]
     first, second, third = (message["time"] for message in attempts)
-    assert 0.9 < second - first < 20  # the upper bounds are for a busy machine
+    assert 0.9 < second - first < 20  # the upper bounds allow for a busy machine
     assert 4.9 < third - second < 20
     wait_group(broker, topic, lag=0)
     assert len(consumer.messages()) == 3
@@ -299,7 +299,7 @@ def test_a_failing_listener_gets_the_message_again_after_the_backoff(
 def test_push_keeps_the_order_of_each_message_group_while_one_fails(
     broker: BrokerProcess, start: Start, topic: str
 ) -> None:
-    """A listener that fails is called again for the same message before the next of its message group comes."""
+    """A failing listener gets the same message again before the next of its message group."""
     create_topic(broker, topic, "fifo")
     producer = start("producer", broker, topic=topic)
     consumer = start("push_consumer", broker, topic=topic, group=topic, failures=1)
@@ -318,7 +318,7 @@ def test_push_keeps_the_order_of_each_message_group_while_one_fails(
 
 @all_but_python
 def test_a_message_group_goes_on_after_a_dead_letter(broker: BrokerProcess, start: Start, topic: str) -> None:
-    """After its last attempt a message is a dead letter, and the next of its message group comes."""
+    """After its last attempt a message becomes a dead letter, and the next of its message group is delivered."""
     create_topic(broker, topic, "fifo")
     command = [sys.executable, "-m", "aerobee_broker", "group", "create", topic, "--endpoint", broker.endpoint]
     subprocess.run([*command, "--fifo", "--max-attempts", "2"], check=True, capture_output=True, timeout=30)
@@ -335,7 +335,7 @@ def test_a_message_group_goes_on_after_a_dead_letter(broker: BrokerProcess, star
 
 
 def test_a_client_behind_a_mapped_port_stays_there(broker: BrokerProcess, start: Start, topic: str) -> None:
-    """The broker names the address that was dialled: all calls go through the forwarded port."""
+    """The broker's route has the address that the client used: all calls go through the forwarded port."""
     with forwarded_port(broker.endpoint) as port:
         producer = start("producer", broker, topic=topic, endpoint=port.endpoint)
         consumer = start("push_consumer", broker, topic=topic, group=topic, endpoint=port.endpoint)
@@ -346,11 +346,11 @@ def test_a_client_behind_a_mapped_port_stays_there(broker: BrokerProcess, start:
         wait_group(broker, topic, lag=0)
     producer.tell("send", messages=[{"body": "the tunnel is gone"}])
     with pytest.raises(AssertionError):
-        producer.answer()  # it did not learn another address
+        producer.answer()  # the producer got no other address
 
 
 def test_commit_and_rollback(broker: BrokerProcess, start: Start, topic: str) -> None:
-    """What is committed arrives once, under its id; what is rolled back does not."""
+    """A committed message arrives once, with its id; a rolled-back one does not."""
     create_topic(broker, topic, "transaction")
     producer = start("producer", broker, topic=topic, answer="rollback")
     consumer = start("simple_consumer", broker, topic=topic, group=topic)
@@ -369,7 +369,7 @@ def test_commit_and_rollback(broker: BrokerProcess, start: Start, topic: str) ->
 
 @all_but_python
 def test_another_producer_answers_for_one_that_died(broker: BrokerProcess, start: Start, topic: str) -> None:
-    """Killed between its half message and its decision: another one is asked, as often as it does not know."""
+    """The producer is killed before its decision: another one is checked until it knows the decision."""
     create_topic(broker, topic, "transaction")
     dying = start("producer", broker, topic=topic).ready()
     consumer = start("simple_consumer", broker, topic=topic, group=topic).ready()
@@ -386,7 +386,7 @@ def test_another_producer_answers_for_one_that_died(broker: BrokerProcess, start
 
 
 def test_a_broker_that_is_killed_and_restarted(own_broker: BrokerProcess, start: Start, topic: str) -> None:
-    """No client is restarted; all messages arrive, and what was acknowledged before does not come again."""
+    """No client is restarted; all messages arrive, and those acknowledged before do not come again."""
     producer = start("producer", own_broker, topic=topic)
     push = start("push_consumer", own_broker, topic=topic, group=f"{topic}-push", seconds=0.2)
     simple = start("simple_consumer", own_broker, topic=topic, group=f"{topic}-simple")
@@ -398,9 +398,9 @@ def test_a_broker_that_is_killed_and_restarted(own_broker: BrokerProcess, start:
     wait_group(own_broker, f"{topic}-push", lag=0)
     held = [message["body"] for message in drained(simple, 20)]
     producer.ask("send", messages=numbered(60, "second"))
-    # All are in flight: Go's client never asks again for an answer that was lost, see docs/sdks.md.
+    # All are in flight: Go's client never retries a poll whose answer was lost, see docs/sdks.md.
     wait_group(own_broker, f"{topic}-push", ready=0)
-    own_broker.kill()  # the listener works on what it has
+    own_broker.kill()  # the listener is processing its messages
     time.sleep(0.3)
     own_broker.start()
     send_until_taken(producer, numbered(20, "third"))
@@ -411,7 +411,7 @@ def test_a_broker_that_is_killed_and_restarted(own_broker: BrokerProcess, start:
     assert {body: deliveries[body] for body in first} == dict.fromkeys(first, 1)
 
     deadline = time.monotonic() + 60
-    while True:  # handles from before are as good as before; the connection needs a moment
+    while True:  # old handles are still valid; reconnecting needs a moment
         simple.tell("acknowledge", bodies=held)
         try:
             simple.answer()
@@ -425,7 +425,7 @@ def test_a_broker_that_is_killed_and_restarted(own_broker: BrokerProcess, start:
 
 @with_every_sdk
 def test_a_namespace_keeps_topics_apart(broker: BrokerProcess, start: Start, topic: str) -> None:
-    """The same topic and group in a namespace and without are two."""
+    """Equal names of topics and groups are separate inside and outside a namespace."""
     for namespace in ("", "shop"):
         producer = start("producer", broker, topic=topic, namespace=namespace).ready()
         producer.ask("send", messages=[{"body": f"in {namespace!r}"}])
@@ -436,7 +436,7 @@ def test_a_namespace_keeps_topics_apart(broker: BrokerProcess, start: Start, top
 
 
 def test_an_unknown_topic_is_refused(tmp_path_factory: pytest.TempPathFactory, start: Start, topic: str) -> None:
-    """A broker that creates nothing by itself says which topic it does not know, and how to create it."""
+    """A broker without automatic creation names the unknown topic, and how to create it."""
     with run_broker(tmp_path_factory.mktemp("aerobee"), ()) as strict:
         producer = start("producer", strict, topic=topic)
         with pytest.raises(AssertionError, match=rf"aerobee topic create {topic}"):

@@ -1,4 +1,4 @@
-"""`aerobee store ...` on stores that RocketMQ wrote and on directories that are none."""
+"""`aerobee store ...` on stores written by RocketMQ and on directories that are not stores."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def content(directory: Path) -> dict[str, tuple[bytes, int]]:
-    """Every file below a directory: its bytes and the time of its last change."""
+    """Every file below a directory: its bytes and modification time."""
     files = (path for path in directory.rglob("*") if path.is_file())
     return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
 def expected_dump(case: golden.GoldenCase) -> list[dict[str, Any]]:
-    """What the manifest says about the records that can still be read."""
+    """The dump that the manifest implies for the readable records."""
     return [message for message in case.manifest["messages"] if message["physicalOffset"] not in case.damaged]
 
 
 @pytest.mark.parametrize("name", ["plain", "wide", "kinds", "v43", "crash-mid", "deleted-head"])
 def test_a_dump_is_what_the_manifest_says(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every readable record, in log order, field by field; damage is named on standard error; nothing is changed."""
+    """Every readable record, in log order, field by field; standard error names the damage; no file changes."""
     case = golden.load(name, tmp_path)
     before = content(case.store)
     assert main(["store", "dump", str(case.store)]) == 0
@@ -42,7 +42,7 @@ def test_a_dump_is_what_the_manifest_says(name: str, tmp_path: Path, capsys: pyt
 
 
 def test_a_part_of_a_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--topic, --time and --offset choose records; an offset within a record chooses from the next one on."""
+    """--topic, --time and --offset select records; an offset inside a record selects from the next one on."""
     case = golden.load("plain", tmp_path)
     middle = case.messages[len(case.messages) // 2]
     time = str(middle.store_timestamp)
@@ -62,7 +62,7 @@ def test_a_part_of_a_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
-    """`aerobee store dump ... | head -1` ends quietly."""
+    """`aerobee store dump ... | head -1` ends without an error."""
     case = golden.load("plain", tmp_path)
     command = [sys.executable, "-m", "aerobee_broker", "store", "dump", str(case.store)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as dump:
@@ -75,7 +75,7 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
 
 
 def test_text_that_no_terminal_can_show(tmp_path: Path) -> None:
-    """Output is whole, and valid JSON, in a locale that has no more than ASCII."""
+    """In an ASCII-only locale the output is complete and valid JSON."""
     case = golden.load("plain", tmp_path)
     command = [sys.executable, "-m", "aerobee_broker", "store", "dump", str(case.store)]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
@@ -86,7 +86,7 @@ def test_text_that_no_terminal_can_show(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "exit_code"), [("plain", 0), ("propcrc", 0), ("crash-mid", 1)])
 def test_verifying(name: str, exit_code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """0 for a clean store, 1 for one with damage, and a report that says where; nothing is changed."""
+    """Exit code 0 for a clean store, 1 for a damaged one with the places in the report; no file changes."""
     case = golden.load(name, tmp_path)
     before = content(case.store)
     assert main(["store", "verify", str(case.store), "--json"]) == exit_code
@@ -105,7 +105,7 @@ def test_verifying(name: str, exit_code: int, tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.parametrize("full", [False, True])
 def test_inspecting(full: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Topics, queues and the extent of the log; with --full also the number of records."""
+    """Topics, queues and the range of the log; with --full also the number of records."""
     case = golden.load("plain", tmp_path)
     arguments = ["store", "inspect", str(case.store), *(["--full"] if full else [])]
     assert main([*arguments, "--json"]) == 0
@@ -121,7 +121,7 @@ def test_inspecting(full: bool, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("action", ["inspect", "verify", "dump"])
 def test_what_is_no_store(action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An empty directory and a file end with 2, one line each, and stay as they are."""
+    """For an empty directory and for a file: exit code 2, one line, and no change."""
     empty = tmp_path / "empty"
     empty.mkdir()
     file = tmp_path / "file"
@@ -137,7 +137,7 @@ def test_what_is_no_store(action: str, tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_one_directory_too_high_or_too_low(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Who names the directory above a store, or the log in it, is told which one was meant."""
+    """Given the directory above a store, or the log inside it, the error names the right one."""
     case = golden.load("plain", tmp_path)
     assert case.store.name == "store"
     for named in (case.store.parent, case.store / "commitlog"):
@@ -146,7 +146,10 @@ def test_one_directory_too_high_or_too_low(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_repairing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Announced with exit code 1 and no change, done with --apply, nothing to do after that; JSON says the same."""
+    """Without --apply: exit code 1 and no change.
+
+    With --apply: repaired, and nothing left to do. JSON reports the same.
+    """
     case = golden.load("crash-tail", tmp_path)
     before = content(case.store)
     assert main(["store", "repair", str(case.store)]) == 1
@@ -166,7 +169,7 @@ def test_repairing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_rebuilding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without --apply nothing changes; with it the files are those of RocketMQ again."""
+    """Without --apply nothing changes; with it the files are RocketMQ's again."""
     case = golden.load("plain", tmp_path)
     before = {path: data for path, (data, _) in content(case.store / "consumequeue").items()}
     assert main(["store", "rebuild", str(case.store), "--queues"]) == 0
@@ -181,7 +184,7 @@ def test_rebuilding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_backing_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The copy verifies; a second one into the same place is refused."""
+    """The copy passes verification; a second backup to the same place is refused."""
     case = golden.load("plain", tmp_path)
     target = tmp_path / "copy"
     assert main(["store", "backup", str(case.store), str(target), "--json"]) == 0
@@ -194,7 +197,7 @@ def test_backing_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_backing_up_to_where_nothing_can_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error is about the target, and not about the store, which can be read well."""
+    """The error is about the target, not about the store, which is readable."""
     case = golden.load("plain", tmp_path)
     file = tmp_path / "file"
     file.touch()
@@ -205,7 +208,7 @@ def test_backing_up_to_where_nothing_can_be_made(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.parametrize("command", [["repair"], ["rebuild"]])
 def test_one_action_is_one(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is announced and done is counted as people do."""
+    """The announced and the completed actions are counted in correct English."""
     case = golden.load("plain", tmp_path)
     if command == ["repair"]:
         (case.store / "checkpoint").write_bytes(b"")

@@ -1,4 +1,4 @@
-"""TLS beside plaintext: our client and commands, routes, and a certificate that is replaced while the broker runs."""
+"""TLS beside plaintext: our client and commands, routes, and a certificate replaced while the broker runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUST = Path(__file__).parents[1] / "sdk" / "rust"
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With its authority behind it; its key beside it, with the suffix `.key`."""
+    """A certificate followed by its authority; its key is beside it, with the suffix `.key`."""
     path = tmp_path_factory.mktemp("tls") / "broker.crt"
     replace(path)
     return path
@@ -51,13 +51,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> Itera
 
 
 def endpoint(broker: BrokerProcess) -> str:
-    """With TLS."""
+    """The broker's address with TLS."""
     assert broker.tls_endpoint is not None
     return broker.tls_endpoint
 
 
 async def test_what_one_sends_with_tls_another_receives_without(broker: BrokerProcess, certificate: Path) -> None:
-    """And the other way round: both addresses lead to the same topics."""
+    """Both addresses lead to the same topics, in either direction."""
     async with (
         connect(endpoint(broker), tls=Tls(certificate)) as secure,
         connect(broker.endpoint) as plain,
@@ -71,7 +71,7 @@ async def test_what_one_sends_with_tls_another_receives_without(broker: BrokerPr
 
 
 async def test_a_client_is_told_to_stay_where_it_came(broker: BrokerProcess, certificate: Path) -> None:
-    """Whoever names no address gets the one with TLS over TLS, and the other one without."""
+    """Without an address in the request, the route has the TLS address over TLS and the plaintext one otherwise."""
     credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
     request = v2.QueryRouteRequest(topic=v2.Resource(name="routed"))
     async with (
@@ -88,7 +88,7 @@ async def test_a_client_is_told_to_stay_where_it_came(broker: BrokerProcess, cer
 
 @pytest.mark.skipif(FRONT == "grpcio", reason="a port of grpcio has TLS or has not")
 async def test_one_port_takes_both(broker: BrokerProcess, certificate: Path, tmp_path: Path) -> None:
-    """TLS and plaintext at the address of plaintext; with --dev alone a certificate is made when one is needed."""
+    """TLS and plaintext on the plaintext port; --dev alone creates a certificate when one is needed."""
     with run_broker(tmp_path, ["--dev", "--front", "native"]) as alone:
         for dialled, tls in ((alone.endpoint, None), (broker.endpoint, Tls(certificate)), (broker.endpoint, None)):
             async with connect(dialled, tls=tls) as client:
@@ -96,7 +96,7 @@ async def test_one_port_takes_both(broker: BrokerProcess, certificate: Path, tmp
         host, _, port = alone.endpoint.rpartition(":")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE  # nobody can check a certificate that was made on the spot
+        context.verify_mode = ssl.CERT_NONE  # a certificate created on demand cannot be verified
         context.set_alpn_protocols(["h2"])
         with (
             socket.create_connection((host, int(port)), timeout=20) as plain,
@@ -106,7 +106,7 @@ async def test_one_port_takes_both(broker: BrokerProcess, certificate: Path, tmp
 
 
 async def test_errors_say_what_is_wrong(broker: BrokerProcess, certificate: Path, tmp_path: Path) -> None:
-    """An authority that did not sign, an address without TLS, a file that is not there."""
+    """A certificate of another authority, an address without TLS, and a missing file."""
     other = tmp_path / "other.crt"
     replace(other)
     (tmp_path / "plain").mkdir()
@@ -125,7 +125,10 @@ def test_commands_take_tls(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """By flag or by environment; without them they talk plaintext, and the error says what the TLS address wants."""
+    """TLS by flag or environment.
+
+    Without them commands use plaintext, and the error on a TLS address names the flag.
+    """
     command = ["topic", "list", "--endpoint", endpoint(broker)]
     assert main([*command, "--tls-ca", str(certificate)]) == 0
     assert main(command) == 1
@@ -137,7 +140,7 @@ def test_commands_take_tls(
 
 
 async def test_a_replaced_certificate_is_used_for_new_connections(tmp_path: Path) -> None:
-    """The broker is not restarted, and who is connected stays so."""
+    """The broker is not restarted, and existing connections stay open."""
     certificate = tmp_path / "broker.crt"
     replace(certificate)
     files = ("--tls-cert", str(certificate), "--tls-key", str(certificate.with_suffix(".key")))
@@ -152,7 +155,7 @@ async def test_a_replaced_certificate_is_used_for_new_connections(tmp_path: Path
 
 
 async def test_a_stop_does_not_wait_for_the_end_of_tls(tmp_path: Path, certificate: Path) -> None:
-    """A client of grpcio leaves it unanswered: the stop takes a second for it, and not all the time of a drain."""
+    """grpcio's client does not answer TLS's close_notify: the stop waits one second, not the drain timeout."""
     files = ("--tls-cert", str(certificate), "--tls-key", str(certificate.with_suffix(".key")))
     arguments = ("--dev", "--front", "native", *files)
     with run_broker(tmp_path, arguments, settings={"listen.drain_seconds": 60.0}) as broker:
@@ -164,7 +167,7 @@ async def test_a_stop_does_not_wait_for_the_end_of_tls(tmp_path: Path, certifica
 
 
 def test_one_is_made_for_development(tmp_path: Path) -> None:
-    """A client that checks nothing, as those of several SDKs, gets HTTP/2 over TLS."""
+    """A client that verifies nothing, like those of several SDKs, gets HTTP/2 over TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -179,7 +182,8 @@ def test_one_is_made_for_development(tmp_path: Path) -> None:
 
 
 async def test_the_authority_of_a_development_broker_can_be_trusted(tmp_path: Path) -> None:
-    """Its certificate lies in the store; with it a client checks the broker's own, the name included."""
+    """Its certificate is in the store; a client that trusts it verifies the broker's certificate, including its
+    name."""
     with run_broker(tmp_path, ("--dev", "--listen-tls", "127.0.0.1:0")) as broker:
         authority = broker.store / "config" / "dev-ca.crt"
         assert f"trust {authority}" in broker.log_text()
@@ -201,7 +205,7 @@ async def test_the_authority_of_a_development_broker_can_be_trusted(tmp_path: Pa
 @pytest.mark.skipif(shutil.which("cargo") is None, reason="needs cargo on the PATH")
 @pytest.mark.sdk("Rust (TLS alone)")
 def test_rust_accepts_the_certificate_of_a_development_broker(tmp_path: Path) -> None:
-    """Its TLS refuses an authority's own certificate as that of a server."""
+    """Its TLS rejects an authority's own certificate as a server certificate."""
     build = Path(__file__).parents[2] / "build" / "sdks" / "rust"
     command = ["cargo", "build", "--quiet", "--release", "--locked", "--target-dir", str(build)]
     subprocess.run(command, cwd=RUST, check=True)

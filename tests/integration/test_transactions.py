@@ -31,19 +31,19 @@ async def running(directory: Path, transactions: TransactionsConfig) -> AsyncIte
             ),
             metadata=METADATA,
         )
-        assert created.status.code in (Code.OK, Code.BAD_REQUEST)  # there is one after a restart
+        assert created.status.code in (Code.OK, Code.BAD_REQUEST)  # the topic exists after a restart
         yield broker
 
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[InProcessBroker]:
-    """One that asks nobody while a test runs."""
+    """A broker that sends no checks during a test."""
     async with running(tmp_path / "store", LATER) as broker:
         yield broker
 
 
 def metadata(client_id: str) -> Any:
-    """The headers of a client."""
+    """A client's headers."""
     return (("x-mq-client-id", client_id), *METADATA[1:])
 
 
@@ -74,7 +74,7 @@ async def end(
 
 
 async def receive(broker: InProcessBroker, wait: float = 0.3) -> list[v2.Message]:
-    """What a consumer gets at once or soon, acknowledged."""
+    """Receive and acknowledge messages that arrive within `wait` seconds."""
     request = v2.ReceiveMessageRequest(
         group=v2.Resource(name="bank"),
         message_queue=v2.MessageQueue(topic=v2.Resource(name=TOPIC)),
@@ -123,14 +123,14 @@ class Producer:
             call.cancel()
 
     async def asked(self) -> v2.RecoverOrphanedTransactionCommand:
-        """The next command."""
+        """The next check command."""
         async with asyncio.timeout(60):
             command: v2.TelemetryCommand = await self._call.read()
         assert command.HasField("recover_orphaned_transaction_command")
         return command.recover_orphaned_transaction_command
 
     async def asked_nothing(self, seconds: float) -> bool:
-        """Whether there is no command for so long; the stream is of no use afterwards."""
+        """Whether no command arrives within `seconds`; the stream cannot be used afterwards."""
         try:
             async with asyncio.timeout(seconds):
                 await self._call.read()
@@ -140,7 +140,7 @@ class Producer:
 
 
 async def test_item_84_transaction_id_of_a_half_message(broker: InProcessBroker) -> None:
-    """Not empty, and the message's own id."""
+    """The transaction id is not empty, and equals the message id."""
     response = await send(broker, half("T1"))
     assert response.status.code == Code.OK
     [entry] = response.entries
@@ -150,20 +150,20 @@ async def test_item_84_transaction_id_of_a_half_message(broker: InProcessBroker)
 
 @pytest.mark.parametrize(("seconds", "code"), [(3600, Code.OK), (3601, Code.BAD_REQUEST)])
 async def test_item_116_recovery_duration(broker: InProcessBroker, seconds: int, code: int) -> None:
-    """An hour is the longest."""
+    """The maximum is an hour."""
     message = half("T1")
     message.system_properties.orphaned_transaction_recovery_duration.seconds = seconds
     assert (await send(broker, message)).status.code == code
 
 
 async def test_item_149_half_message_is_never_delivered(broker: InProcessBroker) -> None:
-    """As long as nobody commits it."""
+    """It is not delivered as long as it is not committed."""
     await send(broker, half("T1"))
     assert await received_ids(broker, wait=1.0) == []
 
 
 async def test_item_176_commit_is_delivered_once(broker: InProcessBroker) -> None:
-    """To a consumer that waits; with its id, body, tag, keys and properties, and of the type NORMAL."""
+    """A waiting consumer gets it with id, body, tag, keys and properties, as type NORMAL."""
     await send(broker, half("T1", tag="card", keys=["k1", "k2"]))
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(receive(broker, wait=5.0))
@@ -178,7 +178,7 @@ async def test_item_176_commit_is_delivered_once(broker: InProcessBroker) -> Non
 
 
 async def test_item_177_rollback_is_never_delivered(broker: InProcessBroker) -> None:
-    """And the one beside it is."""
+    """The other message is delivered."""
     await send(broker, half("T1"), half("T2"))
     assert await end(broker, "T1", ROLLBACK) == Code.OK
     assert await end(broker, "T2") == Code.OK
@@ -193,7 +193,7 @@ async def test_item_178_blank_transaction_id(broker: InProcessBroker) -> None:
 
 
 async def test_item_179_unknown_and_repeated(broker: InProcessBroker) -> None:
-    """An error for the one, OK for the other, an error for another decision."""
+    """An unknown transaction is an error; repeating a decision is OK, a different one is an error."""
     assert await end(broker, "nobody knows it") == Code.INVALID_TRANSACTION_ID
     await send(broker, half("T1"))
     assert [await end(broker, "T1") for _ in range(2)] == [Code.OK, Code.OK]
@@ -202,7 +202,7 @@ async def test_item_179_unknown_and_repeated(broker: InProcessBroker) -> None:
 
 
 async def test_item_180_undecided(broker: InProcessBroker) -> None:
-    """OK, and the transaction waits on."""
+    """The answer is OK, and the transaction stays undecided."""
     await send(broker, half("T1"))
     assert await end(broker, "T1", UNDECIDED) == Code.OK
     assert await received_ids(broker) == []
@@ -211,7 +211,7 @@ async def test_item_180_undecided(broker: InProcessBroker) -> None:
 
 
 async def test_items_181_and_182_orphans_are_asked_about(tmp_path: Path) -> None:
-    """A producer of the topic gets the message as a consumer would: digest, encoding and id are there."""
+    """A producer of the topic gets the message as a consumer would, with digest, encoding and id."""
     async with (
         running(tmp_path / "store", SOON) as broker,
         Producer.connected(broker, "listed", TOPIC) as producer,
@@ -228,7 +228,7 @@ async def test_items_181_and_182_orphans_are_asked_about(tmp_path: Path) -> None
 
 
 async def test_item_183_checks_repeat_and_end(tmp_path: Path) -> None:
-    """As often as configured, and then the message is dropped."""
+    """Checks repeat up to the configured number, then the message is dropped."""
     async with running(tmp_path / "store", SOON) as broker, Producer.connected(broker, "sender") as producer:
         await send(broker, half("T1"))
         for _ in range(3):
@@ -239,7 +239,7 @@ async def test_item_183_checks_repeat_and_end(tmp_path: Path) -> None:
 
 
 async def test_item_184_half_messages_survive_a_restart(tmp_path: Path) -> None:
-    """And are asked about afterwards, as soon as somebody is there to be asked."""
+    """They are checked after the restart, once a producer is connected."""
     async with running(tmp_path / "store", LATER) as broker:
         await send(broker, half("T1"), half("T2"))
         assert await end(broker, "T2") == Code.OK
@@ -251,7 +251,7 @@ async def test_item_184_half_messages_survive_a_restart(tmp_path: Path) -> None:
 
 
 async def test_item_185_any_client_may_answer_a_check(broker: InProcessBroker) -> None:
-    """SOURCE_SERVER_CHECK from one that did not send it."""
+    """SOURCE_SERVER_CHECK is accepted from a client that did not send the message."""
     await send(broker, half("T1"), client_id="sender")
     source = v2.TransactionSource.SOURCE_SERVER_CHECK
     assert await end(broker, "T1", client_id="another", source=source) == Code.OK
@@ -259,7 +259,7 @@ async def test_item_185_any_client_may_answer_a_check(broker: InProcessBroker) -
 
 
 async def test_metrics_show_transactions(tmp_path: Path) -> None:
-    """RocketMQ's names, by topic."""
+    """The metrics have RocketMQ's names, by topic."""
     async with running(tmp_path / "store", LATER) as broker:
         await send(broker, half("T1"), half("T2"), half("T3"))
         await end(broker, "T1")

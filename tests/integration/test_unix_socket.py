@@ -1,4 +1,4 @@
-"""gRPC on a Unix socket: who may connect, and what becomes of the file."""
+"""gRPC on a Unix socket: permissions to connect, and the life of the socket file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def send(endpoint: str) -> v2.SendMessageResponse:
 
 
 async def test_a_client_of_the_same_machine(tmp_path: Path) -> None:
-    """A killed broker leaves the file, and the next one replaces it; an orderly stop removes it."""
+    """A killed broker leaves the file, and the next one replaces it; a clean stop removes it."""
     path = tmp_path / "broker.sock"
     broker = UnixBroker(tmp_path, path)
     try:
@@ -60,7 +60,7 @@ async def test_a_client_of_the_same_machine(tmp_path: Path) -> None:
 
 
 async def test_permissions(tmp_path: Path) -> None:
-    """Others may connect where the operator says so."""
+    """Other users may connect if the operator allows it."""
     path = tmp_path / "broker.sock"
     broker = UnixBroker(tmp_path, path)
     broker._settings["listen.unix_mode"] = "666"
@@ -73,7 +73,7 @@ async def test_permissions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["used", "file"])
 def test_what_is_not_replaced(tmp_path: Path, kind: str) -> None:
-    """A socket that somebody serves, and a file that is none."""
+    """A socket in use by another process, and a file that is not a socket."""
     path = tmp_path / "broker.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as used:
         if kind == "used":
@@ -96,7 +96,7 @@ def test_what_is_not_replaced(tmp_path: Path, kind: str) -> None:
 
 
 def test_settings_that_are_refused(tmp_path: Path) -> None:
-    """A Unix socket for anything but gRPC, a mode that is none, a path that is too long, grpcio's server."""
+    """A Unix socket for a port other than gRPC, an invalid mode, a path that is too long, grpcio's server."""
     unix, loopback = Address.parse("unix:/run/a.sock"), Address("127.0.0.1", 0)
     assert unix.unix_path == Path("/run/a.sock")
     assert unix.is_loopback

@@ -1,4 +1,4 @@
-"""A run of tests with several workers, as `make test` makes it, says what one process would."""
+"""A test run with several workers, as in `make test`, reports the same as one process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conformance.items import COUNT
 
 ROOT = Path(__file__).parents[2]
 
-# Each outcome is there, in files that go to different workers.
+# Every outcome occurs, in files that go to different workers.
 _ITEMS = """
 import pytest
 
@@ -61,7 +61,7 @@ def test_forgets():
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Tests beside those of the project, with a folder of the same name."""
+    """A test project beside this one, with a folder of the same name."""
     folder = tmp_path / "tests" / "conformance"
     folder.mkdir(parents=True)
     half = COUNT // 2
@@ -72,7 +72,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def run(project: Path, *arguments: str) -> str:
-    """The output of a run that has failures."""
+    """The output of a run with failures."""
     settings = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(project))
     plugins = ("-p", "tests.conformance.table", "-p", "tests.support.sdk_summary", "-p", "tests.support.seeds")
     command = [sys.executable, "-m", "pytest", "-q", *settings, *plugins, *arguments, str(project / "tests")]
@@ -82,7 +82,7 @@ def run(project: Path, *arguments: str) -> str:
 
 
 def section(output: str, title: str) -> list[str]:
-    """The lines below a headline, as far as the next one."""
+    """The lines between a headline and the next one."""
     lines = output.splitlines()
     first = next(place for place, line in enumerate(lines) if line.strip("= ") == title) + 1
     ends = (place for place, line in enumerate(lines) if place >= first and line.startswith("==="))
@@ -90,7 +90,7 @@ def section(output: str, title: str) -> list[str]:
 
 
 def test_workers_say_what_one_process_says(project: Path) -> None:
-    """The same tables, the same failures; warnings and forgotten coroutines are failures there, too."""
+    """The same tables and failures; warnings and coroutines never awaited also fail with workers."""
     alone, shared = run(project), run(project, "-n", "2", "--dist", "loadfile")
     table = section(shared, "conformance")
     assert table == section(alone, "conformance")
