@@ -1,4 +1,4 @@
-"""Descriptors that come and go."""
+"""Files on the operating system's disk: descriptors, syncs, searches and permissions."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from aerobee_store.log.mapped_file import MappedFile
 
 
 def open_files(directory: Path) -> int:
-    """How many descriptors of this process are of files in a directory: other tests in it may have left some behind,
-    which go when they like."""
+    """Return the number of this process's descriptors for files in a directory.
+
+    Other tests in this process may have left descriptors open, which close at any time.
+    """
     found = 0
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # it went meanwhile
+        with suppress(OSError):  # closed in the meantime
             found += Path(os.readlink(f"/proc/self/fd/{name}")).parent == directory
     return found
 
 
 def test_no_more_descriptors_than_allowed(tmp_path: Path) -> None:
-    """More files than may be open are written and read in turn, and nothing is lost; a removed one is forgotten."""
+    """More files than may be open are written and read in turn without loss, and a removed file is forgotten."""
     disk = DiskFileSystem(open_files_max=3)
     before = open_files(tmp_path)
     files = [disk.create(tmp_path / str(number), 100, evictable=True) for number in range(10)]
@@ -49,7 +51,7 @@ def test_no_more_descriptors_than_allowed(tmp_path: Path) -> None:
 
 
 def test_the_limit_of_the_process_is_enough_for_many_files(tmp_path: Path) -> None:
-    """Nothing is closed as long as there is room."""
+    """No file is closed while descriptors are available."""
     disk = DiskFileSystem()
     before = open_files(tmp_path)
     files = [disk.create(tmp_path / str(number), 100, evictable=True) for number in range(100)]
@@ -59,7 +61,7 @@ def test_the_limit_of_the_process_is_enough_for_many_files(tmp_path: Path) -> No
 
 
 def test_the_store_has_descriptors_that_connections_do_not_get(tmp_path: Path) -> None:
-    """When the soft limit is used up, files, directories and mappings still open; the limit is as before then."""
+    """With the soft limit used up, files, directories and mappings still open; the limit stays the same."""
     disk = DiskFileSystem()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/proc/self/fd"))
@@ -96,7 +98,7 @@ def disk_file(disk: DiskFileSystem, path: Path) -> Iterator[File]:
 
 
 def test_many_files_are_synced_together(tmp_path: Path) -> None:
-    """Few are not; many are, with their names, unless one of them lies elsewhere."""
+    """Many files are synced together with their names, unless one is on another file system; a few are not."""
     disk = DiskFileSystem()
     lock = disk.lock(tmp_path / "lock", b"lock")
     files = [disk.create(tmp_path / str(number), 100, evictable=True) for number in range(256)]
@@ -122,7 +124,7 @@ def test_many_files_are_synced_together(tmp_path: Path) -> None:
 
 
 def test_a_lock_on_a_file_system_that_may_stay_silent() -> None:
-    """Files are synced one by one there."""
+    """Files are synced one by one on a file system that may not report write errors."""
     directory = Path("/dev/shm")
     if not directory.is_dir():
         pytest.skip("no /dev/shm")
@@ -140,7 +142,7 @@ def test_a_lock_on_a_file_system_that_may_stay_silent() -> None:
 
 
 def test_a_directory_that_is_made_without_a_sync(tmp_path: Path) -> None:
-    """It says how many were missing; one that is there is no error."""
+    """It returns the number of directories created; an existing directory is no error."""
     disk = DiskFileSystem()
     assert disk.make_directory(tmp_path / "a" / "b", durable=False) == 2
     assert disk.make_directory(tmp_path / "a" / "c") == 1
@@ -148,11 +150,11 @@ def test_a_directory_that_is_made_without_a_sync(tmp_path: Path) -> None:
     file = disk.create(tmp_path / "a" / "b" / "file", 10, evictable=True)
     file.unsynced_levels = 3
     (tmp_path / "a" / "b" / "file").unlink()
-    file.sync()  # nothing is left that could be lost
+    file.sync()  # the file is gone, so there is nothing to sync
 
 
 class StrictMap(mmap.mmap):
-    """A mapping whose search looks at one byte behind the stretch that it is given, as that of CPython 3.11.2."""
+    """A mapping whose search reads one byte past the given range, like that of CPython 3.11.2."""
 
     def find(self, sub: object, start: int = 0, end: int | None = None) -> int:
         assert end is not None
@@ -162,7 +164,7 @@ class StrictMap(mmap.mmap):
 
 @pytest.mark.parametrize("place", [0, 1, 2000, 4092, 4093])
 def test_a_search_never_gets_the_last_byte_of_a_mapping(place: int) -> None:
-    """What lies there is found all the same, and nothing outside of the stretch is."""
+    """A match that includes the last byte is found, and nothing outside the range is."""
     memory = memoryview(StrictMap(-1, 4096))
     memory[place : place + 3] = b"abc"
     assert find_bytes(memory, b"abc", 0, 4096) == place
@@ -193,14 +195,14 @@ for wanted in (b"\\0\\0\\1", b"\\0\\1", b"\\xda\\xa3\\x20\\xa7", b"x" * 200):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the numbers are those of Linux")
 def test_a_search_up_to_the_end_reads_nothing_behind_the_mapping() -> None:
-    """With a page behind it that must not be read: on CPython 3.11.2 a plain search ends the process there."""
+    """With an unreadable page after the mapping, a plain search on CPython 3.11.2 kills the process."""
     command = [sys.executable, "-c", _AT_THE_END_OF_MEMORY]
     found = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (found.returncode, found.stderr) == (0, "")
 
 
 def test_a_log_with_data_up_to_the_end_of_its_segment_is_searched(tmp_path: Path) -> None:
-    """As a start after a power cut does, with rubbish up to the last byte of the segment."""
+    """Recovery scans a segment with garbage up to its last byte, as after a power cut."""
     disk = DiskFileSystem()
     file = disk.create(tmp_path / f"{0:020d}", 4096)
     file.write([b"\x01" * 4096], 0)
@@ -215,7 +217,7 @@ def test_a_log_with_data_up_to_the_end_of_its_segment_is_searched(tmp_path: Path
 
 
 def test_what_a_store_creates_belongs_to_its_owner_alone(tmp_path: Path) -> None:
-    """Messages are nobody else's business, whatever the umask allows."""
+    """Only the owner can access the store's files, whatever the umask allows."""
     before = os.umask(0)
     try:
         with MessageStore.open(StoreConfig.tiny(tmp_path / "new" / "store")) as store:

@@ -1,4 +1,4 @@
-"""The checkpoint file: what it says, what RocketMQ made of it, and what a crash can."""
+"""The checkpoint file: its content, and what RocketMQ and crashes leave of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def loaded(disk: MemoryFileSystem) -> Checkpoint:
 
 
 def test_what_is_saved_is_loaded() -> None:
-    """All fields, in a file of 4096 bytes that has RocketMQ's five numbers first."""
+    """All fields survive, in a file of 4096 bytes that begins with RocketMQ's five numbers."""
     disk = disk_with(None)
     checkpoint = loaded(disk)
     assert (checkpoint.physic_timestamp, checkpoint.derived_offset) == (0, None)
@@ -47,7 +47,7 @@ def test_what_is_saved_is_loaded() -> None:
 
 
 def test_the_file_of_rocketmq_has_no_offset() -> None:
-    """Its zeros are not taken for an offset; and what it writes over ours makes ours void."""
+    """RocketMQ's zeros are not read as an offset, and its writes over our checkpoint invalidate our fields."""
     disk = disk_with(struct.pack(">5q", 1, 2, 3, 0, 0).ljust(4096, b"\0"))
     assert loaded(disk).derived_offset is None
     ours = loaded(disk)
@@ -61,13 +61,13 @@ def test_the_file_of_rocketmq_has_no_offset() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 39, 40, 51, 52, 4096])
 def test_a_short_file_tells_what_it_can(size: int) -> None:
-    """Below 40 bytes nothing."""
+    """A file shorter than 40 bytes gives no values."""
     disk = disk_with(struct.pack(">5q", 5, 5, 5, 0, 0).ljust(4096, b"\0")[:size])
     assert loaded(disk).physic_timestamp == (5 if size >= 40 else 0)
 
 
 def test_a_directory_in_its_place() -> None:
-    """Is an error that names it."""
+    """A directory with the checkpoint's name is an error that names it."""
     disk = disk_with(None)
     disk.make_directory(PATH)
     with pytest.raises(StoreDirectoryError, match="a directory has the name of the checkpoint"):
@@ -75,7 +75,7 @@ def test_a_directory_in_its_place() -> None:
 
 
 def test_a_power_cut_leaves_the_old_or_the_new_one() -> None:
-    """It lies in one sector; and saving what is there already does not touch the disk."""
+    """The checkpoint lies in one sector. Saving unchanged content does not touch the disk."""
     disk = disk_with(None)
     checkpoint = loaded(disk)
     checkpoint.derived_offset = 1
@@ -94,7 +94,7 @@ def test_a_power_cut_leaves_the_old_or_the_new_one() -> None:
 
 
 def test_a_checkpoint_that_a_crash_left_short_is_written_anew() -> None:
-    """It had its name before it had its bytes. RocketMQ maps the whole of it."""
+    """A crash left the name without the content; the next save writes 4096 bytes, which RocketMQ maps."""
     disk = MemoryFileSystem()
     disk.make_directory(DIRECTORY)
     disk.write_new(PATH, b"")

@@ -1,4 +1,4 @@
-"""When bytes become durable, who is told, and who is not."""
+"""When messages become durable, and which waiters are answered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONFIG = replace(StoreConfig.tiny(DIRECTORY), flush_interval_seconds=60.0, deriv
 
 
 class HangingDisk:
-    """Syncs of the log, or other operations, wait until they are let go."""
+    """A disk whose log syncs, or other operations, hang until released."""
 
     def __init__(self, operation: str = "sync") -> None:
         self.operation = operation
@@ -53,7 +53,7 @@ def log_writes(disk: MemoryFileSystem) -> int:
 
 
 async def test_those_who_come_during_a_sync_share_the_next_one() -> None:
-    """Fifty waiters, two syncs: the first one's and one for all who came while it ran."""
+    """Fifty waiters need two syncs: one for the first waiter, one for all that arrive during it."""
     hanging = HangingDisk()
     sender = Sender()
     async with asyncio.timeout(60), serving(CONFIG, hanging.disk) as store:
@@ -81,7 +81,7 @@ async def send(store: MessageStore, number: int) -> None:
 
 
 async def test_a_group_gathers_until_it_is_as_large_as_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight waited together; the next nine, who come one after the other, share one sync too, without a time-out."""
+    """After a group of eight waiters, the next nine arrive one by one and share one sync, without a timeout."""
     monkeypatch.setattr(durability, "_GATHER_SECONDS_EACH", 30.0)
     monkeypatch.setattr(durability, "_GATHER_SECONDS_MAX", 30.0)
     async with asyncio.timeout(60), serving(CONFIG, disk := MemoryFileSystem(clock=ManualClock())) as store:
@@ -96,7 +96,7 @@ async def test_a_group_gathers_until_it_is_as_large_as_the_last_one(monkeypatch:
 
 
 async def test_a_group_that_stays_small_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When fewer come than the last time, they wait for the gathering time once, and whoever sends alone not at all."""
+    """A smaller group than the last waits for the gathering time once; a single sender then does not wait at all."""
     async with asyncio.timeout(60), serving(CONFIG, MemoryFileSystem(clock=ManualClock())) as store:
         await asyncio.gather(*(send(store, number) for number in range(8)))
         await send(store, 8)
@@ -110,7 +110,7 @@ async def test_a_group_that_stays_small_does_not_wait_for_long(monkeypatch: pyte
 async def test_gathering_is_bounded_by_the_size_of_the_group_and_altogether(
     monkeypatch: pytest.MonkeyPatch, each: float, at_most: float
 ) -> None:
-    """The shorter of both times ends it."""
+    """Gathering ends at the shorter of the time per waiter and the total time."""
     monkeypatch.setattr(durability, "_GATHER_SECONDS_EACH", each)
     monkeypatch.setattr(durability, "_GATHER_SECONDS_MAX", at_most)
     async with asyncio.timeout(60), serving(CONFIG, MemoryFileSystem(clock=ManualClock())) as store:
@@ -119,7 +119,7 @@ async def test_gathering_is_bounded_by_the_size_of_the_group_and_altogether(
 
 
 async def test_a_group_becomes_small_again_in_a_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a burst of 64 those two that go on wait for others eight times at the most, and then no more."""
+    """After a burst of 64, two remaining senders wait for others at most eight times."""
     monkeypatch.setattr(durability, "_GATHER_SECONDS_MAX", 0.01)
     async with asyncio.timeout(60), serving(CONFIG, MemoryFileSystem(clock=ManualClock())) as store:
         await asyncio.gather(*(send(store, number) for number in range(64)))
@@ -132,7 +132,7 @@ async def test_a_group_becomes_small_again_in_a_few_steps(monkeypatch: pytest.Mo
 
 
 async def test_a_group_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With sync flush what comes during a sync is one write and one sync, however many ticks it took to come."""
+    """With sync flush, messages that arrive during a sync, even in different ticks, share one write and one sync."""
     monkeypatch.setattr(durability, "_COMMIT_SECONDS", 60.0)
     hanging = HangingDisk()
     async with asyncio.timeout(60), serving(CONFIG, hanging.disk) as store:
@@ -152,18 +152,18 @@ async def test_a_group_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_what_nobody_waits_for_is_written_without_a_sync() -> None:
-    """With sync flush, too, it is in the page cache within moments: the death of the process does not take it."""
+    """With sync flush too, a message without a waiter soon reaches the page cache and survives a killed process."""
     async with asyncio.timeout(60), serving(CONFIG, disk := MemoryFileSystem(clock=ManualClock())) as store:
         await send(store, 0)
         before = log_syncs(disk)
         (appended,) = store.append([Message("orders", 0, b"nobody waits")])
-        while store.positions[1] < appended.end:  # noqa: ASYNC110 - the timer that does it tells nobody
+        while store.positions[1] < appended.end:  # noqa: ASYNC110 - the timer gives no signal
             await asyncio.sleep(0.001)
         assert log_syncs(disk) == before
 
 
 async def test_what_nobody_waits_for_is_written_when_the_services_run_again() -> None:
-    """Whatever was on its way when they ended."""
+    """Messages pending when the services ended are written by the next run."""
     store = MessageStore.open(CONFIG, file_system=MemoryFileSystem(clock=ManualClock()), clock=ManualClock())
     async with asyncio.timeout(60):
         for _ in range(2):
@@ -172,11 +172,11 @@ async def test_what_nobody_waits_for_is_written_when_the_services_run_again() ->
             (appended,) = store.append([Message("orders", 0, b"nobody waits")])
             services.cancel()
             await asyncio.gather(services, return_exceptions=True)
-            await asyncio.sleep(0.05)  # the timer of the first message goes off meanwhile
+            await asyncio.sleep(0.05)  # the timer of the first message fires meanwhile
         services = asyncio.create_task(store.run())
         await asyncio.sleep(0)
         (appended,) = store.append([Message("orders", 0, b"nobody waits")])
-        while store.positions[1] < appended.end:  # noqa: ASYNC110 - the timer that does it tells nobody
+        while store.positions[1] < appended.end:  # noqa: ASYNC110 - the timer gives no signal
             await asyncio.sleep(0.001)
         services.cancel()
         await asyncio.gather(services, return_exceptions=True)
@@ -184,7 +184,7 @@ async def test_what_nobody_waits_for_is_written_when_the_services_run_again() ->
 
 
 async def test_a_sync_covers_only_what_was_committed_before_it() -> None:
-    """A message that came while it ran is not answered by it, and not in its queue: a power cut may take it."""
+    """A message that arrives during a sync is neither answered nor queued by it: a power cut may take it."""
     hanging = HangingDisk()
     sender = Sender()
     seen: list[tuple[int | None, int]] = []
@@ -214,9 +214,10 @@ async def test_a_sync_covers_only_what_was_committed_before_it() -> None:
 
 @pytest.mark.parametrize("derived", [False, True])
 async def test_a_flush_beside_a_sync_that_fails_does_not_hide_it(derived: bool) -> None:
-    """Its own sync would succeed, and call durable what the failed one has lost; so it learns of the failure first.
+    """A concurrent flush must learn of a failed sync before its own sync succeeds.
 
-    `derived`: the sync of a queue instead of the log's.
+    Its success would call data durable that the failed sync has lost. `derived`: the failing sync is that of a queue
+    instead of the log's.
     """
     hanging = HangingDisk()
     sender = Sender()
@@ -252,14 +253,14 @@ async def test_a_flush_beside_a_sync_that_fails_does_not_hide_it(derived: bool) 
 
 
 async def stored_at_last(store: MessageStore, end: int) -> None:
-    """Durable, although a busy machine may need longer than the time-out that the test has set."""
+    """Wait until durable, although a loaded machine may exceed the timeout that the test has set."""
     while True:
         with suppress(SyncTimeoutError):
             return await store.wait_stored(end, durable=True)
 
 
 async def test_a_hanging_sync_gives_a_time_out_and_the_message_stays() -> None:
-    """SyncTimeoutError after the configured time; the store goes on when the disk does."""
+    """SyncTimeoutError is raised after the configured time; the store continues when the disk does."""
     hanging = HangingDisk()
     sender = Sender()
     config = replace(CONFIG, sync_timeout_seconds=0.05)
@@ -278,7 +279,7 @@ async def test_a_hanging_sync_gives_a_time_out_and_the_message_stays() -> None:
 
 
 async def test_a_cancelled_waiter_leaves_the_others() -> None:
-    """It only stops waiting: its message is stored, and who waits beside it is answered."""
+    """Cancelling only stops the wait: the message is stored, and the other waiters are answered."""
     hanging = HangingDisk()
     sender = Sender()
     async with asyncio.timeout(60), serving(CONFIG, hanging.disk) as store:
@@ -295,7 +296,7 @@ async def test_a_cancelled_waiter_leaves_the_others() -> None:
 
 
 async def test_async_flush_answers_from_the_page_cache() -> None:
-    """No sync is waited for, and the message can be read; `durable` asks for the sync all the same."""
+    """The answer needs no sync, and the message can be read; `durable=True` still waits for a sync."""
     disk = MemoryFileSystem()
     sender = Sender()
     async with asyncio.timeout(60), serving(replace(CONFIG, flush="async"), disk) as store:
@@ -310,7 +311,7 @@ async def test_async_flush_answers_from_the_page_cache() -> None:
 
 
 async def test_with_async_flush_a_group_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a lone send that found others on their way, those who come in different ticks are one write."""
+    """After a send that found others in flight, sends in different ticks share one write."""
     monkeypatch.setattr(durability, "_BATCHES_BEFORE_GROWTH", 0)
     async with asyncio.timeout(60), serving(replace(CONFIG, flush="async"), disk := MemoryFileSystem()) as store:
         await send(store, 0)
@@ -326,7 +327,7 @@ async def test_with_async_flush_a_group_is_written_at_once(monkeypatch: pytest.M
 
 
 async def test_with_async_flush_a_lone_sender_seldom_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """About one send in 64 waits for a moment to see whether others come."""
+    """About one send in 64 waits briefly for others."""
     waited = []
 
     def note(_: durability.BatchSize) -> float:
@@ -341,7 +342,7 @@ async def test_with_async_flush_a_lone_sender_seldom_waits(monkeypatch: pytest.M
 
 
 async def test_what_async_flush_may_lose_is_bounded() -> None:
-    """Nobody waits, and within the interval it is synced by itself; queues, index and checkpoint follow."""
+    """Without waiters, the log is synced within the interval; queues, index and checkpoint follow."""
     disk = MemoryFileSystem()
     sender = Sender()
     config = replace(CONFIG, flush="async", flush_interval_seconds=0.04, derived_flush_interval_seconds=0.02)
@@ -355,7 +356,7 @@ async def test_what_async_flush_may_lose_is_bounded() -> None:
     async with asyncio.timeout(60), serving(config, disk) as store:
         sent = sender.append(store, [sender.message(50)])
         disk.before_operation = before
-        while store.positions[2] < sent[0].end:  # noqa: ASYNC110 - nobody is told, that is the point
+        while store.positions[2] < sent[0].end:  # noqa: ASYNC110 - no signal, that is the point
             await asyncio.sleep(0.01)
         await synced.wait()
 
@@ -363,14 +364,14 @@ async def test_what_async_flush_may_lose_is_bounded() -> None:
 @pytest.mark.parametrize("operation", ["sync", "write"])
 @pytest.mark.parametrize("flush", ["sync", "async"])
 async def test_after_a_failure_everybody_learns_it(operation: str, flush: str) -> None:
-    """All waiters, `run`, every later append and wait get StoreFailedError with the cause."""
+    """All waiters, `run`, and every later append and wait get StoreFailedError with the cause."""
     disk = MemoryFileSystem()
     sender = Sender()
     config = replace(CONFIG, flush=flush)  # type: ignore[arg-type] # a literal
     store = MessageStore.open(config, file_system=disk)
     services = asyncio.create_task(store.run())
     await asyncio.sleep(0)
-    sender.append(store, [sender.message(50)])  # makes the segment
+    sender.append(store, [sender.message(50)])  # creates the segment
     disk.fail_at(operation, 1, errno.EIO)
     sent = sender.append(store, [sender.message(50)])
     async with asyncio.timeout(60):
@@ -393,7 +394,7 @@ async def test_after_a_failure_everybody_learns_it(operation: str, flush: str) -
 
 
 async def test_a_failed_flush_of_a_queue_fails_the_store() -> None:
-    """Derived files count, too: the checkpoint would lie."""
+    """A failed sync of derived files is fatal too, because the checkpoint would be wrong."""
     disk = MemoryFileSystem()
     sender = Sender()
     store = MessageStore.open(replace(CONFIG, derived_flush_interval_seconds=0.01), file_system=disk)
@@ -410,12 +411,12 @@ async def test_a_failed_flush_of_a_queue_fails_the_store() -> None:
 
 
 async def test_a_few_pages_wait_for_half_of_the_interval_and_many_do_not() -> None:
-    """Looks are a quarter of the interval apart. Four pages are synced by the first, less by the second."""
+    """Checks are a quarter of the interval apart. The first syncs four pages or more, the second any number."""
     clock = TravellingClock()
     sender = Sender()
     config = replace(CONFIG, flush="async", flush_interval_seconds=400.0, derived_flush_interval_seconds=4000.0)
     async with asyncio.timeout(5000), serving(config, MemoryFileSystem(clock=ManualClock()), seconds=None) as store:
-        await clock.advance(0)  # the services begin
+        await clock.advance(0)  # start the services
         sender.append(store, [sender.message(100)])
         await clock.advance(101)
         assert store.positions[2] == 0
@@ -428,13 +429,13 @@ async def test_a_few_pages_wait_for_half_of_the_interval_and_many_do_not() -> No
 
 
 async def test_the_thorough_interval_puts_off_few_pages() -> None:
-    """And many do not wait for it."""
+    """Few pages wait for the thorough interval, and many do not."""
     clock = TravellingClock()
     sender = Sender()
     config = replace(CONFIG, flush="async", flush_interval_seconds=400.0, derived_flush_interval_seconds=4000.0)
     config = replace(config, flush_thorough_interval_seconds=1000.0)
     async with asyncio.timeout(9000), serving(config, MemoryFileSystem(clock=ManualClock()), seconds=None) as store:
-        await clock.advance(0)  # the services begin
+        await clock.advance(0)  # start the services
         sender.append(store, [sender.message(100)])
         for _ in range(10):
             await clock.advance(101)
@@ -447,7 +448,7 @@ async def test_the_thorough_interval_puts_off_few_pages() -> None:
 
 
 async def test_without_timed_mode_enough_pages_are_synced_at_once() -> None:
-    """Not at the next look, which is far away; a few pages still wait for it."""
+    """Enough pages are synced before the next check, which is far away; a few pages still wait for it."""
     sender = Sender()
     config = replace(CONFIG, flush="async", flush_interval_seconds=4000.0, flush_timed=False)
     async with asyncio.timeout(60), serving(config, MemoryFileSystem(clock=ManualClock())) as store:
@@ -455,12 +456,12 @@ async def test_without_timed_mode_enough_pages_are_synced_at_once() -> None:
         await store.wait_stored(few.end)
         assert store.positions[2] == 0
         sender.append(store, [sender.message(6000)] * 3)
-        while store.positions[2] < store.positions[0]:  # noqa: ASYNC110 - the sync tells nobody
+        while store.positions[2] < store.positions[0]:  # noqa: ASYNC110 - the sync gives no signal
             await asyncio.sleep(0.001)
 
 
 async def test_what_comes_during_a_sync_is_half_an_interval_old_at_the_most() -> None:
-    """A sync that does not cover it, and ends between two looks, does not put it off."""
+    """A sync that does not cover a message, and ends between two checks, does not postpone its sync."""
     clock = TravellingClock()
     hanging = HangingDisk()
     sender = Sender()
@@ -481,7 +482,7 @@ async def test_what_comes_during_a_sync_is_half_an_interval_old_at_the_most() ->
 
 @pytest.mark.parametrize("flush_mode", ["sync", "async"])
 async def test_a_pool_that_hangs_gives_a_time_out_and_the_message_stays(flush_mode: FlushMode) -> None:
-    """Whether the answer waits for the disk or for the page cache: SyncTimeoutError, and the store goes on."""
+    """SyncTimeoutError is raised whether the answer waits for the disk or the page cache, and the store continues."""
     hanging = HangingDisk("write")
     sender = Sender()
     config = replace(CONFIG, flush=flush_mode, write_mode="pool", sync_timeout_seconds=0.05)
@@ -498,7 +499,7 @@ async def test_a_pool_that_hangs_gives_a_time_out_and_the_message_stays(flush_mo
 
 
 async def test_a_segment_is_not_closed_in_the_middle_of_its_sync() -> None:
-    """Retention removed it while the disk thread was in fdatasync on it: EBADF failed the store for nothing."""
+    """Retention removed a segment while the disk thread ran fdatasync on it: EBADF failed the store without need."""
     hanging = HangingDisk()
     sender = Sender()
     config = replace(CONFIG, retention_hours=0.001)
@@ -510,7 +511,7 @@ async def test_a_segment_is_not_closed_in_the_middle_of_its_sync() -> None:
         assert await asyncio.to_thread(hanging.started.wait, 60)
         for _ in range(3):
             sender.append(store, [sender.message(4000)])
-        store._flush_all()  # in this thread, not waiting for the other: all is durable, and the first segment may go
+        store._flush_all()  # in this thread, without waiting for the other: now the first segment may be removed
         assert isinstance(store.clock, ManualClock)
         store.clock.advance(3600 * 24 * 2)
         for _ in range(24):
@@ -530,8 +531,7 @@ async def test_a_segment_is_not_closed_in_the_middle_of_its_sync() -> None:
 
 @pytest.mark.parametrize("mode", ["gathered", "mapped", "pool"])
 async def test_waiting_before_the_services_begin(mode: WriteMode) -> None:
-    """With async flush an append and a wait that come before the first step of `run` return, although nothing follows;
-    so they do without services."""
+    """With async flush, an append and its wait return before the first step of `run` and without services."""
     config = replace(CONFIG, flush="async", write_mode=mode)
     with MessageStore.open(config, file_system=MemoryFileSystem(clock=ManualClock())) as store:
         async with asyncio.timeout(60):
@@ -545,13 +545,13 @@ async def test_waiting_before_the_services_begin(mode: WriteMode) -> None:
 
 
 async def test_what_was_appended_before_the_services_begin_is_committed() -> None:
-    """Also if nobody waits for it."""
+    """A message appended before the services start is committed even without a waiter."""
     config = replace(CONFIG, flush="async")
     with MessageStore.open(config, file_system=MemoryFileSystem(clock=ManualClock())) as store:
         store.append([Message("orders", 0, b"early")])
         running = asyncio.create_task(store.run())
         async with asyncio.timeout(60):
-            while store.positions[1] < store.positions[0]:  # noqa: ASYNC110 - nobody is told
+            while store.positions[1] < store.positions[0]:  # noqa: ASYNC110 - no signal
                 await asyncio.sleep(0.001)
         running.cancel()
         await asyncio.wait([running])
@@ -560,20 +560,20 @@ async def test_what_was_appended_before_the_services_begin_is_committed() -> Non
 async def test_answers_wait_while_the_flush_interval_is_not_kept() -> None:
     """With async flush a message is answered from the page cache, unless a sync is late: then the answer waits for it.
 
-    The age of what a power cut could take is measured.
+    The status shows the age of the oldest data that a power cut could take.
     """
     hanging = HangingDisk()
     config = replace(CONFIG, flush="async", flush_interval_seconds=2.0)
     async with asyncio.timeout(60), serving(config, hanging.disk) as store:
         await send(store, 0)
         store.request_flush()
-        while store.positions[2] < store.positions[0]:  # noqa: ASYNC110 - nobody is told
+        while store.positions[2] < store.positions[0]:  # noqa: ASYNC110 - no signal
             await asyncio.sleep(0.001)
         assert store.status().unsynced_seconds == 0
         hanging.hanging = True
         await send(store, 1)
         await asyncio.to_thread(hanging.started.wait, 60)
-        while store.status().unsynced_seconds < 1.5:  # noqa: ASYNC110 - likewise
+        while store.status().unsynced_seconds < 1.5:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.05)
         held = asyncio.create_task(send(store, 2))
         (unpromised,) = store.append([Message("orders", 0, b"internal")])
@@ -583,11 +583,11 @@ async def test_answers_wait_while_the_flush_interval_is_not_kept() -> None:
         hanging.release()
         await held
         assert store.positions[2] >= unpromised.end
-        while store.status().unsynced_seconds:  # noqa: ASYNC110 - what came meanwhile has its own sync
+        while store.status().unsynced_seconds:  # noqa: ASYNC110 - later messages have their own sync
             await asyncio.sleep(0.01)
 
 
 def test_slower_syncs_begin_earlier() -> None:
-    """While a sync leaves half of the interval, looks are a quarter apart; then they come closer to each other."""
+    """While a sync takes at most half of the interval, checks are a quarter apart; slower syncs make them closer."""
     pauses = [durability.pause_between_looks(0.64, seconds) for seconds in (0.0, 0.32, 0.4, 0.6, 0.64, 9.0)]
     assert pauses == pytest.approx([0.16, 0.16, 0.12, 0.02, 0.01, 0.01])

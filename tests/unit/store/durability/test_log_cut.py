@@ -1,4 +1,4 @@
-"""Cutting the log where another broker's goes on: what is behind is set aside, and nothing else is lost."""
+"""Cutting the log where another broker's log continues: the tail is moved to quarantine, and nothing else is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aerobee_store.durability import log_cut
 
 
 def _append(store: MessageStore, first: int, count: int) -> list[int]:
-    """Where each begins."""
+    """Append messages; return where each begins."""
     places = []
     for number in range(first, first + count):
         (appended,) = store.append([Message("T", number % 2, f"{number:04d}".encode() * 20, {"KEYS": f"k{number}"})])
@@ -35,7 +35,7 @@ def _bodies(store: MessageStore) -> list[bytes]:
 @pytest.mark.parametrize("crashed", [False, True])
 @pytest.mark.parametrize("kept", [1, 40, 119])
 def test_the_tail_is_set_aside_and_the_log_goes_on(tmp_path: Path, crashed: bool, kept: int) -> None:
-    """Over several segments; every byte of the tail is in `quarantine`."""
+    """With a tail of several segments, every byte of it is in `quarantine`."""
     config = StoreConfig.tiny(tmp_path)
     with MessageStore.open(config) as store:
         places = _append(store, 0, 120)
@@ -61,7 +61,7 @@ def test_the_tail_is_set_aside_and_the_log_goes_on(tmp_path: Path, crashed: bool
 
 
 def test_a_cut_that_was_interrupted_is_done_again(tmp_path: Path) -> None:
-    """The order stays until all is synced."""
+    """The order to cut stays until the cut is completely synced."""
     config = StoreConfig.tiny(tmp_path)
     with MessageStore.open(config) as store:
         places = _append(store, 0, 120)
@@ -78,7 +78,7 @@ def test_a_cut_that_was_interrupted_is_done_again(tmp_path: Path) -> None:
 
 
 def test_the_files_of_the_timer_go_with_the_tail(tmp_path: Path) -> None:
-    """They name places in it."""
+    """The timer's files refer to the tail, so they are removed with it."""
     config = StoreConfig.tiny(tmp_path)
     with MessageStore.open(config) as store:
         places = _append(store, 0, 3)
@@ -93,7 +93,7 @@ def test_the_files_of_the_timer_go_with_the_tail(tmp_path: Path) -> None:
 
 
 def test_an_order_that_says_nothing_stops_the_start(tmp_path: Path) -> None:
-    """The log is left as it is."""
+    """An invalid order stops the start, and the log stays as it is."""
     MessageStore.open(StoreConfig.tiny(tmp_path)).close()
     (tmp_path / log_cut.FILE_NAME).write_text("soon\n")
     with pytest.raises(StoreDirectoryError, match="is no offset"):

@@ -1,4 +1,4 @@
-"""Every situation of `durability/situations.py`: the tests say which ones they meet, and recovery has to agree."""
+"""Every situation of `durability/situations.py`: each test names those it creates, and recovery must report them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def segment(number: int) -> str:
 
 
 class Scene:
-    """A store of three segments of 30 messages, closed or left by a process that died."""
+    """A store of three segments with 30 messages, closed or left by a killed process."""
 
     def __init__(self, *, closed: bool, count: int = 30, size: int = 1300, synced: int | None = None) -> None:
         self.clock = ManualClock()
@@ -66,7 +66,7 @@ class Scene:
                 self.disk.unlink(path)
 
     def set_checkpoint(self, *, derived: bool, index_timestamp: int | None = None, log_timestamp: int) -> None:
-        """Times as RocketMQ would write them, with or without what follows in ours."""
+        """Set the times as RocketMQ would write them, with or without the fields that only we write."""
         content = bytearray(self.disk.contents()[CHECKPOINT])
         index = log_timestamp if index_timestamp is None else index_timestamp
         content[:24] = struct.pack(">qqq", log_timestamp, log_timestamp, index)
@@ -81,7 +81,7 @@ MET: Final[dict[str, tuple[Situation, ...]]] = {}
 
 
 def meets(*situations: Situation) -> Callable[[Test], Test]:
-    """The test brings a store into these situations: one of its starts must report each of them."""
+    """Mark a test with the situations that it creates: one of its starts must report each of them."""
 
     def note(test: Test) -> Test:
         MET[test.__name__] = situations
@@ -108,16 +108,16 @@ def _situations_are_met(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("situation", [*Beginning, *Found], ids=str)
 def test_every_situation_has_a_test(situation: Situation) -> None:
-    """A new row of the tables comes with one."""
+    """Every row of the tables has a test."""
     assert any(situation in situations for situations in MET.values())
 
 
-# --- 1. where to begin reading the log
+# --- 1. where reading the log begins
 
 
 @meets(Beginning.CLEAN)
 def test_clean_and_the_last_unit_names_a_record() -> None:
-    """Nothing is read but what is behind the queues."""
+    """Only the log after the queues' end is read."""
     scene = Scene(closed=True)
     with scene.open() as store:
         assert (store.recovery.clean, store.recovery.records) == (True, 0)
@@ -138,7 +138,7 @@ def test_clean_and_the_index_is_not_known_to_be_complete() -> None:
 
 @meets(Beginning.CLEAN_QUEUES_AHEAD)
 def test_clean_and_the_queues_are_ahead_of_the_log() -> None:
-    """As after a crash; the units without a record are dropped."""
+    """Recovery works as after a crash, and units without a record are dropped."""
     scene = Scene(closed=True)
     scene.damage(scene.sent[-1], 4, bytes(4))
     with scene.open() as store:
@@ -148,7 +148,10 @@ def test_clean_and_the_queues_are_ahead_of_the_log() -> None:
 
 
 def test_clean_and_the_last_unit_names_a_record_that_was_damaged_before() -> None:
-    """An earlier start has said so and kept the unit: the queues are not ahead, and nothing is read again."""
+    """An earlier start reported the damage and kept the unit, so the queues are not ahead.
+
+    Nothing is read again.
+    """
     scene = Scene(closed=False)
     with scene.open() as store:
         half = Message("orders", 0, b"half", sys_flag=SYS_FLAG_PREPARED)
@@ -169,7 +172,7 @@ def test_clean_and_the_last_unit_names_a_record_that_was_damaged_before() -> Non
 
 @meets(Beginning.CLEAN_WITHOUT_INDEX)
 def test_clean_and_no_index_at_all() -> None:
-    """Reading begins at the first segment, and the index is made."""
+    """Reading begins at the first segment, and the index is rebuilt."""
     scene = Scene(closed=True)
     scene.remove_tree("index")
     with scene.open() as store:
@@ -189,7 +192,7 @@ def test_crash_with_a_checkpoint() -> None:
 
 @meets(Beginning.CRASH_ROCKETMQ)
 def test_crash_with_a_checkpoint_of_rocketmq() -> None:
-    """Reading begins with the last segment that begins before its time, less three seconds."""
+    """Reading begins with the last segment that is at least three seconds older than the checkpoint's time."""
     scene = Scene(closed=False)
     first_of_second = next(sent for sent in scene.sent if sent.physical_offset == SEGMENT)
     scene.set_checkpoint(derived=False, log_timestamp=first_of_second.store_timestamp + 3000)
@@ -204,7 +207,7 @@ def test_crash_with_a_checkpoint_of_rocketmq() -> None:
 
 @meets(Beginning.CRASH_ROCKETMQ)
 def test_crash_with_a_checkpoint_of_rocketmq_and_queues_that_end_early() -> None:
-    """Not behind the segment that the queues reach."""
+    """Reading begins no later than the segment where the queues end."""
     scene = Scene(closed=False)
     scene.set_checkpoint(derived=False, log_timestamp=scene.sent[-1].store_timestamp + 3000)
     scene.disk.damage(QUEUE, 15 * UNIT_SIZE, bytes(15 * UNIT_SIZE))
@@ -215,7 +218,7 @@ def test_crash_with_a_checkpoint_of_rocketmq_and_queues_that_end_early() -> None
 
 @meets(Beginning.CRASH_ROCKETMQ)
 def test_crash_with_a_checkpoint_of_rocketmq_and_an_older_index() -> None:
-    """Not behind the segment that the synced index reaches."""
+    """Reading begins no later than the segment where the synced index ends."""
     scene = Scene(closed=False)
     times = scene.sent[5].store_timestamp, scene.sent[-1].store_timestamp + 3000
     scene.set_checkpoint(derived=False, log_timestamp=times[1], index_timestamp=times[0])
@@ -236,7 +239,7 @@ def test_crash_and_nothing_is_known() -> None:
 
 @meets(Beginning.CRASH_WITHOUT_INDEX)
 def test_crash_and_no_index_at_all() -> None:
-    """Reading begins at the first segment, whatever the checkpoint says, and the index is made."""
+    """Reading begins at the first segment, whatever the checkpoint says, and the index is rebuilt."""
     scene = Scene(closed=False)
     scene.remove_tree("index")
     with scene.open() as store:
@@ -244,12 +247,12 @@ def test_crash_and_no_index_at_all() -> None:
         compare(store, scene.sent, scene.sent)
 
 
-# --- 2. what to do with what is found there
+# --- 2. what recovery does with what it finds
 
 
 @meets(Found.RECORD)
 def test_a_valid_record_gets_unit_and_index_entries() -> None:
-    """Queues and index are gone; they are made again byte for byte."""
+    """Missing queues and index are rebuilt; the queue files are the same byte for byte."""
     scene = Scene(closed=True)
     before = {path: data for path, data in scene.disk.contents().items() if path.parts[2] == "consumequeue"}
     scene.remove_tree("consumequeue")
@@ -272,7 +275,7 @@ def test_a_blank_leads_to_the_next_segment() -> None:
 
 
 def test_a_record_that_ends_in_zeros_of_a_block_that_was_lost() -> None:
-    """Without a checksum its last bytes may be zeros, the size of its properties: it is valid, and the scan ends."""
+    """Without a checksum a record's last bytes, its properties' size, may be zeros: it is valid, and the scan ends."""
     disk, clock = MemoryFileSystem(), ManualClock()
     config = replace(CONFIG, property_crc=False)
     body = b"x" * (BLOCK_SIZE + 1 - RECORD_SIZE_MIN - len("orders"))
@@ -291,7 +294,7 @@ def test_a_record_that_ends_in_zeros_of_a_block_that_was_lost() -> None:
 @meets(Found.END)
 @pytest.mark.parametrize("closed", [True, False])
 def test_zeros_end_the_log(closed: bool) -> None:
-    """So does the end of the last segment."""
+    """The log ends at zeros, and also at the end of the last segment."""
     scene = Scene(closed=closed)
     with scene.open() as store:
         assert store.recovery.end == scene.sent[-1].end
@@ -305,7 +308,7 @@ def test_zeros_end_the_log(closed: bool) -> None:
     [(0, b"\x7f"), (4, b"?"), (30, b"\xff\xff"), (100, b"rotten"), (-3, b"\0\0\0"), (0, bytes(600))],
 )
 def test_a_torn_last_write_ends_the_log(closed: bool, position: int, data: bytes) -> None:
-    """It is dropped with its unit and entries, and its bytes are zeroed before anything is appended."""
+    """The record is dropped with its unit and index entries, and its bytes are zeroed before the next append."""
     scene = Scene(closed=closed)
     last = scene.sent[-1]
     scene.damage(last, position if position >= 0 else last.size + position, data)
@@ -321,7 +324,7 @@ def test_a_torn_last_write_ends_the_log(closed: bool, position: int, data: bytes
 @meets(Found.DAMAGE)
 @pytest.mark.parametrize(("position", "data"), [(0, b"\x7f"), (4, b"?"), (30, b"\xff\xff"), (100, b"rotten")])
 def test_damage_with_records_behind_it_is_stepped_over(position: int, data: bytes) -> None:
-    """The range is reported, what follows is kept, and stays so after the next stop."""
+    """The range is reported, later records are kept, and the next start keeps them too."""
     scene = Scene(closed=False)
     damaged = scene.sent[-4]
     scene.damage(damaged, position, data)
@@ -337,7 +340,7 @@ def test_damage_with_records_behind_it_is_stepped_over(position: int, data: byte
 
 @meets(Found.DAMAGE)
 def test_a_missing_segment_with_records_behind_it() -> None:
-    """The same."""
+    """The segment's range is reported, and later records are kept."""
     scene = Scene(closed=False)
     scene.disk.unlink(DIRECTORY / "commitlog" / segment(1))
     scene.disk.unlink(CHECKPOINT)
@@ -349,7 +352,7 @@ def test_a_missing_segment_with_records_behind_it() -> None:
 
 @meets(Found.TORN_TAIL)
 def test_a_tail_that_was_not_synced_and_has_a_hole() -> None:
-    """After a power cut it is no damage: the log ends before the hole, and what follows is set aside."""
+    """After a power cut a hole is no damage: the log ends before it, and the rest is moved to quarantine."""
     scene = Scene(closed=False, synced=20)
     scene.disk.boots += 1
     scene.damage(scene.sent[22], 0, bytes(scene.sent[22].size))
@@ -362,7 +365,7 @@ def test_a_tail_that_was_not_synced_and_has_a_hole() -> None:
 
 @meets(Found.TORN_WRITE)
 def test_a_record_that_is_cut_off_ends_the_log() -> None:
-    """Its first half was written."""
+    """Only the first half of the record was written."""
     scene = Scene(closed=False)
     last = scene.sent[-1]
     scene.damage(last, last.size // 2, bytes(last.size - last.size // 2))
@@ -373,7 +376,7 @@ def test_a_record_that_is_cut_off_ends_the_log() -> None:
 
 @meets(Found.OTHER_QUEUES)
 def test_a_record_that_names_other_queues() -> None:
-    """They get their units at the offsets that the record has for them."""
+    """The other queues get units at the offsets stored in the record."""
     disk = MemoryFileSystem()
     message = Message("chat", 0, b"body", {"INNER_MULTI_DISPATCH": "%LMQ%room"})
     with MessageStore.open(CONFIG, file_system=disk) as store:
@@ -389,7 +392,7 @@ def test_a_record_that_names_other_queues() -> None:
 
 @meets(Found.NO_INNER_BATCH)
 def test_a_record_of_a_batch_topic_that_is_no_inner_batch() -> None:
-    """The topic took plain messages before it became one of inner batches; these are in no queue any more."""
+    """Plain messages from before the topic became one of inner batches are in no queue."""
     scene = Scene(closed=False, count=3)
     scene.remove_tree("consumequeue")
     for directory in (QUEUE.parent, QUEUE.parent.parent):
@@ -404,7 +407,7 @@ def test_a_record_of_a_batch_topic_that_is_no_inner_batch() -> None:
 
 @meets(Found.WRONG_BATCH_UNITS)
 def test_units_of_a_batch_queue_that_are_not_those_of_the_records() -> None:
-    """The first wrong one goes with all behind it, and they come again from the log."""
+    """The first wrong unit and all later ones are dropped and rebuilt from the log."""
     disk, queue = MemoryFileSystem(), DIRECTORY / "batchconsumequeue" / "metering" / "0" / f"{0:020d}"
     bodies = b"".join(struct.pack(">iiiii", 23, 0, 0, 0, 1) + b"x" + bytes(2) for _ in range(2))
     batch = Message("metering", 0, bodies, {"INNER_NUM": "2"}, sys_flag=SYS_FLAG_INNER_BATCH)
@@ -424,7 +427,7 @@ def test_units_of_a_batch_queue_that_are_not_those_of_the_records() -> None:
 
 @meets(Found.WRONG_UNIT)
 def test_a_unit_that_names_another_place_is_put_right() -> None:
-    """Its offset, size and tag are the record's."""
+    """The unit's offset, size and tag code are corrected from the record."""
     scene = Scene(closed=False)
     good = scene.disk.contents()[QUEUE]
     scene.disk.damage(QUEUE, 28 * UNIT_SIZE, UNIT.pack(12, 3, 4))
@@ -437,7 +440,7 @@ def test_a_unit_that_names_another_place_is_put_right() -> None:
 @meets(Found.TORN_QUEUE)
 @pytest.mark.parametrize("closed", [True, False])
 def test_an_end_of_a_queue_with_more_behind_it(closed: bool) -> None:
-    """The log is read from there. After an orderly stop the end is found by bisection, which must meet the hole."""
+    """The log is read from the hole in the queue. After an orderly stop, bisection must find that hole."""
     scene = Scene(closed=closed)
     good = scene.disk.contents()[QUEUE]
     scene.disk.damage(QUEUE, 15 * UNIT_SIZE, bytes(12 * UNIT_SIZE))
@@ -449,7 +452,7 @@ def test_an_end_of_a_queue_with_more_behind_it(closed: bool) -> None:
 
 @meets(Found.GAP)
 def test_a_gap_in_the_offsets_gets_fillers() -> None:
-    """Where a record is damaged and its unit is gone as well."""
+    """A record is damaged and its unit is missing too."""
     scene = Scene(closed=False)
     scene.damage(scene.sent[27], 60, b"rotten")
     scene.disk.damage(QUEUE, 26 * UNIT_SIZE, bytes(4 * UNIT_SIZE))
@@ -464,7 +467,7 @@ def test_a_gap_in_the_offsets_gets_fillers() -> None:
 @meets(Found.UNITS_BEHIND_END)
 @pytest.mark.parametrize("closed", [True, False])
 def test_units_and_entries_behind_the_end_are_dropped(closed: bool) -> None:
-    """A log that has lost its last segment: its messages are in no queue and in no query."""
+    """The log lost its last segment: its messages are in no queue and no query result."""
     scene = Scene(closed=closed)
     scene.disk.unlink(DIRECTORY / "commitlog" / segment(2))
     kept = [sent for sent in scene.sent if sent.physical_offset < 2 * SEGMENT]
@@ -476,7 +479,7 @@ def test_units_and_entries_behind_the_end_are_dropped(closed: bool) -> None:
 
 
 def test_the_checkpoint_knows_the_last_record_that_was_found() -> None:
-    """As RocketMQ's: after a crash the last record, also of a log that has lost its end since, however it stopped."""
+    """Like RocketMQ's, the checkpoint names the last record, after a crash and after the log lost its end."""
     scene = Scene(closed=False)
     with scene.open() as store:
         assert store.checkpoint.confirm_offset == scene.sent[-1].physical_offset
@@ -487,7 +490,7 @@ def test_the_checkpoint_knows_the_last_record_that_was_found() -> None:
 
 
 def test_the_checkpoint_of_a_log_that_has_lost_everything() -> None:
-    """No record is known to be there."""
+    """The checkpoint names no record."""
     scene = Scene(closed=False, count=3)
     scene.open().close()
     scene.damage(scene.sent[0], 0, bytes(SEGMENT))
@@ -498,7 +501,7 @@ def test_the_checkpoint_of_a_log_that_has_lost_everything() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_power_cut_after_a_start_that_followed_a_kill(seed: int) -> None:
-    """What a killed process had written, the start makes durable: from then on it is served, and counts as synced."""
+    """The start syncs what a killed process wrote, because it serves it and counts it as synced."""
     disk, clock, sender = MemoryFileSystem(), ManualClock(), Sender()
     config = replace(CONFIG, flush="async")
     store = MessageStore.open(config, file_system=disk, clock=clock)
@@ -515,7 +518,7 @@ def test_a_power_cut_after_a_start_that_followed_a_kill(seed: int) -> None:
 
 @meets(Found.DELETED_TOPIC)
 def test_a_record_of_a_topic_that_was_deleted_after_it() -> None:
-    """Its topic stays deleted, whatever is read again."""
+    """The topic stays deleted, however much of the log is read again."""
     disk = MemoryFileSystem()
     store = MessageStore.open(CONFIG, file_system=disk)
     sender = Sender()
@@ -535,7 +538,7 @@ def test_a_record_of_a_topic_that_was_deleted_after_it() -> None:
 @meets(Found.SEGMENT_BEHIND_END)
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_whole_segment_without_a_record_is_set_aside(closed: bool) -> None:
-    """It is in `quarantine`, nothing of it is lost, and the log goes on in its place."""
+    """The segment is in `quarantine` with all its bytes, and the log continues in its place."""
     scene = Scene(closed=closed)
     rubbish = b"rubbish" * 100
     path = DIRECTORY / "commitlog" / segment(3)
@@ -556,7 +559,7 @@ def test_a_whole_segment_without_a_record_is_set_aside(closed: bool) -> None:
 @meets(Found.ORDER_TO_CUT)
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_log_that_is_to_be_cut_ends_there(closed: bool) -> None:
-    """What is behind is in `quarantine`; test_log_cut.py has the rest."""
+    """The rest of the log is in `quarantine`; test_log_cut.py has the other cases."""
     scene = Scene(closed=closed)
     log_cut.order(scene.disk, DIRECTORY, scene.sent[20].physical_offset)
     with scene.open() as store:
@@ -566,7 +569,7 @@ def test_a_log_that_is_to_be_cut_ends_there(closed: bool) -> None:
 
 
 def test_what_is_set_aside_is_durable_under_its_new_name() -> None:
-    """A power cut right after the start has it in `quarantine`, and nowhere else."""
+    """After a power cut right after the start, the segment is in `quarantine` and nowhere else."""
     scene = Scene(closed=False)
     path = DIRECTORY / "commitlog" / segment(3)
     scene.disk.create(path, SEGMENT).sync()
@@ -582,7 +585,10 @@ def test_what_is_set_aside_is_durable_under_its_new_name() -> None:
 
 
 def test_the_checkpoint_claims_no_more_of_the_log_than_is_synced() -> None:
-    """With async flush queues and index are ahead of the sync; a power cut that takes the log's end is no loss then."""
+    """With async flush queues and index are ahead of the log's sync.
+
+    A power cut that takes the log's end is then no reported loss.
+    """
     config = replace(CONFIG, flush="async")
     disk, sender = MemoryFileSystem(), Sender()
     store = MessageStore.open(config, file_system=disk)
@@ -603,7 +609,7 @@ def test_the_checkpoint_claims_no_more_of_the_log_than_is_synced() -> None:
 
 
 def test_an_empty_segment_prepared_ahead_is_used() -> None:
-    """It is neither damage nor set aside."""
+    """The segment is neither reported as damage nor moved to quarantine."""
     scene = Scene(closed=False)
     scene.disk.create(DIRECTORY / "commitlog" / segment(3), SEGMENT)
     with scene.open() as store:
@@ -614,8 +620,10 @@ def test_an_empty_segment_prepared_ahead_is_used() -> None:
 
 @pytest.mark.parametrize("number", range(1, 9))
 def test_names_that_a_killed_process_had_not_made_durable(number: int) -> None:
-    """What is acknowledged after the next start survives a power cut: files and directories that were found are not
-    believed to have durable names."""
+    """Messages acknowledged after the next start survive a power cut.
+
+    The start syncs the names of the files and directories that it finds.
+    """
     disk, sender = MemoryFileSystem(), Sender()
     killed: list[MemoryFileSystem] = []
 
@@ -639,7 +647,7 @@ def test_names_that_a_killed_process_had_not_made_durable(number: int) -> None:
 
 @pytest.mark.parametrize("directory", ["/", "/store", "/store/commitlog"])
 def test_a_directory_whose_name_was_not_synced_is_made_anew(directory: str) -> None:
-    """A second try does not take it for durable because it is there."""
+    """A second try does not take the directory for durable because it exists."""
     disk = MemoryFileSystem()
 
     def before(operation: Operation) -> None:

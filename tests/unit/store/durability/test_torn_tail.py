@@ -1,4 +1,4 @@
-"""What a power cut leaves of writes that were not synced is told from damage, put aside, and no damage from then on."""
+"""Unsynced writes torn by a power cut are distinguished from damage, moved to quarantine, and not reported later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SYNCED = 20
 
 
 class Scene:
-    """A store that was left in use with 20 messages synced and 10 written, in three segments."""
+    """A store left in use with 20 synced and 10 written messages, in three segments."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -42,11 +42,11 @@ class Scene:
             self.sender.append(store, [self.sender.message(1300)])
 
     def cut_power(self) -> None:
-        """The machine has stopped, and by luck the disk has all that was written."""
+        """Restart the machine; the disk happens to have everything that was written."""
         self.disk.boots += 1
 
     def lose(self, number: int) -> None:
-        """A write that never reached the disk."""
+        """Zero a record, like a write that never reached the disk."""
         sent = self.sent[number]
         path = DIRECTORY / "commitlog" / f"{sent.physical_offset - sent.physical_offset % SEGMENT:020d}"
         self.disk.damage(path, sent.physical_offset % SEGMENT, bytes(sent.size))
@@ -60,7 +60,7 @@ def kept_with_damage(scene: Scene, *lost: int) -> None:
 
 @pytest.mark.parametrize("number", [SYNCED, SYNCED + 1, SYNCED + 5, SYNCED + 8])
 def test_a_tail_that_a_power_cut_has_torn_is_set_aside(number: int) -> None:
-    """The log ends before the hole, without damage and without a gap; what was behind it is in files."""
+    """The log ends before the hole, without damage or a gap, and the data after it is in files."""
     scene = Scene()
     scene.cut_power()
     scene.lose(number)
@@ -84,7 +84,7 @@ def test_a_tail_that_a_power_cut_has_torn_is_set_aside(number: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_power_cut_while_the_tail_is_set_aside(seed: int) -> None:
-    """Whichever operation it comes at, the next start keeps what was synced, and brings nothing back from the tail."""
+    """After a power cut at any operation, the next start keeps the synced messages and restores nothing of the tail."""
     scene = Scene()
     scene.cut_power()
     scene.lose(SYNCED + 1)
@@ -127,7 +127,7 @@ def test_what_is_set_aside_is_durable_before_the_log_changes() -> None:
 
 
 def test_damage_in_front_of_the_watermark_stays_damage() -> None:
-    """It is reported and stepped over; a torn tail behind it is cut off nevertheless."""
+    """Damage before the synced position is reported and skipped; a torn tail after it is still cut off."""
     scene = Scene()
     scene.cut_power()
     scene.lose(SYNCED - 3)
@@ -141,14 +141,14 @@ def test_damage_in_front_of_the_watermark_stays_damage() -> None:
 
 
 def test_the_death_of_the_process_tears_nothing() -> None:
-    """The page cache outlives it: a hole is damage wherever it lies, and what follows is kept."""
+    """The page cache survives a killed process, so any hole is damage, and later records are kept."""
     scene = Scene()
     scene.lose(SYNCED + 2)
     kept_with_damage(scene, SYNCED + 2)
 
 
 def test_without_a_watermark_everything_is_kept() -> None:
-    """RocketMQ's checkpoint has none."""
+    """RocketMQ's checkpoint has no synced position."""
     scene = Scene()
     scene.cut_power()
     scene.lose(SYNCED + 2)
@@ -157,7 +157,7 @@ def test_without_a_watermark_everything_is_kept() -> None:
 
 
 def test_what_a_tool_has_left_in_use_is_not_torn() -> None:
-    """A backup's `abort` is empty, and all that it copied is synced."""
+    """A backup's `abort` is empty, and all its copied data is synced."""
     scene = Scene()
     scene.cut_power()
     scene.lose(SYNCED + 2)
@@ -167,7 +167,7 @@ def test_what_a_tool_has_left_in_use_is_not_torn() -> None:
 
 
 def test_verify_is_clean_after_the_start_that_sets_the_tail_aside(tmp_path: Path) -> None:
-    """Before it, verify says that the log is torn; afterwards nothing, and the segment's tail lies in a file."""
+    """Before the start verify reports a torn log, afterwards nothing; the segment's tail is in a file."""
     config = replace(CONFIG, directory=tmp_path / "used")
     sender = Sender()
     torn = replace(config, directory=tmp_path / "torn")

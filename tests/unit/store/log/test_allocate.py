@@ -1,4 +1,4 @@
-"""Segments that are made in advance: when, how, what if that fails, and who never notices."""
+"""Segments allocated in advance: when, how, and what happens if that fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.stored_messages import DIRECTORY, Sender, compare
 
 SEGMENT = 16384
 LOG = DIRECTORY / "commitlog"
-QUARTER = 4200  # a body that makes more than a quarter of a segment
+QUARTER = 4200  # a body of more than a quarter of a segment
 
 
 def config_of(directory: Path = DIRECTORY, **changes: object) -> StoreConfig:
@@ -54,7 +54,7 @@ def segments(disk: MemoryFileSystem) -> list[int]:
 
 
 class Thread:
-    """Hangs, or fails, what the allocation's thread does."""
+    """Makes operations of the allocation thread hang or fail."""
 
     def __init__(self, disk: MemoryFileSystem) -> None:
         self.disk = disk
@@ -77,7 +77,10 @@ class Thread:
 
 
 async def test_two_segments_are_ready_once_a_quarter_is_written() -> None:
-    """Not before; then the next two, with all their room; used one by one, and there are always two."""
+    """After a quarter of the segment, and not before, the next two are created with all their blocks reserved.
+
+    There are always two as the log grows.
+    """
     disk, sender = MemoryFileSystem(), Sender()
     async with serving(config_of(), disk) as store:
         await send(store, sender, 100)
@@ -108,7 +111,7 @@ async def test_two_segments_are_ready_once_a_quarter_is_written() -> None:
 async def test_a_segment_that_takes_long_is_said_so(
     ahead: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In advance and on demand alike."""
+    """A slow creation is logged, in advance and on demand alike."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(allocate, "_SLOW_SECONDS", -1.0)
     sender = Sender()
@@ -120,7 +123,7 @@ async def test_a_segment_that_takes_long_is_said_so(
 
 
 async def test_after_a_power_cut_they_are_used() -> None:
-    """Files of zeros behind the log's end are normal, for recovery and for every tool."""
+    """Files of zeros after the log's end are normal for recovery and the next run."""
     disk, sender = MemoryFileSystem(), Sender()
     async with serving(config_of(warm_segments=True), disk) as store:
         await send(store, sender, QUARTER)
@@ -137,7 +140,7 @@ async def test_after_a_power_cut_they_are_used() -> None:
 
 
 async def test_the_tools_do_not_mind(tmp_path: Path) -> None:
-    """A store in use, with segments in advance: verified without a finding, inspected, and copied."""
+    """A store in use with segments in advance is verified without findings, inspected and copied."""
     sender = Sender()
     async with serving(config_of(tmp_path / "store"), DiskFileSystem()) as store:
         await send(store, sender, QUARTER)
@@ -154,7 +157,7 @@ async def test_the_tools_do_not_mind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", ["create", "sync", "sync_directory", "reserve", "write"])
 async def test_an_error_in_advance_is_nobodys_problem(at: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged and counted; the segment is made when it is needed, and the store goes on."""
+    """The error is logged and counted, the segment is created when needed, and the store continues."""
     disk, sender = MemoryFileSystem(), Sender()
     thread = Thread(disk)
     thread.at, thread.error = at, errno.EIO
@@ -172,7 +175,7 @@ async def test_an_error_in_advance_is_nobodys_problem(at: str, caplog: pytest.Lo
 
 
 async def test_a_disk_without_room_for_them() -> None:
-    """None is made, and no message is refused that there is room for; StoreFullError when there is none."""
+    """No segment is allocated in advance, messages are refused only when they do not fit: StoreFullError."""
     disk, sender = MemoryFileSystem(capacity=40 * BLOCK_SIZE), Sender()
     config = config_of(disk_headroom=12 * BLOCK_SIZE, queue_file_size=100 * 20, index_entry_count=40)
     async with serving(config, disk) as store:
@@ -187,8 +190,10 @@ async def test_a_disk_without_room_for_them() -> None:
 
 
 async def test_a_segment_that_is_not_ready_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the disk hangs, what fits into the current segment is taken; the rest is refused, the first after a wait,
-    the next at once; then it goes on."""
+    """While the disk hangs, messages that fit into the current segment are accepted.
+
+    Others are refused: the first after a wait, the next at once. After the hang they are accepted again.
+    """
     monkeypatch.setattr(allocate, "_WAIT_SECONDS_MAX", 0.05)
     disk, sender = MemoryFileSystem(), Sender()
     thread = Thread(disk)
@@ -211,7 +216,7 @@ async def test_a_segment_that_is_not_ready_in_time(monkeypatch: pytest.MonkeyPat
 
 
 async def test_warming_up_ends_when_the_segment_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is warm by then is enough: the append gets the segment after the step that is under way."""
+    """An append that needs the segment stops its warm-up after the current step."""
     monkeypatch.setattr(allocate, "_WARM_STEP", 4096)
     disk, sender = MemoryFileSystem(), Sender()
     thread = Thread(disk)
@@ -230,7 +235,7 @@ async def test_warming_up_ends_when_the_segment_is_needed(monkeypatch: pytest.Mo
 
 
 async def test_warm_segments_are_written_and_locked(caplog: pytest.LogCaptureFixture) -> None:
-    """Their zeros are synced before they are used. Where locking is not permitted one line says so."""
+    """Their zeros are synced before use. If memory locking is not permitted, one line is logged."""
     disk, sender = MemoryFileSystem(), Sender()
     disk.may_lock_memory = False
     async with serving(config_of(warm_segments=True), disk) as store:
@@ -243,7 +248,7 @@ async def test_warm_segments_are_written_and_locked(caplog: pytest.LogCaptureFix
 
 
 class LockingDisk(MemoryFileSystem):
-    """Counts what is locked in memory."""
+    """Counts the memory areas that are locked."""
 
     locked_count = 0
 
@@ -255,7 +260,7 @@ class LockingDisk(MemoryFileSystem):
 
 
 async def test_a_full_segment_is_locked_no_more() -> None:
-    """Only the one that is written to and those that come next are kept from being swapped out."""
+    """Only the segment in use and those allocated in advance are locked in memory."""
     disk, sender = LockingDisk(), Sender()
     async with serving(config_of(warm_segments=True, segments_ahead=1), disk) as store:
         for segment in range(4):
@@ -263,14 +268,14 @@ async def test_a_full_segment_is_locked_no_more() -> None:
                 await send(store, sender, QUARTER)
             await prepared(store, 1)
             for _ in range(6000):
-                if disk.locked_count <= 2:  # this one, if it was made in advance, and the next
+                if disk.locked_count <= 2:  # the current one, if allocated in advance, and the next
                     break
                 await asyncio.sleep(0.01)
             assert disk.locked_count == min(segment + 1, 2)
 
 
 class FillingDisk(MemoryFileSystem):
-    """As full as the test says, and a segment is a hundredth of it."""
+    """A disk with a fill level set by the test; a segment takes one hundredth of it."""
 
     foreign = 0.5
 
@@ -281,7 +286,7 @@ class FillingDisk(MemoryFileSystem):
 
 
 async def test_retention_has_them_given_back_before_a_message_goes() -> None:
-    """A disk that gets too full loses them first; they do not come back until there is room again."""
+    """A disk that gets too full loses advance segments first; they return only when there is space again."""
     disk, sender, clock = FillingDisk(), Sender(), ManualClock()
     config = config_of(disk_clean_ratio=0.75, disk_force_clean_ratio=0.77, disk_full_ratio=0.9)
     async with asyncio.timeout(60):
@@ -291,7 +296,7 @@ async def test_retention_has_them_given_back_before_a_message_goes() -> None:
             await send(store, sender, QUARTER)
         await prepared(store, 2)
         assert segments(disk) == [0, 1, 2, 3]
-        disk.foreign = 0.74  # with two segments in use below the force ratio, with four above
+        disk.foreign = 0.74  # below the force ratio with two segments, above it with four
         await store.retention.clean()
         assert segments(disk) == [0, 1]
         assert store.stats.segments_expired == 0
@@ -307,7 +312,7 @@ async def test_retention_has_them_given_back_before_a_message_goes() -> None:
 
 
 async def test_an_append_waits_for_the_removal_of_the_segment_that_it_needs() -> None:
-    """Its name is free again before it is made anew."""
+    """The file name is free before the segment is created again."""
     disk, sender = FillingDisk(), Sender()
     thread = Thread(disk)
     config = config_of(disk_clean_ratio=0.75, disk_force_clean_ratio=0.8, disk_full_ratio=0.9)
@@ -328,7 +333,7 @@ async def test_an_append_waits_for_the_removal_of_the_segment_that_it_needs() ->
 
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_segments_that_cannot_be_given_back_are_used(at_once: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """Their files are still there, so they stay in the log; also for an append that comes before anybody knows."""
+    """Their files still exist, so they stay in the log, also for an append before the error is known."""
     disk, sender = FillingDisk(), Sender()
     thread = Thread(disk)
     config = config_of(disk_clean_ratio=0.75, disk_force_clean_ratio=0.8, disk_full_ratio=0.9)
@@ -358,7 +363,7 @@ async def test_segments_that_cannot_be_given_back_are_used(at_once: bool, caplog
 
 
 async def test_a_failed_store_leaves_them_to_the_next_start(caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is removed by a store that does not know what is on its disk."""
+    """A failed store removes nothing, because it does not know the state of its disk."""
     caplog.set_level(logging.CRITICAL + 1)
     disk, sender = MemoryFileSystem(), Sender()
     async with serving(config_of(), disk) as store:
@@ -372,7 +377,7 @@ async def test_a_failed_store_leaves_them_to_the_next_start(caplog: pytest.LogCa
 
 
 async def test_services_that_end_and_begin_again() -> None:
-    """What the first ones had begun is taken over; nothing is made twice."""
+    """The second run takes over what the first began, and creates nothing twice."""
     disk, sender = MemoryFileSystem(), Sender()
     thread = Thread(disk)
     thread.at = "sync"
@@ -399,15 +404,15 @@ async def test_services_that_end_and_begin_again() -> None:
 
 
 async def test_services_that_end_leave_what_is_being_made_to_who_else_waits_for_it() -> None:
-    """Retention may wait for it as well, in a task that nobody has cancelled."""
+    """Retention may wait for the segment too, in a task that was not cancelled."""
     store = MessageStore.open(config_of(), file_system=MemoryFileSystem(), clock=ManualClock())
     go = threading.Event()
     async with asyncio.timeout(60):
         services = asyncio.create_task(store.run())
         await asyncio.sleep(0)
-        store._allocation._disk.submit(go.wait, 60)  # so that the next segment is asked for, and not begun
+        store._allocation._disk.submit(go.wait, 60)  # so that the next segment is requested but not started
         await send(store, Sender(), QUARTER)
-        while store._allocation._making is None:  # noqa: ASYNC110 - it is the state that matters
+        while store._allocation._making is None:  # noqa: ASYNC110 - waits for a state
             await asyncio.sleep(0.001)
         giving_back = asyncio.create_task(store._allocation.give_back())
         await asyncio.sleep(0)
@@ -419,6 +424,6 @@ async def test_services_that_end_leave_what_is_being_made_to_who_else_waits_for_
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
-    """By their full names."""
+    """Errors give the settings' full names."""
     with pytest.raises(ConfigError, match=r"store\.segments_ahead"):
         config_of(segments_ahead=-1)

@@ -1,4 +1,4 @@
-"""The log: where records go, what is committed and flushed, what is refused."""
+"""The log: where records are placed, what is committed and flushed, what is refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def log_on(disk: MemoryFileSystem, *, end: int | None = None, headroom: int = 0)
 
 
 def put(log: CommitLog, size: int) -> int:
-    """Append a record of `size` bytes; answer where it lies."""
+    """Append a record of `size` bytes; return its offset."""
     draft = Draft(Message("t", 0, b"x" * (size - 92 - 20)), store_host=("127.0.0.1", 1), property_crc=True)
     assert draft.size == size
     log.prepare([size])
@@ -36,7 +36,7 @@ def put(log: CommitLog, size: int) -> int:
 
 
 def test_records_lie_one_behind_another() -> None:
-    """The first record is at 0, the next at its end; wrote, committed and flushed move one after the other."""
+    """Each record begins at the end of the one before; wrote, committed and flushed advance in turn."""
     log = log_on(MemoryFileSystem())
     assert [put(log, 200), put(log, 300), put(log, 150)] == [0, 200, 500]
     assert (log.wrote, log.committed, log.flushed) == (650, 0, 0)
@@ -54,7 +54,7 @@ def test_records_lie_one_behind_another() -> None:
 
 @pytest.mark.parametrize(("left", "rolls"), [(8, False), (7, True), (0, True)])
 def test_eight_bytes_stay_free_for_a_blank(left: int, rolls: bool) -> None:
-    """A record that would leave less than 8 bytes goes to the next segment, behind a blank that fills this one."""
+    """A record that would leave less than 8 bytes goes to the next segment, after a blank that fills this one."""
     disk = MemoryFileSystem()
     log = log_on(disk)
     put(log, 1000)
@@ -71,7 +71,7 @@ def test_eight_bytes_stay_free_for_a_blank(left: int, rolls: bool) -> None:
 
 
 def test_a_record_too_large_for_any_segment_is_refused() -> None:
-    """Nothing is changed, and the message says what to do."""
+    """Nothing changes, and the error names the setting."""
     log = log_on(MemoryFileSystem())
     put(log, 200)
     with pytest.raises(InvalidMessageError, match=r"store\.segment_size"):
@@ -81,7 +81,7 @@ def test_a_record_too_large_for_any_segment_is_refused() -> None:
 
 
 def test_a_full_disk_refuses_with_nothing_changed() -> None:
-    """`prepare` raises StoreFullError; with room again the append goes on where it was."""
+    """`prepare` raises StoreFullError; once there is space the append succeeds."""
     disk = MemoryFileSystem(capacity=4096)
     log = log_on(disk)
     put(log, 3000)
@@ -93,7 +93,7 @@ def test_a_full_disk_refuses_with_nothing_changed() -> None:
 
 
 def test_another_error_while_making_room_is_not_a_full_disk() -> None:
-    """EIO passes as it is: the store must fail."""
+    """EIO is raised unchanged: the store must fail."""
     disk = MemoryFileSystem()
     log = log_on(disk)
     disk.fail_at("reserve", 1, errno.EIO)
@@ -103,7 +103,7 @@ def test_another_error_while_making_room_is_not_a_full_disk() -> None:
 
 
 def test_reading_where_nothing_is() -> None:
-    """Behind the end, in a blank, inside a record: errors that tell which."""
+    """Reads past the end, in a blank or inside a record raise errors that say which."""
     log = log_on(MemoryFileSystem())
     put(log, 3000)
     put(log, 3000)
@@ -122,7 +122,7 @@ def test_reading_where_nothing_is() -> None:
 
 
 def test_the_log_goes_on_behind_its_end() -> None:
-    """`set_end` within a segment, at its end, and with prepared segments behind it."""
+    """`set_end` works within a segment, at its end, and with prepared segments after it."""
     for end, expected in ((500, 500), (SEGMENT, SEGMENT), (SEGMENT + 10, SEGMENT + 10)):
         disk = MemoryFileSystem()
         run = FileRun(disk, LOG, SEGMENT)
@@ -142,7 +142,7 @@ def test_the_log_goes_on_behind_its_end() -> None:
     ],
 )
 def test_files_that_are_no_segments(name: str, size: int, match: str) -> None:
-    """A name, a size or a beginning that cannot be stops the opening and tells what to do."""
+    """An invalid name, size or first byte stops the opening, and the error says what to do."""
     disk = MemoryFileSystem()
     disk.make_directory(LOG)
     disk.create(LOG / name, size)
@@ -151,7 +151,7 @@ def test_files_that_are_no_segments(name: str, size: int, match: str) -> None:
 
 
 def test_an_empty_last_file_is_what_a_crash_leaves() -> None:
-    """It is removed; an empty file before others is an error."""
+    """An empty last file is removed; an empty file before others is an error."""
     disk = MemoryFileSystem()
     run = FileRun(disk, LOG, SEGMENT)
     run.create(0)

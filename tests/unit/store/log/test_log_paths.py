@@ -1,4 +1,4 @@
-"""A log in several directories: where segments are made, found, and left out, and what a missing one means."""
+"""A log in several directories: where segments are created, found or excluded, and what a missing one means."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KNOWN = DIRECTORY / "commitlog.paths"
 
 
 class Disks(MemoryFileSystem):
-    """Several, each as full as the test says."""
+    """Several disks, each with a fill level set by the test."""
 
     def __init__(self) -> None:
         super().__init__(clock=ManualClock())
@@ -70,7 +70,7 @@ class Harness:
 
 
 def test_segments_go_round_the_paths_in_the_order_of_their_names() -> None:
-    """File k lies in path k mod n, whatever order they are configured in; a reader does not notice."""
+    """File k is in path k mod n, whatever the configured order, and readers see one log."""
     harness = Harness(B, C, A)
     with harness.open() as store:
         harness.fill(store, 5)
@@ -84,7 +84,7 @@ def test_segments_go_round_the_paths_in_the_order_of_their_names() -> None:
 
 
 async def test_a_power_cut_before_every_operation() -> None:
-    """All that was synced is there, on whichever disk it was; none is missed that has nothing yet, or no more."""
+    """All synced messages are there, on every disk; a path without segments yet, or any more, is not missed."""
     harness = Harness(A, B, disk_force_clean_ratio=0.85)
     taken: list[tuple[MemoryFileSystem, list[Sent]]] = []
     durable: list[Sent] = []
@@ -99,7 +99,7 @@ async def test_a_power_cut_before_every_operation() -> None:
             harness.fill(store, 1)
             durable += harness.sender.sent[len(durable) :]
         harness.disk.ratios = {A.parent: 0.86, B.parent: 0.86}
-        durable.clear()  # from here on messages go
+        durable.clear()  # from here on messages are removed
         await store.retention.clean()
     harness.disk.before_operation = None
     assert len(taken) > 60
@@ -109,13 +109,13 @@ async def test_a_power_cut_before_every_operation() -> None:
 
 
 def test_a_path_is_added_and_one_becomes_read_only() -> None:
-    """New segments go to the writable ones; what lies in the read-only one is read, and nothing is written there."""
+    """New segments go to the writable paths; segments in the read-only path are read and never written."""
     harness = Harness(A)
     with harness.open() as store:
         harness.fill(store, 2)
     assert harness.numbers(A) == [0, 1, 2]
     content = harness.disk.contents()[A / f"{2 * SEGMENT:020d}"]
-    harness.disk.unlink(A / f"{2 * SEGMENT:020d}")  # moved to the new disk, as the next test's message says
+    harness.disk.unlink(A / f"{2 * SEGMENT:020d}")  # moved to the new disk, as the error of the next test advises
     harness.disk.make_directory(B)
     harness.disk.write_new(B / f"{2 * SEGMENT:020d}", content)
     with harness.open(A, B, C, read_only_commit_log_paths=(A,)) as store:
@@ -132,7 +132,7 @@ def test_a_path_is_added_and_one_becomes_read_only() -> None:
 
 
 def test_the_segment_in_use_cannot_be_read_only() -> None:
-    """The start says which file to move."""
+    """The error at startup names the file to move."""
     harness = Harness(A)
     with harness.open() as store:
         harness.fill(store, 1)
@@ -150,7 +150,7 @@ def test_the_segment_in_use_cannot_be_read_only() -> None:
     ids=["left out", "another instead", "as if there were one"],
 )
 def test_a_path_that_was_forgotten_is_refused(happens: Callable[[Harness], MessageStore], says: str) -> None:
-    """Nothing is lost by a mistake in the configuration: no store is opened on half of its log."""
+    """A wrong configuration loses nothing: a store is not opened with only part of its log."""
     harness = Harness(A, B)
     with harness.open() as store:
         harness.fill(store, 3)
@@ -163,7 +163,7 @@ def test_a_path_that_was_forgotten_is_refused(happens: Callable[[Harness], Messa
 
 
 def test_a_disk_that_is_not_mounted_is_refused() -> None:
-    """A path that had segments and has none is no reason to begin anew. It may be given up in so many words."""
+    """A path that lost all its segments does not start a new log. An explicit setting can give it up."""
     harness = Harness(A, B)
     with harness.open() as store:
         harness.fill(store, 3)
@@ -179,7 +179,7 @@ def test_a_disk_that_is_not_mounted_is_refused() -> None:
 
 
 def test_the_same_segment_twice_is_refused() -> None:
-    """After a copy instead of a move nobody can say which one counts."""
+    """After a copy instead of a move it is unknown which file is valid."""
     harness = Harness(A, B)
     with harness.open() as store:
         harness.fill(store, 2)
@@ -190,7 +190,7 @@ def test_the_same_segment_twice_is_refused() -> None:
 
 
 def test_the_usual_place_leaves_no_trace() -> None:
-    """With the one default path nothing is written down; and not any more when all is back in it."""
+    """The one default path is not recorded, nor is it when all segments are back in it."""
     harness = Harness()
     with harness.open() as store:
         harness.fill(store, 1)
@@ -210,7 +210,7 @@ def test_the_usual_place_leaves_no_trace() -> None:
 
 
 async def test_a_full_disk_gets_no_new_segment() -> None:
-    """Above the force watermark it is left out until it is below; messages are taken as long as one disk has room."""
+    """Above the force watermark a disk gets no segment; messages are accepted while one disk has space."""
     harness = Harness(A, B, disk_clean_ratio=0.75, disk_force_clean_ratio=0.85, disk_full_ratio=0.9)
     with harness.open() as store:
         harness.fill(store, 1)
@@ -234,7 +234,7 @@ async def test_a_full_disk_gets_no_new_segment() -> None:
 
 
 def test_a_disk_that_is_found_full_by_an_append() -> None:
-    """The segment is made on another one at once; only with every disk full is the message refused."""
+    """The segment is created on another disk at once; the message is refused only if every disk is full."""
     harness = Harness(A, B, disk_headroom=1 << 20)
     with harness.open() as store:
         harness.fill(store, 0)
@@ -255,16 +255,17 @@ def test_a_disk_that_is_found_full_by_an_append() -> None:
 def test_the_segment_in_use_ends_when_its_disk_is_full(
     mode: str, restarted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With room on another disk the log goes on there at once, and not only when retention has made room; a blank of
-    the rest ends the segment, so that nothing is damaged for a start, the tools, or RocketMQ.
+    """With space on another disk the log continues there at once, without waiting for retention.
+
+    A blank fills the rest of the segment, so that a start, the tools and RocketMQ find no damage.
     """
-    monkeypatch.setattr("aerobee_store.log.mapped_file._RESERVE_SIZE", 1)  # room is taken as it is needed
+    monkeypatch.setattr("aerobee_store.log.mapped_file._RESERVE_SIZE", 1)  # blocks are reserved only when needed
     harness = Harness(A, B, disk_headroom=1 << 20, write_mode=mode)
     store = harness.open()
     harness.sender.append(store, [harness.sender.message(3000)])
     if restarted:
         store.close()
-        store = harness.open()  # what was reserved behind the end is not known any more
+        store = harness.open()  # the blocks reserved past the end are no longer known
     end = store.positions[0]
 
     def before(operation: Operation) -> None:
@@ -288,7 +289,7 @@ def test_the_segment_in_use_ends_when_its_disk_is_full(
 
 @pytest.mark.parametrize("mode", ["gathered", "mapped", "pool"])
 def test_a_power_cut_while_a_segment_ends_early(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before any operation, with any part of what was not synced: what was answered is there, and not damaged."""
+    """After a power cut before any operation, answered messages are there and undamaged."""
     monkeypatch.setattr("aerobee_store.log.mapped_file._RESERVE_SIZE", 1)
     harness = Harness(A, B, disk_headroom=1 << 20, write_mode=mode)
     taken: list[tuple[MemoryFileSystem, list[Sent]]] = []
@@ -317,7 +318,7 @@ def test_a_power_cut_while_a_segment_ends_early(mode: str, monkeypatch: pytest.M
 
 
 def test_a_segment_stays_in_use_when_every_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message is refused, nothing of the log has changed, and it goes on in its place when there is room again."""
+    """The message is refused and the log is unchanged; it continues in place when there is space again."""
     monkeypatch.setattr("aerobee_store.log.mapped_file._RESERVE_SIZE", 1)
     harness = Harness(A, B, disk_headroom=1 << 20)
     with harness.open() as store:
@@ -337,7 +338,7 @@ def test_a_segment_stays_in_use_when_every_disk_is_full(monkeypatch: pytest.Monk
 
 
 def test_a_path_above_the_watermark_is_better_than_one_without_room() -> None:
-    """Retention leaves out both, one of them is really full: the log goes on on the other."""
+    """Retention excludes both paths, but only one is full: the log continues on the other."""
     harness = Harness(A, B, disk_headroom=1 << 20)
     with harness.open() as store:
         harness.sender.append(store, [harness.sender.message(3000)])
@@ -349,7 +350,7 @@ def test_a_path_above_the_watermark_is_better_than_one_without_room() -> None:
 
 
 def test_the_disk_of_every_path_is_shown() -> None:
-    """Those that are only read as well; one that cannot be asked is left out, and the others are told all the same."""
+    """Read-only paths are shown too; a disk that cannot be queried is left out, and the others are still shown."""
     harness = Harness(A, B, read_only_commit_log_paths=(C,))
     harness.disk.ratios = {A.parent: 0.5, B.parent: 0.25, C.parent: 0.75}
     for path in (A, B, C):
@@ -364,12 +365,12 @@ def test_the_disk_of_every_path_is_shown() -> None:
                 raise OSError(errno.EIO, "gone")
             return ask(path)
 
-        harness.disk.usage = usage  # type: ignore[method-assign]  # a disk that breaks
+        harness.disk.usage = usage  # type: ignore[method-assign]  # a failing disk
         assert set(store.status().log_disks) == {A, C}
 
 
 async def test_retention_removes_from_every_path() -> None:
-    """Read-only ones included; a path whose last segment expired is not missed at the next start."""
+    """Read-only paths are included; a path whose last segment expired is not missed at the next start."""
     harness = Harness(A, B, disk_clean_ratio=0.75, disk_force_clean_ratio=0.85)
     with harness.open() as store:
         harness.fill(store, 5)
@@ -386,7 +387,7 @@ async def test_retention_removes_from_every_path() -> None:
 
 
 def test_every_path_may_not_be_read_only() -> None:
-    """New segments need a place."""
+    """At least one path must accept new segments."""
     with pytest.raises(ConfigError, match=r"store\.commit_log_paths"):
         replace(StoreConfig.tiny(DIRECTORY), commit_log_paths=(A,), read_only_commit_log_paths=(A,))
     with pytest.raises(ConfigError, match=r"store\.commit_log_paths"):
@@ -394,7 +395,7 @@ def test_every_path_may_not_be_read_only() -> None:
 
 
 def test_the_tools_find_every_path(tmp_path: Path) -> None:
-    """They read what the store wrote down: nothing has to be said to them. A copy has the whole log in one place."""
+    """The tools read the recorded paths and need no option. A backup has the whole log in one place."""
     directory, paths = tmp_path / "store", (tmp_path / "a", tmp_path / "b")
     config = replace(StoreConfig.tiny(directory), commit_log_paths=paths)
     sender = Sender()
@@ -432,7 +433,7 @@ def test_the_tools_find_every_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", ["write", "sync", "rename", "sync_directory"])
 def test_paths_that_cannot_be_written_down_leave_no_segment_behind(at: str) -> None:
-    """The message is refused, no file of the segment is in the way of the next try, and the store can be opened."""
+    """The message is refused, no file blocks the next try, and the store can be opened."""
     harness = Harness(A, B)
     store = harness.open()
     harness.fill(store, 0)
@@ -454,14 +455,14 @@ def test_paths_that_cannot_be_written_down_leave_no_segment_behind(at: str) -> N
     harness.fill(store, 1)
     assert harness.numbers(B) == [1]
     compare(store, harness.sender.sent, harness.sender.sent)
-    for seed in range(8):  # what a failed sync has dropped is not in the file that counts
+    for seed in range(8):  # data dropped by a failed sync is not in the valid file
         with MessageStore.open(harness.config, file_system=harness.disk.crash(seed), clock=ManualClock()) as after:
             compare(after, harness.sender.sent, harness.sender.sent)
     store.close()
 
 
 def test_a_segment_whose_removal_was_not_synced_is_gone() -> None:
-    """Its path is not said to have segments by what is written down next, and the store can be opened."""
+    """The next record of the paths does not list its path as having segments, and the store can be opened."""
     disk = Disks()
     run = LogPaths(disk, replace(StoreConfig.tiny(DIRECTORY), commit_log_paths=(A, B)))
     disk.make_directory(DIRECTORY)
@@ -483,7 +484,7 @@ def test_a_segment_whose_removal_was_not_synced_is_gone() -> None:
 
 
 async def test_segments_are_made_in_advance_in_a_path_that_is_not_there_yet(tmp_path: Path) -> None:
-    """A path comes into being with its first segment, whoever makes that."""
+    """A path is created with its first segment, in advance or on demand."""
     config = replace(
         StoreConfig.tiny(tmp_path / "store"), commit_log_paths=(tmp_path / "a", tmp_path / "b"), segments_ahead=1
     )
@@ -504,8 +505,11 @@ async def test_segments_are_made_in_advance_in_a_path_that_is_not_there_yet(tmp_
 
 
 def test_a_live_copy_of_paths_within_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are the log, and no other files of the store: each segment is copied once, and up to the end of the copy.
-    Also if the store is named by a relative path, which the paths of its log never are."""
+    """Log paths inside the store's directory are copied only as log.
+
+    Each segment is copied once, up to the end of the copy, also if the store is given by a relative path, which the
+    log's paths never are.
+    """
     monkeypatch.chdir(tmp_path)
     directory = tmp_path / "store"
     config = replace(StoreConfig.tiny(directory), commit_log_paths=(directory / "log-a", directory / "log-b"))
@@ -524,7 +528,7 @@ def test_a_live_copy_of_paths_within_the_store(tmp_path: Path, monkeypatch: pyte
 
 
 def test_paths_are_written_down_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that is named by a relative path, opened from elsewhere the next time."""
+    """A store opened by a relative path can be opened from another directory the next time."""
     (tmp_path / "a").mkdir()
     monkeypatch.chdir(tmp_path)
     read_only = (tmp_path / "a",)
@@ -542,8 +546,10 @@ def test_paths_are_written_down_whole(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("operation", ["create", "sync", "sync_directory", "rename", "unlink", "make_directory"])
 async def test_an_error_at_every_operation(operation: str) -> None:
-    """With segments made in advance and given back: what was answered is there after a kill or a power cut, and no
-    start is refused for what was half done."""
+    """With segments allocated in advance and given back, answered messages survive a kill or a power cut.
+
+    No start is refused because of an unfinished operation.
+    """
     config = replace(Harness(A, B, segments_ahead=2, disk_clean_ratio=0.75).config, derived_flush_interval_seconds=0.01)
     for number in range(1, 25, 2):
         disk, sender = Disks(), Sender()

@@ -25,7 +25,7 @@ def encoded(body: bytes, place: int) -> bytes:
 
 
 def test_the_first_record_from_any_byte_on(tmp_path: Path) -> None:
-    """Whatever bodies contain, the answer is a place where a record begins; behind the last there is none."""
+    """Whatever bodies contain, the result is the start of a record; after the last record there is none."""
     log = bytearray()
     starts = []
     for number in range(6):

@@ -1,4 +1,4 @@
-"""The ways to move records to the page cache: the same log, positions and promises, whichever is chosen."""
+"""The write modes, which move records to the page cache, give the same log, positions and promises."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def config_of(write_mode: WriteMode, **changes: object) -> StoreConfig:
 
 
 class Gate:
-    """Lets writes to the log from other threads than the loop's wait."""
+    """Holds back writes to the log from threads other than the event loop's."""
 
     def __init__(self, disk: MemoryFileSystem) -> None:
         self.go = threading.Event()
@@ -61,7 +61,7 @@ def log_bytes(disk: MemoryFileSystem) -> dict[Path, bytes]:
 
 
 def test_every_mode_writes_the_same_log() -> None:
-    """Over the ends of segments, closed and opened again, byte for byte."""
+    """Logs of several segments, closed and reopened, are equal byte for byte."""
     logs = []
     for write_mode in MODES:
         disk, sender, clock = MemoryFileSystem(), Sender(), ManualClock()
@@ -80,8 +80,11 @@ def test_every_mode_writes_the_same_log() -> None:
 
 @pytest.mark.parametrize("write_mode", MODES)
 def test_the_positions_of_a_segment_and_of_the_log(write_mode: WriteMode) -> None:
-    """wrote, committed and flushed, absolute and per segment; what is stored through a mapping is committed at once,
-    and answered, read and dispatched with the tick like everything else."""
+    """wrote, committed and flushed, absolute and per segment.
+
+    Bytes stored through a mapping are committed at once, but answered, read and dispatched with the tick, as in the
+    other modes.
+    """
     disk = MemoryFileSystem()
     config = config_of(write_mode)
     config = replace(config, segment_size=4096)
@@ -123,7 +126,7 @@ def test_the_positions_of_a_segment_and_of_the_log(write_mode: WriteMode) -> Non
 @pytest.mark.parametrize("write_mode", MODES)
 @pytest.mark.parametrize("flush", ["sync", "async"])
 async def test_an_answered_message_is_in_the_page_cache(write_mode: WriteMode, flush: str) -> None:
-    """With every mode what is answered survives the death of the process; with sync flush a power cut, too."""
+    """In every mode an answered message survives a killed process, and with sync flush a power cut too."""
     disk, sender = MemoryFileSystem(), Sender()
     async with serving(config_of(write_mode, flush=flush, commit_interval_seconds=50.0), disk) as store:
         for size in (50, 5000, 7000, 8000, 100):
@@ -137,7 +140,7 @@ async def test_an_answered_message_is_in_the_page_cache(write_mode: WriteMode, f
 
 @pytest.mark.parametrize(("operation", "write_mode"), [("write", "pool"), ("sync", "pool"), ("sync", "mapped")])
 async def test_a_failed_write_is_final(operation: str, write_mode: WriteMode) -> None:
-    """In whatever thread it happens: who waits is told, and the store takes no more messages."""
+    """In any thread, a failed write fails the waiters, and the store accepts no more messages."""
     disk, sender = MemoryFileSystem(), Sender()
     async with serving(config_of(write_mode), disk) as store:
         sender.append(store, [sender.message(50)])
@@ -154,7 +157,7 @@ async def test_a_failed_write_is_final(operation: str, write_mode: WriteMode) ->
 
 
 async def test_the_event_loop_does_not_wait_for_the_file() -> None:
-    """While the thread writes a segment, messages go on into the buffers; nothing of them is in the file."""
+    """While the thread writes a segment, appends continue into the buffers and not into the file."""
     disk, sender = MemoryFileSystem(), Sender()
     gate = Gate(disk)
     async with serving(config_of("pool", commit_interval_seconds=0.01), disk) as store:
@@ -173,7 +176,7 @@ async def test_the_event_loop_does_not_wait_for_the_file() -> None:
 
 
 async def test_few_bytes_wait_for_the_thorough_interval() -> None:
-    """Less than the fewest pages are not written by the interval, as long as nobody waits for them; then they are."""
+    """Less than the minimum of pages is written only by the thorough interval, as long as there is no waiter."""
     disk, sender = MemoryFileSystem(), Sender()
     settings = {"commit_interval_seconds": 0.01, "commit_pages_min": 2, "flush_interval_seconds": 900.0}
     async with serving(config_of("pool", commit_thorough_interval_seconds=900.0, **settings), disk) as store:
@@ -190,7 +193,7 @@ async def test_few_bytes_wait_for_the_thorough_interval() -> None:
 
 
 async def test_fast_failure_when_no_buffer_is_left() -> None:
-    """With both buffers in use the next segment is refused, nothing has changed, and a moment later it works."""
+    """With both buffers in use the next segment is refused, nothing changes, and a later try succeeds."""
     disk, sender = MemoryFileSystem(), Sender()
     gate = Gate(disk)
     async with serving(config_of("pool", pool_fast_failure=True), disk) as store:
@@ -203,7 +206,7 @@ async def test_fast_failure_when_no_buffer_is_left() -> None:
         assert (store.positions[0], store.queue_range("orders", 0)) == before
         assert store.status().pool_buffers_free == 0
         assert store.state == "open"
-        message = sender.message(7500)  # what consumers need is never refused for this
+        message = sender.message(7500)  # consumers' internal records are never refused for this
         sender.note([message], store.append([message], internal=True))
         gate.go.set()
         await store.wait_stored(store.positions[0])
@@ -213,7 +216,7 @@ async def test_fast_failure_when_no_buffer_is_left() -> None:
 
 
 async def test_without_fast_failure_segments_without_a_buffer_are_written_as_usual() -> None:
-    """Far more than the buffers hold, in one tick: all of it is stored, in the order of the log."""
+    """Far more than the buffers hold, in one tick, is all stored in the order of the log."""
     disk, sender = MemoryFileSystem(), Sender()
     async with serving(config_of("pool"), disk) as store:
         for _ in range(20):
@@ -228,7 +231,7 @@ async def test_without_fast_failure_segments_without_a_buffer_are_written_as_usu
 
 
 def test_one_append_may_fill_more_segments_than_there_are_buffers() -> None:
-    """With fast failure, too: no waiting would ever make room for it."""
+    """It succeeds with fast failure too, because waiting would never free enough buffers."""
     disk, sender = MemoryFileSystem(), Sender()
     with MessageStore.open(config_of("pool", pool_fast_failure=True), file_system=disk, clock=ManualClock()) as store:
         sender.append(store, [sender.message(7500) for _ in range(12)])
@@ -238,7 +241,7 @@ def test_one_append_may_fill_more_segments_than_there_are_buffers() -> None:
 
 
 def test_buffers_that_may_not_be_locked_are_said_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    """One line names the cause and what to do; the pool works all the same."""
+    """One line names the cause and the remedy, and the pool still works."""
     disk = MemoryFileSystem()
     disk.may_lock_memory = False
     with caplog.at_level(logging.WARNING):
@@ -250,7 +253,7 @@ def test_buffers_that_may_not_be_locked_are_said_so_once(caplog: pytest.LogCaptu
 
 
 def test_a_pool_with_few_free_buffers_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    """From the buffer on that leaves less than 40 %; not before."""
+    """A warning is logged once fewer than 40 % of the buffers are free, and not before."""
     pool = BufferPool(MemoryFileSystem(), 4096, 5, fast_failure=False)
     free = []
     for _ in range(5):
@@ -261,7 +264,7 @@ def test_a_pool_with_few_free_buffers_says_so(caplog: pytest.LogCaptureFixture) 
 
 
 def test_memory_of_the_machine_is_locked_and_unlocked() -> None:
-    """What the limit permits is locked; what it does not raises an error that names the reason."""
+    """Memory within the limit is locked; beyond it an error names the reason."""
     disk = DiskFileSystem()
     memory = disk.memory(1 << 16)
     memory[:3] = b"abc"
@@ -284,14 +287,16 @@ def test_memory_of_the_machine_is_locked_and_unlocked() -> None:
     [{"write_mode": "fast"}, {"pool_buffer_count": 1}, {"commit_pages_min": 0}, {"commit_interval_seconds": 0.0}],
 )
 def test_settings_that_cannot_work_are_refused(changes: dict[str, object]) -> None:
-    """By their full names."""
+    """Errors give the settings' full names."""
     with pytest.raises(ConfigError, match=rf"store\.{next(iter(changes))}: "):
-        replace(StoreConfig.tiny(DIRECTORY), **changes)  # type: ignore[arg-type]  # wrong on purpose
+        replace(StoreConfig.tiny(DIRECTORY), **changes)  # type: ignore[arg-type]  # invalid on purpose
 
 
 def test_a_commit_that_nobody_waited_for_to_its_end_counts() -> None:
-    """Of two at a time, one for a sync that was cancelled, the other tells of all that was written: nobody would ever
-    write it again, and who waits for it would wait for ever."""
+    """Of two concurrent commits the one for a sync is cancelled; the other must report all written bytes.
+
+    They are never written again, so that waiters would otherwise wait forever.
+    """
     disk, config = MemoryFileSystem(), replace(config_of("pool"), segment_size=4096)
     log = CommitLog(
         MappedFileQueue(FileRun(disk, LOG, 4096), segments_of(config, BufferPool.of(config, disk))),
