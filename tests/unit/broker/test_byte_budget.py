@@ -106,7 +106,7 @@ async def test_nothing_is_lost_whatever_is_cancelled() -> None:
 
 
 async def test_there_is_room_for_anybody_while_nobody_can_be_full() -> None:
-    """This holds while the total is below the limit of one owner. Above it, the owner matters."""
+    """This holds while fewer bytes are taken than one owner may have. After that, it depends on the owner."""
     bytes_ = budget(total=100, owner=50)
     assert bytes_.has_free_for_all()
     bytes_.take_now(49, ("a",))

@@ -227,7 +227,7 @@ def joined(encoded: list[bytes]) -> bytes:
 
 
 def test_few_and_too_many_messages_are_left_to_protobuf() -> None:
-    """So are requests with another field; truncated ones are refused."""
+    """Requests with another field are left to protobuf, too; truncated ones are refused."""
     assert columns_of(request_of(messages(COUNT_MIN))) is not None
     assert columns_of(request_of(messages(COUNT_MIN - 1))) is None
     assert columns_of(request_of(messages(1)) * COUNT_MAX) is not None

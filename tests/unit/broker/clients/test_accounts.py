@@ -105,7 +105,7 @@ def test_whoever_does_not_is_nobody(file: Path, authorization: str | bytes | Non
 
 
 def test_a_certificate_is_of_one_account(file: Path) -> None:
-    """An account is found by the whole subject. A signature takes precedence; without a secret key none is valid."""
+    """An account is found by the whole subject. A signature takes precedence. Without a secret key, none is valid."""
     write(file, "[accounts.a]\ncertificate = 'CN=a'\n[accounts.b]\nsecret_key = 'mySecret'\ncertificate = 'CN=b,O=x'")
     accounts = Accounts(file)
     assert accounts.of_call(None, None, "CN=a").access_key == "a"

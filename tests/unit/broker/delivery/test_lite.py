@@ -180,7 +180,7 @@ async def test_order_within_a_lite_topic(harness: Harness) -> None:
 
 
 async def test_a_client_that_is_gone(harness: Harness) -> None:
-    """Its subscriptions are removed, its wait ends, and others get its messages after a second."""
+    """Subscriptions of the client are removed, its receive ends, and others get its messages after a second."""
     await subscribe(harness, "a")
     await subscribe(harness, "a", client_id="other")
     await say(harness, "a", "a1")
@@ -252,7 +252,7 @@ async def test_lite_topics_expire(harness: Harness) -> None:
 
 
 async def test_a_parent_topic_is_deleted(harness: Harness) -> None:
-    """Its lite topics and their positions are deleted too, and waiting receives fail."""
+    """Deleting the parent deletes its lite topics and their positions. Waiting receives fail."""
     await subscribe(harness, "a")
     await say(harness, "a", "a1", "a2")
     await receive(harness, 1)

@@ -106,7 +106,7 @@ def test_what_does_not_match_is_not_decoded(store: MessageStore, monkeypatch: py
 
     monkeypatch.setattr(MessageStore, "read", counted)
     assert searched(store, "price = 7777") == ([], 0)
-    assert len(read) == 1  # at the end of the queue
+    assert len(read) == 1  # the read at the end of the queue
 
 
 def test_an_answer_has_a_bound_in_bytes(store: MessageStore) -> None:

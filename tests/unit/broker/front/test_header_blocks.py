@@ -52,7 +52,7 @@ def test_an_entry_that_was_evicted_is_refused() -> None:
 
 
 def test_the_table_never_exceeds_the_size_that_was_announced() -> None:
-    """The announced size is the default of 4,096 bytes. A client that sets one byte more is refused."""
+    """No size was announced, so the default of 4,096 bytes applies. A client that sets one byte more is refused."""
     decoder = BlockDecoder(1 << 15)
     assert decoder.fields(b"\x3f\xe1\x1f") == []
     with pytest.raises(HeaderBlockError) as caught:

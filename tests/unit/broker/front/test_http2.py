@@ -90,7 +90,7 @@ def test_data_is_handed_on_before_its_frame_is_whole() -> None:
 
 
 def test_large_data_is_not_copied_unless_it_keeps_more_than_itself() -> None:
-    """Data is a view of the read buffer, but a copy if the view would keep a much larger buffer in memory."""
+    """Data is a view of the read buffer. It is a copy if the view would keep a much larger buffer in memory."""
     message = bytes(range(256)) * 1000
     sent = data(1, message) + data(3, b"x" * 40)
     core = greeted()
@@ -309,7 +309,7 @@ def test_who_takes_nothing_is_found() -> None:
     ],
 )
 def test_floods_of_frames_that_only_cause_work(frame: bytes) -> None:
-    """They end the connection above the limit. Each second the limit is relaxed."""
+    """Too many of these frames end the connection. The count is lowered each second."""
     core = greeted(FrontConfig(cheap_frame_count_max=100))
     stream = opened(core, ended=False)
     core.send_headers(stream, BLOCK)
@@ -422,7 +422,7 @@ def test_requests_that_arrive_too_slowly_are_found() -> None:
 
 
 def test_streams_above_the_bound_are_refused() -> None:
-    """They are refused with REFUSED_STREAM, so that the client may retry."""
+    """The refusal is REFUSED_STREAM, so that the client may retry."""
     core = greeted(FrontConfig(stream_count_max=2))
     opened(core, 1)
     opened(core, 3)

@@ -145,7 +145,7 @@ def test_stat_sets_under_their_names(harness: Harness) -> None:
 
 
 def test_dead_letters_of_a_group(harness: Harness) -> None:
-    """They are counted by the offsets of the dead-letter queue."""
+    """Dead letters are counted by the offsets of the dead-letter queue."""
     harness.store.append([Message("%DLQ%billing", 0, b"x"), Message("%DLQ%billing", 0, b"y")])
     harness.store.flush()
     assert harness.stats.item("DLQ_PUT_NUMS", "%DLQ%billing@billing", "minute").sum == 2

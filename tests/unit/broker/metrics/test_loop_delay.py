@@ -34,7 +34,7 @@ async def test_a_long_step_is_measured_and_named(
                 before = delay.slow_steps
                 await asyncio.sleep(0.01)
                 module["dawdle"](0.5)  # type: ignore[operator]
-                while delay.slow_steps == before:  # noqa: ASYNC110 - nobody is told
+                while delay.slow_steps == before:  # noqa: ASYNC110 - there is no event for it
                     await asyncio.sleep(0.01)
     running.cancel()
     with suppress(asyncio.CancelledError):
@@ -49,7 +49,7 @@ async def test_the_processor_time_of_a_step_is_measured() -> None:
     delay = LoopDelay()
     running = asyncio.create_task(delay.run())
     async with asyncio.timeout(60):
-        while not delay.seconds.count:  # noqa: ASYNC110 - nobody is told
+        while not delay.seconds.count:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.01)
         time.sleep(0.5)  # noqa: ASYNC251  # blocks the loop on purpose
         beats = delay.seconds.count

@@ -64,7 +64,7 @@ def test_epochs_and_confirmed_offsets_of_the_golden_streams() -> None:
 
 
 def test_a_report_of_four_gigabytes_is_no_handshake() -> None:
-    """A report of 2^32 begins like a handshake. The next report, or a pause, shows which one it is."""
+    """A report of 4 GiB begins like a handshake. The next report, or a pause, shows which one it is."""
     report = 1 << 32
     alone = ReplicaReader()
     assert alone.feed(encode_report(report, "plain")) == []
@@ -102,7 +102,7 @@ def test_what_is_no_report() -> None:
 
 
 def test_a_heartbeat_is_a_unit_without_a_body() -> None:
-    """This holds in both protocols."""
+    """Both protocols use such units as heartbeats."""
     for protocol, unit in (("plain", Unit(5, b"")), ("epochs", Unit(5, b"", 2, 1, 4))):
         reader = MasterReader("plain" if protocol == "plain" else "epochs")
         start = b"" if protocol == "plain" else MasterHandshake(5, (Epoch(2, 1),)).encode()

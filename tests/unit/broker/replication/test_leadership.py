@@ -106,7 +106,7 @@ async def _until(is_true: object) -> None:
 
 
 async def test_nothing_is_confirmed_once_the_lease_has_expired(tmp_path: Path) -> None:
-    """This holds even if every broker of the claim has the message."""
+    """A message is not confirmed even if every broker of the claim has it."""
     master = await _Master(tmp_path).start()
     await master.acknowledgements.wait(500)
     master.time += 8.1

@@ -73,7 +73,7 @@ def test_a_message_of_the_largest_body_is_read() -> None:
 
 @pytest.mark.parametrize("hidden", [1, 2, 3])
 def test_entries_inside_messages_are_counted_before_they_are_parsed(hidden: int) -> None:
-    """A million two-byte entries in a message, its system properties, or an unknown field are refused unparsed."""
+    """A million two-byte entries in the property map, the keys, or an unknown field are refused unparsed."""
     system = v2.Message.DESCRIPTOR.fields_by_name["system_properties"].number
     keys = v2.SystemProperties.DESCRIPTOR.fields_by_name["keys"].number
     user = v2.Message.DESCRIPTOR.fields_by_name["user_properties"].number

@@ -117,7 +117,7 @@ def test_names_that_are_refused(name: str, cause: str) -> None:
 
 @pytest.mark.parametrize("name", ["%RETRY%g", "%DLQ%g", "%LMQ%t", "%RETRY%shop%g", "shop%%LMQ%t", "shop%TBW102"])
 def test_new_topics_cannot_take_reserved_names(name: str) -> None:
-    """They are refused inside a namespace, too."""
+    """Reserved names are refused inside a namespace, too."""
     with pytest.raises(IllegalTopicError, match="choose another name"):
         TopicTable(StepClock()).create(TopicConfig(name=name))
 

@@ -303,7 +303,7 @@ async def test_orderly_restart_keeps_everything(start: Start) -> None:
 
 
 async def test_what_was_due_while_the_broker_was_down_comes_at_once(start: Start) -> None:
-    """This includes downtime longer than the wheel's slots."""
+    """Downtime may be longer than the wheel has slots for."""
     harness = await start()
     await harness.send("a", 10)
     await harness.send("b", 90)
@@ -414,7 +414,7 @@ async def recall(harness: TimerHarness, body: str, deliver_ms: int) -> bool:
 @pytest.mark.parametrize("delay", [0.8, 1.0, 50.0, 150.0, 700.25])
 @pytest.mark.parametrize("crash", ["no", "kill", "save and kill", "restart"])
 async def test_recalled_message_never_comes(start: Start, delay: float, crash: str) -> None:
-    """This holds for any delay and after a crash. Other messages are delivered."""
+    """A recall holds for any delay and after a crash. Other messages are delivered."""
     harness = await start()
     due = await harness.send("a", delay)
     await harness.send("b", delay)
@@ -437,7 +437,7 @@ async def test_recalled_message_never_comes(start: Start, delay: float, crash: s
 
 
 async def test_recall_in_the_last_moment(start: Start) -> None:
-    """A recall in the last millisecond before the delivery succeeds."""
+    """A recall succeeds even in the step of the event loop before the delivery."""
     harness = await start()
     due = await harness.send("a", 1.5)
     await harness.advance(1.499)
@@ -518,7 +518,7 @@ async def test_a_slot_is_not_done_before_its_messages_are_durable() -> None:
 
 
 async def test_recall_names_one_message_exactly(start: Start) -> None:
-    """RocketMQ joins topic and id without a separator, so two messages may have the same text. Only one is recalled."""
+    """RocketMQ joins topic and id without a separator. Of two messages with the same joined text, one is recalled."""
     harness = await start()
     due_ms = START_MS + 1500
     for topic, message_id in (("orders", "1x"), ("orders1", "x")):
@@ -540,7 +540,7 @@ def foreign(body: str, out_ms: int, **properties: str) -> Message:
 
 
 async def test_messages_of_rocketmq_are_not_early(start: Start) -> None:
-    """A delivery time is kept. With a delay, the message waits for the step that RocketMQ rounded down to."""
+    """A delivery time is kept. A delayed message waits for the end of the step that RocketMQ rounded down to."""
     harness = await start()
     out_ms = START_MS + 2000
     messages = [
@@ -573,7 +573,7 @@ def test_settings_that_cannot_work(change: dict[str, Any]) -> None:
 
 
 async def test_body_limit_that_was_lowered(start: Start) -> None:
-    """A message above the new limit is dropped and does not block the others."""
+    """A message above the new limit counts as lost and does not block the others."""
     harness = await start()
     await harness.send("x" * 6000, 2)
     await harness.send("small", 2)

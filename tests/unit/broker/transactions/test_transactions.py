@@ -49,7 +49,7 @@ async def harness(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
 
 
 async def test_half_message_is_stored_as_rocketmq_stores_it(harness: TransactionHarness) -> None:
-    """It is in the half topic with its real topic and queue as properties, and its own topic is empty."""
+    """A half message has its real place in properties and no transaction bits. Its own topic is empty."""
     assert await harness.send("T1", tag="card", keys=["k1"]) == [0]
     [record] = harness.stored(HALF_TOPIC)
     assert (record.queue_id, record.sys_flag & TransactionType.ROLLBACK, record.body) == (0, 0, b"pay")
@@ -396,7 +396,7 @@ async def test_a_clock_that_jumps_ahead_gives_nothing_up(tmp_path: Path, restart
 
 
 async def test_a_producer_that_reads_slowly_gets_no_more_than_it_can_hold(harness: TransactionHarness) -> None:
-    """Its stream keeps 64 commands and drops the oldest. No check is lost or counted without being sent."""
+    """The producer's stream keeps 64 commands and drops the oldest. No check is lost or counted without being sent."""
     sender = harness.producer("sender", TOPIC)
     names = [f"T{number}" for number in range(100)]
     await harness.send(*names)
@@ -616,7 +616,7 @@ async def test_a_delayed_commit_that_lost_its_op(harness: TransactionHarness) ->
 
 
 async def test_a_half_message_that_the_disk_has_spoilt(harness: TransactionHarness) -> None:
-    """Its commit is refused, its check drops it, and other transactions are unaffected."""
+    """The commit is refused, the check drops the transaction, and others are unaffected."""
     await harness.send("T1", "T2")
     [first, _] = harness.stored(HALF_TOPIC)
     log = harness.directory / "commitlog" / f"{0:020}"
