@@ -30,7 +30,7 @@ def crash(directory: Path) -> None:
 
 
 def test_recovery_does_not_bring_back_the_messages_of_a_deleted_topic(tmp_path: Path) -> None:
-    """After a crash whose recovery reads the old records again, the topic has no queue and queries find nothing."""
+    """After a crash whose recovery reads the old records again, the topic has no queue and no query results."""
     config = StoreConfig.tiny(tmp_path / "store")
     with MessageStore.open(config) as store:
         fill(store, "orders", 30)
@@ -45,7 +45,7 @@ def test_recovery_does_not_bring_back_the_messages_of_a_deleted_topic(tmp_path: 
 
 
 def test_a_topic_of_the_same_name_goes_on_at_the_old_offsets(tmp_path: Path) -> None:
-    """Its first message follows the old topic's last, also after restarts and a crash, and no old message shows."""
+    """Its first message follows the old topic's last, even after restarts and a crash, and no old message appears."""
     config = StoreConfig.tiny(tmp_path / "store")
     with MessageStore.open(config) as store:
         fill(store, "orders", 30)
@@ -62,7 +62,7 @@ def test_a_topic_of_the_same_name_goes_on_at_the_old_offsets(tmp_path: Path) -> 
 
 
 def test_a_damaged_note_stops_the_start(tmp_path: Path) -> None:
-    """A table of deleted topics that cannot be read is named in one line; messages would come back otherwise."""
+    """An unreadable table of deleted topics is named in one line; otherwise deleted messages would return."""
     config = StoreConfig.tiny(tmp_path / "store")
     with MessageStore.open(config) as store:
         fill(store, "orders", 1)
@@ -73,7 +73,7 @@ def test_a_damaged_note_stops_the_start(tmp_path: Path) -> None:
 
 
 def test_an_emptied_note_stops_the_start(tmp_path: Path) -> None:
-    """Without it the messages of the deleted topic would be back; a first note has no older copy that would tell."""
+    """Without the table deleted messages would return; a first table has no older copy to reveal the loss."""
     config = StoreConfig.tiny(tmp_path / "store")
     with MessageStore.open(config) as store:
         fill(store, "orders", 3)
@@ -84,7 +84,7 @@ def test_an_emptied_note_stops_the_start(tmp_path: Path) -> None:
 
 
 def test_deleting_an_unknown_topic_does_nothing(tmp_path: Path) -> None:
-    """No note is written for a topic that never had a message."""
+    """A topic that never had a message is not added to the table."""
     config = StoreConfig.tiny(tmp_path / "store")
     with MessageStore.open(config) as store:
         store.delete_topic("nothing")
@@ -102,7 +102,7 @@ def bodies(store: MessageStore, topic: str) -> list[bytes]:
 
 @asynccontextmanager
 async def running(store: MessageStore) -> AsyncIterator[MessageStore]:
-    """The store with its services, closed in the end."""
+    """Run the store with its services, and close it at the end."""
     services = asyncio.create_task(store.run())
     await asyncio.sleep(0)
     try:
@@ -116,9 +116,9 @@ async def running(store: MessageStore) -> AsyncIterator[MessageStore]:
 
 
 async def test_many_topics_cost_one_save_and_one_sync_of_a_directory() -> None:
-    """However many go together; nothing of them can be read from the first step on, and others lose nothing."""
+    """Any number of topics are unreadable from the first step on, and other topics lose nothing."""
     disk = MemoryFileSystem()
-    # A flush of the derived files in the background would sync directories of its own.
+    # A background flush of the derived files would sync other directories.
     config = replace(StoreConfig.tiny(Path("/store")), derived_flush_interval_seconds=3600)
     rooms = [f"%LMQ%room{number}" for number in range(40)]
     async with running(MessageStore.open(config, file_system=disk)) as store:
@@ -142,7 +142,7 @@ async def test_many_topics_cost_one_save_and_one_sync_of_a_directory() -> None:
 
 
 async def test_a_message_that_comes_while_its_topic_is_deleted() -> None:
-    """It is kept, at the next offset, whether it comes before the note is on the disk or while the files go."""
+    """The message is kept, at the next offset, both before the table is saved and while the files are removed."""
     disk = MemoryFileSystem()
     reached, go_on = threading.Event(), threading.Event()
 
@@ -180,7 +180,7 @@ async def test_a_message_that_comes_while_its_topic_is_deleted() -> None:
 
 
 async def test_whoever_is_cancelled_leaves_no_half(tmp_path: Path) -> None:
-    """The deletion goes on as far as it got; a second one ends it, and the topic can come back at once."""
+    """After a cancelled deletion the topic accepts messages; a second deletion completes."""
     config = StoreConfig.tiny(tmp_path / "store")
     async with running(MessageStore.open(config)) as store:
         await store.wait_stored(store.append([say("a", "a0")])[-1].end)
@@ -200,14 +200,14 @@ async def test_whoever_is_cancelled_leaves_no_half(tmp_path: Path) -> None:
 
 
 def fill_room(store: MessageStore) -> int:
-    """The queue offset that the next message of the light queue gets."""
+    """Append a message to the light queue; return the queue's first offset."""
     store.append([say("a", "next")])
     store.flush()
     return store.queue_range("%LMQ%a", 0)[0]
 
 
 async def test_light_queues_are_forgotten_with_the_log_of_their_time(tmp_path: Path) -> None:
-    """Retention has removed all of that time: the next save leaves them out, and keeps ordinary topics."""
+    """Once retention has removed a light queue's log, the next save drops its entry; ordinary topics are kept."""
     clock = ManualClock()
     config = replace(StoreConfig.tiny(tmp_path / "store"), delete_when_hours=tuple(range(24)), retention_hours=1)
     note = config.directory / "config" / "deletedTopics.json"
@@ -227,7 +227,7 @@ async def test_light_queues_are_forgotten_with_the_log_of_their_time(tmp_path: P
 
 
 async def test_a_queue_of_later_messages_that_have_expired_keeps_its_end(tmp_path: Path) -> None:
-    """A start removes what an interrupted deletion has left, and takes nothing for that which came later."""
+    """A start removes leftovers of an interrupted deletion, but not the queue of later messages that expired."""
     clock = ManualClock()
     config = replace(StoreConfig.tiny(tmp_path / "store"), delete_when_hours=tuple(range(24)), retention_hours=1)
     async with running(MessageStore.open(config, clock=clock)) as store:

@@ -1,4 +1,4 @@
-"""What goes when, what never goes, and what is left of queues, index and readers afterwards."""
+"""What retention removes and when, what it keeps, and what remains of queues, index and readers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.support.stored_messages import DIRECTORY, Sender, Sent, compare, read
 
 NOON = datetime(2026, 3, 10, 12, 0)
 SEGMENT = 16384
-PER_SEGMENT = 7  # messages of a little more than 2,200 bytes
+PER_SEGMENT = 7  # messages of slightly more than 2,200 bytes
 HOUR = 3600.0
 
 
 class Disk(MemoryFileSystem):
-    """A disk that is as full as the test says; None: it does not answer."""
+    """A disk with a fill level set by the test; None: the usage query fails."""
 
     total = 10**12
     ratio: float | None = 0.5
@@ -66,7 +66,7 @@ class Harness:
         return self.store
 
     def fill(self, segments: int, *, topic: str = "orders", queues: int = 2) -> list[Sent]:
-        """Append as many messages as fit into so many segments, durable and dispatched."""
+        """Append as many messages as fit into the given number of segments, durable and dispatched."""
         sent = []
         for number in range(segments * PER_SEGMENT):
             sent += self.sender.append(self.store, [self.sender.message(2100, topic, number % queues)])
@@ -75,7 +75,7 @@ class Harness:
 
     @property
     def segments(self) -> list[int]:
-        """The segments there are, by number: in the store, and the same ones on the disk."""
+        """Return the segment numbers on disk, after checking them against the store."""
         on_disk = [int(name) // SEGMENT for name in self.disk.list(DIRECTORY / "commitlog")]
         status = self.store.status()
         assert on_disk[0] * SEGMENT == status.min_offset
@@ -83,7 +83,7 @@ class Harness:
         return on_disk
 
     def at_hour(self, hour: int) -> None:
-        """Go on to the next time that it is this hour."""
+        """Advance the clock to the next time of this hour."""
         now = datetime.fromtimestamp(self.clock.now_ms() / 1000)
         then = now.replace(hour=hour, minute=30)
         if then <= now:
@@ -130,9 +130,11 @@ def harness(harnesses: list[Harness]) -> Harness:
 async def test_watermarks(
     harness: Harness, ratio: float | None, was_full: bool, left: list[int], is_full: bool
 ) -> None:
-    """Outside of the hours: nothing, then what is expired, then everything but the last; and whether messages are
-    taken."""
-    harness.fill(3)  # the third one ends when the fourth begins
+    """Outside the delete hours: nothing, then expired segments, then all but the last.
+
+    The full flag shows whether messages are accepted.
+    """
+    harness.fill(3)  # the third segment ends when the fourth begins
     harness.clock.advance(72 * HOUR)
     harness.fill(3)
     if was_full:
@@ -148,7 +150,7 @@ async def test_watermarks(
 
 
 async def test_without_force_nothing_goes_before_its_time(harnesses: list[Harness]) -> None:
-    """With clean_forcibly off a full disk removes what is expired, refuses messages, and says that it is stuck."""
+    """With clean_forcibly off a full disk removes only expired segments, and refuses messages."""
     harnesses.append(harness := Harness(clean_forcibly=False))
     harness.fill(3)
     harness.clock.advance(72 * HOUR)
@@ -161,7 +163,7 @@ async def test_without_force_nothing_goes_before_its_time(harnesses: list[Harnes
 
 
 async def test_a_segment_goes_when_its_end_is_old_enough(harnesses: list[Harness]) -> None:
-    """A segment ends when the next one begins; 72 hours after that, to the millisecond, it goes."""
+    """A segment ends when the next one begins, and is removed exactly 72 hours later."""
     harnesses.append(harness := Harness(delete_when_hours=tuple(range(24))))
     harness.fill(1)
     harness.clock.advance(60)
@@ -181,7 +183,7 @@ async def test_a_segment_goes_when_its_end_is_old_enough(harnesses: list[Harness
 
 @pytest.mark.parametrize("hour", range(24))
 async def test_only_in_the_hours_of_the_configuration(harnesses: list[Harness], hour: int) -> None:
-    """Expired files go in each of the local hours that are named, and in no other."""
+    """Expired files are removed only in the configured local hours."""
     harnesses.append(harness := Harness(delete_when_hours=(4, 16)))
     harness.fill(2)
     harness.clock.advance(100 * HOUR)
@@ -191,7 +193,7 @@ async def test_only_in_the_hours_of_the_configuration(harnesses: list[Harness], 
 
 
 async def test_a_copied_store_expires_like_the_original(harnesses: list[Harness]) -> None:
-    """The times in the records count, not those of the files, which a copy has made new."""
+    """The times in the records decide, not the file times, which a copy has renewed."""
     harnesses.append(harness := Harness())
     harness.fill(3)
     harness.clock.advance(100 * HOUR)
@@ -202,7 +204,7 @@ async def test_a_copied_store_expires_like_the_original(harnesses: list[Harness]
 
 
 async def test_the_file_time_counts_where_no_record_tells(harnesses: list[Harness]) -> None:
-    """The first record of the following segment is damaged: the segment before it is as old as its file."""
+    """If the next segment's first record is damaged, the file time gives the age of a segment."""
     harnesses.append(harness := Harness())
     harness.fill(3)
     harness.clock.advance(100 * HOUR)
@@ -216,11 +218,11 @@ async def test_the_file_time_counts_where_no_record_tells(harnesses: list[Harnes
     assert harness.segments == [2]
 
 
-# --- How many, and what never -------------------------------------------------------------------------------
+# --- How many, and which never -------------------------------------------------------------------------------
 
 
 async def test_ten_in_a_round(harness: Harness) -> None:
-    """A round removes retention_batch_max segments; the next ones the rest."""
+    """A round removes at most retention_batch_max segments; the next rounds remove the rest."""
     harness.fill(24)
     harness.disk.ratio = 0.95
     counts = []
@@ -231,17 +233,19 @@ async def test_ten_in_a_round(harness: Harness) -> None:
 
 
 async def test_no_more_unexpired_segments_than_needed(harness: Harness) -> None:
-    """Above the force watermark as many go as bring the disk back to it, not a whole round."""
+    """Above the force watermark only as many are removed as needed to reach it, not a whole round."""
     harness.fill(8)
     harness.disk.total = 100 * SEGMENT
-    harness.disk.ratio = 0.865  # a segment and a half too much
+    harness.disk.ratio = 0.865  # one and a half segments above the watermark
     await harness.store.retention.clean()
     assert harness.segments == [2, 3, 4, 5, 6, 7]
 
 
 async def test_the_last_segment_stays_and_the_prepared_one_goes_first(harnesses: list[Harness]) -> None:
-    """Whatever the disk says, the segment in use stays. The empty one behind it goes before any message; the store
-    goes on."""
+    """At any fill level the segment in use stays.
+
+    The empty segment after it is removed before any message, and the store continues.
+    """
     harnesses.append(harness := Harness())
     harness.fill(3)
     harness.store.close()
@@ -265,7 +269,7 @@ async def test_the_last_segment_stays_and_the_prepared_one_goes_first(harnesses:
 
 
 async def test_an_empty_store_has_nothing_to_remove(harness: Harness) -> None:
-    """No segment at all is fine, at any watermark."""
+    """A store without segments causes no error at any watermark."""
     harness.disk.ratio = 0.95
     await harness.store.retention.clean()
     assert harness.store.status().segments == 0
@@ -286,7 +290,7 @@ async def test_what_is_not_durable_or_not_dispatched_stays(harnesses: list[Harne
 
 
 async def test_quarantine_stays(harness: Harness) -> None:
-    """What recovery has set aside is nobody's to remove."""
+    """Files that recovery moved to quarantine are never removed."""
     harness.disk.make_directory(DIRECTORY / "quarantine")
     harness.disk.write_new(DIRECTORY / "quarantine" / f"commitlog-{0:020d}", b"kept")
     harness.fill(3)
@@ -299,7 +303,7 @@ async def test_quarantine_stays(harness: Harness) -> None:
 
 
 async def test_a_full_disk_refuses_messages_until_there_is_room(harness: Harness) -> None:
-    """Above 90 % an append says why and changes nothing, 85 % ends it; what consumers need is taken all the time."""
+    """Above 90 % appends are refused with the reason, until 85 %; consumers' internal records are accepted."""
     harness.fill(1)
     harness.disk.ratio = 0.912
     await harness.store.retention.clean()
@@ -323,7 +327,7 @@ async def test_a_full_disk_refuses_messages_until_there_is_room(harness: Harness
 
 
 async def test_removed_segments_end_the_refusal_at_once(harness: Harness) -> None:
-    """The disk is asked again after a removal, so that nobody waits for the next round."""
+    """The disk usage is queried again after a removal, so that appends need not wait for the next round."""
     harness.fill(12)
     disk = harness.disk
 
@@ -344,7 +348,7 @@ async def test_removed_segments_end_the_refusal_at_once(harness: Harness) -> Non
 
 @pytest.mark.parametrize("write_mode", ["gathered", "mapped", "pool"])
 async def test_a_reader_keeps_the_bytes_of_a_removed_segment(tmp_path: Path, write_mode: WriteMode) -> None:
-    """On a real disk: what was handed out before the removal stays readable although the file is gone."""
+    """On a real disk, bytes returned before the removal stay readable although the file is gone."""
 
     class FullDisk(DiskFileSystem):
         def usage(self, path: Path) -> DiskUsage:
@@ -367,7 +371,7 @@ async def test_a_reader_keeps_the_bytes_of_a_removed_segment(tmp_path: Path, wri
 
 
 async def test_the_event_loop_unmaps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To unmap a removed segment of usual size takes a tenth of a second: the kernel frees its pages."""
+    """Unmapping a removed segment of usual size takes 0.1 s, because the kernel frees its pages."""
     unmapped: list[int] = []
 
     class Mapping(mmap.mmap):
@@ -395,7 +399,7 @@ async def test_the_event_loop_unmaps_nothing(tmp_path: Path, monkeypatch: pytest
 
 
 async def test_messages_can_be_read_while_their_segment_goes(harness: Harness) -> None:
-    """Between the removal of the file and the end of the round no reader meets an error or a lost message."""
+    """Between the removal of the file and the end of the round no reader gets an error or a lost message."""
     harness.fill(4)
     harness.disk.ratio = 0.95
     removed, may_go_on = threading.Event(), threading.Event()
@@ -420,7 +424,7 @@ async def test_messages_can_be_read_while_their_segment_goes(harness: Harness) -
 
 
 async def test_queues_know_of_the_removal_before_it_shows(harness: Harness) -> None:
-    """When a segment cannot be read any more, every queue begins behind it: no read counts its messages as lost."""
+    """Before a segment becomes unreadable, every queue begins after it, so no read counts its messages as lost."""
     harness.fill(16)
     harness.disk.ratio = 0.95
     at_queue, may_go_on = threading.Event(), threading.Event()
@@ -441,7 +445,7 @@ async def test_queues_know_of_the_removal_before_it_shows(harness: Harness) -> N
 
 
 async def test_a_topic_deleted_during_a_round(harness: Harness) -> None:
-    """Its queues go with it, whatever the round was about to remove; the store stays well."""
+    """Its queues are deleted with it, whatever the round was about to remove, and the store keeps working."""
     harness.fill(16, topic="gone")
     harness.fill(2)
     harness.disk.ratio = 0.95
@@ -475,7 +479,7 @@ async def test_a_topic_deleted_during_a_round(harness: Harness) -> None:
 
 
 async def test_a_failed_removal_is_told_and_tried_again(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """What could not be removed counts as there, is served, and goes in the next round."""
+    """A segment that could not be removed is logged, still served, and removed in the next round."""
     harness.fill(4)
     harness.disk.ratio = 0.95
     harness.disk.fail_at("unlink", 2)
@@ -491,7 +495,7 @@ async def test_a_failed_removal_is_told_and_tried_again(harness: Harness, caplog
 
 
 async def test_a_removal_that_may_not_be_durable_is_tried_again(harness: Harness) -> None:
-    """The name is gone but its directory could not be synced: the segment is not counted as removed before it is."""
+    """If the directory sync fails, the segment counts as removed only after a successful retry."""
     harness.fill(4)
     harness.disk.ratio = 0.95
     harness.disk.fail_at("sync_directory", 2)
@@ -505,7 +509,7 @@ async def test_a_removal_that_may_not_be_durable_is_tried_again(harness: Harness
 
 
 async def test_a_queue_file_that_stays_is_tried_again(harness: Harness) -> None:
-    """The same for files of queues: nobody reads them any more, but they are not forgotten."""
+    """Queue files that could not be removed are no longer read, but their removal is retried."""
     harness.fill(16)
     harness.disk.ratio = 0.95
 
@@ -526,7 +530,7 @@ async def test_a_queue_file_that_stays_is_tried_again(harness: Harness) -> None:
 
 
 async def test_every_power_cut_during_a_round(harnesses: list[Harness]) -> None:
-    """Cut off before any of its changes, the round leaves a store that opens with everything that was to stay."""
+    """After a power cut before any change of a round, the store opens with everything that was to stay."""
     harnesses.append(harness := Harness(queue_file_size=8 * 20, index_entry_count=20))
     harness.fill(8)
     harness.disk.ratio = 0.95
@@ -553,7 +557,7 @@ async def test_every_power_cut_during_a_round(harnesses: list[Harness]) -> None:
 
 
 async def test_queues_and_index_follow_the_log(harnesses: list[Harness]) -> None:
-    """After a removal, and after the restart that follows, there is exactly what the remaining segments hold."""
+    """After a removal and a restart, queues and index hold exactly the messages of the remaining segments."""
     harnesses.append(harness := Harness(queue_file_size=8 * 20, index_entry_count=20))
     old = harness.fill(1, topic="old", queues=1)
     harness.fill(8, queues=3)
@@ -566,7 +570,7 @@ async def test_queues_and_index_follow_the_log(harnesses: list[Harness]) -> None
     stays = [sent for sent in harness.sender.sent if sent.physical_offset >= minimum]
     assert stays
     assert compare(harness.store, stays, stays) == stays
-    # A queue without a message keeps its end, and goes on there.
+    # A queue without a message keeps its end and continues there.
     assert harness.store.queue_range("old", 0) == (len(old), len(old))
     assert harness.store.query("old", "n0") == []
     assert len(harness.disk.list(DIRECTORY / "index")) < index_files
@@ -586,7 +590,7 @@ async def test_queues_and_index_follow_the_log(harnesses: list[Harness]) -> None
 
 
 async def test_queue_minimums_are_those_of_rocketmq(tmp_path: Path) -> None:
-    """On a store of which RocketMQ removed the head, one rule gives its minimums, and ours after removing more."""
+    """One rule gives RocketMQ's queue minimums after it removed the head, and ours after removing more."""
     case = golden.load("deleted-head", tmp_path)
     config = StoreConfig(
         directory=case.store,
@@ -645,11 +649,14 @@ def test_a_file_that_ends_in_a_filler_goes_with_its_messages() -> None:
     assert queue.files == [10, 20]
 
 
-# --- Whoever still needs something --------------------------------------------------------------------------
+# --- Listeners --------------------------------------------------------------------------
 
 
 async def test_listeners_are_asked_and_can_keep(harness: Harness) -> None:
-    """Each is told what would go; the earliest answer counts; one that fails keeps everything for this round."""
+    """Listeners learn what would be removed.
+
+    The earliest answer counts; a failing one keeps everything for this round.
+    """
     harness.fill(6)
     harness.disk.ratio = 0.95
     asked: list[int] = []
@@ -676,13 +683,13 @@ async def test_listeners_are_asked_and_can_keep(harness: Harness) -> None:
 
 
 async def test_the_service_watches_from_the_start_and_removes_after_six_intervals(harnesses: list[Harness]) -> None:
-    """`run` looks at the disk at once; it removes nothing in the first six intervals, by the clock."""
+    """`run` checks the disk at once and removes nothing in the first six intervals of the clock."""
     harnesses.append(harness := Harness(retention_interval_seconds=0.01))
     harness.fill(3)
     harness.disk.ratio = 0.95
     running = asyncio.get_running_loop().create_task(harness.store.run())
     async with asyncio.timeout(60):
-        while harness.store.running.flags.writable:  # noqa: ASYNC110 - nobody else is to know of it
+        while harness.store.running.flags.writable:  # noqa: ASYNC110 - no signal
             await asyncio.sleep(0.005)
         await asyncio.sleep(0.1)
         assert harness.segments == [0, 1, 2]
@@ -696,7 +703,7 @@ async def test_the_service_watches_from_the_start_and_removes_after_six_interval
 
 
 def test_a_store_copied_as_files_keeps_its_age(tmp_path: Path) -> None:
-    """On a real disk: a copy with new modification times loses the same segments as the original would."""
+    """On a real disk, a copy with new modification times loses the same segments as the original."""
 
     async def clean(directory: Path, clock: ManualClock) -> int:
         config = replace(StoreConfig.tiny(directory), delete_when_hours=tuple(range(24)))
@@ -731,13 +738,13 @@ def test_a_store_copied_as_files_keeps_its_age(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_cannot_work(tmp_path: Path, setting: str, value: Any) -> None:
-    """Each is refused by its full name."""
+    """Each error gives the setting's full name."""
     with pytest.raises(ConfigError, match=rf"store\.{setting}"):
         StoreConfig(directory=tmp_path, **{setting: value})
 
 
 async def test_a_clock_that_jumps_ahead_removes_nothing(tmp_path: Path) -> None:
-    """Ten days ahead everything is expired by the clock, and nobody has consumed it: a day is left to set it right."""
+    """A jump of ten days makes everything look expired; nothing is removed for a day, so that it can be corrected."""
     harness = Harness()
     harness.fill(4)
     before = harness.segments
@@ -748,7 +755,7 @@ async def test_a_clock_that_jumps_ahead_removes_nothing(tmp_path: Path) -> None:
     assert harness.segments == before
     harness.clock.advance(5 * 3600)
     await harness.store.retention.clean()
-    harness.clock.advance(11 * 3600)  # in the hours of removal, at the latest
+    harness.clock.advance(11 * 3600)  # at the latest within the delete hours
     for _ in range(13):
         harness.clock.advance(3600)
         await harness.store.retention.clean()

@@ -1,4 +1,4 @@
-"""Old segments are read again: damage is told once, with its place, and nothing is ever changed."""
+"""Old segments are read again: damage is reported once with its place, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAST = 1 << 40
 
 
 class Harness:
-    """A store of some segments, and what is in it."""
+    """A store of some segments, and the messages in it."""
 
     def __init__(self, segments: int = 4, **settings: Any) -> None:
         self.clock = ManualClock()
@@ -62,7 +62,7 @@ def harness(harnesses: list[Harness]) -> Harness:
 
 
 async def test_a_sound_store_is_read_once_an_interval(harness: Harness) -> None:
-    """Every full segment is read to its end, the active one is not; then not before the interval is over."""
+    """Every full segment is read once per interval, to its end; the active one is not."""
     stats = harness.store.stats
     await harness.store.scrub.read_due()
     assert (stats.scrubbed_segments, stats.scrubbed_bytes) == (3, 3 * SEGMENT)
@@ -76,8 +76,10 @@ async def test_a_sound_store_is_read_once_an_interval(harness: Harness) -> None:
 
 
 async def test_damage_is_told_once_with_its_place(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """Two flipped bodies, a header, and the last record of a segment: four ranges; the log is as it was, and the rest
-    is served."""
+    """Two flipped bodies, a header and the last record of a segment give four ranges.
+
+    The log is unchanged, and the other messages are served.
+    """
     sent = harness.sender.sent
     body, other, header, last = sent[1], sent[4], sent[PER_SEGMENT + 3], sent[3 * PER_SEGMENT - 1]
     harness.damage(body)
@@ -104,7 +106,7 @@ async def test_damage_is_told_once_with_its_place(harness: Harness, caplog: pyte
 
 
 async def test_zeros_in_the_middle_of_the_log_are_damage(harness: Harness) -> None:
-    """A lost block reads as zeros, which elsewhere is the end of the log."""
+    """A lost block reads as zeros, which elsewhere mark the end of the log."""
     lost = harness.sender.sent[2]
     harness.damage(lost, 0, bytes(lost.size))
     await harness.store.scrub.read_due()
@@ -114,7 +116,7 @@ async def test_zeros_in_the_middle_of_the_log_are_damage(harness: Harness) -> No
 async def test_records_longer_than_a_slice(
     harnesses: list[Harness], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Slices may end anywhere in a record, and be shorter than one; nothing but the damage is told."""
+    """Slices may end within a record and be shorter than one; only the damage is reported."""
     monkeypatch.setattr(scrub_module, "_SLICE_SIZE", 1000)
     harnesses.append(harness := Harness())
     harness.damage(harness.sender.sent[4], 2000)
@@ -125,7 +127,7 @@ async def test_records_longer_than_a_slice(
 
 
 async def test_a_segment_that_cannot_be_read(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """An I/O error is damage, not the end of the process; the next segment is read all the same."""
+    """An I/O error counts as damage and does not end the process; the next segment is still read."""
     harness.disk.fail_at("read", 1)
     with caplog.at_level(logging.ERROR):
         await harness.store.scrub.read_due()
@@ -136,7 +138,7 @@ async def test_a_segment_that_cannot_be_read(harness: Harness, caplog: pytest.Lo
 
 
 async def test_a_segment_that_goes_meanwhile(harness: Harness) -> None:
-    """A segment that retention removes is no damage."""
+    """A segment removed by retention is no damage."""
     harness.disk.unlink(DIRECTORY / "commitlog" / f"{0:020d}")
     await harness.store.scrub.read_due()
     assert harness.damaged == []
@@ -154,7 +156,7 @@ async def test_damage_goes_with_its_segment(harnesses: list[Harness]) -> None:
 
 
 async def test_the_rate_is_bounded(harnesses: list[Harness], monkeypatch: pytest.MonkeyPatch) -> None:
-    """After each slice the service waits as long as the rate asks for."""
+    """After each slice the service waits as long as the rate requires."""
     waits: list[float] = []
     sleep = asyncio.sleep
 
@@ -177,9 +179,9 @@ async def test_it_can_be_switched_off(harnesses: list[Harness]) -> None:
 
 
 async def test_a_segment_that_is_unlinked_before_its_turn_is_skipped(harness: Harness) -> None:
-    """Retention removes a file in a thread, and the log forgets the segment after that."""
+    """Retention removes a file in a thread before the log drops the segment."""
     first = harness.store._log.files.files[0]
-    first._view = first._file = None  # as of a segment that nobody has read yet
+    first._view = first._file = None  # like a segment that has not been read yet
     harness.disk.unlink(first.path)
     await harness.store.scrub.read_due()
     assert harness.store.stats.scrubbed_segments == 2

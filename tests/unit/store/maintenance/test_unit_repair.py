@@ -1,4 +1,4 @@
-"""A bit that flips in a queue's unit loses no message: the log says where it is."""
+"""A flipped bit in a queue's unit loses no message: the log has its place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOM = "%LMQ%room"
 
 
 class Scene:
-    """Two queues whose messages alternate in the log, a light queue of every fourth, and inner batches."""
+    """Two queues with alternating messages in the log, a light queue of every fourth message, and inner batches."""
 
     def __init__(self) -> None:
         self.disk = MemoryFileSystem()
@@ -70,7 +70,7 @@ def check_orders(scene: Scene, *, lost: int = 0) -> None:
 
 @pytest.mark.parametrize("bit", range(48))
 def test_any_bit_of_an_offset(scene: Scene, bit: int) -> None:
-    """The reader finds the message, counts the unit, and from then on the unit is right, on the disk, too."""
+    """The reader finds the message, counts the repaired unit, and corrects it on disk too."""
     right = scene.content(ORDERS)
     for number in (0, 57, COUNT - 1):
         place = int.from_bytes(right[number * UNIT_SIZE : number * UNIT_SIZE + 8], "big") ^ 1 << bit
@@ -87,7 +87,7 @@ def test_any_bit_of_an_offset(scene: Scene, bit: int) -> None:
 
 @pytest.mark.parametrize("first", [0, 30, COUNT - 26])
 def test_a_rotten_sector(scene: Scene, first: int) -> None:
-    """Many units in a row that name anything: the records between their right neighbours are looked through."""
+    """Many consecutive damaged units: the records between their intact neighbours are searched."""
     right = scene.content(ORDERS)
     scene.damage(ORDERS, first * UNIT_SIZE, b"".join(struct.pack(">qiq", 5 + n, 77, n) for n in range(26)))
     check_orders(scene)
@@ -96,7 +96,7 @@ def test_a_rotten_sector(scene: Scene, first: int) -> None:
 
 
 def test_records_read_in_runs(scene: Scene) -> None:
-    """The reader of whole stretches finds them likewise."""
+    """`read_runs` finds the records in the same way."""
     scene.damage(ORDERS, 50 * UNIT_SIZE, struct.pack(">qiq", 1, 77, 0))
     found = scene.store.read_runs("orders", 0, 0, max_bytes=1 << 20)
     assert (found.lost, len(found.sizes)) == (0, COUNT)
@@ -104,7 +104,7 @@ def test_records_read_in_runs(scene: Scene) -> None:
 
 
 def test_a_light_queue(scene: Scene) -> None:
-    """Its records say in their properties which offset they have there."""
+    """The records' properties hold their offsets in the light queue."""
     right = scene.content(LIGHT)
     scene.damage(LIGHT, 3 * UNIT_SIZE, struct.pack(">qiq", 12345, 77, 0))
     found = scene.store.read(ROOM, 0, 0, max_count=100)
@@ -114,7 +114,7 @@ def test_a_light_queue(scene: Scene) -> None:
 
 @pytest.mark.parametrize("flipped", [1 << 9, 0x5A5A])
 def test_a_batch_queue(scene: Scene, flipped: int) -> None:
-    """A unit of an inner batch."""
+    """A damaged unit of an inner batch is repaired."""
     right = scene.content(BATCHES)
     place = int.from_bytes(right[4 * BATCH_UNIT.size : 4 * BATCH_UNIT.size + 8], "big") ^ flipped
     scene.damage(BATCHES, 4 * BATCH_UNIT.size, place.to_bytes(8, "big"))
@@ -125,7 +125,7 @@ def test_a_batch_queue(scene: Scene, flipped: int) -> None:
 
 
 def test_what_the_log_has_lost_is_lost(scene: Scene) -> None:
-    """A damaged record is counted as such, looked for once, and its unit left alone."""
+    """A damaged record counts as lost, and its unit is left alone."""
     right = scene.content(ORDERS)
     sent = scene.sender.sent[40]
     start = sent.physical_offset - sent.physical_offset % CONFIG.segment_size

@@ -1,4 +1,4 @@
-"""Topics whose messages are stored as inner batches: what is served, and what recovery makes of their queues."""
+"""Topics stored as inner batches: reading, appending, unpacking, and recovery of their queues."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def item(body: bytes, properties: bytes = b"", flag: int = 0) -> bytes:
 
 
 def inner(*bodies: bytes, queue_id: int = 0, tag: str = "", **properties: str) -> Message:
-    """An inner batch; every message has its body as key, and the tag."""
+    """Return an inner batch in which every message has its body as key, and the tag."""
     raw = [b"KEYS\x01" + body + b"\x02" + (b"TAGS\x01" + tag.encode() + b"\x02" if tag else b"") for body in bodies]
     return Message(
         TOPIC,
@@ -112,7 +112,7 @@ class TestServing:
 
     @pytest.mark.parametrize("count", [1, 2, 32, 1000])
     def test_reading_begins_within_a_batch(self, config: StoreConfig, count: int) -> None:
-        """From any offset on come exactly the messages asked for."""
+        """A read from any offset returns exactly the requested messages."""
         with MessageStore.open(config) as store:
             _, end = store.queue_range(TOPIC, 1)
             for offset in range(end):
@@ -122,7 +122,7 @@ class TestServing:
                 assert (result.status, result.next_offset) == ("found", wanted[-1] + 1)
 
     def test_the_size_of_an_answer(self, config: StoreConfig) -> None:
-        """Bytes are counted message by message; one always comes."""
+        """Bytes are counted per message; at least one message is returned."""
         with MessageStore.open(config) as store:
             assert len(store.read(TOPIC, 1, 0, max_bytes=1).records) == 1
             some = store.read(TOPIC, 1, 0, max_bytes=500)
@@ -131,7 +131,7 @@ class TestServing:
             assert some.next_offset == len(some.records)
 
     def test_tags_are_those_of_the_messages(self, tmp_path: Path) -> None:
-        """A filter looks at the tag of each message, not at that of its batch; what does not match is passed."""
+        """A filter compares the tag of each message, not of its batch, and skips the other messages."""
         with MessageStore.open(StoreConfig.tiny(tmp_path)) as store:
             store.append([inner(b"a", b"b", tag="red", TAGS="blue")])
             store.append([inner(b"c", tag="blue")])
@@ -143,7 +143,7 @@ class TestServing:
             assert (none.status, none.next_offset) == ("no-match", 3)
 
     def test_times_are_those_of_the_batches(self, case: GoldenCase, config: StoreConfig) -> None:
-        """The first message at or after a time, and the last at or before it."""
+        """Lookups give the first message at or after a time, and the last at or before it."""
         with MessageStore.open(config) as store:
             units = case.manifest["batchQueues"][TOPIC]["0"]
             end = units[-1][4] + units[-1][5]
@@ -157,7 +157,7 @@ class TestServing:
 
 class TestAppending:
     def test_offsets_go_on_by_the_number_of_messages(self, tmp_path: Path) -> None:
-        """INNER_BASE is added; the next batch, also after a restart, begins behind the last message."""
+        """INNER_BASE is added. The next batch begins after the last message, also after a restart."""
         config = StoreConfig.tiny(tmp_path)
         with MessageStore.open(config) as store:
             assert store.append([inner(b"a", b"b", b"c")])[0].queue_offset == 0
@@ -183,14 +183,14 @@ class TestAppending:
         ],
     )
     def test_what_is_no_inner_batch(self, tmp_path: Path, message: Message, cause: str) -> None:
-        """It is refused with the cause, and nothing is stored."""
+        """An invalid batch is refused with the cause, and nothing is stored."""
         with MessageStore.open(StoreConfig.tiny(tmp_path)) as store:
             with pytest.raises(InvalidMessageError, match=cause):
                 store.append([message])
             assert store.positions[0] == 0
 
     def test_the_two_kinds_of_topics(self, tmp_path: Path) -> None:
-        """A batch topic takes no single message, which no consumer would get, and another topic no inner batch."""
+        """A batch topic refuses single messages, which no consumer would get; other topics refuse inner batches."""
         ordinary = Message("orders", 0, b"x")
         with MessageStore.open(StoreConfig.tiny(tmp_path), is_batch_topic=lambda topic: topic == TOPIC) as store:
             wrote = store.append([ordinary])[0].end
@@ -206,7 +206,7 @@ class TestAppending:
             assert store.positions[0] == wrote
 
     def test_a_topic_that_is_deleted(self, tmp_path: Path) -> None:
-        """Its messages are gone for good; a topic of its name goes on behind them, whatever its kind."""
+        """Its messages are gone for good; a new topic of any kind with its name continues at its offsets."""
         config = StoreConfig.tiny(tmp_path)
         with MessageStore.open(config) as store:
             store.append([inner(b"a", b"b")])
@@ -232,14 +232,14 @@ class TestUnpacking:
             return store.record_at(place.physical_offset)
 
     def test_flags_and_properties(self) -> None:
-        """Each message has its own; times and hosts are the record's."""
+        """Each message has its own flag and properties; times and hosts are the record's."""
         record = self.record(inner(b"a", b"b"))
         both = unpack(replace(record, body=item(b"", b"", 5) + item(b"x", b"TAGS\x01t\x02", -1)))
         assert [(each.flag, each.body, each.tag) for each in both] == [(5, b"", None), (-1, b"x", "t")]
         assert {(each.store_timestamp, each.physical_offset) for each in both} == {(record.store_timestamp, 0)}
 
     def test_a_compressed_batch(self) -> None:
-        """zlib is unpacked; what it cannot be, or grows without end, is told."""
+        """zlib is decompressed. Other formats, damaged data and excessive sizes are refused."""
         record = self.record(inner(b"a", b"b"))
         packed = replace(record, body=zlib.compress(record.body), sys_flag=record.sys_flag | SYS_FLAG_COMPRESSED)
         assert [each.body for each in unpack(packed)] == [b"a", b"b"]
@@ -253,7 +253,7 @@ class TestUnpacking:
                 unpack(broken)
 
     def test_any_wrong_length(self) -> None:
-        """Whatever a length says, nothing outside of the body is read and the cause is told."""
+        """With any wrong length no byte outside the body is read, and an error names the cause."""
         record = self.record(inner(b"hello", b"harness"))
         for position in (0, 16, 25, 38, 54):
             for value in (-1, 0, 21, 0x7FFF, 0x7FFFFFFF):
@@ -274,7 +274,7 @@ class TestRecovery:
         return hashes(store / "batchconsumequeue")
 
     def test_lost_queues_are_made_again(self, case: GoldenCase, config: StoreConfig) -> None:
-        """From the log alone come RocketMQ's files, byte for byte."""
+        """RocketMQ's files are rebuilt from the log alone, byte for byte."""
         before = self.queues(case.store)
         shutil.rmtree(case.store / "batchconsumequeue")
         self.crash(case.store)
@@ -284,7 +284,7 @@ class TestRecovery:
 
     @pytest.mark.parametrize("unit", [0, 3, 9, 10, 11])
     def test_a_wrong_unit_is_put_right(self, case: GoldenCase, config: StoreConfig, unit: int) -> None:
-        """Whatever a unit says after a crash, the log is believed."""
+        """After a crash any wrong unit is corrected from the log."""
         before = self.queues(case.store)
         path = case.store / "batchconsumequeue" / TOPIC / "0" / f"{unit // 10 * 460:020d}"
         for position in (0, 8, 12, 28, 36):
@@ -298,7 +298,7 @@ class TestRecovery:
                 assert self.queues(case.store) == before
 
     def test_units_behind_the_end_of_the_log_go(self, case: GoldenCase, config: StoreConfig) -> None:
-        """The last batch is torn: its messages are gone, and the next batch takes their offsets."""
+        """The last batch is torn: its messages are dropped, and the next batch gets their offsets."""
         last = [message for message in case.messages if message.topic == TOPIC][-1]
         assert last is case.messages[-1]
         path = case.store / "commitlog" / f"{49152:020d}"
@@ -313,7 +313,7 @@ class TestRecovery:
         assert verify(case.store).ok
 
     def test_a_damaged_batch_is_passed(self, case: GoldenCase, config: StoreConfig) -> None:
-        """Its messages are counted as lost, with and without their unit; those around it are served."""
+        """Its messages are counted as lost, with and without their unit, and the other batches are served."""
         lost = next(message for message in case.messages if message.topic == TOPIC and message.queue_offset == 9)
         path = case.store / "commitlog" / f"{lost.physical_offset // 16384 * 16384:020d}"
         data = bytearray(path.read_bytes())
@@ -334,7 +334,7 @@ class TestRecovery:
             assert store.physical_offset_at(TOPIC, 0, 14) is not None
 
     def test_the_oldest_segments_are_gone(self, case: GoldenCase, config: StoreConfig) -> None:
-        """The minimum is the first message of the first batch that is left; a queue without any keeps its end."""
+        """The minimum is the first message of the first remaining batch."""
         for start in (0, 16384, 32768):
             (case.store / "commitlog" / f"{start:020d}").unlink()
         with MessageStore.open(config) as store:
@@ -343,7 +343,7 @@ class TestRecovery:
             assert [each.queue_offset for each in read_all(store)] == list(range(112, 123))
 
     async def test_expiry_removes_files(self, tmp_path: Path) -> None:
-        """Retention removes segments, and files of units of which none has its record any more; the rest stays."""
+        """Retention removes segments, and queue files of which no unit has a record; the rest stays."""
         clock = ManualClock()
         config = replace(StoreConfig.tiny(tmp_path), delete_when_hours=tuple(range(24)))
         with MessageStore.open(config, clock=clock) as store:
@@ -369,14 +369,14 @@ class TestRecovery:
         assert verify(tmp_path).ok
 
     def test_a_topic_with_queues_of_both_kinds(self, case: GoldenCase, config: StoreConfig) -> None:
-        """It cannot be: the start says which topic and what helps."""
+        """The start refuses it, and names the topic and the remedy."""
         (case.store / "consumequeue" / TOPIC / "0").mkdir(parents=True)
         with pytest.raises(StoreDirectoryError, match="store rebuild"):
             MessageStore.open(config)
 
     @pytest.mark.parametrize("seed", range(12))
     def test_a_power_cut(self, seed: int) -> None:
-        """After a crash every batch that was synced is there, and nothing at another offset than it had."""
+        """After a crash every synced batch is there, and no message has changed its offset."""
         disk, clock = MemoryFileSystem(clock=ManualClock()), ManualClock()
         config = StoreConfig.tiny(Path("/store"))
         store = MessageStore.open(config, file_system=disk, clock=clock)
@@ -400,7 +400,7 @@ class TestRecovery:
 
 
 def test_the_case_is_what_this_file_thinks(case: GoldenCase) -> None:
-    """Some bodies of the case are given in the manifest, so that the first test compares something."""
+    """The manifest has some of the bodies, so that the first test compares something."""
     given = [message for message in case.messages if message.topic == TOPIC and message.body is not None]
     assert len(given) > 8
     assert base64.b64encode(given[0].body or b"").startswith(b"AAAA")
@@ -409,7 +409,7 @@ def test_the_case_is_what_this_file_thinks(case: GoldenCase) -> None:
 @pytest.mark.parametrize("stop", ["crash", "clean"])
 @pytest.mark.parametrize("following", [1, 4])
 def test_a_wrong_unit_of_a_damaged_batch_takes_no_other_with_it(stop: str, following: int) -> None:
-    """It names a place behind the log: it goes, and what is behind it in the queue comes again from the log."""
+    """A unit beyond the log's end is dropped, and later units of the queue are rebuilt from the log."""
     directory = Path("/store")
     config = StoreConfig.tiny(directory)
     disk, clock = MemoryFileSystem(), ManualClock()
@@ -436,7 +436,7 @@ def test_a_wrong_unit_of_a_damaged_batch_takes_no_other_with_it(stop: str, follo
 
 @pytest.mark.parametrize("closed", [True, False])
 def test_wrong_units_at_the_end_of_a_queue_whose_records_are_far_before_the_end_of_the_log(closed: bool) -> None:
-    """They go as units behind the end of the log, and their records' segment is read again for the right ones."""
+    """The units are dropped, and the segment of their records is read again to rebuild them."""
     directory = Path("/store")
     config = StoreConfig.tiny(directory)
     disk, clock = MemoryFileSystem(), ManualClock()

@@ -1,4 +1,4 @@
-"""A queue of units: appended, read, cut, reloaded."""
+"""A queue of units: append, read, truncate, reload."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from aerobee_store.queues.consume_queue import (
 from aerobee_store.testing import MemoryFileSystem
 from tests.support.stored_messages import DIRECTORY
 
-PER_FILE = 200  # units: 4000 bytes, so that a file has several sectors
+PER_FILE = 200  # units of 4000 bytes in all, so that a file has several sectors
 
 
 def queue_on(disk: MemoryFileSystem, *, load: bool | None = None) -> ConsumeQueue:
-    """`load`: None for a new queue, else whether it is loaded after a crash."""
+    """Open a queue. `load`: None for a new queue, else whether it is loaded after a crash."""
     queue = ConsumeQueue(disk, DIRECTORY / "q", "t", 0, PER_FILE * UNIT_SIZE)
     if load is not None:
         queue.load(after_crash=load)
@@ -49,7 +49,7 @@ def sync(queue: ConsumeQueue) -> None:
 
 
 def test_units_come_back_over_the_ends_of_files() -> None:
-    """Put one by one and all at once, read over a file's end and beyond the queue's."""
+    """Units put one by one or all at once are read across files and up to the queue's end."""
     queue = filled(MemoryFileSystem(), 150)
     queue.put(150, b"".join(unit(number) for number in range(150, 450)))
     assert (queue.min_offset, queue.max_offset, queue.next_offset) == (0, 450, 450)
@@ -62,7 +62,7 @@ def test_units_come_back_over_the_ends_of_files() -> None:
 @pytest.mark.parametrize("after_crash", [False, True])
 @pytest.mark.parametrize("count", [1, 199, 200, 201, 450])
 def test_loading_finds_the_end(count: int, after_crash: bool) -> None:
-    """Whether by bisection or by looking at each unit."""
+    """The end is found by bisection, and after a crash by checking each unit."""
     disk = MemoryFileSystem()
     filled(disk, count)
     queue = queue_on(disk, load=after_crash)
@@ -86,7 +86,7 @@ def test_the_first_unit_may_have_any_offset() -> None:
 
 
 def test_a_gap_is_filled_and_a_taken_offset_refused() -> None:
-    """Fillers stand for what is missing; nothing is written in another's place."""
+    """Fillers take the missing offsets, and no existing unit is overwritten."""
     queue = filled(MemoryFileSystem(), 3)
     queue.put(6, unit(6))
     assert [int(size) for size in queue.units(0, 10)["size"]] == [100] * 3 + [FILLER_SIZE] * 3 + [100]
@@ -96,7 +96,7 @@ def test_a_gap_is_filled_and_a_taken_offset_refused() -> None:
 
 
 def test_cutting_leaves_no_bytes_behind() -> None:
-    """Files behind are removed, the rest of the last one is zeros; it goes on there."""
+    """Later files are removed and the rest of the last one is zeroed; the queue continues there."""
     disk = MemoryFileSystem()
     queue = filled(disk, 450)
     queue.truncate(150)
@@ -111,7 +111,7 @@ def test_cutting_leaves_no_bytes_behind() -> None:
 
 
 def test_stale_units_behind_a_lost_sector_do_not_come_back() -> None:
-    """A crash loses units and keeps later ones: these are zeroed, and the queue says that it needs the log."""
+    """If a crash lost units before later ones, the later ones are zeroed and the queue reports itself torn."""
     disk = MemoryFileSystem()
     filled(disk, 150)
     path = DIRECTORY / "q" / f"{0:020d}"
@@ -123,7 +123,7 @@ def test_stale_units_behind_a_lost_sector_do_not_come_back() -> None:
 
 
 def test_a_lost_sector_in_an_earlier_file() -> None:
-    """After a crash the queue ends there, although the last file is whole."""
+    """After a crash the queue ends at the lost sector, although the last file is whole."""
     disk = MemoryFileSystem()
     filled(disk, 450)
     disk.damage(DIRECTORY / "q" / f"{200 * UNIT_SIZE:020d}", 0, bytes(512))
@@ -133,7 +133,7 @@ def test_a_lost_sector_in_an_earlier_file() -> None:
 
 
 def test_the_minimum_follows_the_log() -> None:
-    """To the first unit whose record is there; without one to the end."""
+    """The minimum moves to the first unit whose record exists, or else to the end."""
     queue = filled(MemoryFileSystem(), 450)
     queue.correct_min_offset(30_000)
     assert queue.min_offset == 300
@@ -146,7 +146,7 @@ def test_the_minimum_follows_the_log() -> None:
 
 
 def test_the_end_of_the_last_record_skips_fillers() -> None:
-    """A filler is no position, however many there are."""
+    """Fillers name no record, however many there are."""
     queue = filled(MemoryFileSystem(), 2)
     assert queue.last_record_end() == 200
     queue.put(2, FILLER_UNIT * 700)
@@ -155,7 +155,7 @@ def test_the_end_of_the_last_record_skips_fillers() -> None:
 
 
 def test_offsets_by_time() -> None:
-    """Times 1000, 1010, 1010, 1010, 1020 and one damaged unit among them."""
+    """Units with the times 1000, 1010, 1010, 1010 and 1020, and a damaged one among them."""
     queue = queue_on(MemoryFileSystem())
     times = {0: 1000, 100: 1010, 300: 1010, 400: 1010, 500: 1020}
     for number in range(6):
@@ -178,7 +178,7 @@ def test_offsets_by_time() -> None:
 
 
 def test_offsets_by_time_stay_within_the_queue() -> None:
-    """Of messages that are deleted nothing is answered: what is older than all is the minimum, for both boundaries."""
+    """Deleted messages are never returned: for older times both boundaries give the minimum."""
     queue = queue_on(MemoryFileSystem())
     times = {number * 100: 1000 + number for number in range(6)}
     for number in range(6):
@@ -191,7 +191,7 @@ def test_offsets_by_time_stay_within_the_queue() -> None:
 
 
 def test_pre_blanks_are_no_messages_of_a_time() -> None:
-    """A queue that begins with fillers: its first message is the first of every time before it."""
+    """In a queue that begins with fillers, any earlier time gives the first message."""
     queue = queue_on(MemoryFileSystem())
     queue.put(250, unit(250))
     times = {25_000: 1000}
@@ -201,7 +201,7 @@ def test_pre_blanks_are_no_messages_of_a_time() -> None:
 
 
 def test_the_minimum_behind_pre_blanks() -> None:
-    """RocketMQ corrects it by looking at the first file alone; fillers in a whole file do not hide what comes after."""
+    """RocketMQ corrects it from the first file alone; here a file of only fillers does not hide later messages."""
     disk = MemoryFileSystem()
     queue = queue_on(disk)
     queue.put(150, unit(150))
@@ -216,7 +216,7 @@ def test_the_minimum_behind_pre_blanks() -> None:
 
 
 def test_a_destroyed_queue_can_go_on() -> None:
-    """Its files and directory are gone; the next unit has the offset that was asked for."""
+    """Its files and directory are gone; the next unit gets the requested offset."""
     disk = MemoryFileSystem()
     queue = filled(disk, 250)
     queue.destroy()

@@ -1,4 +1,4 @@
-"""Extended units of consume queues: their bytes, what a filter makes of them, recovery, retention."""
+"""Extended units of consume queues: bytes, filters, recovery and retention."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def store_fixture(disk: MemoryFileSystem) -> Iterator[MessageStore]:
 
 
 def messages(count: int, first: int = 0) -> list[Message]:
-    """Tagged "t0" to "t6" in turn; every eighth has no tag."""
+    """Return messages tagged "t0" to "t6" in turn; every eighth has no tag."""
     return [
         Message("orders", 0, str(n).encode() + b"." * 300, {} if n % 8 == 7 else {"TAGS": f"t{n % 8}"})
         for n in range(first, first + count)
@@ -72,7 +72,7 @@ def units(disk: MemoryFileSystem) -> list[tuple[int, int, int]]:
 
 
 def test_bytes_of_units(disk: MemoryFileSystem) -> None:
-    """Size, tags code, store time, no bitmap, one after the other; each is found by its address."""
+    """A unit is size, tags code, store time and an empty bitmap, and is found by its address."""
     extension = ConsumeQueueExt(disk, PLACE, FILE_SIZE, is_fed=True)
     times = [1_700_000_000_000, 1_700_000_000_001]
     assert extension.put([TAG_A, -1], times) == [LOWEST, LOWEST + 20]
@@ -87,7 +87,10 @@ def test_bytes_of_units(disk: MemoryFileSystem) -> None:
 
 
 def test_units_with_bitmaps_as_rocketmq_writes_them(disk: MemoryFileSystem) -> None:
-    """Seven units of 28 bytes fill a file of 200, whose last four bytes begin with the mark; the eighth is behind."""
+    """Seven units of 28 bytes fill a file of 200, whose last four bytes begin with the end mark.
+
+    The eighth unit is in the next file.
+    """
     bitmap = bytes([5, 0, 0, 0, 0, 0, 0, 0])
     unit = bytes.fromhex("001c 000000000027a807 0000018bcfe56800 0008") + bitmap
     disk.make_directory(PLACE)
@@ -103,7 +106,7 @@ def test_units_with_bitmaps_as_rocketmq_writes_them(disk: MemoryFileSystem) -> N
 
 
 def test_units_do_not_cross_files(disk: MemoryFileSystem) -> None:
-    """A file is filled but for its last 4 bytes or more, which begin with the mark; addresses go on in the next one."""
+    """At least 4 bytes at a file's end hold the end mark; addresses continue in the next file."""
     extension = ConsumeQueueExt(disk, PLACE, FILE_SIZE, is_fed=True)
     addresses = extension.put(range(30), range(30)) + extension.put([30], [30])
     expected = [LOWEST + n // PER_FILE * FILE_SIZE + n % PER_FILE * 20 for n in range(31)]
@@ -126,7 +129,7 @@ def test_units_do_not_cross_files(disk: MemoryFileSystem) -> None:
     ],
 )
 def test_a_damaged_unit_is_none(disk: MemoryFileSystem, damage: bytes) -> None:
-    """Sizes that disagree, or reach over the file's end, are found out and never followed."""
+    """Inconsistent sizes, and sizes beyond the file's end, are detected and never followed."""
     extension = ConsumeQueueExt(disk, PLACE, FILE_SIZE, is_fed=True)
     (first, second) = extension.put([1, 2], [1, 2])
     disk.damage(PLACE / f"{0:020d}", 0, damage)
@@ -135,12 +138,12 @@ def test_a_damaged_unit_is_none(disk: MemoryFileSystem, damage: bytes) -> None:
 
 
 def test_what_is_an_address() -> None:
-    """No hash of 32 bits, whatever its sign, and no time."""
+    """A 32-bit hash of either sign, or a time, is no address."""
     assert [is_address(code) for code in (LOWEST, -(1 << 31) - 1, -(1 << 31), 0, 1 << 62)] == [True, True, *[False] * 3]
 
 
 def test_a_file_size_that_cannot_be() -> None:
-    """Refused with the setting's name."""
+    """The error gives the setting's name."""
     for size in (127, (1 << 30) + 1):
         with pytest.raises(ConfigError, match=r"store\.queue_extension_file_size"):
             replace(CONFIG, queue_extension_file_size=size)
@@ -150,7 +153,7 @@ def test_a_file_size_that_cannot_be() -> None:
 
 
 def test_a_store_with_extended_units_filters_by_them(store: MessageStore, disk: MemoryFileSystem) -> None:
-    """Every unit names an extended one with its tags code and store time; filters work as without."""
+    """Every unit names an extended one with its tags code and store time; filters work the same."""
     for one in messages(20):
         store.append([one])
     store.flush()
@@ -167,7 +170,7 @@ def test_a_store_with_extended_units_filters_by_them(store: MessageStore, disk: 
 
 
 def test_records_in_store_layout_get_extended_units(store: MessageStore, disk: MemoryFileSystem) -> None:
-    """As messages that come one by one."""
+    """They get extended units like single messages."""
     data = b"".join(Draft(m, store_host=("127.0.0.1", 1), property_crc=True).encode_unplaced() for m in messages(9))
     store.append_records("orders", 0, RecordBatch.parse(data, base_physical_offset=None, placed=False))
     store.flush()
@@ -176,7 +179,7 @@ def test_records_in_store_layout_get_extended_units(store: MessageStore, disk: M
 
 
 def test_extended_units_are_read_without_the_setting(disk: MemoryFileSystem) -> None:
-    """A store of a broker that had it on: its units are used, and new ones are plain."""
+    """With the setting turned off again, the extended units are still used, and new units are plain."""
     with MessageStore.open(CONFIG, file_system=disk) as store:
         store.append(messages(10))
     with MessageStore.open(replace(CONFIG, queue_extensions=False), file_system=disk) as store:
@@ -187,7 +190,7 @@ def test_extended_units_are_read_without_the_setting(disk: MemoryFileSystem) -> 
 
 
 def test_a_unit_that_cannot_be_found_only_costs_the_short_cut(store: MessageStore, disk: MemoryFileSystem) -> None:
-    """The value of the tag is compared, so the same messages are served."""
+    """The tags themselves are compared, so the same messages are served."""
     store.append(messages(20))
     store.flush()
     disk.damage(EXTENSION / f"{0:020d}", 3 * 20, bytes(100))
@@ -198,7 +201,7 @@ def test_a_unit_that_cannot_be_found_only_costs_the_short_cut(store: MessageStor
 
 @pytest.mark.parametrize("closed", [True, False])
 def test_recovery_keeps_extended_units_that_are_right(disk: MemoryFileSystem, closed: bool) -> None:
-    """Nothing is written anew, whatever the stop was, and new units go on behind them."""
+    """After either kind of stop no unit is rewritten, and new units follow the old ones."""
     store = MessageStore.open(CONFIG, file_system=disk)
     store.append(messages(20))
     store.flush()
@@ -216,7 +219,7 @@ def test_recovery_keeps_extended_units_that_are_right(disk: MemoryFileSystem, cl
 
 
 def test_recovery_adds_extended_units_for_missing_ones(disk: MemoryFileSystem) -> None:
-    """Of a queue that is gone, with its extension or without: no address is given twice."""
+    """A missing queue is rebuilt with the same addresses."""
     with MessageStore.open(CONFIG, file_system=disk) as store:
         store.append(messages(20))
     whole = disk.contents()
@@ -231,7 +234,7 @@ def test_recovery_adds_extended_units_for_missing_ones(disk: MemoryFileSystem) -
 
 
 def test_recovery_puts_plain_codes_where_extended_units_are_wrong(disk: MemoryFileSystem) -> None:
-    """A crash has lost some of them, or left others: the tags code then stands in the unit itself."""
+    """For extended units that a crash lost or left wrong, the queue's units get plain tags codes."""
     store = MessageStore.open(CONFIG, file_system=disk)
     store.append(messages(20))
     store.flush()
@@ -246,7 +249,7 @@ def test_recovery_puts_plain_codes_where_extended_units_are_wrong(disk: MemoryFi
 
 
 def test_lost_extended_units_at_the_end_are_not_given_again(disk: MemoryFileSystem) -> None:
-    """An address that a unit still has must not become that of another tag; else a filter would pass over messages."""
+    """A used address must not be assigned to another tag, or a filter would skip messages."""
     store = MessageStore.open(CONFIG, file_system=disk)
     store.append(messages(20))
     store.flush()
@@ -261,7 +264,7 @@ def test_lost_extended_units_at_the_end_are_not_given_again(disk: MemoryFileSyst
 
 
 def test_a_removed_extension_begins_behind_all_its_addresses(disk: MemoryFileSystem) -> None:
-    """The same, where somebody has removed the whole directory and nothing looks at the queue again."""
+    """Used addresses are not assigned again after the directory was removed, though the queue is not read again."""
     with MessageStore.open(CONFIG, file_system=disk) as store:
         store.append(messages(20))
     for path in disk.contents():
@@ -275,7 +278,7 @@ def test_a_removed_extension_begins_behind_all_its_addresses(disk: MemoryFileSys
 
 
 def test_units_behind_the_log_go_with_their_extended_units(disk: MemoryFileSystem) -> None:
-    """A log that lost its end: the queue is cut, the extension with it, and both go on there."""
+    """If the log lost its end, queue and extension are cut, and both continue there."""
     store = MessageStore.open(CONFIG, file_system=disk)
     sent = store.append(messages(20))
     store.flush()
@@ -294,7 +297,7 @@ def test_units_behind_the_log_go_with_their_extended_units(disk: MemoryFileSyste
 
 
 def test_a_deleted_topic_takes_its_extended_units_along(store: MessageStore, disk: MemoryFileSystem) -> None:
-    """And the files of one that comes later begin anew."""
+    """A later topic of the same name begins with new files."""
     store.append(messages(20))
     store.delete_topic("orders")
     assert [path for path in disk.contents() if path.is_relative_to(DIRECTORY / "consumequeue_ext")] == []
@@ -304,7 +307,7 @@ def test_a_deleted_topic_takes_its_extended_units_along(store: MessageStore, dis
 
 
 async def test_retention_removes_extended_units_of_removed_messages() -> None:
-    """Whole files, as soon as no unit of the queue names them."""
+    """A file is removed once no unit of the queue refers to it."""
     clock = ManualClock()
     disk = MemoryFileSystem(clock=clock)
     config = replace(CONFIG, segment_size=4096, retention_hours=1, delete_when_hours=tuple(range(24)))
@@ -323,7 +326,7 @@ async def test_retention_removes_extended_units_of_removed_messages() -> None:
 
 
 def test_tools(tmp_path: Path) -> None:
-    """Verify takes extended units; backup copies them; after a rebuild the plain ones stand in the queue."""
+    """Verify checks extended units, backup copies them, and rebuild writes plain units."""
     config = replace(CONFIG, directory=tmp_path / "store")
     with MessageStore.open(config) as store:
         store.append(messages(20))

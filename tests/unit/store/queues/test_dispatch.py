@@ -1,4 +1,4 @@
-"""What is dispatched, when, and to whom."""
+"""Which messages are dispatched, when, and to which listeners."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def store_fixture() -> Iterator[MessageStore]:
 def test_each_transaction_type_goes_where_the_table_says(
     kind: TransactionType, queued: bool, indexed: bool, recovered: bool
 ) -> None:
-    """Prepared ones in no queue, rolled-back ones nowhere; recovery decides the same."""
+    """Prepared and rolled-back messages enter no queue; recovery decides the same."""
     disk = MemoryFileSystem()
     store = MessageStore.open(StoreConfig.tiny(DIRECTORY), file_system=disk)
     store.append([Message("orders", 0, b"first", {"KEYS": "k"})])
@@ -59,13 +59,13 @@ def test_each_transaction_type_goes_where_the_table_says(
         store = MessageStore.open(StoreConfig.tiny(DIRECTORY), file_system=disk)
     bodies = [record.body for record in store.read("orders", 0, 0).records]
     assert bodies == ([b"first", b"x", b"last"] if queued else [b"first", b"last"])
-    # A rolled-back message is in no query whatever the index holds.
+    # No query returns a rolled-back message, whatever the index holds.
     assert (b"x" in [record.body for record in store.query("orders", "k")]) == indexed
     store.close()
 
 
 def test_listeners_hear_of_each_queue_once_per_round(store: MessageStore) -> None:
-    """With the queue's new end, when its units can be read already."""
+    """Listeners get the queue's new end, once its units can be read."""
     heard = []
 
     def listen(topic: str, queue_id: int, end: int) -> None:
@@ -84,7 +84,7 @@ def test_listeners_hear_of_each_queue_once_per_round(store: MessageStore) -> Non
 
 
 def test_messages_are_read_only_after_their_dispatch(store: MessageStore) -> None:
-    """Appended and not flushed: neither in the queue nor found by key; `queue_range` does not count them."""
+    """Before the flush a message is not in its queue, not found by key, and not in `queue_range`."""
     sender = Sender()
     sender.append(store, [sender.message(20)])
     assert store.queue_range("orders", 0) == (0, 0)
@@ -95,7 +95,7 @@ def test_messages_are_read_only_after_their_dispatch(store: MessageStore) -> Non
 
 
 def test_delayed_messages_have_their_time_as_tags_code() -> None:
-    """The unit of a message in the schedule topic holds when it is due; recovery makes the same unit."""
+    """The unit of a message in the schedule topic holds its due time; recovery rebuilds the same unit."""
     disk = MemoryFileSystem(clock=ManualClock())
     config = replace(StoreConfig.tiny(DIRECTORY), queue_file_size=400)
     store = MessageStore.open(config, file_system=disk, clock=ManualClock(1000))
@@ -110,11 +110,11 @@ def test_delayed_messages_have_their_time_as_tags_code() -> None:
     assert disk.contents()[path][:20] == unit
 
 
-# --- who follows, and how much may wait
+# --- added dispatchers, and how many messages may wait
 
 
 class Follower:
-    """Notes what it is given, and what the store could do at that moment."""
+    """Records the entries that it gets, and the messages that queries find at that moment."""
 
     error_flag = RunningFlags.NONE
 
@@ -135,7 +135,7 @@ class Follower:
 
 
 def test_a_dispatcher_that_is_added_comes_after_queues_and_index(store: MessageStore) -> None:
-    """It sees every record in the order of the log, when it can be read and found; listeners hear of it later."""
+    """It gets each record in log order, readable and found by key, before listeners are called."""
     follower = Follower(store)
     store._dispatch.dispatchers.append(follower)
     heard: list[int] = []
@@ -160,7 +160,7 @@ def test_a_dispatcher_that_is_added_comes_after_queues_and_index(store: MessageS
 
 
 def test_a_dispatcher_that_fails_ends_the_store(store: MessageStore) -> None:
-    """What is derived would not follow the log any more."""
+    """The store fails, because its derived data would no longer follow the log."""
 
     class Failing(Follower):
         def put_entries(self, entries: Sequence[Entry]) -> None:
@@ -178,7 +178,10 @@ def test_a_dispatcher_that_fails_ends_the_store(store: MessageStore) -> None:
     ("limit", "allowed"), [({"dispatch_waiting_count_max": 5}, 5), ({"dispatch_waiting_bytes_max": 3000}, 3)]
 )
 async def test_no_message_is_taken_while_too_many_wait(limit: dict[str, int], allowed: int) -> None:
-    """Refused as busy, with nothing stored; what consumers need has twice the room; after a sync all is well."""
+    """An append is refused as busy and stores nothing, until a sync.
+
+    Consumers' internal records may use twice the limit.
+    """
     config = replace(StoreConfig.tiny(DIRECTORY), **limit)  # type: ignore[arg-type] # sizes are integers
     message = Message("orders", 0, b"." * 900)
     with MessageStore.open(config, file_system=MemoryFileSystem()) as store:
@@ -206,7 +209,7 @@ async def test_no_message_is_taken_while_too_many_wait(limit: dict[str, int], al
 
 
 def test_without_services_the_append_dispatches() -> None:
-    """A tool that never flushes does not fill the memory, and is not refused."""
+    """A tool that never flushes neither fills the memory nor is refused."""
     config = replace(StoreConfig.tiny(DIRECTORY), dispatch_waiting_count_max=5)
     with MessageStore.open(config, file_system=MemoryFileSystem()) as store:
         for _ in range(12):
@@ -216,15 +219,17 @@ def test_without_services_the_append_dispatches() -> None:
 
 
 def test_bounds_that_cannot_be() -> None:
-    """Below one nothing could be stored."""
+    """With a limit below one nothing could be stored."""
     for name in ("dispatch_waiting_count_max", "dispatch_waiting_bytes_max"):
         with pytest.raises(ConfigError, match=rf"store\.{name}"):
             replace(StoreConfig.tiny(DIRECTORY), **{name: 0})  # type: ignore[arg-type] # sizes are integers
 
 
 def test_nothing_is_dispatched_after_a_failure() -> None:
-    """What the failed round had begun is missing: units behind it would leave a gap, as if all was well. And the stop
-    is no orderly one."""
+    """Units after the failed round would leave an unnoticed gap in the queue.
+
+    The close does not count as an orderly stop.
+    """
 
     class FailingOnce(Follower):
         failed = False
@@ -251,7 +256,7 @@ def test_nothing_is_dispatched_after_a_failure() -> None:
 
 
 async def test_each_queue_that_a_message_names_counts() -> None:
-    """A message in a thousand queues takes the memory of a thousand while it waits."""
+    """A waiting message in a thousand queues takes a thousand times the memory."""
     config = replace(StoreConfig.tiny(DIRECTORY), dispatch_waiting_count_max=5)
     message = Message("chat", 0, b"x", {"INNER_MULTI_DISPATCH": "%LMQ%a,%LMQ%b,%LMQ%c"})
     with MessageStore.open(config, file_system=MemoryFileSystem()) as store:

@@ -1,4 +1,4 @@
-"""The hash index: entries, chains, files one after the other, cutting and linking anew."""
+"""The hash index: entries, chains, consecutive files, truncation and relinking."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def service(disk: MemoryFileSystem) -> IndexService:
 
 
 def put(index: IndexService, first: int, count: int, *, at_once: bool = True) -> None:
-    """Entries n = first...: hash n % 7, physical offset 100 n, a second apart."""
+    """Put entries n = first...: hash n % 7, physical offset 100 n, one second apart."""
     numbers = range(first, first + count)
     if at_once:
         index.put([n % 7 for n in numbers], [n * 100 for n in numbers], [NOW + n * 1000 for n in numbers], NOW)
@@ -46,7 +46,7 @@ def expected(key_hash: int, count: int) -> list[int]:
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("count", [1, 40, 59, 60, 150])
 def test_every_entry_is_found_newest_first(count: int, at_once: bool) -> None:
-    """Over the ends of files, whether they came one by one or as columns."""
+    """Entries put one by one or as columns are found across files."""
     disk = MemoryFileSystem()
     index = service(disk)
     put(index, 0, count, at_once=at_once)
@@ -58,14 +58,14 @@ def test_every_entry_is_found_newest_first(count: int, at_once: bool) -> None:
 
 
 def test_keys_that_share_a_slot_are_kept_apart() -> None:
-    """A search gives the entries of its hash alone, whatever else hangs on the chain."""
+    """A search returns only entries of its hash, whatever else is on the chain."""
     index = service(MemoryFileSystem())
     index.put([3, 3 + SLOTS, 3, 3 + 2 * SLOTS], [0, 100, 200, 300], [NOW] * 4, NOW)
     assert (found(index, 3), found(index, 3 + SLOTS), found(index, 3 + 3 * SLOTS)) == ([2, 0], [1], [])
 
 
 def test_a_search_looks_at_a_bounded_number_of_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys that were made to share a slot cost a search no more than the bound, over all files; the newest come."""
+    """Keys built to share a slot cost a search no more than the bound, over all files; the newest are found."""
     index = service(MemoryFileSystem())
     count = 3 * ENTRIES
     index.put([3] * count, [100 * n for n in range(count)], [NOW] * count, NOW)
@@ -79,7 +79,7 @@ def test_a_search_looks_at_a_bounded_number_of_entries(monkeypatch: pytest.Monke
 
 
 def test_a_long_search_pauses_and_goes_on_in_an_index_that_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chain of many entries is looked at in steps of a bounded length; between them files come and go."""
+    """A long chain is searched in bounded steps, between which files are added and removed."""
     monkeypatch.setattr(index_file, "LOOKED_PER_STEP", 10)
     index = service(MemoryFileSystem())
     per_file = ENTRIES - 1
@@ -89,7 +89,7 @@ def test_a_long_search_pauses_and_goes_on_in_an_index_that_has_changed(monkeypat
     assert steps == [None] * (3 * (per_file // 10)), "entries of other keys make steps, too"
     search = index.find(3 + SLOTS, 0, MAX)
     assert [next(search) for _ in range(11)] == [*(100 * n for n in range(count - 1, count - 11, -1)), None]
-    for file in index.release_expired(100 * per_file):  # the oldest
+    for file in index.release_expired(100 * per_file):  # the oldest file
         file.close()
     index.put([3 + SLOTS] * ENTRIES, [100 * n for n in range(count, count + ENTRIES)], [NOW] * ENTRIES, NOW)
     rest = [offset // 100 for offset in search if offset is not None]
@@ -102,7 +102,7 @@ def test_a_long_search_pauses_and_goes_on_in_an_index_that_has_changed(monkeypat
 
 
 def test_cutting_leaves_slots_and_entries_as_if_there_had_never_been_more() -> None:
-    """A slot of nothing but dropped entries is empty: it would lead into the chains of others that come later."""
+    """A slot whose entries were all dropped is empty; otherwise it would lead into the chains of later entries."""
     whole, never = MemoryFileSystem(), MemoryFileSystem()
     index = service(whole)
     index.put([1, 2, 3, 4], [0, 100, 200, 300], [NOW] * 4, NOW)
@@ -114,7 +114,7 @@ def test_cutting_leaves_slots_and_entries_as_if_there_had_never_been_more() -> N
 
 
 def test_one_by_one_and_at_once_give_the_same_bytes() -> None:
-    """Numpy's way and the loop's way."""
+    """The numpy path and the loop write equal files."""
     disks = MemoryFileSystem(), MemoryFileSystem()
     for disk, at_once in zip(disks, (True, False), strict=True):
         put(service(disk), 0, 150, at_once=at_once)
@@ -122,7 +122,7 @@ def test_one_by_one_and_at_once_give_the_same_bytes() -> None:
 
 
 def test_slots_of_one_and_of_several_entries_get_the_same_bytes() -> None:
-    """Whatever shares a slot with what came at once, or before it."""
+    """Entries that share a slot, within one call or with earlier ones, give the same bytes."""
     disks = MemoryFileSystem(), MemoryFileSystem()
     hashes = [n * n * 7919 % 1511 for n in range(600)]
     for disk, step in zip(disks, (1, 200), strict=True):
@@ -134,7 +134,7 @@ def test_slots_of_one_and_of_several_entries_get_the_same_bytes() -> None:
 
 
 def test_times_narrow_the_search_and_leave_nothing_out() -> None:
-    """Exact to a second or two; all that lies in the range is there."""
+    """The result has all entries of the range, and others by at most a few seconds."""
     index = service(MemoryFileSystem())
     put(index, 0, 150)
     result = found(index, 3, NOW + 40_000, NOW + 80_000)
@@ -145,7 +145,7 @@ def test_times_narrow_the_search_and_leave_nothing_out() -> None:
 
 
 def test_a_new_file_begins_where_the_last_one_ended() -> None:
-    """Header fields of the second file before its first entry are the first one's end; names rise."""
+    """The second file's begin fields before its first entry are the first file's end; names increase."""
     disk = MemoryFileSystem()
     index = service(disk)
     put(index, 0, 60)
@@ -156,7 +156,7 @@ def test_a_new_file_begins_where_the_last_one_ended() -> None:
 
 @pytest.mark.parametrize("cut", [0, 1, 30, 59, 60, 100, 150])
 def test_cutting_drops_entries_and_links_the_rest(cut: int) -> None:
-    """Entries at or behind the offset are gone from chains and header; the index goes on from there."""
+    """Entries at or after the offset are gone from chains and header, and the index continues from there."""
     disk = MemoryFileSystem()
     index = service(disk)
     put(index, 0, 150)
@@ -171,7 +171,7 @@ def test_cutting_drops_entries_and_links_the_rest(cut: int) -> None:
 
 @pytest.mark.parametrize("what", ["slots", "header", "entries", "empty last file"])
 def test_after_a_crash_the_last_file_is_linked_anew(what: str) -> None:
-    """Slots newer than entries, an old header, lost entries, a second file without its header: all come right."""
+    """Slots newer than entries, an old header, lost entries, and a second file without a header are all repaired."""
     disk = MemoryFileSystem()
     index = service(disk)
     put(index, 0, 40)
@@ -199,7 +199,7 @@ def test_after_a_crash_the_last_file_is_linked_anew(what: str) -> None:
 
 
 def test_damaged_chains_end() -> None:
-    """A link to itself, forwards, or out of the file stops the search; it neither loops nor reads elsewhere."""
+    """A link to its own entry, to a later one, or out of the file ends the search, without a loop or a bad read."""
     disk = MemoryFileSystem()
     index = service(disk)
     put(index, 0, 40)
@@ -210,7 +210,7 @@ def test_damaged_chains_end() -> None:
 
 
 def test_files_that_are_no_index() -> None:
-    """A foreign name and other counts are errors that tell the setting; an empty file is what a crash leaves."""
+    """Foreign names and wrong counts are errors that name the setting; an empty file is left by a crash."""
     disk = MemoryFileSystem()
     put(service(disk), 0, 3)
     disk.create(INDEX / "20990101000000000", 0)
@@ -224,7 +224,7 @@ def test_files_that_are_no_index() -> None:
 
 @pytest.mark.parametrize("failures", [1, 2, 3])
 def test_a_file_that_cannot_be_created_is_tried_again(failures: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Twice; then the error is the caller's."""
+    """Creation is retried twice; then the caller gets the error."""
     disk = MemoryFileSystem()
     index = service(disk)
     left = failures
@@ -246,12 +246,12 @@ def test_a_file_that_cannot_be_created_is_tried_again(failures: int, caplog: pyt
 
 
 def test_sizes() -> None:
-    """The default file of RocketMQ."""
+    """The size of RocketMQ's default file."""
     assert file_size(5_000_000, 20_000_000) == 420_000_040
 
 
 def test_a_file_that_was_found_gets_its_room_before_it_is_written() -> None:
-    """RocketMQ leaves holes in slots and entries: on a full disk a store into one would kill the process (SIGBUS)."""
+    """RocketMQ leaves holes in slots and entries. On a full disk, storing into one would kill the process (SIGBUS)."""
     disk = MemoryFileSystem()
     index = service(disk)
     put(index, 0, 20)
@@ -261,11 +261,11 @@ def test_a_file_that_was_found_gets_its_room_before_it_is_written() -> None:
     sparse = MemoryFileSystem()
     sparse.make_directory(INDEX)
     file = sparse.create(path, len(content[path]))
-    file.write([content[path][: HEADER_SIZE + 4]], 0)  # all else are holes, as far as blocks go
+    file.write([content[path][: HEADER_SIZE + 4]], 0)  # all other blocks are holes
     sparse.damage(path, 0, content[path])
     found_again = service(sparse)
     put(found_again, 20, 20)
-    found_again.files[0].file.sync()  # raises HoleWrittenError for what has no room
+    found_again.files[0].file.sync()  # raises HoleWrittenError if a hole was written
     assert found(found_again, 3) == expected(3, 40)
     full = MemoryFileSystem(capacity=4096)
     full.make_directory(INDEX)

@@ -1,4 +1,4 @@
-"""Messages in several queues: what is stored, served and recovered of the queues that a message names."""
+"""Messages in several queues: storing, serving and recovering them in all queues that they name."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def bodies(store: MessageStore, topic: str, queue_id: int = 0, tags: frozenset[s
 
 
 def test_a_message_is_served_by_every_queue_that_it_names(store: MessageStore) -> None:
-    """It lies in the log once; each queue gives it the queue id and offset that it has there, and its own topic."""
+    """It is stored once in the log; each queue serves it with its own queue id and offset, and the message's topic."""
     store.append([message("a", ROOM), message("b", ROOM, HALL), message("c"), message("d", HALL)])
     store.flush()
     assert bodies(store, "chat", 3) == ["a", "b", "c", "d"]
@@ -67,7 +67,7 @@ def test_a_message_is_served_by_every_queue_that_it_names(store: MessageStore) -
 
 
 def test_offsets_go_on_after_an_append(store: MessageStore) -> None:
-    """Also where one append names a queue several times, and one message a queue twice: it is in it once."""
+    """An append may name a queue several times; a message that names a queue twice is in it once."""
     store.append([message("a", ROOM)])
     store.append([message("b", ROOM, ROOM), message("c", ROOM)])
     store.flush()
@@ -77,7 +77,7 @@ def test_offsets_go_on_after_an_append(store: MessageStore) -> None:
 
 
 def test_listeners_hear_of_light_queues(store: MessageStore) -> None:
-    """As of any other queue: with the new end of each, when it can be read."""
+    """Listeners get the new end of each queue, once it can be read."""
     heard: list[tuple[str, int, int]] = []
     store.arrival_listeners.append(lambda *place: heard.append(place))
     store.append([message("a", ROOM), message("b", ROOM, HALL)])
@@ -103,7 +103,7 @@ def test_tags_filter_light_queues(store: MessageStore) -> None:
     ],
 )
 def test_messages_that_are_in_their_own_queue_alone(store: MessageStore, topic: str, sys_flag: int) -> None:
-    """Of retry topics, the broker's own topics and half transactions; their names wait for the real topic."""
+    """Retry topics, the broker's own topics and half messages: the names apply later, in the real topic."""
     store.append([Message(topic, 0, b"x", {"INNER_MULTI_DISPATCH": ROOM}, sys_flag=sys_flag)])
     store.flush()
     assert ROOM not in store.queues()
@@ -113,7 +113,7 @@ def test_messages_that_are_in_their_own_queue_alone(store: MessageStore, topic: 
 
 @pytest.mark.parametrize("name", ["%LMQ%a/b", "%LMQ%../../x", "", "%LMQ%\x00", "%LMQ%" + "x" * 251, "%LMQ%a\\b", ".."])
 def test_names_that_cannot_be_directories(disk: MemoryFileSystem, name: str) -> None:
-    """They have no queue and no offset; what stands beside them does."""
+    """Such names get no queue and no offset; valid names beside them do."""
     config = replace(CONFIG, multi_dispatch=True)
     with MessageStore.open(config, file_system=disk) as store:
         store.append([message("a", name, ROOM)])
@@ -125,7 +125,7 @@ def test_names_that_cannot_be_directories(disk: MemoryFileSystem, name: str) -> 
 
 
 def test_queue_offsets_of_the_sender_are_not_taken(store: MessageStore) -> None:
-    """A message cannot choose its place in another queue, whether it names one or not, and however it is encoded."""
+    """A sender cannot choose an offset in another queue, with or without a name, in any encoding."""
     store.append([message("a", ROOM, INNER_MULTI_QUEUE_OFFSET="7"), message("b", INNER_MULTI_QUEUE_OFFSET="7")])
     raw = f"INNER_MULTI_DISPATCH\x01{ROOM}\x02INNER_MULTI_QUEUE_OFFSET\x019\x02".encode()
     store.append([Message("chat", 3, b"c", raw_properties=raw)])
@@ -136,7 +136,7 @@ def test_queue_offsets_of_the_sender_are_not_taken(store: MessageStore) -> None:
 
 
 def test_other_topics_only_when_asked_for(disk: MemoryFileSystem) -> None:
-    """`multi_dispatch`: a name without %LMQ% is a topic's, and counts offsets together with its own messages."""
+    """`multi_dispatch`: a name without %LMQ% is a topic, and shares the offsets with the topic's own messages."""
     with MessageStore.open(CONFIG, file_system=disk) as store:
         store.append([message("a", "audit")])
         store.flush()
@@ -154,7 +154,7 @@ def test_other_topics_only_when_asked_for(disk: MemoryFileSystem) -> None:
 def test_recovery_gives_back_the_units_of_every_queue(
     disk: MemoryFileSystem, closed: bool, removed: tuple[str, ...]
 ) -> None:
-    """After a clean and an unclean stop, with the queues there or gone."""
+    """Units are restored after clean and unclean stops, whether the queues exist or not."""
     config = replace(CONFIG, multi_dispatch=True)
     store = MessageStore.open(config, file_system=disk)
     store.append([message("a", ROOM), message("b", ROOM, "audit"), Message("audit", 3, b"own")])
@@ -179,14 +179,14 @@ def test_recovery_gives_back_the_units_of_every_queue(
 
 
 def test_an_offset_that_cannot_be_is_not_believed() -> None:
-    """A record at this place of the log cannot have so many before it; recovery would fill a queue up to it."""
+    """An offset too large for the record's place in the log is ignored; recovery would fill the queue up to it."""
     values = {"INNER_MULTI_DISPATCH": f"{ROOM},{HALL},%LMQ%attic", "INNER_MULTI_QUEUE_OFFSET": "9000000,10,x"}
     assert MultiDispatch().places("chat", 0, 0, values, 910) == {(HALL, 0): 10}
     assert MultiDispatch().places("chat", 0, 0, values, 909) == {}
 
 
 def test_too_many_light_queues(store: MessageStore) -> None:
-    """The append is refused as a whole, with a reason; queues that are there go on, and deleting one makes room."""
+    """The whole append is refused with a reason. Existing queues continue, and deleting one makes space."""
     names = [f"%LMQ%{n}" for n in range(4)]
     store.append([message("a", *names[:3])])
     with pytest.raises(
@@ -204,7 +204,7 @@ def test_too_many_light_queues(store: MessageStore) -> None:
 
 
 def test_a_deleted_light_queue_goes_on_where_it_ended(disk: MemoryFileSystem) -> None:
-    """One offset must not name two messages; recovery brings the old ones not back."""
+    """An offset must not name two messages; recovery does not restore the old ones."""
     store = MessageStore.open(CONFIG, file_system=disk)
     store.append([message("a", ROOM), message("b", ROOM)])
     store.delete_topic(ROOM)
@@ -217,14 +217,17 @@ def test_a_deleted_light_queue_goes_on_where_it_ended(disk: MemoryFileSystem) ->
 
 
 def test_too_many_names(store: MessageStore) -> None:
-    """One message cannot name more queues than the limit; nothing is stored."""
+    """A message cannot name more queues than the limit; nothing is stored."""
     with pytest.raises(InvalidMessageError, match=r"1001 queue names; the limit is 1000"):
         store.append([message("a", *(["%LMQ%x"] * (NAMES_MAX + 1)))])
     assert store.positions[0] == 0
 
 
 def test_records_in_store_layout_name_no_queues(store: MessageStore) -> None:
-    """Their properties cannot be completed in place, so they are refused; a body with such text is none of this."""
+    """Records that name queues are refused, because their properties cannot be completed in place.
+
+    The same text in a body is allowed.
+    """
 
     def batch(one: Message, times: int = 1) -> RecordBatch:
         data = Draft(one, store_host=("127.0.0.1", 1), property_crc=True).encode_unplaced()
@@ -240,7 +243,7 @@ def test_records_in_store_layout_name_no_queues(store: MessageStore) -> None:
 
 
 def test_the_tools_know_light_queues(tmp_path: Path) -> None:
-    """Verify asks for their units, and rebuild makes the same files from the log."""
+    """Verify requires their units, and rebuild writes the same files from the log."""
     config = replace(StoreConfig.tiny(tmp_path), multi_dispatch=True)
     with MessageStore.open(config) as store:
         store.append([message("a", ROOM), message("b", ROOM, "audit"), Message("audit", 3, b"own")])
@@ -257,7 +260,7 @@ def test_the_tools_know_light_queues(tmp_path: Path) -> None:
 
 
 def test_settings() -> None:
-    """A limit below one is refused; without light queues their names have none."""
+    """A limit below one is refused; with light queues off their names create no queue."""
     with pytest.raises(ConfigError, match=r"store\.light_queue_count_max"):
         replace(CONFIG, light_queue_count_max=0)
     with MessageStore.open(replace(CONFIG, light_queues=False), file_system=MemoryFileSystem()) as store:
@@ -269,7 +272,7 @@ def test_settings() -> None:
 
 
 def test_an_inner_batch_is_in_its_own_queue_alone(disk: MemoryFileSystem) -> None:
-    """As in RocketMQ: recovery and the tools find no other queues in it than dispatch does, whatever it names."""
+    """As in RocketMQ, neither dispatch nor recovery uses the queues that an inner batch names."""
     names = {"INNER_MULTI_DISPATCH": ROOM, "INNER_MULTI_QUEUE_OFFSET": "0", "INNER_NUM": "1"}
     body = struct.pack(">iiiii", 23, 0, 0, 0, 1) + b"x" + struct.pack(">h", 0)
     with MessageStore.open(CONFIG, file_system=disk, clock=ManualClock(), is_batch_topic=lambda t: t == "m") as store:
