@@ -90,7 +90,7 @@ test-hostile: .venv/.dev ## one hostile client against every call at its limits,
 test-java-store: .venv/.dev ## RocketMQ's own store and ours on the same directories (needs Java and Maven)
 	AEROBEE_JAVA_STORE=1 $(BIN)/python -m pytest -q tests/java_store
 
-test-cluster: .venv/.dev ## RocketMQ 4's released Java client and mqadmin with our broker (needs Java and Maven)
+test-cluster: .venv/.dev ## released Java clients, servers and mqadmin of RocketMQ with ours; clients through a fail-over (needs Java, Maven, etcd)
 	AEROBEE_CLUSTER=1 $(BIN)/python -m pytest -q -rs tests/cluster
 
 test-client-rocketmq: .venv/.dev ## our client against Apache RocketMQ 5 from its artefacts (needs Java and Maven)

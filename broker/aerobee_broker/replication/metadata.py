@@ -7,10 +7,14 @@ The timer's checkpoint shows which delayed messages the master has delivered. It
 the end that the master's log had after reading the checkpoint. These deliveries are then in this log as well, and a
 promoted replica neither repeats nor loses one. With an Aerobee master it matters less, because its log has marks of
 deliveries.
+
+A master may die before a new topic of it was copied, although messages of the topic were answered and are in this log.
+A promoted replica creates such topics again (`restore_topics`).
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -21,13 +25,23 @@ from aerobee_broker.remoting.frame import Command
 from aerobee_broker.tables.consumer_groups import GroupTable
 from aerobee_broker.tables.consumer_offsets import OffsetTable
 from aerobee_broker.tables.tables import Tables
-from aerobee_broker.tables.topics import TopicTable
+from aerobee_broker.tables.topics import (
+    DEAD_LETTER_PREFIX,
+    LIGHT_PREFIX,
+    QUEUE_COUNT_DEFAULT,
+    RETRY_PREFIX,
+    TopicConfig,
+    TopicMessageType,
+    TopicTable,
+    is_system_topic,
+)
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
 from aerobee_store.tables import java_json
 from aerobee_store.tables.json_table import JsonTable
 from aerobee_store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
 
+_log = logging.getLogger(__name__)
 _ANSWER_SECONDS: Final = 10.0
 _NO_LOG: Final = 1 << 62  # its log of the timer is not copied; the wheel is made from the topic
 _NO_MODES: Final[dict[str, object]] = {"messageRequestModeMap": {}}
@@ -56,6 +70,7 @@ class Metadata:
         self._checkpoint: tuple[TimerCheckpoint, int] | None = None  # the master's, and where the log must be
         self._checkpoint_saved = 0  # its read time
         self.copied = 0  # how often a table was replaced
+        self._deleted = {name for name in store.queues() if name not in tables.topics}  # their queues are left
 
     async def copy(self, master: Connection) -> None:
         """Request all tables, apply and save changes. Raises BrokerError, TimeoutError and OSError."""
@@ -64,6 +79,8 @@ class Metadata:
         groups = GroupTable.from_json(await self._asked(master, Request.GET_ALL_SUBSCRIPTION_GROUP_CONFIG), clock)
         offsets = OffsetTable.from_json(await self._asked(master, Request.GET_ALL_CONSUMER_OFFSET), clock)
         if self._differ(tables.topics, topics):
+            self._deleted.update(topic.name for topic in tables.topics if topic.name not in topics)
+            self._deleted.difference_update(topic.name for topic in topics)
             tables.topics.replace(topics)
         if self._differ(tables.groups, groups):
             tables.groups.replace(groups)
@@ -84,6 +101,30 @@ class Metadata:
             self.copied += 1
 
         await self._copy_checkpoint(master)
+
+    def restore_topics(self) -> list[str]:
+        """Create the topics of messages in the log that no copied table has had yet; return their names.
+
+        Their settings died with the master, so they accept every type of message that can be combined.
+        """
+        restored = []
+        for name, queue_ids in self._store.queues().items():
+            if name in self._tables.topics or name in self._deleted:
+                continue
+            if is_system_topic(name) or name.startswith(LIGHT_PREFIX):
+                continue
+            is_internal = name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+            count = max(1 if is_internal else QUEUE_COUNT_DEFAULT, max(queue_ids) + 1)
+            self._tables.topics.create_internal(TopicConfig.of_type(name, TopicMessageType.MIXED, queue_count=count))
+            restored.append(name)
+            _log.warning(
+                "topic restored from the log topic=%s queues=%d cause=the master died before its settings were copied; "
+                "check them with: aerobee topic describe %s",
+                name,
+                count,
+                name,
+            )
+        return restored
 
     async def _copy_checkpoint(self, master: Connection) -> None:
         """A master without a timer refuses, or answers zeros."""

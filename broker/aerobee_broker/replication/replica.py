@@ -65,6 +65,7 @@ aside."""
 METADATA_SECONDS: Final = 3.0
 _ANSWER_SECONDS: Final = 5.0
 _PAUSE_SECONDS_MAX: Final = 5.0
+_DISPATCH_SECONDS: Final = 5.0
 _PAUSE_SECONDS_MAX_LEASE: Final = 0.5  # the master's messages may wait for this replica
 _SEGMENT_KEYS: Final = ("mappedFileSizeCommitLog", "store.segment_size")
 _SENDS: Final = (
@@ -161,11 +162,21 @@ class ReplicaBroker:
                 services[1].cancel()
                 services[2].cancel()
                 await asyncio.gather(*services[1:3], return_exceptions=True)
+                if self._ended.done() and self._ended.result() == "promoted":
+                    await self._store_dispatched()
+                    self._metadata.restore_topics()
                 await self._tables.save_all()
             finally:
                 for task in (*services, stopping):
                     task.cancel()
         return self._ended.result() if self._ended.done() else "stopped"
+
+    async def _store_dispatched(self) -> None:
+        """Return when the queues have everything in the log; after five seconds in any case."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DISPATCH_SECONDS):
+                while self._store.positions[3] < self._store.positions[1]:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.01)
 
     def become_master(self) -> None:
         """Save the new role and begin an epoch. The services of the store have ended, so nothing else writes to the

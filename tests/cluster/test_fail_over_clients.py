@@ -7,18 +7,17 @@ import itertools
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
 from aerobee_broker.config import Address
 from aerobee_broker.remoting.codes import Answer, Request
 from aerobee_client import Message, ReceivedMessage, connect
+from tests.cluster.conftest import MARKS
 from tests.support.etcd import running_etcd
 from tests.support.lease_group import Member, running
 from tests.support.name_server import our_name_server
 from tests.support.remoting_client import RemotingClient, json_body, pull_fields, records, send
 
 _SECONDS = 120.0
-pytestmark = pytest.mark.timeout(300)
+pytestmark = MARKS
 
 
 class RouteFollower:

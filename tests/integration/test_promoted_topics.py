@@ -1,0 +1,83 @@
+"""Topics of a promoted replica whose tables are older than its log."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.remoting.codes import Request
+from aerobee_broker.replication import replica as replica_module
+from aerobee_client import Message, connect
+from tests.support.remoting_client import json_body
+from tests.support.replicating import Master, RunningReplica, eventually, master, replica
+
+
+async def _store(found: Master, topic: str) -> str:
+    """Create a topic and store a message there; the message's id."""
+    async with connect(found.broker.endpoint) as client:
+        await client.admin.create_topic(topic, queue_count=2)
+        return (await client.producer().send(Message(topic=topic, body=topic.encode()))).message_id
+
+
+async def _topics(found: RunningReplica) -> set[str]:
+    return set(json_body(await found.client.call(Request.GET_ALL_TOPIC_CONFIG))["topicConfigTable"])
+
+
+async def _everything(found: Master, following: RunningReplica) -> None:
+    end = json_body(await found.client.call(Request.GET_BROKER_RUNTIME_INFO))["table"]["commitLogMaxOffset"]
+    await following.follows_to(int(end))
+
+
+async def test_a_topic_that_was_not_copied_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The master dies before its tables are copied again: the answered message of the new topic is received."""
+    monkeypatch.setattr(replica_module, "METADATA_SECONDS", 3600.0)
+    async with master(tmp_path / "a") as found:
+        await _store(found, "early")
+        async with replica(tmp_path / "b", found.broker.remoting) as following:
+
+            async def copied() -> bool:
+                return "early" in await _topics(following)
+
+            await eventually(copied)
+            message_id = await _store(found, "late")
+            await _everything(found, following)
+            assert "late" not in await _topics(following)
+            listening = await following.promote()
+            async with connect(str(listening.grpc)) as client:
+                assert "late" in {topic.name for topic in await client.admin.list_topics()}
+                await client.admin.create_group("readers")
+                async with client.simple_consumer("readers", "late") as consumer:
+                    assert [message.message_id for message in await consumer.receive()] == [message_id]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_deleted_topic_is_not_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
+) -> None:
+    """The replica still has its queues."""
+    monkeypatch.setattr(replica_module, "METADATA_SECONDS", 0.02)
+    async with master(tmp_path / "a") as found:
+        await _store(found, "deleted")
+        async with AsyncExitStack() as stack:
+            following = await stack.enter_async_context(replica(tmp_path / "b", found.broker.remoting))
+            await _everything(found, following)
+
+            async def copied() -> bool:
+                return "deleted" in await _topics(following)
+
+            await eventually(copied)
+            async with connect(found.broker.endpoint) as client:
+                await client.admin.delete_topic("deleted")
+
+            async def gone() -> bool:
+                return "deleted" not in await _topics(following)
+
+            await eventually(gone)
+            if restarted:
+                await stack.aclose()
+                following = await stack.enter_async_context(replica(tmp_path / "b", found.broker.remoting))
+            listening = await following.promote()
+            async with connect(str(listening.grpc)) as client:
+                assert await client.admin.list_topics() == []
