@@ -1,10 +1,10 @@
-"""Who may call: accounts from a file, and the signature or certificate by which a call proves to be of one.
+"""Authentication: accounts from a file, and the signature or certificate that proves the account of a call.
 
     [accounts.shop]                       # the access key
     secret_key = "..."                    # or secret_key_file = "/run/secrets/shop"
     publish = ["orders", "audit-*"]       # topics to send to; * stands for any characters
     consume = ["orders"]                  # topics to receive from and to query
-    groups = ["shop-*"]                   # consumer groups to do that as; their dead letters with them
+    groups = ["shop-*"]                   # consumer groups for receiving, with their dead letters
 
     [accounts.operator]
     secret_key = "..."
@@ -13,13 +13,13 @@
     [accounts.billing]
     certificate = "CN=billing,O=Example"  # the subject of a client's certificate, with or instead of a secret key
 
-The names of a namespace are `namespace%name`. JSON with the same structure does as well, in a file whose name ends so.
+Names in a namespace are `namespace%name`. A file with the suffix .json contains JSON of the same structure.
 
-A call is signed as RocketMQ's clients do it: HMAC-SHA1, keyed with the secret key, of the text of its header
-`x-mq-date-time`. That text is no time for us: most clients send local time and call it UTC. Who sees a signature can
-use it again, so without TLS credentials are of little use on a network that others listen to.
+Calls are signed like those of RocketMQ's clients: HMAC-SHA1, keyed with the secret key, of the text of the header
+`x-mq-date-time`. The text is not read as a time, because most clients send local time and call it UTC. A signature can
+be replayed by anyone who sees it, so without TLS credentials protect little on a network with eavesdroppers.
 
-A call without these headers is of the account with the subject of the client's certificate. TLS has checked it
+A call without these headers belongs to the account with the subject of the client's certificate, which TLS has verified
 (`tls.client_authorities`).
 """
 
@@ -140,7 +140,7 @@ class Accounts:
         return len(self._accounts)
 
     def still_good(self, known: Account | None) -> bool:
-        """Whether an account that called before still exists, with the same secret key and certificate."""
+        """Whether an account from an earlier call still exists, with the same secret key and certificate."""
         account = self._accounts.get(known.access_key) if known is not None else None
         return (
             known is not None
@@ -182,7 +182,7 @@ class Accounts:
         UnauthorizedError."""
         self._look()
         account = self._accounts.get(access_key)
-        # The same work for an unknown key, as below.
+        # Compute a digest for an unknown key too; the reason is below.
         secret_key = None if account is None else account.secret_key
         digest = hmac.new(secret_key or b"nobody's", content, hashlib.sha1).digest()
         is_equal = hmac.compare_digest(base64.b64encode(digest), signature.encode())
@@ -239,7 +239,7 @@ def header_values(authorization: str) -> dict[str, str]:
 
 
 def signature_of(secret_key: bytes, date_time: str) -> str:
-    """In lower-case hex."""
+    """The signature, in lower-case hex."""
     return hmac.new(secret_key, date_time.encode(), hashlib.sha1).hexdigest()
 
 

@@ -89,12 +89,12 @@ class Client:
 
     def __init__(self, client_id: str) -> None:
         self.client_id = client_id
-        self.account: Account | None = None  # of its signatures; None without authentication
+        self.account: Account | None = None  # the account of its calls; None without authentication
         self.namespace = ""
         self.language = ""
         self.version = ""
         self.peer: tuple[str, int] = ("127.0.0.1", 0)  # address of the connection: IP address and port
-        self.secure = False  # whether that is with TLS
+        self.secure = False  # whether the connection uses TLS
         self.last_seen = 0.0  # of the monotonic clock
         self.client_type: v2.ClientType.ValueType = v2.ClientType.CLIENT_TYPE_UNSPECIFIED
         self.group: str | None = None  # stored name (with the namespace) of a consumer's group
@@ -121,7 +121,7 @@ class Client:
 
 
 class ClientRegistry:
-    """All clients, by id."""
+    """All connected clients, by id."""
 
     name: Final = "clients"
 
@@ -215,7 +215,7 @@ class ClientRegistry:
             client.command(v2.TelemetryCommand(notify_unsubscribe_lite_command=command))
 
     async def print_stacks(self, client: Client, *, seconds: float = COMMAND_SECONDS) -> v2.TelemetryCommand:
-        """The thread stacks of the client: the answer has a status and `thread_stack_trace`. Errors as `ask`."""
+        """The thread stacks of the client: the answer has a status and `thread_stack_trace`. Raises like `ask`."""
         return await self.ask(
             client, print_thread_stack_trace_command=v2.PrintThreadStackTraceCommand(), seconds=seconds
         )
@@ -235,10 +235,10 @@ class ClientRegistry:
         verify_message_command: v2.VerifyMessageCommand | None = None,
         seconds: float,
     ) -> v2.TelemetryCommand:
-        """Send a command under a nonce of its own, and return the answer that has it.
+        """Send a command with a new nonce, and return the answer with the same nonce.
 
-        One official client ignores both commands and one stops reading, so an answer must not be relied on. Raises
-        ClientNotConnectedError without a Telemetry stream, or when it ends; ClientSilentError when the time is over.
+        One official client ignores both commands, and one stops reading, so callers must not rely on an answer. Raises
+        ClientNotConnectedError without a Telemetry stream, or when it ends; ClientSilentError after the timeout.
         """
         nonce = str(next(self._nonces))
         command = v2.TelemetryCommand(
@@ -260,7 +260,7 @@ class ClientRegistry:
             del self._asked[key]
 
     def answered(self, client: Client, command: v2.TelemetryCommand) -> None:
-        """The client wrote something that is no settings; what nobody waits for (any more) is ignored.
+        """Take a command other than settings from the client; an answer without a waiting caller is ignored.
 
         Node's client answers in the field of the command instead of the result.
         """
@@ -271,7 +271,7 @@ class ClientRegistry:
             asked.set_result(command)
 
     def open_stream(self, client: Client) -> TelemetryStream:
-        """A new Telemetry stream of the client, which ends an older one."""
+        """Open a new Telemetry stream of the client, and end an older one."""
         if client.stream is not None:
             client.stream.close()
         client.stream = TelemetryStream()
@@ -279,7 +279,7 @@ class ClientRegistry:
         return client.stream
 
     def close_stream(self, client: Client, stream: TelemetryStream) -> None:
-        """The call behind `stream` ended; a newer stream of the client stays."""
+        """Forget `stream`, whose call has ended; a newer stream of the client stays."""
         stream.close()
         self._streams.discard(stream)
         if client.stream is stream:
@@ -287,38 +287,38 @@ class ClientRegistry:
             self._give_up(client)
 
     def hang_up(self, wanted: Callable[[Client], bool]) -> None:
-        """End the Telemetry streams of clients that are not wanted any more."""
+        """End the Telemetry streams of the clients for which `wanted` is false."""
         for client in self._clients.values():
             if client.stream is not None and not wanted(client):
                 client.stream.close()
 
     def close_streams(self) -> None:
-        """End all Telemetry streams: the broker stops."""
+        """End all Telemetry streams, because the broker stops."""
         for stream in self._streams:
             stream.close()
 
     def terminate(self, client_id: str) -> None:
-        """The client said goodbye. Unknown ids are fine.
+        """Remove a client that terminates. Unknown ids are ignored.
 
-        It hangs up its Telemetry stream next. If we did so first, Node's client would take that for a failure and open
-        another one, which keeps its process alive for ever.
+        The client ends its Telemetry stream next. If the broker ended the stream first, Node's client would treat this
+        as a failure and open another one, which keeps its process alive forever.
         """
         if client := self._clients.get(client_id):
             client.stream = None
             self._remove(client)
 
     def expire(self) -> None:
-        """Drop whoever was silent for too long."""
+        """Remove the clients that were silent for too long."""
         limit = self._clock.monotonic() - self._expiry_seconds
         for client in [client for client in self._clients.values() if client.last_seen < limit]:
             self._remove(client)
 
     def idle_seconds(self, client: Client) -> float:
-        """How long nothing was heard of the client."""
+        """Seconds since the last call of the client."""
         return self._clock.monotonic() - client.last_seen
 
     async def run(self) -> None:
-        """Drop silent clients, until cancelled."""
+        """Remove silent clients, until cancelled."""
         while True:
             await asyncio.sleep(_SCAN_SECONDS)
             self.expire()
@@ -334,7 +334,7 @@ class ClientRegistry:
             listener(client.client_id)
 
     def _give_up(self, client: Client) -> None:
-        """Nothing that the client was asked will be answered."""
+        """Fail all commands that wait for an answer of the client."""
         for (client_id, _), answer in self._asked.items():
             if client_id == client.client_id and not answer.done():
                 answer.set_exception(ClientNotConnectedError(client_id))

@@ -1,4 +1,4 @@
-"""From the Resource in a request to the name that the store knows."""
+"""Converts the Resource in a request to its stored name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aerobee_proto import v2
 
 
 def topic_name(resource: v2.Resource, client: Client) -> str:
-    """The stored name of a topic. Some clients say the namespace only in a header. IllegalTopicError."""
+    """The stored name of a topic. Some clients send the namespace only in a header. IllegalTopicError."""
     check_topic_name(resource.name)
     return stored_name(resource.resource_namespace or client.namespace, resource.name)
 
@@ -21,7 +21,7 @@ def group_name(resource: v2.Resource, client: Client) -> str:
 
 
 def subscribed_topics(client: Client) -> list[str]:
-    """The stored names of what a consumer said that it consumes; nothing without its settings."""
+    """The stored names of the topics in a consumer's subscriptions; empty without settings."""
     settings = client.settings
     if settings is None:
         return []

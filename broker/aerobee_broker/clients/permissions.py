@@ -1,4 +1,4 @@
-"""What a call needs to be permitted: one function a method, all others are for administrators."""
+"""The permissions that calls require: one function per method. All other methods are for administrators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Permit = Callable[[Any, Client, Account], None]
 def check_permission(service: str, method: str, request: Any, client: Client, account: Account) -> None:
     """Raise ForbiddenError if the account may not call this; IllegalTopicError, IllegalGroupError for such names.
 
-    `service` and `method` are full name and name, as in the .proto files.
+    `service` is the full name and `method` the name, as in the .proto files.
     """
     if account.admin:
         return
@@ -28,7 +28,7 @@ def check_permission(service: str, method: str, request: Any, client: Client, ac
 
 
 def check_settings(settings: v2.Settings, client: Client, account: Account) -> None:
-    """What a client says about itself on its Telemetry stream. Raises as check_permission."""
+    """Check the topics and the group in a client's settings. Raises like check_permission."""
     for topic in settings.publishing.topics:
         if topic.name:
             account.require_publish(topic_name(topic, client))
@@ -59,7 +59,7 @@ def _consume(request: Any, client: Client, account: Account) -> None:
 
 
 def _query(request: v2.ListMessageRequest, client: Client, account: Account) -> None:
-    # Before anything is looked up: the answer must not tell which groups exist.
+    # Before any look-up: the answer must not reveal which groups exist.
     if request.WhichOneof("search_key") == "subscription":
         account.require_group(group_name(v2.Resource(name=request.subscription), client))
     _consume(request, client, account)
@@ -95,7 +95,7 @@ def _own_group(request: Any, client: Client, account: Account) -> None:
 
 
 def _distinct(topics: Iterable[v2.Resource]) -> list[v2.Resource]:
-    """In a batch the topic is the same each time, or the batch is refused for that."""
+    """The distinct topics of a batch: normally one, because a batch with several topics is refused."""
     return list({(topic.resource_namespace, topic.name): topic for topic in topics}.values())
 
 

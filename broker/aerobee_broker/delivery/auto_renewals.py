@@ -22,7 +22,7 @@ class AutoRenewals:
         self._settings = settings
         self._connected = connected
         self._queues: dict[str, set[Queue]] = {}  # of a client
-        # for each client, the attempts (their nonces) that brought messages, latest last
+        # for each client, the nonces of the attempts that returned messages, latest last
         self._attempts: dict[str, OrderedDict[int, None]] = {}
         self._returning: set[str] = set()  # clients from before the restart
         self._returning_until = 0.0  # of the monotonic clock
@@ -34,7 +34,7 @@ class AutoRenewals:
                 if flight.client_id is not None:
                     self._queues.setdefault(flight.client_id, set()).add(queue)
                     attempts = self._attempts.setdefault(flight.client_id, OrderedDict())
-                    attempts[flight.nonce ^ queue.key.queue_id] = None  # all attempts, because the latest is not known
+                    attempts[flight.nonce ^ queue.key.queue_id] = None  # all attempts, because the latest is unknown
         self._returning = set(self._queues)
         self._returning_until = self._clock.monotonic() + self._settings.current.delivery.client_return_seconds
 
@@ -54,7 +54,7 @@ class AutoRenewals:
             attempts.popitem(last=False)
 
     def knows(self, client_id: str, attempt: int) -> bool:
-        """Whether this attempt has brought messages before."""
+        """Whether this attempt has returned messages before."""
         return attempt in self._attempts.get(client_id, ())
 
     def of_attempt(self, client_id: str, topic: str, group: str, attempt: int) -> list[tuple[Queue, list[int], int]]:

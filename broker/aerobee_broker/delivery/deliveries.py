@@ -232,7 +232,7 @@ class Deliveries:
     def _look(
         self, request: ReceiveRequest, plan: ReceivePlan, queue_set: QueueSet, *, is_last: bool
     ) -> tuple[Received, Step]:
-        """Look once, and wake another receive if there is more than this one takes. Changes queues and journal."""
+        """Examine the queues once, and wake another receive if messages are left. Changes queues and journal."""
         queues = queue_set.queues(plan.attempt)
         look = Look(
             request,
@@ -530,8 +530,8 @@ class Deliveries:
         return None if queue is None else queue.delivery
 
     def handle_of(self, topic: str, group: str, queue_id: int, offset: int, until_ms: int) -> str | None:
-        """The receipt handle of a delivery that is in flight, by what a POP client of RocketMQ has of it: it stays
-        invisible until `until_ms` or a little less. None if there is none, or only a later delivery."""
+        """The receipt handle of a delivery in flight, found by the data of a POP client of RocketMQ: it stays invisible
+        until `until_ms` or a little less. None if there is none, or only a later delivery."""
         queue = self._subscriptions.queue(topic, group, queue_id)
         entry = None if queue is None else queue.delivery.in_flight.get(offset)
         if queue is None or entry is None or entry.invisible_until_ms > until_ms:

@@ -30,7 +30,7 @@ from aerobee_store import MessageStore, StoreFullError, SyncTimeoutError
 from aerobee_store.clock import Clock
 
 _log = logging.getLogger(__name__)
-_UNSTORED_BYTES_MAX: Final = 1 << 20  # of a snapshot: more would take the room of other messages that wait for the disk
+_UNSTORED_BYTES_MAX: Final = 1 << 20  # of a snapshot: more would delay other messages that wait for the disk
 
 
 class History:
@@ -156,7 +156,7 @@ class History:
     def _states(self, queue: Queue) -> Iterator[bytes]:
         for state in queue.delivery.states(self._journal.state_entry_count_max):
             if queue.dropped:
-                return  # behind its removal in the journal, a state would bring it back
+                return  # after its removal in the journal, a state would restore it
             yield encode_state(queue.encoded_key, state)
 
     def _append_states(self, events: list[bytes]) -> int:

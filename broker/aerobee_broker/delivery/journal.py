@@ -1,8 +1,8 @@
 """The delivery journal: every change of a delivery, as messages in a system topic of the store.
 
-One message holds events of one kind, its tag names the kind. Layout of the body in docs/formats/delivery-journal.md.
-Being messages, events have the durability, the checksums and the recovery of messages, and one order with them: an
-event is never in the log without the message that it speaks of, nor a dead letter's end without its copy.
+One message holds events of one kind, given by its tag. docs/formats/delivery-journal.md has the layout of the body.
+Events have the durability, the checksums and the recovery of messages, and share one order with them. The log never
+contains an event without the message to which it refers, nor the end of a dead letter without its copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ JOURNAL_GROUP: Final = "CID_RMQ_SYS_AEROBEE_DELIVERY"  # its offset in consumerO
 JOURNAL_QUEUE_ID: Final = 0
 
 VERSION: Final = 1
-# deliveries with runs of attempt 0; used only where there are some, because older releases read version 1
+# deliveries with runs of attempt 0; used only if there are any, because older releases read version 1
 VERSION_WITH_PASSED: Final = 2
 _BODY_SIZE_MAX: Final = 64 << 10  # a snapshot of 100,000 messages in flight takes some fifty of these
 _HEADER: Final = struct.Struct(">BBH")
@@ -93,7 +93,7 @@ class JournalEntry:
 
 
 def encode_delivered(key: bytes, event: Delivered) -> bytes:
-    """How a Delivered is written."""
+    """Encode a Delivered event."""
     client = b"" if event.client_id is None else _bounded(event.client_id)
     size = _NO_CLIENT if event.client_id is None else len(client)
     head = _DELIVERED.pack(event.begin, event.cursor, event.nonce, event.invisible_until_ms, size, len(event.runs))
@@ -101,18 +101,18 @@ def encode_delivered(key: bytes, event: Delivered) -> bytes:
 
 
 def encode_acknowledged(key: bytes, event: Acknowledged) -> bytes:
-    """How an Acknowledged is written."""
+    """Encode an Acknowledged event."""
     ranges = [_RANGE.pack(begin, end - begin) for begin, end in event.ranges]
     return b"".join((key, _ACKNOWLEDGED.pack(len(ranges)), *ranges))
 
 
 def encode_changed(key: bytes, event: Changed) -> bytes:
-    """How a Changed is written."""
+    """Encode a Changed event."""
     return key + _CHANGED.pack(event.offset, event.attempt, event.nonce, event.invisible_until_ms)
 
 
 def encode_state(key: bytes, event: State) -> bytes:
-    """How a State is written; of at most Journal.state_entry_count_max entries."""
+    """Encode a State event with at most Journal.state_entry_count_max entries."""
     clients: dict[str, int] = {}
     entries = []
     for entry in event.entries:
@@ -125,12 +125,12 @@ def encode_state(key: bytes, event: State) -> bytes:
 
 
 def encode_removed(event: Removed) -> bytes:
-    """How a Removed is written."""
+    """Encode a Removed event."""
     return _text(event.group) + _text(event.topic)
 
 
 def encode_reset(key: bytes, event: Reset) -> bytes:
-    """How a Reset is written."""
+    """Encode a Reset event."""
     return key + _RESET.pack(event.offset)
 
 
@@ -288,8 +288,8 @@ class Journal:
     def append(self, kind: EventKind, events: Sequence[bytes], now_ms: int, *, version: int = VERSION) -> int:
         """Append events of one kind, in one message if they fit; moves `end`.
 
-        `version`: VERSION_WITH_PASSED if a delivery among them passes messages over. Returns the queue offset of the
-        first message: a replay from there sees all of them. Raises StoreError.
+        `version`: VERSION_WITH_PASSED if a delivery among them skips messages. Returns the queue offset of the first
+        message: a replay from there sees all of them. Raises StoreError.
         """
         bodies = []
         start, size = 0, _HEADER.size
@@ -302,7 +302,7 @@ class Journal:
         properties = {TAGS: _TAGS[kind]}
         appended = self._store.append(
             [Message(JOURNAL_TOPIC, JOURNAL_QUEUE_ID, body, properties, born_timestamp=now_ms) for body in bodies],
-            internal=True,  # a full disk stops producers; consumers go on
+            internal=True,  # a full disk stops producers; consumers continue
         )
         self.end = appended[-1].end
         self.next_queue_offset = appended[-1].queue_offset + 1

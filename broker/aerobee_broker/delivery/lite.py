@@ -5,8 +5,8 @@ delivery, acknowledgement and the journal treat them alike. Only the queues read
 client has subscribed. Subscriptions are kept here, in memory: they end with the client, and official clients repeat
 them every 30 seconds.
 
-A client may subscribe to a thousand lite topics of which hardly any has a message. So they are not polled in turn: each
-client has a list of those that may have messages (`pending`), fed by arrivals, expiries and nacks.
+A client may subscribe to a thousand lite topics, few of which have messages. They are not polled in turn: each client
+has a list of the lite topics that may have messages (`pending`), which arrivals, expiries and nacks extend.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class LiteConsumer:
         self.subscribed: dict[str, None] = {}  # names of light queues
         self.pending: OrderedDict[str, None] = OrderedDict()  # those that may have messages
         self.version: int | None = None
-        # Each client waits in a line of its own. No group has its name, because it contains a space, and no topic the
-        # name of the place: arrivals in the parent topic do not concern these receives.
+        # Each client has a waiting queue of its own. Its name contains a space, so no group has it, and no topic has
+        # the name of the place: arrivals in the parent topic do not wake these receives.
         self.place = light_topic_name(parent, "")
         self.line = f"{group} lite {client_id}"
 

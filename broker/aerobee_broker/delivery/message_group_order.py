@@ -1,21 +1,22 @@
 """The order of one queue for one orderly group: which of its messages may be delivered now.
 
 A sequence is the messages of one message group in this queue, or those without a group. While a message of a sequence
-is in flight, none of the others is delivered. A waiting message is ready again, or was passed over when the queue was
-read (ready after 0 deliveries), so that later sequences could continue. With nothing in flight the sequence is open,
-and its messages are delivered in the order of their offsets. One answer may contain several new messages, or several
-redelivered ones, but never a new one after a redelivered one of the same sequence.
+is in flight, no other message of the sequence is delivered. A waiting message is ready again, or was skipped when the
+queue was read (ready after 0 deliveries), so that later sequences could continue. With nothing in flight the sequence
+is open, and its messages are delivered in the order of their offsets. One answer may contain several new messages, or
+several redelivered ones, but never a new one after a redelivered one of the same sequence.
 
-    in flight      nothing waits        something waits
-    none           the sequence is gone     open: its first offset is in the heap
-    some           locked               locked
+    in flight      no message waits         messages wait
+    none           the sequence is removed  open: its first offset is in the heap
+    some           locked                   locked
 
-The heap contains the first waiting offset of every open sequence, and stale pairs, which are dropped when they come up.
+The heap contains the first waiting offset of every open sequence, and stale pairs, which are dropped when they reach
+the top.
 
 A waiting message takes some 200 bytes. When many wait, the later ones of a sequence are *paged out*: only their queue
-offsets are kept, 8 bytes each in an array of the sequence. They were never delivered and come after all others of their
-sequence, which pages in the next PAGE_SIZE of them when none of its messages waits in memory. A sequence with paged
-messages therefore always has a waiting one, and pages out all later messages.
+offsets are kept, 8 bytes each in an array of the sequence. They were never delivered and follow all others of their
+sequence. The sequence pages in the next PAGE_SIZE of them when none of its messages waits in memory. A sequence with
+paged messages therefore always has a waiting one, and pages out all later messages.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class MessageGroupOrder:
         self._open: list[tuple[int, str]] = []
         self._paged: dict[str, array[int]] = {}  # by message group, ascending, never empty
         self._ran_out: list[str] = []  # message groups with paged messages and none waiting in memory
-        self._delivered_end: dict[str, int] = {}  # by message group: behind what was there before this object
+        self._delivered_end: dict[str, int] = {}  # by message group: the end of the messages from before this object
         self._flights: dict[int, int] = {}  # nonce -> messages in flight
         for nonce in in_flight.values():
             self._flights[nonce] = self._flights.get(nonce, 0) + 1
@@ -85,7 +86,7 @@ class MessageGroupOrder:
         """The message group of a message that `take` returned."""
         return self._sequence_of[offset].message_group
 
-    # What there is
+    # Messages
 
     def learn(self, offset: int, label: str, *, is_in_flight: bool) -> None:
         """Record the message group of an unfinished message: an unknown one, or one that waits unread."""
@@ -127,10 +128,10 @@ class MessageGroupOrder:
         )
 
     def page_out(self, offset: int, label: str, *, is_full: bool) -> bool:
-        """Take a message behind all that are known of its message group instead of `add`; False if it must be added.
+        """Take a message after all known ones of its message group, in place of `add`; False if it must be added.
 
-        `is_full`: enough messages wait in memory. Messages in front of one that was delivered, which only a group has
-        that was not orderly before, are not taken.
+        `is_full`: enough messages wait in memory. Messages before a delivered one, which exist only in a group that was
+        not orderly before, are not taken.
         """
         paged = self._paged.get(label)
         if paged is not None:
@@ -157,7 +158,7 @@ class MessageGroupOrder:
                 del self._paged[label]
         return found
 
-    # Out
+    # Delivery
 
     def has_open(self) -> bool:
         """Whether `take` would return anything."""
@@ -200,7 +201,7 @@ class MessageGroupOrder:
             self._note_ran_out(sequence)
         self._flights[nonce] = self._flights.get(nonce, 0) + len(offsets)
 
-    # Back
+    # Return
 
     def rename(self, nonce: int, new_nonce: int) -> None:
         """Note that a message in flight has another nonce."""

@@ -1,7 +1,7 @@
-"""A set of queue offsets of which many are neighbours: one bit each, so a million of them take some 200 KB.
+"""A set of mostly consecutive queue offsets: one bit each, so a million of them take some 200 KB.
 
-After a start it holds the messages that wait and have not been read yet: with an order to keep there may be as many as
-a stuck message group has.
+After a start it contains the waiting messages that have not been read yet. For an orderly group there may be as many as
+a blocked message group has.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _CHUNK: Final = 1 << _CHUNK_BITS  # offsets in one integer: changing one bit cop
 
 
 class OffsetBitmap:
-    """Offsets are 0 or more. All but iterating and the `remove_` calls take constant time for each chunk touched."""
+    """Offsets are 0 or more. All methods except iteration and `remove_*` take constant time per chunk."""
 
     __slots__ = ("_chunks", "_count")
 
@@ -29,7 +29,7 @@ class OffsetBitmap:
         return bool(self._chunks.get(offset >> _CHUNK_BITS, 0) >> (offset & _CHUNK - 1) & 1)
 
     def __iter__(self) -> Iterator[int]:
-        """Ascending. What is added or removed meanwhile may be missed."""
+        """The offsets, ascending. Offsets added or removed during the iteration may be missed."""
         for number in sorted(self._chunks):
             bits = self._chunks.get(number, 0)
             while bits:
@@ -39,7 +39,7 @@ class OffsetBitmap:
 
     @property
     def first(self) -> int | None:
-        """The lowest; None if there is none."""
+        """The lowest offset; None if the set is empty."""
         return next(iter(self), None)
 
     def add(self, begin: int, end: int) -> None:
@@ -51,7 +51,7 @@ class OffsetBitmap:
             begin += size
 
     def discard(self, offset: int) -> bool:
-        """Remove one; False if it was not there."""
+        """Remove one offset; False if it is not in the set."""
         if offset not in self:
             return False
         number = offset >> _CHUNK_BITS

@@ -46,8 +46,8 @@ def search(
         return None
     data = bytes(runs.runs[0]) if len(runs.runs) == 1 else b"".join(runs.runs)
     batch = RecordBatch.parse(data, base_physical_offset=None, sizes=runs.sizes)
-    # A damaged record ends the batch; it is counted, and maybe found elsewhere, by who reads it alone. A record of
-    # another queue has another offset; if it has the same, it is still read below as a message of this queue.
+    # A damaged record ends the batch; reading it alone counts it, and may find it elsewhere. A record of another queue
+    # has another offset; with the same offset, it is still read below as a message of this queue.
     if not len(batch) or not (batch.queue_offset == np.arange(queue_offset, queue_offset + len(batch))).all():
         return None
     end = queue_offset + len(batch)

@@ -93,8 +93,8 @@ class QueueDelivery:
         self.finished = OffsetRanges()  # above commit_offset, below cursor
         self.in_flight: dict[int, InFlight] = {}
         self.ready: dict[int, int] = {}  # queue offset -> number of deliveries
-        # Ready after 0 deliveries, and not read since the journal was, or since the order was forgotten. With an order
-        # to keep they may be many. `learn_unread` or `make_ready` takes them from here.
+        # Ready after 0 deliveries, and not read since the replay of the journal, or since the order was forgotten. An
+        # orderly group may have many of them. `learn_unread` or `make_ready` takes them from here.
         self.unread = OffsetBitmap()
         self.ready_attempt_max = 0  # upper bound of the deliveries of messages in `ready`
         self._ready_order: list[int] | None = []  # the keys of `ready`, ascending; None: to be sorted when needed
@@ -164,7 +164,7 @@ class QueueDelivery:
         self.order.learn(offset, label, is_in_flight=offset in self.in_flight)
 
     def learn_unread(self, offset: int, label: str, *, ready_max: int | None = None) -> None:
-        """The lowest of `unread` has this label, once nothing is unknown to the order. `ready_max` as in `see`."""
+        """Set the label of the lowest `unread` offset, once the order knows all others. `ready_max` as in `see`."""
         assert self.order is not None, "keep_order comes first"
         assert not self.order.unknown, "what was delivered comes first"
         self.unread.discard(offset)
@@ -174,7 +174,7 @@ class QueueDelivery:
             self.order.learn(offset, label, is_in_flight=False)
 
     def make_ready(self, count: int) -> None:
-        """Without an order: let `take_ready` find `count` messages, if so many wait."""
+        """Without an order: make `count` messages available to `take_ready`, if that many wait."""
         assert self.order is None, "an order has to know what it makes ready"
         if self.unread and len(self.ready) < count:
             offsets = list(islice(self.unread, count))
@@ -185,7 +185,7 @@ class QueueDelivery:
     def see(self, messages: Iterable[tuple[int, str]], cursor: int, *, ready_max: int | None = None) -> None:
         """Take (offset, label) of messages from the cursor on, ascending, as ready for their first delivery.
 
-        `ready_max`: with this many ready messages, those behind another of their message group are paged out instead.
+        `ready_max`: from this many ready messages on, a message after another of its message group is paged out.
 
         `cursor` becomes the cursor; offsets between the old and the new one that are not in `messages` are finished.
         This makes no event: the next event records it, at the latest that of `record_seen`.
@@ -271,12 +271,12 @@ class QueueDelivery:
             self._make_ready(withdrawn)
         return len(withdrawn)
 
-    # Out
+    # Delivery
 
     def take_ready(self, count: int) -> list[int]:
         """`count` ready offsets that may be delivered: the lowest, or those with the highest priority.
 
-        Changes nothing before `deliver`.
+        Does not change the state; `deliver` does.
         """
         if self.order is not None:
             assert not self.order.unknown, "what is not known could come first"
@@ -336,7 +336,7 @@ class QueueDelivery:
         """Whether the message will never be delivered to the group (again)."""
         return offset < self.commit_offset or offset in self.finished
 
-    # Back
+    # Return
 
     def check(self, offset: int, nonce: int) -> InFlight:
         """The message of a receipt handle. Raises InvalidReceiptHandleError if its delivery is not the current one."""
@@ -435,9 +435,9 @@ class QueueDelivery:
     def states(self, entry_count_max: int = 1000) -> Iterator[State]:
         """The whole state, in one or more pieces of at most this many entries.
 
-        A piece is made when it is asked for, and holds at that moment: append it to the journal in the same step of the
-        event loop. The state may change between two pieces. A replay of all pieces, and of the events between them,
-        gives the same state, because each piece replaces what was known of its offsets before.
+        A piece is made on request and describes that moment: append it to the journal in the same step of the event
+        loop. The state may change between two pieces. A replay of all pieces, and of the events between them, gives the
+        same state, because each piece replaces the earlier state of its offsets.
         """
         assert entry_count_max > 0, "a state without room for entries would not end"
         begin, end = self.commit_offset, self.cursor  # later messages have events of their own

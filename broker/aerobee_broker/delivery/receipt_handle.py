@@ -4,12 +4,12 @@
          0     1  version       2
          1     4  queue_id
          5     8  queue_offset
-        13     8  nonce         the delivery that is in flight must have the same; random, or made from the attempt id
-        21     4  run           a number that the broker chooses at each start: whether this process gave the handle
-        25     4  owner         BLAKE2b of group and topic: one that is given back for another is known as such
-        29     -  lite topic    UTF-8, at most 64 bytes; of a lite topic's message only
+        13     8  nonce         identifies the delivery in flight; random, or derived from the attempt id
+        21     4  run           random number of the broker's run: tells whether this process issued the handle
+        25     4  owner         BLAKE2b of group and topic: detects a handle used for another group or topic
+        29     -  lite topic    UTF-8, at most 64 bytes; only for a message of a lite topic
 
-Nothing in it is a secret. The nonce is in the delivery journal, so a handle outlives the process.
+The handle contains no secret. The nonce is in the delivery journal, so a handle stays valid after a restart.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def owner_of(group: str, topic: str) -> bytes:
 
 
 def encode(queue_id: int, queue_offset: int, nonce: int, run: int, owner: bytes, lite_topic: str = "") -> str:
-    """The handle as clients see it: 58 characters, for a lite topic up to 186, no blanks."""
+    """The handle as clients see it: 58 characters, up to 186 for a lite topic, without spaces."""
     return (_pack(_VERSION, queue_id, queue_offset, nonce, run, owner) + lite_topic.encode()).hex()
 
 
 def decode(handle: str) -> ReceiptHandle:
-    """Parse a handle. Raises InvalidReceiptHandleError for any text that `encode` does not make."""
+    """Parse a handle. Raises InvalidReceiptHandleError for any text that `encode` does not produce."""
     size, odd = divmod(len(handle), 2)
     try:
         right = not odd and _LAYOUT.size <= size <= _LAYOUT.size + _LITE_TOPIC_SIZE_MAX

@@ -1,7 +1,7 @@
-"""The decisions of a receive, without I/O and without state: how to look at the queues, and what to do after a look.
+"""The decisions of a receive, without I/O and without state: how to examine the queues, and the next step.
 
-    plan_of       the request, its topic and its group   ->  ReceivePlan: where and in which order to look
-    decide        what a look brought                    ->  Step: answer, look again, or wait
+    plan_of       the request, its topic and its group   ->  ReceivePlan: which queues to examine, in which order
+    decide        the result of an examination           ->  Step: answer, examine again, or wait
 
 `Deliveries.receive` acts on them.
 """

@@ -288,7 +288,7 @@ class Receiving:
             received.more = True
             return None
         seen: dict[int, Record] = {}
-        # What is not read yet comes behind all that is known of its message group, and in front of new messages.
+        # Unread messages follow all known ones of their message group, and precede new messages.
         received.more |= not is_all_known or self._see(queue, count, look.request.wanted, seen)
         reading = _Reading(delivery.cursor)
         offsets = delivery.take_ready(count)
@@ -312,7 +312,8 @@ class Receiving:
     def _labels_of(
         self, queue: Queue, offsets: Sequence[int], order: MessageGroupOrder | Priorities
     ) -> Iterator[tuple[int, str]]:
-        """(offset, label) of messages, ascending; neighbours are read together. "" for one that the log has lost."""
+        """(offset, label) of messages, ascending; adjacent ones are read together. "" for a message lost from the
+        log."""
         labels: dict[int, str] = {}
         for index, offset in enumerate(offsets):
             if offset not in labels:
@@ -336,7 +337,7 @@ class Receiving:
             missing = count - len(delivery.take_ready(count))
             if missing <= 0:
                 return False
-            # Read as many as are missing first; if these have to wait, a long run of them may follow.
+            # First read only the missing number; if these have to wait, a long run of waiting ones may follow.
             size = missing if turn == 0 else 4 * size
             size = min(size, budget)
             looked = self._see_next(queue, MessageGroupOrder, size, wanted, seen)
@@ -517,7 +518,7 @@ class Receiving:
         index = 0
         for run in event.runs:
             if not run.attempt:
-                continue  # passed over
+                continue  # skipped
             for record in records[index : index + run.size]:
                 handle = handle_of(queue, record.queue_offset, nonce, self._run)
                 messages.append(DeliveredMessage(record, handle, run.attempt))

@@ -1,6 +1,6 @@
 """SQL filters: an expression over the properties of a message, compiled once and evaluated often.
 
-Properties are texts. What a text is compared with decides what it is taken for:
+Properties are texts. The other operand of a comparison determines the type of a property:
 
     compared with       the property is      otherwise (`price = 5` where price is "cheap")
     a number            its number           unknown
@@ -8,11 +8,11 @@ Properties are texts. What a text is compared with decides what it is taken for:
     'a text'            itself
     a property          itself with = and <>, its number with < <= > >=
 
-Numbers are compared exactly, whole or not: "10.5" is more than 5, and "5.0" equals 5. Logic has three values: a missing
-property is NULL, whatever is said about it but IS NULL is unknown, NOT unknown is unknown, and a message matches only
-if all in all it is true. What fails to convert is unknown, too, so that it does not match, with and without NOT.
+Numbers are compared exactly, also fractions: "10.5" is more than 5, and "5.0" equals 5. Logic has three values. A
+missing property is NULL, every condition on it except IS NULL is unknown, and NOT unknown is unknown. A message matches
+only if the whole expression is true. A failed conversion is unknown as well, so it never matches, with or without NOT.
 
-RocketMQ's grammar, but for NOT, which binds as in SQL: `NOT a = 1` is `NOT (a = 1)`.
+The grammar is RocketMQ's, except that NOT binds as in SQL: `NOT a = 1` is `NOT (a = 1)`.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _compile(expression: str) -> Expression:
     return Expression(compiled.evaluate, tuple(sorted(names)), compiled.count)
 
 
-# --- What stands in an expression ---------------------------------------------------------------------------
+# --- The parts of an expression -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,13 @@
 """SendMessage with many messages of few shapes: packed into records by copying columns of bytes.
 
-The messages that a producer puts into one request mostly differ in their bodies, ids, keys and times of birth, and in
-nothing else. Messages of equal size have one *shape* if all bytes outside of such fields are equal. These bytes include
-every tag and every size on the wire, so the fields of these messages lie at the same places, and all other fields have
-the same content. The first message of a shape is parsed, checked and encoded like a single one; its record is the
-template of all of them. Each field is then copied from its place in the messages to its place in the records, one copy
-for all messages.
+The messages in one request of a producer mostly differ only in their bodies, ids, keys and born timestamps. Messages of
+equal size have one *shape* if all bytes outside of such fields are equal. These bytes include every tag and every size
+on the wire, so the fields of these messages have the same positions, and all other fields have the same content. The
+first message of a shape is parsed, checked and encoded like a single message; its record is the template for all. Each
+field is then copied from its position in the messages to its position in the records, with one copy for all messages.
 
-What is copied is checked as well: printable ASCII, and no separators within ids, tags and keys. A request that has
-another shape than these, or breaks a rule, is not packed here; its fields are then read as columns (send_columns.py).
+Copied fields are checked too: printable ASCII, and no separators within ids, tags and keys. A request with other
+shapes, or with an invalid field, is not packed here; its fields are then read as columns (send_columns.py).
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ Span = tuple[int, int]
 
 
 class Fields(NamedTuple):
-    """Where a message has the fields that may differ between messages of its shape."""
+    """The positions in a message of the fields that may differ between messages of its shape."""
 
     topic: Span
     body: Span
@@ -81,7 +80,7 @@ class Fields(NamedTuple):
     nanos: Span | None
 
     def varying(self) -> list[Span]:
-        """All of them, in the order in which they lie. Names of user properties and the topic do not differ."""
+        """All varying fields, by position. The topic and the names of user properties do not vary."""
         found = [self.body, self.message_id, *self.keys, *(value for _, value in self.user_properties)]
         found += [span for span in (self.tag, self.seconds, self.nanos) if span is not None]
         return sorted(found)
@@ -99,8 +98,8 @@ class Shape:
 
 
 def shapes_of(data: bytes, begin: Integers, end: Integers) -> tuple[v2.Resource, list[Shape]] | None:
-    """The topic and the shapes of the messages at these places of a request. None if they have too many shapes, other
-    fields than usual, or several topics."""
+    """The topic and the shapes of the messages at these positions of a request. None if they have too many shapes,
+    unusual fields, or several topics."""
     if len(data) > _SIZE_MAX:
         return None
     size_of = end - begin
@@ -210,8 +209,8 @@ def _fields_of(message: bytes) -> Fields | None:
 
 
 def _spans(data: bytes, within: Span, tags: frozenset[int]) -> dict[int, list[Span]] | None:
-    """The places of the fields; for a varint, those of its bytes. None if there are others than these, too many, or one
-    twice that is not repeated, or if one is empty."""
+    """The positions of the fields; for a varint, of its bytes. None for other fields than these, too many fields, an
+    empty field, or a second occurrence of a field that is not repeated."""
     found: dict[int, list[Span]] = {}
     position, end = within
     for _ in range(_FIELDS_MAX):
@@ -238,7 +237,7 @@ def _spans(data: bytes, within: Span, tags: frozenset[int]) -> dict[int, list[Sp
 
 
 def _are_constant(messages: Bytes, varying: list[Span]) -> bool:
-    """Whether all bytes outside of these places are the same in all rows."""
+    """Whether all bytes outside of the varying fields are the same in all rows."""
     messages = np.ascontiguousarray(messages)
     count, size = messages.shape
     edges = [0, *(edge for span in varying for edge in span), size]
@@ -285,8 +284,8 @@ def _records(shape: Shape, stored: Message, template: bytes, now_ms: int, *, pro
 
 
 def _are_plain(messages: Bytes, fields: Fields) -> bool:
-    """Whether no id or key contains a space, and no tag that differs from the first one a space or a bar: text cannot
-    be blank then, and keys need no further property."""
+    """Whether no id or key contains a space, and no tag that differs from the first one a space or a bar. Text is then
+    not blank, and keys need no additional property."""
     if any(np.count_nonzero(messages[:, slice(*span)] == _SPACE) for span in (fields.message_id, *fields.keys)):
         return False
     if fields.tag is None:
@@ -298,8 +297,8 @@ def _are_plain(messages: Bytes, fields: Fields) -> bool:
 
 
 def _copies(shape: Shape, stored: Message, start: int, end: int) -> list[tuple[Span, int]] | None:
-    """Where each property is copied from, and to. `start`, `end`: the place of the property string in the record. None
-    if a property does not come from a field, or has something else than printable ASCII that differs between messages.
+    """The source and target position of each property. `start`, `end`: the position of the property string in the
+    record. None if a property does not come from a field, or varies and has other characters than printable ASCII.
     """
     fields = shape.fields
     first = shape.data[0].tobytes()
@@ -326,7 +325,7 @@ def _copies(shape: Shape, stored: Message, start: int, end: int) -> list[tuple[S
 
 
 def _born(messages: Bytes, fields: Fields, now_ms: int) -> Integers | None:
-    """The times of birth in Unix milliseconds, as `to_store_message` computes them. None if a number has another size
+    """The born timestamps in Unix milliseconds, as computed by `to_store_message`. None if a number has another size
     than that of the first message, or is too large."""
     parts: list[Integers] = []
     for span in (fields.seconds, fields.nanos):
@@ -346,7 +345,7 @@ def _born(messages: Bytes, fields: Fields, now_ms: int) -> Integers | None:
 
 
 def _column(data: Bytes, span: Span) -> list[bytes]:
-    """The bytes at this place of each row."""
+    """The bytes at this position of each row."""
     begin, end = span
     found: list[bytes] = np.ascontiguousarray(data[:, begin:end]).view(f"V{end - begin}")[:, 0].tolist()
     return found

@@ -7,7 +7,7 @@
 200054  NOTIFICATION                    whether a message is available; held until there is one
 200151  BATCH_ACK_MESSAGE               acknowledge many messages, as bits relative to an offset
 
-A message's property POP_CK has the text that the client returns as `extraInfo`, fields separated by blanks:
+A message's property POP_CK has the text that the client returns as `extraInfo`, with fields separated by spaces:
 
     ckOffset popTime invisibleTime reviveQid retryFlag brokerName queueId queueOffset HANDLE
 
@@ -169,7 +169,7 @@ class PopRequests:
         return count
 
     def _queues(self, request: Command, topic: str) -> tuple[int | None, Sequence[int]]:
-        """The queue that the request names, None for all; and the queue ids that it stands for."""
+        """The requested queue id, None for all; and the queue ids to read."""
         found = self._tables.topics.require(topic)
         if not found.readable or not found.read_queue_count:
             raise RemotingError(Answer.NO_PERMISSION, f"topic {topic!r} has no readable queue")
@@ -292,7 +292,7 @@ class PopRequests:
 
 
 def _pop_fields(places: Sequence[tuple[int, int]], *, pop_time: int, invisible_ms: int, rest: int) -> dict[str, object]:
-    """The fields of an answer with the messages at these places: queue id and queue offset."""
+    """The fields of an answer with these messages, each given by queue id and queue offset."""
     offsets: dict[int, list[int]] = {}
     for queue_id, offset in places:
         offsets.setdefault(queue_id, []).append(offset)
@@ -310,7 +310,7 @@ def _pop_fields(places: Sequence[tuple[int, int]], *, pop_time: int, invisible_m
 
 
 def _either(entry: Mapping[str, object], short: str, long: str) -> str:
-    """A text member that may have its long name."""
+    """A text member with its short or its long name."""
     return member(entry, short) or member(entry, long)
 
 

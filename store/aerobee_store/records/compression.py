@@ -1,7 +1,7 @@
-"""Decompresses the bodies of records, in the three ways that their system flags name.
+"""Decompresses the bodies of records, with one of three algorithms given by their system flags.
 
     sys_flag & 0x001    the body is compressed
-    sys_flag & 0x700    how: 0x000 and 0x300 zlib, 0x100 LZ4 (frame format), 0x200 Zstandard
+    sys_flag & 0x700    algorithm: 0x000 and 0x300 zlib, 0x100 LZ4 (frame format), 0x200 Zstandard
 
 LZ4 and Zstandard need the packages `lz4` and `zstandard`: `pip install aerobee[compression]`.
 """

@@ -5,8 +5,8 @@ the first). Its body is, message after message,
 
     offset  size  field
          0     4  total_size       bytes of this message, this field included
-         4     4  magic            without meaning here
-         8     4  body_crc         without meaning here: the record's checksums cover it
+         4     4  magic            unused here
+         8     4  body_crc         unused here: the record's checksums cover it
         12     4  flag             the application's
         16     4  body_size
         20     -  body
@@ -217,7 +217,7 @@ def base_digits(base_offset: int) -> bytes:
 def unpack(record: Record) -> list[Record]:
     """The messages of an inner batch, each with its own queue offset, body, flag and properties.
 
-    They share place, times and hosts of their record; `size` is each message's part of the body. Raises
+    They share the position, times and hosts of their record; `size` is each message's part of the body. Raises
     CorruptRecordError if the body is no batch, or has another number of messages than the record says.
     """
     place = place_of(record.properties)

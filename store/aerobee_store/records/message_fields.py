@@ -1,7 +1,7 @@
-"""The fields of a stored message: which of its properties are fields of their own, and which are its user's.
+"""The fields of a stored message, separated into system fields and user properties.
 
-System fields are properties under RocketMQ's names. Two things do not fit into those and are in properties of our own,
-written only when needed and hidden from users:
+System fields are properties with RocketMQ's names. Two kinds of data do not fit into those. They are in properties of
+Aerobee, which are written only when needed and hidden from users:
 
     __AEROBEE_KEYS   the exact list of keys, when joining them with spaces (KEYS, for RocketMQ's index) loses it
     __AEROBEE_EMPTY  the names of user properties with an empty value, which a property string cannot hold
@@ -67,7 +67,7 @@ def keys_of(properties: Mapping[str, str]) -> list[str]:
 
 
 def user_properties_of(properties: Mapping[str, str]) -> dict[str, str]:
-    """What the user gave the message; empty values included."""
+    """The user properties of the message, including empty ones."""
     found = {name: value for name, value in properties.items() if name not in RESERVED_NAMES}
     if empty := properties.get(EMPTY_PROPERTIES):
         found.update(dict.fromkeys(empty.split(LIST_SEPARATOR), ""))

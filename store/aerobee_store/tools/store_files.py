@@ -1,7 +1,7 @@
-"""The files of a store's directory, opened read-only. Nothing is trusted: odd names and sizes become findings.
+"""The files of a store's directory, opened read-only. Nothing is trusted: unexpected names and sizes become findings.
 
-Sizes are those of the files: a segment or queue file has the size that most of its kind have. A live store changes
-meanwhile; this is its state at the beginning.
+The expected size of a segment or queue file is the most frequent size of its kind. A live store changes meanwhile; the
+lists show its state at the beginning.
 """
 
 from __future__ import annotations

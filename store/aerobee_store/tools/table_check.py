@@ -78,5 +78,5 @@ def table_problem(disk: FileSystem, path: Path) -> tuple[bytes | None, str | Non
         problem = checksums.problem_of(Content.of(data))
         if problem is None or data == before:
             return data, problem
-        before = data  # wrong, but it may have been saved twice since it was read
+        before = data  # no match, but the file may have been saved twice since it was read
     return before, problem

@@ -2,17 +2,18 @@
 wheel must lead to the units.
 
     kind                    severity  what was found
-    timer-file              both      a file of the timer log with an odd name, size or place; a wheel of an odd size
+    timer-file              both      a file of the timer log with an unexpected name, size or directory; a wheel with
+                                      an unexpected size
     timer-checkpoint        both      an invalid checkpoint, or one that is ahead of the files
-    timer-unit-invalid      error     units that cannot be, before the place up to which the log is said to be durable
-    timer-unit-wrong        error     a unit that names no message of the timer topic, or another time or topic than its
-                                      message
-    timer-unit-missing      error     messages that wait and have no unit
-    timer-slot              error     a slot that does not lead to its units, or counts others
-    timer-chain             error     a unit that does not name the one before it in its slot
+    timer-unit-invalid      error     invalid units in the part of the timer log that should be durable
+    timer-unit-wrong        error     a unit without a message of the timer topic, or with another time or topic than
+                                      its message
+    timer-unit-missing      error     waiting messages without a unit
+    timer-slot              error     a slot that does not lead to its units, or has a wrong count
+    timer-chain             error     a unit that does not refer to the previous one in its slot
 
-Messages that are due do not count as waiting, and units and slots before the checkpoint's time are done and never read
-again. The wheel and its chains are checked only after an orderly stop; otherwise a start rebuilds them.
+Due messages do not count as waiting. Units and slots before the checkpoint's time are complete and never read again.
+The wheel and its chains are checked only after a clean stop; otherwise a start rebuilds them.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class TimerCheck:
             values = record.properties
             out_text = values.get(p.TIMER_OUT_MS, "")
             out_ms = int(out_text) if out_text.isascii() and out_text.isdigit() and len(out_text) < 19 else -1
-            # What is stored again on its way has the key of the first one; without a key nothing is known.
+            # A copy stored again on the way has the key of the first message; without a key nothing is known.
             key = java_hash(values.get(p.UNIQ_KEY, "")) << 1 | (p.TIMER_DELETE_UNIQ_KEY in values)
             hash_ = java_hash(values.get(p.REAL_TOPIC, ""))
             known = out_ms if values.get(p.UNIQ_KEY) else -1
@@ -82,7 +83,7 @@ class TimerCheck:
         positions, units = self._read(checkpoint)
         self.units = len(units)
         if files.live:
-            # In the meantime slots were finished, and their files may be gone.
+            # Slots were finished in the meantime, and their files may have been removed.
             now = self._file.load() or checkpoint
             checkpoint = replace(checkpoint, read_time_ms=now.read_time_ms)
         messages = np.frombuffer(self._messages, np.int64).reshape(-1, 7)
@@ -260,7 +261,8 @@ class TimerCheck:
         self._check_slots(slots, wanted, precision, checkpoint)
 
     def _check_chains(self, step: Integers, position: Integers, unit: Units) -> dict[int, tuple[int, int, int]]:
-        """Whether each unit names the one before it of its slot, and what the slots must say: first, last, count."""
+        """Check that each unit refers to the previous one of its slot; return the expected first, last and count of
+        each slot."""
         new = np.append(True, step[1:] != step[:-1]) if len(step) else np.zeros(0, bool)
         previous = np.where(new, -1, np.roll(position, 1))
         for number in np.flatnonzero(unit["previous"] != previous).tolist():
@@ -308,7 +310,7 @@ class TimerCheck:
                 time % len(slots), f"has not the {count} messages of time {time * precision}, {first}..{last}"
             )
 
-    # --- telling ----------------------------------------------------------------------------------------------
+    # --- the step of the wheel --------------------------------------------------------------------------------
 
     def _log_path(self, position: int) -> str:
         start = max((start for start in self._files.timer_log if start <= position), default=0)
@@ -333,7 +335,7 @@ class TimerCheck:
 
 
 def _precision_of(slots: npt.NDArray[np.void], times: Integers) -> int:
-    """The step of a wheel written by RocketMQ: the one under which slots match the times of units."""
+    """The step of a wheel written by RocketMQ: the step with which slots match the times of units."""
     used = slots["time"][slots["time"] > 0].astype(np.int64)
     matching = [int(np.count_nonzero(np.isin(times // precision, used))) for precision in _PRECISIONS_MS]
     return _PRECISIONS_MS[matching.index(max(matching))]

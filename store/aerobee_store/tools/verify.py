@@ -5,39 +5,39 @@ with the queue units and index entries that it must have; remaining units and en
 therefore grows only with the number of errors, not with the store.
 
     kind                    severity  what was found
-    segment-file            both      a file of the log with an odd name, size or place
-    segment-missing         error     a hole between two segments, with messages on both sides
+    segment-file            both      a file of the log with an unexpected name, size or directory
+    segment-missing         error     a gap between two segments, with messages on both sides
     log-damaged             error     bytes that are not a record, followed by valid records
-    log-torn                error     the log ends in a record that was not written completely, or in what a power cut
-                                      has torn; the next start cuts it off
-    log-bytes-behind-end    error     bytes behind the end of the log, none of them a record
-    checksum-damaged        error     a record whose own checksum is not recognised any more; its body is right
+    log-torn                error     the log ends in an incomplete record, or in data torn by a power cut; the next
+                                      start truncates it
+    log-bytes-behind-end    error     bytes after the end of the log, without a record among them
+    checksum-damaged        error     a record with a damaged record checksum; its body is right
     store-time              warning   store times go back by seconds: look-ups by time are not exact there
-    queue-offset-gap        error     queue offsets without a message, and no damage that would explain it
-    queue-offset-repeated   warning   a queue begins anew: its topic was deleted and made again
-    queue-file              both      a file of a queue with an odd name, size or place
-    unit-missing            error     messages of the log without a unit in their queue. A warning if they lie before
-                                      a queue that begins with fillers: RocketMQ rebuilt it from a part of the log
+    queue-offset-gap        error     queue offsets without a message, not explained by damage
+    queue-offset-repeated   warning   a queue starts again: its topic was deleted and created again
+    queue-file              both      a file of a queue with an unexpected name, size or directory
+    unit-missing            error     messages of the log without a unit in their queue. A warning before a queue that
+                                      begins with fillers: RocketMQ rebuilt the queue from a part of the log
     unit-wrong              error     a unit with another physical offset, size or tag than its message
-    unit-extension          both      a unit whose extended unit has another tags code: filters pass over the message; a
-                                      warning if there is none: filters read the message to know
-    unit-ahead              error     units of messages behind the end of the log
+    unit-extension          both      error: the extended unit has another tags code, so filters skip the message;
+                                      warning: there is no extended unit, so filters read the message
+    unit-ahead              error     units of messages after the end of the log
     unit-stray              error     units with an offset at which no message of this queue begins
     unit-invalid            error     invalid units
-    index-file              both      a file of the index with an odd name, size or header
-    index-counts-unknown    warning   slots and entries of an index file are unknown: its entries were not looked at
+    index-file              both      a file of the index with an unexpected name, size or header
+    index-counts-unknown    warning   the numbers of slots and entries of an index file are unknown: not verified
     index-missing           error     messages with keys, but no index
     index-behind            error     the index ends before the log does
-    index-entry-missing     error     a key of a message that the index does not have
-    index-entry-wrong       error     an entry that names no message with such a key, or another time
-    index-ahead             error     entries of messages behind the end of the log
+    index-entry-missing     error     a message key without an index entry
+    index-entry-wrong       error     an entry without a message that has such a key, or with another time
+    index-ahead             error     entries of messages after the end of the log
     index-chain             error     entries that a search would not reach
-    configuration-file      error     a table in config cannot be read: a broker would not start (deletedTopics.json) or
-                                      take the copy of the save before
-    configuration-changed   warning   a table in config has another checksum than was saved: edited, or damaged
+    configuration-file      error     a table in config is unreadable: a broker would not start (deletedTopics.json), or
+                                      would use the copy of the previous save
+    configuration-changed   warning   a table in config does not match its saved checksum: edited, or damaged
     checkpoint              both      an invalid checkpoint, or one that is ahead of the files
     timer-...               both      the files of the timer: timer_check.py
-    quarantine              warning   segments that a recovery has set aside; torn tails are not counted
+    quarantine              warning   segments that a recovery moved to quarantine; torn tails are not counted
 
 Most errors of queues, index and log end are repaired when a broker opens the store. `log-damaged`, `segment-missing`
 and `queue-offset-gap` mean that messages are lost. In a live store, files that lag behind the log are not reported.
@@ -69,7 +69,7 @@ from aerobee_store.tools.store_files import Progress, StoreFiles, StoreState
 from aerobee_store.tools.table_check import check_tables
 from aerobee_store.tools.timer_check import TimerCheck
 
-# Clocks are set back by milliseconds all the time, and a batch of release 4.3 is dated before it gets its place.
+# Clocks are often set back by milliseconds, and release 4.3 dates a batch before it gets its place.
 _TIME_STEP_MAX_MS: Final = 10_000
 # The constant part of the record checksum: its name and separators, by position.
 _CHECKSUM_BYTES: Final = np.frombuffer(PROPERTY_CRC_NAME + b"\x02", np.uint8)
@@ -163,7 +163,7 @@ def verify_files(
     findings_max: int = FINDINGS_MAX,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """As `verify`, for a store that was listed by the caller, who closes it."""
+    """Like `verify`, for a store that the caller has listed and closes."""
     return _Verification(files, counts, Findings(findings_max), progress).run()
 
 

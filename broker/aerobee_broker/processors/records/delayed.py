@@ -22,7 +22,7 @@ from aerobee_store.records.record_columns import Integers, put_items
 
 _Code = v2.Code
 _DIGITS: Final = 13
-"""Of a time in Unix milliseconds, until the year 2286."""
+"""Digits of a time in Unix milliseconds, until the year 2286."""
 _POWERS: Final = 10 ** np.arange(_DIGITS - 1, -1, -1, dtype=np.int64)
 _DIGITS_DTYPE: Final = np.dtype(f"V{_DIGITS}")
 
