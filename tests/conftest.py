@@ -8,23 +8,23 @@ from tests.conformance import table
 from tests.conformance.cluster import table as cluster_table
 from tests.support import front_under_test, seeds
 
-# No deadline for an example: a busy machine is slow, and slow is not wrong. A failure prints how to repeat it.
+# No deadline per example: on a busy machine, slow is not wrong. A failure prints how to repeat it.
 hypothesis.settings.register_profile(
     "aerobee",
     deadline=None,
     print_blob=True,
     derandomize=not seeds.FRESH,
     max_examples=1000 if seeds.FRESH else 100,
-    # Whether data is generated slowly depends on the machine's load.
+    # The speed of generating data depends on the machine's load.
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("aerobee")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What writes the table of tests/conformance, what tells seeds, and the fixture.
+    """Register the conformance table, the plugin for seeds, and the fixture.
 
-    That last one is registered here for a source tree that was not installed; an installed one brings it by itself.
+    The fixture is registered here for a source tree that is not installed; an installed package registers it itself.
     """
     front_under_test.choose()
     config.pluginmanager.register(table, "conformance-table")

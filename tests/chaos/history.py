@@ -1,11 +1,11 @@
-"""What producers and consumers saw of a broker, and what it must never do.
+"""What producers and consumers observed of a broker, and a checker for violations.
 
-A history is a list of events in the order in which one event loop saw them: an event that stands before another one
-happened before it, whatever the clocks say. `check` is a pure function of it. It knows nothing of how the history came
-into being, so it is tested with histories that are made by hand (test_history.py).
+A history is a list of events in the order in which one event loop saw them: an earlier event happened before a later
+one, whatever the clocks show. `check` is a pure function of a history. It does not depend on how the history was
+recorded, so it is tested with handwritten histories (test_history.py).
 
-`at_ms` is always the time of the clock of those who watch, which never jumps, in Unix milliseconds. The clock of the
-broker may: it is that one plus the offset of the latest `ClockSet`.
+`at_ms` is always the time of the observers' clock, which never jumps, in Unix milliseconds. The broker's clock may
+jump: it is the observers' clock plus the offset of the latest `ClockSet`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-_CLOCK_MS: Final = 50  # what two looks at one clock may differ by; a jump of the broker's takes effect about so fast
+_CLOCK_MS: Final = 50  # tolerance between two readings of one clock; a jump of the broker's clock takes about as long
 
 Place = tuple[int, int]
 """Queue id and queue offset."""
 
 
 class Kind(StrEnum):
-    """What was sent, and so what it has to go through before anybody may see it."""
+    """The kind of a message, which decides the steps before it becomes visible."""
 
     NORMAL = "normal"
     FIFO = "fifo"
@@ -35,7 +35,7 @@ class Kind(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What becomes of a transaction."""
+    """The final state of a transaction."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
@@ -46,7 +46,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """A consumer group gets all that is sent to a topic from now on. `ordered`: one after the other."""
+    """From now on a consumer group gets all messages of a topic. `ordered`: one at a time."""
 
     topic: str
     group: str
@@ -55,20 +55,20 @@ class Subscribed:
 
 @dataclass(frozen=True, slots=True)
 class Attempted:
-    """A send began. Several of one id: the producer tried again, which is allowed to store it several times."""
+    """A send began. Several with one id are retries, each of which may store the message."""
 
     at_ms: int
     message_id: str
     topic: str
     kind: Kind = Kind.NORMAL
     message_group: str = ""
-    deliver_at_ms: int = 0  # a delayed message's
-    outcome: Outcome = Outcome.COMMIT  # what its producer has decided of a transactional message, told or not
+    deliver_at_ms: int = 0  # of a delayed message
+    outcome: Outcome = Outcome.COMMIT  # the producer's decision about a transactional message, whether sent or not
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A send was answered with OK. Without it a message may have been stored, or not."""
+    """A send was answered with OK. Without this event a message may or may not be stored."""
 
     at_ms: int
     message_id: str
@@ -76,7 +76,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class DecisionAttempted:
-    """A producer began to tell the outcome of a transaction."""
+    """A producer began to send the outcome of a transaction."""
 
     at_ms: int
     message_id: str
@@ -85,7 +85,7 @@ class DecisionAttempted:
 
 @dataclass(frozen=True, slots=True)
 class RecallAttempted:
-    """A producer began to take a delayed message back."""
+    """A producer began to recall a delayed message."""
 
     at_ms: int
     message_id: str
@@ -93,7 +93,7 @@ class RecallAttempted:
 
 @dataclass(frozen=True, slots=True)
 class RecallAcknowledged:
-    """And that was answered with OK."""
+    """A recall was answered with OK."""
 
     at_ms: int
     message_id: str
@@ -109,15 +109,15 @@ class Delivered:
     topic: str
     place: Place
     attempt: int  # delivery attempt
-    call: int  # the number of the receive, which brought others, too
-    called_ms: int = 0  # when that began
-    hidden_ms: int | None = 0  # from then on at least; None: as long as the client lives
+    call: int  # the number of the receive, which may have returned other messages, too
+    called_ms: int = 0  # when the receive began
+    hidden_ms: int | None = 0  # invisible at least until then; None: as long as the client lives
     client: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumeAttempted:
-    """A group began to acknowledge that it has consumed a message."""
+    """A group began to acknowledge a message."""
 
     at_ms: int
     group: str
@@ -127,7 +127,7 @@ class ConsumeAttempted:
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """And that was answered with OK; `attempt` is that of the delivery which was acknowledged."""
+    """An acknowledgement was answered with OK; `attempt` is that of the acknowledged delivery."""
 
     at_ms: int
     group: str
@@ -138,7 +138,7 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class GivenBack:
-    """A group began to give a message back before its time."""
+    """A group began to return a message before its invisible time ended."""
 
     at_ms: int
     group: str
@@ -148,7 +148,7 @@ class GivenBack:
 
 @dataclass(frozen=True, slots=True)
 class AskedAgain:
-    """A client asks once more for the answer of a receive that it did not get whole."""
+    """A client retries a receive whose answer it did not get completely."""
 
     at_ms: int
     client: str
@@ -156,7 +156,7 @@ class AskedAgain:
 
 @dataclass(frozen=True, slots=True)
 class ClientGone:
-    """A client says goodbye."""
+    """A client announces its termination."""
 
     at_ms: int
     client: str
@@ -164,7 +164,7 @@ class ClientGone:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Somebody who leaves no trace found a message in its place, by pulling."""
+    """A message was found at its position by pulling, which changes no state."""
 
     at_ms: int
     topic: str
@@ -174,7 +174,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class ClockSet:
-    """The broker's clock is about to be so many milliseconds ahead of the true one, from now on."""
+    """From now on, the broker's clock is about to be this many milliseconds ahead of the true time."""
 
     at_ms: int
     offset_ms: int
@@ -182,7 +182,7 @@ class ClockSet:
 
 @dataclass(frozen=True, slots=True)
 class Disturbed:
-    """Something was done to the broker: `what` is killed, paused, cut or so."""
+    """The broker was disturbed: `what` was killed, paused, cut off or similar."""
 
     at_ms: int
     what: str
@@ -190,7 +190,7 @@ class Disturbed:
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """What a worker saw by itself: a body that is not what was sent, an answer that is no answer."""
+    """An error that a worker saw itself: a body that differs from the one sent, or an invalid answer."""
 
     at_ms: int
     text: str
@@ -220,14 +220,14 @@ Event = (
 
 
 class Fault(StrEnum):
-    """What must never happen."""
+    """Violations of the broker's guarantees."""
 
-    LOST = "lost"  # acknowledged, and a group never got it, or nobody finds it in its queue
-    EARLY = "early"  # before its delivery time, or while it was still hidden
-    HALF_VISIBLE = "half visible"  # a transaction that was rolled back, or that nobody had committed
+    LOST = "lost"  # acknowledged, but a group never got it, or it is not in its queue
+    EARLY = "early"  # before its delivery time, or while still invisible
+    HALF_VISIBLE = "half visible"  # a transaction that was rolled back or never committed
     ORDER = "order broken"
     DUPLICATE = "unexplained duplicate"
-    STORED_AGAIN = "stored again"  # more often than it was sent
+    STORED_AGAIN = "stored again"  # more copies than sends
     RECALLED = "recalled, delivered"
     UNKNOWN = "never sent"
     WRONG = "wrong answer"
@@ -235,13 +235,13 @@ class Fault(StrEnum):
 
 @dataclass(slots=True)
 class Findings:
-    """What a history has in it, and what is wrong with that."""
+    """Counts of a history's events, and the violations found."""
 
     counts: Counter[str] = field(default_factory=Counter)
     duplicates: Counter[str] = field(default_factory=Counter)  # by explanation
     disturbances: Counter[str] = field(default_factory=Counter)
     faults: Counter[Fault] = field(default_factory=Counter)
-    lines: list[str] = field(default_factory=list)  # what exactly; not more than anybody would read
+    lines: list[str] = field(default_factory=list)  # details, limited to a readable number
 
     def found(self, fault: Fault, text: str) -> None:
         self.faults[fault] += 1
@@ -249,7 +249,7 @@ class Findings:
             self.lines.append(f"{fault}: {text}")
 
     def table(self) -> str:
-        """All of it, for people."""
+        """All findings, as a table."""
         rows: list[tuple[str, int]] = [*self.counts.items()]
         rows += [(f"duplicate: {why}", count) for why, count in sorted(self.duplicates.items())]
         rows += [(what, count) for what, count in sorted(self.disturbances.items())]
@@ -259,7 +259,7 @@ class Findings:
 
 
 def check(history: Sequence[Event]) -> Findings:
-    """What a whole run says of the broker: after it, all that was left was consumed, and every queue was read."""
+    """The findings for a whole run, at whose end all remaining messages were consumed and every queue was read."""
     checker = _Checker()
     for event in history:
         checker.take(event)
@@ -285,22 +285,22 @@ class _Message:
 
 @dataclass(slots=True)
 class _Taken:
-    """What one group has seen of one message in one place."""
+    """What one group has seen of one message at one position."""
 
     last: Delivered
-    consuming: bool = False  # an acknowledgement was sent since it came last
+    consuming: bool = False  # an acknowledgement was sent since its last delivery
     ever_consuming: bool = False
     consumed_attempt: int | None = None
     given_back: bool = False
-    gone: str = ""  # why the message is not its client's any more
+    gone: str = ""  # why the client does not hold the message any more
 
 
 @dataclass(slots=True)
 class _Line:
-    """The messages of one message group that one consumer group has got, in the order of their offsets."""
+    """The messages of one message group that one consumer group received, ordered by offset."""
 
     offsets: list[int] = field(default_factory=list)
-    by_offset: dict[int, tuple[str, set[int]]] = field(default_factory=dict)  # message id, calls that brought it
+    by_offset: dict[int, tuple[str, set[int]]] = field(default_factory=dict)  # message id, calls that returned it
     queue_id: int = -1
 
 
@@ -313,8 +313,8 @@ class _Checker:
         self._lines: dict[tuple[str, str, str], _Line] = {}
         self._seen: dict[tuple[str, str], set[str]] = {}  # message ids that a (topic, group) got
         self._places: dict[tuple[str, Place], str] = {}
-        self._held: dict[str, set[tuple[str, str, Place]]] = {}  # by client: what it has for as long as it lives
-        self._clocks: list[tuple[int, int]] = [(0, 0)]  # since when, offset
+        self._held: dict[str, set[tuple[str, str, Place]]] = {}  # by client: messages it holds as long as it lives
+        self._clocks: list[tuple[int, int]] = [(0, 0)]  # start, offset
         self._number = 0
         self._read_topics: set[str] = set()
 
@@ -374,7 +374,7 @@ class _Checker:
             known.attempts += 1
 
     def _may_be_seen(self, message: _Message, at_ms: int, what: str) -> None:
-        """Whether a message may be in its queue now, for anybody."""
+        """Check that a message may be in its queue at this time, for any reader."""
         first = message.first
         if first.kind is Kind.TRANSACTIONAL and not message.committing:
             self.findings.found(Fault.HALF_VISIBLE, f"{what}: nobody has committed it ({first.outcome})")
@@ -386,7 +386,7 @@ class _Checker:
                 self.findings.found(Fault.EARLY, f"{what}: {too_early} ms before its time in the broker's clock")
 
     def _known(self, message_id: str, topic: str, place: Place, what: str) -> _Message | None:
-        """The message, unless nobody sent it there. Counts its places."""
+        """The message, or None if nobody sent it to this topic. Counts its positions."""
         message = self._messages.get(message_id)
         if message is None or message.first.topic != topic:
             self.findings.found(Fault.UNKNOWN, f"{what}: nobody sent it to {topic}")
@@ -438,15 +438,15 @@ class _Checker:
             self._in_line(message, event, what)
 
     def _delivered_again(self, taken: _Taken, event: Delivered, what: str) -> None:
-        """Every delivery after the first needs a reason, and the first one that holds is it."""
+        """Every redelivery needs a reason; the first one that applies explains it."""
         last = taken.last
         if taken.consumed_attempt is not None and event.attempt > taken.consumed_attempt:
             self.findings.found(Fault.DUPLICATE, f"{what}: attempt {taken.consumed_attempt} was acknowledged with OK")
         elif event.attempt < last.attempt:
             self.findings.duplicates["an older delivery came late"] += 1
-            return  # what is known of the newer one stays
+            return  # keep the state of the newer delivery
         elif taken.consuming:
-            # The broker may have it, or not: the answer never came, or said that it was too late.
+            # The broker may have it or not: the answer was lost, or said that it came too late.
             self.findings.duplicates["its acknowledgement was not answered with OK"] += 1
         elif taken.given_back:
             self.findings.duplicates["given back"] += 1
@@ -466,7 +466,7 @@ class _Checker:
         taken.last, taken.consuming, taken.given_back, taken.gone = event, False, False, ""
 
     def _in_line(self, message: _Message, event: Delivered, what: str) -> None:
-        """Nothing of a message group is delivered while something before it is not acknowledged."""
+        """A message of a message group is only delivered after all earlier ones are acknowledged."""
         key = (event.topic, event.group, message.first.message_group)
         line = self._lines.setdefault(key, _Line(queue_id=event.place[0]))
         if line.queue_id != event.place[0]:
@@ -493,11 +493,11 @@ class _Checker:
                 self.findings.found(Fault.ORDER, f"{what}: new, beside {message_id}, which is redelivered before it")
                 break
             if before.consumed_attempt is not None:
-                break  # and so were those before it, or it has been told
+                break  # and so were earlier ones, or the fault is already reported
         calls.add(event.call)
 
     def _offsets(self, from_ms: int, to_ms: int) -> tuple[int, int]:
-        """The least and the greatest offset of the broker's clock in a time."""
+        """The smallest and the largest offset of the broker's clock in an interval."""
         offsets = []
         for index, (since_ms, offset) in enumerate(self._clocks):
             until_ms = self._clocks[index + 1][0] if index + 1 < len(self._clocks) else to_ms
@@ -530,13 +530,13 @@ class _Checker:
             self.findings.found(Fault.LOST, f"message {message_id} of {first.topic}: it is in no queue")
 
     def _in_queues(self) -> None:
-        """Of a message group, what was answered before something was sent lies before it."""
+        """Within a message group, a message answered before another was sent has the smaller offset."""
         lines: dict[tuple[str, str], list[_Message]] = {}
         for message in self._messages.values():
             if message.first.message_group and len(message.places) == 1:
                 lines.setdefault((message.first.topic, message.first.message_group), []).append(message)
         for (topic, name), messages in lines.items():
-            behind: _Message | None = None  # the one that was answered first, of all behind
+            behind: _Message | None = None  # of all later offsets, the message answered first
             for message in sorted(messages, key=lambda each: next(iter(each.places)), reverse=True):
                 if behind is not None and behind.acknowledged is not None and behind.acknowledged < message.order:
                     ids = f"{message.first.message_id} lies before {behind.first.message_id}"

@@ -1,4 +1,4 @@
-"""What happens to a broker during a run: it is killed, stopped, paused, its clock jumps, its connections break."""
+"""Disturbances of a broker during a run: kills, stops, pauses, clock jumps, broken connections."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.chaos.history import ClockSet, Disturbed, Event
 from tests.support.killable_broker import FLUSH_MODES, WRITE_MODES, KillableBroker
 from tests.support.port_forwarder import PortForwarder
 
-_FAKETIME: Final = "/usr/lib/*/faketime/libfaketimeMT.so.1"  # where Debian's package has it
+_FAKETIME: Final = "/usr/lib/*/faketime/libfaketimeMT.so.1"  # the path in Debian's package
 
 
 class BrokerClock:
-    """The clock of a broker process, in the hands of libfaketime: the wall clock only, as when a person sets it."""
+    """The wall clock of a broker process, set through libfaketime as an administrator would set it."""
 
     def __init__(self, directory: Path) -> None:
         """RuntimeError if libfaketime is not installed."""
@@ -35,26 +35,26 @@ class BrokerClock:
         self.environment = {
             "LD_PRELOAD": found[0],
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
-            "FAKETIME_NO_CACHE": "1",  # else a jump takes effect ten seconds later
+            "FAKETIME_NO_CACHE": "1",  # otherwise a jump takes effect ten seconds later
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         }
 
     def set(self, seconds: float) -> None:
-        """How far the broker's clock is ahead of the true one, from now on."""
+        """Set how far the broker's clock is ahead of the true time from now on."""
         new = self._file.with_suffix(".new")
         new.write_text(f"{seconds:+}\n")
-        new.replace(self._file)  # at once: a file that is half written would be another time
+        new.replace(self._file)  # atomic: a partly written file would be a different time
 
     @staticmethod
     def forget(pid: int) -> None:
-        """Remove what libfaketime leaves in shared memory of a process that was killed."""
+        """Remove what libfaketime left in shared memory for a killed process."""
         for name in (f"faketime_shm_{pid}", f"sem.faketime_sem_{pid}"):
             with suppress(OSError):
                 os.unlink(f"/dev/shm/{name}")
 
 
 class Nemesis:
-    """Disturbs a broker in every way, at random, one after the other."""
+    """Disturbs a broker in every way, at random, one disturbance at a time."""
 
     def __init__(
         self,
@@ -68,10 +68,10 @@ class Nemesis:
         pause_seconds_max: float,
         jump_seconds_max: float,
     ) -> None:
-        """`port` is the one that all clients use. Without a `clock` it does not jump.
+        """`port` is the one that all clients use. Without a `clock` the broker's time does not jump.
 
-        `progress` returns when the clients have got something done; it is awaited before each disturbance, which on a
-        busy machine could otherwise follow the last one before any call was answered.
+        `progress` returns when the clients have completed some calls. It is awaited before each disturbance, which on
+        a busy machine could otherwise follow the last one before any call was answered.
         """
         self._dice = random.Random(seed)
         self._broker = broker
@@ -83,7 +83,7 @@ class Nemesis:
         self._jump_seconds_max = jump_seconds_max
 
     async def run(self, seconds: float) -> None:
-        """So long, or until each disturbance was there once, all equally often. At the end all is well again."""
+        """Run this long, or until each disturbance happened once, all equally often; at the end all is repaired."""
         deadline = time.monotonic() + seconds
         ways = [self._kill, self._stop, self._pause, self._cut, self._lose_answers]
         if self._clock is not None:

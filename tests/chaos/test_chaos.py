@@ -1,7 +1,7 @@
 """Producers and consumers of every kind on a broker that is killed, stopped, paused, cut off, and whose clock jumps.
 
-AEROBEE_CHAOS_SECONDS says for how long (4; an hour in `make test-chaos`), AEROBEE_CHAOS_SEED repeats a run's choices,
-though not its timing, AEROBEE_CHAOS_HISTORY names a file for the history.
+AEROBEE_CHAOS_SECONDS is the duration (4; an hour in `make test-chaos`), AEROBEE_CHAOS_SEED repeats a run's choices,
+though not its timing, and AEROBEE_CHAOS_HISTORY names a file for the history.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from tests.support.port_forwarder import forwarded_port
 pytestmark = [
     pytest.mark.crash,
     pytest.mark.timeout(0),
-]  # the time grows with what is asked for; every wait has its own
+]  # the duration is configurable; every wait has its own timeout
 
 SECONDS = float(os.environ.get("AEROBEE_CHAOS_SECONDS", "4"))
 SEED = seeds.seed("AEROBEE_CHAOS_SEED")
 HISTORY = os.environ.get("AEROBEE_CHAOS_HISTORY", "")
 _IS_LONG = SECONDS > 30
 
-# Small files, so that a run reaches their ends; a snapshot of the journal every moment; checks of transactions at once.
+# Small files, so that a run fills them; frequent snapshots of the journal; transaction checks without delay.
 _CONFIG = """\
 [store]
 segment_size = 4194304
@@ -71,19 +71,19 @@ drain_seconds = 1
 
 
 class Left:
-    """What has not been consumed yet, from a history that grows."""
+    """Messages not consumed yet, from a growing history."""
 
     def __init__(self, history: list[Event]) -> None:
         self._history = history
         self._next = 0
         self._sent: dict[str, Attempted] = {}
-        self._undelivered: set[tuple[str, str]] = set()  # group, message id: acknowledged
+        self._undelivered: set[tuple[str, str]] = set()  # group, message id of acknowledged messages
         self._seen: set[tuple[str, str]] = set()  # delivered, or perhaps recalled
-        self._unconsumed: set[tuple[str, str, Place]] = set()  # delivered; a message may lie in two places
+        self._unconsumed: set[tuple[str, str, Place]] = set()  # delivered; a message may be at two positions
         self._consumed: set[tuple[str, str, Place]] = set()
 
     def count(self) -> int:
-        """Acknowledged messages that are not delivered, and delivered ones that are not consumed, wherever they lie."""
+        """Acknowledged messages not delivered, plus delivered ones not consumed, counted at each position."""
         for event in self._history[self._next :]:
             match event:
                 case Attempted():
@@ -112,7 +112,7 @@ class Left:
 
 
 async def test_chaos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing lost, nothing early, no half message visible, no order broken; each duplicate has its explanation."""
+    """No message is lost, early or out of order, no half message is visible; each duplicate has an explanation."""
     began = time.monotonic()
     clock: BrokerClock | None = None
     without = ""
@@ -163,7 +163,7 @@ async def test_chaos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_what_is_left_of_a_message_in_two_places() -> None:
-    """Its producer sent it twice, so it lies twice in its topic, and a group is not done before both are consumed."""
+    """Its producer sent it twice, so it is stored twice, and a group must consume both copies."""
     history: list[Event] = [Attempted(0, "a", "chaos-delay"), Attempted(0, "a", "chaos-delay"), Acknowledged(0, "a")]
     left = Left(history)
     assert left.count()

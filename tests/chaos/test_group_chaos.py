@@ -1,9 +1,9 @@
 """A producer on two brokers with a lease in etcd, which are killed, paused, slowed, and cut off.
 
-What was answered with success is read at the end, once, at the offset that the answer named; no epoch has two masters.
-AEROBEE_CHAOS_SECONDS says for how long the disturbances go on: an hour in `make test-chaos`. Without it the test is
+Every confirmed message is read at the end, once, at the offset in its answer; no epoch has two masters.
+AEROBEE_CHAOS_SECONDS is the duration of the disturbances: an hour in `make test-chaos`. Without it the test is
 skipped, and tests/integration/test_fail_over.py is its short form. AEROBEE_CHAOS_SEED repeats a run's choices, though
-not its timing. The run prints how long nobody answered.
+not its timing. The run prints how long no message was confirmed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.support.port_forwarder import PortForwarder, forwarded_port
 
 pytestmark = [
     pytest.mark.crash,
-    pytest.mark.timeout(0),  # the time grows with what is asked for; every wait has its own
+    pytest.mark.timeout(0),  # the duration is configurable; every wait has its own timeout
     pytest.mark.skipif(
         "AEROBEE_CHAOS_SECONDS" not in os.environ,
         reason="run by `make test-chaos`; test_fail_over.py is its short form",
@@ -49,7 +49,7 @@ _KINDS = ("kill", "pause", "etcd", "replicas", "slow", "disk", "clock")
 
 
 def _write_and_sync(path: Path, stop: threading.Event) -> None:
-    """The same 32 MiB over and over."""
+    """Write and sync the same 32 MiB repeatedly."""
     block = os.urandom(4 << 20)
     with path.open("wb") as file:
         while not stop.is_set():
@@ -62,11 +62,11 @@ def _write_and_sync(path: Path, stop: threading.Event) -> None:
 
 
 class _Group:
-    """The brokers, who disturbs them, and the history."""
+    """The brokers, their disturbances, and the history."""
 
     def __init__(self, directory: Path, etcd: str, stack: ExitStack) -> None:
         self.history: list[Event] = []
-        self.places: dict[str, int] = {}  # by message that was answered
+        self.places: dict[str, int] = {}  # by confirmed message
         self.gaps: list[float] = []
         self._began = time.monotonic()
         self._number = 0
@@ -100,7 +100,7 @@ class _Group:
         return int((time.monotonic() - self._began) * 1000)
 
     async def produce(self, stop: asyncio.Event) -> None:
-        """One message after the other, each to whoever takes it."""
+        """Send messages one by one to any broker that accepts them."""
         target = 0
         while not stop.is_set():
             self._number += 1
@@ -115,14 +115,14 @@ class _Group:
                 await asyncio.sleep(0.02)
 
     async def answers(self) -> None:
-        """Return once a message was answered that was sent from now on."""
+        """Return once a message sent from now on is answered."""
         before = len(self.places)
         async with asyncio.timeout(_ANSWER_SECONDS):
             while len(self.places) < before + 2:  # noqa: ASYNC110 - the producer goes on by itself
                 await asyncio.sleep(0.01)
 
     async def disturb(self, kind: str) -> None:
-        """Do one thing to the master, wait until messages are answered again, and undo it."""
+        """Disturb the master in one way, wait until messages are answered again, and undo it."""
         number = await self._master()
         number = self._choices.randrange(2) if number is None else number
         member = self.members[number]
@@ -166,7 +166,7 @@ class _Group:
         await self._until_answered()
 
     async def _slow_disk(self, member: Member) -> None:
-        """Others write to the same disk and sync without a pause: the syncs of both brokers wait behind them."""
+        """Another writer syncs the same disk without a pause, which delays the syncs of both brokers."""
         stop = threading.Event()
         writers = [
             asyncio.to_thread(_write_and_sync, member.directory / f"other-{number}", stop) for number in range(4)
@@ -180,7 +180,7 @@ class _Group:
         await self._until_answered()
 
     async def _slow(self, member: Member) -> None:
-        """The process is held up again and again."""
+        """Pause the process repeatedly."""
         for _ in range(20):
             member.send_signal(signal.SIGSTOP)
             await asyncio.sleep(0.15)
@@ -207,7 +207,7 @@ class _Group:
         return number is not None and len((await self.members[number].status()).get("leaseInSync", ())) == 2
 
     async def read(self) -> None:
-        """All that the master has."""
+        """Read all messages of the master."""
         async with asyncio.timeout(_ANSWER_SECONDS):
             while True:
                 if (number := await self._master()) is not None:
@@ -217,7 +217,7 @@ class _Group:
             self.history.append(Read(self._now_ms(), _TOPIC, body.decode(), (0, place)))
 
     def check(self) -> None:
-        """Nothing lost, nothing in another's place, one master an epoch."""
+        """Check that nothing is lost or at another message's position, and that each epoch has one master."""
         findings = check(self.history)
         assert not findings.faults, findings.table()
         found = {event.message_id: event.place[1] for event in self.history if isinstance(event, Read)}
@@ -227,7 +227,7 @@ class _Group:
 
 
 async def test_group_chaos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever happens to the master, over and over."""
+    """The master is disturbed in different ways, again and again."""
     with ExitStack() as stack, capsys.disabled():
         group = _Group(tmp_path, stack.enter_context(running_etcd(tmp_path)), stack)
         async with running(*group.members):

@@ -1,4 +1,4 @@
-"""The checker itself: histories made by hand, good ones and one for each thing that a broker must never do."""
+"""Tests of the checker: handwritten histories, valid ones and one for each violation."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ BAD: dict[str, tuple[Fault, Sequence[Event]]] = {
 
 @pytest.mark.parametrize("name", GOOD)
 def test_what_the_protocol_allows(name: str) -> None:
-    """No fault is found, and each duplicate has the explanation that belongs to it."""
+    """No fault is found, and each duplicate has the right explanation."""
     history, duplicates = GOOD[name]
     findings = check(history)
     assert findings.lines == []
@@ -330,14 +330,14 @@ def test_what_the_protocol_allows(name: str) -> None:
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_must_never_happen(name: str) -> None:
-    """The fault is found under its name, once, and nothing else is."""
+    """The fault is found once, under its name, and no other fault."""
     fault, history = BAD[name]
     findings = check(history)
     assert dict(findings.faults) == {fault: 1}, findings.lines
 
 
 def test_the_table_has_everything() -> None:
-    """Faults that did not happen are there with 0, for that is what one wants to read."""
+    """Faults that did not happen are listed with 0, which is what readers look for."""
     table = check(GOOD["time over"][0]).table()
     for row in ("attempted", "acknowledged", "delivered", "lost", "early", "half visible", "order broken"):
         assert any(line.startswith(row) for line in table.splitlines()), row

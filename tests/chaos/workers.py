@@ -1,8 +1,8 @@
-"""Producers and consumers of every kind, which write down what they do and see, and never give up.
+"""Producers and consumers of every kind, which record what they do and see, and never give up.
 
-Calls go through the bare stubs: nothing is tried again behind our back. A call that fails counts as unanswered, so it
-may have happened; each worker then goes on. `history.check` has the judgement, but for what only the worker can see:
-bytes that are not what was sent, answers that are none.
+Calls go through the bare stubs, without hidden retries. A failed call counts as unanswered: it may have taken effect.
+Each worker then continues. `history.check` judges everything except what only a worker sees: bodies that differ from
+those sent, and invalid answers.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from tests.chaos.history import (
 )
 
 Code = v2.Code
-_SECONDS: Final = 15.0  # for any call; pauses of the broker are shorter
+_SECONDS: Final = 15.0  # timeout of any call; pauses of the broker are shorter
 _QUEUES: Final = 4
 _PROGRESS: Final = 5  # sends answered between two disturbances
 _HIDDEN_MS: Final = (500, 1500, 4000)
 _LITE_TOPICS: Final = ("red", "green", "blue")
-# Codes with which a broker in trouble, or after it, may refuse a call; the message was stored or not.
+# Codes for refusals during or after a disturbance; the message may be stored or not.
 _TROUBLE: Final = (Code.TOO_MANY_REQUESTS, Code.MASTER_PERSISTENCE_TIMEOUT)
 
 TOPICS: Final = {
@@ -57,7 +57,7 @@ TOPICS: Final = {
     "chaos-priority": v2.MessageType.PRIORITY,
     "chaos-lite": v2.MessageType.LITE,
 }
-GROUPS: Final = (  # topic, group, whether it consumes in order
+GROUPS: Final = (  # topic, group, whether the group is ordered
     ("chaos-normal", "steady", False),
     ("chaos-normal", "careless", False),
     ("chaos-normal", "renewing", False),
@@ -84,7 +84,7 @@ _CHANNEL: Final = (
 
 
 async def create(endpoint: str) -> None:
-    """Topics and groups; nothing of the run ends as a dead letter."""
+    """Create topics and groups, whose attempts never run out during a run."""
     async with connect(endpoint) as client:
         for topic, kind in TOPICS.items():
             await client.admin.create_topic(topic, queue_count=_QUEUES, message_types=(kind,))
@@ -97,7 +97,7 @@ class Workers:
     """All producers and consumers of one run, and their history."""
 
     def __init__(self, seed: int, endpoint: str, pace: float) -> None:
-        """`pace`: seconds that each producer waits between its messages, on average."""
+        """`pace`: average seconds that each producer waits between its messages."""
         self.history: list[Event] = []
         self._acknowledged = 0
         self._seed = seed
@@ -120,7 +120,7 @@ class Workers:
             self._acknowledged += 1
 
     async def progress(self) -> None:
-        """Return when some sends more have been answered with OK. TimeoutError after a minute."""
+        """Return when a few more sends are answered with OK. TimeoutError after a minute."""
         wanted = self._acknowledged + _PROGRESS
         async with asyncio.timeout(60):
             while self._acknowledged < wanted:
@@ -130,7 +130,7 @@ class Workers:
     # --- The run --------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """All of them begin."""
+        """Start all workers."""
         workers = (
             *(self._producer(f"normal-{n}", Kind.NORMAL) for n in range(3)),
             *(self._producer(f"fifo-{n}", Kind.FIFO) for n in range(3)),
@@ -151,16 +151,16 @@ class Workers:
         self._tasks = [asyncio.create_task(worker) for worker in workers]
 
     def check_alive(self) -> None:
-        """Raises what a worker died of: a failure of these tests, for nothing of the broker's may end one."""
+        """Raise the exception that ended a worker: a failure of these tests, because no broker failure may end one."""
         for task in self._tasks:
             if task.done():
                 task.result()
 
     async def drain(self, seconds: float, left: Callable[[], int]) -> None:
-        """No more is sent, and all that is left is consumed, until nothing is `left` for a while.
+        """Stop sending, and consume until nothing is `left` for a while.
 
-        A long run leaves ordered messages by the thousand, since consumers that give back are slower than producers. So
-        `seconds` bound the time without progress, not the whole.
+        A long run leaves thousands of ordered messages, since consumers that return messages are slower than
+        producers. Therefore `seconds` limits the time without progress, not the total.
         """
         self._producing = False
         self._draining = True
@@ -179,7 +179,7 @@ class Workers:
         await self._read_everything()
 
     async def stop(self) -> None:
-        """End all workers, wherever they are."""
+        """Cancel all workers."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -191,7 +191,7 @@ class Workers:
         return (("x-mq-client-id", f"{client}@1@0@chaos"), ("x-mq-language", "JAVA"), ("x-mq-client-version", "5.2.1"))
 
     async def _answered(self, call: Awaitable[Any]) -> Any:
-        """The answer, or None: the broker or the connection was in trouble."""
+        """The answer, or None if the broker or the connection failed."""
         try:
             return await call
         except grpc.aio.AioRpcError as error:
@@ -200,8 +200,8 @@ class Workers:
             return None
 
     def _only_trouble(self, error: grpc.aio.AioRpcError) -> None:
-        """What cut connections and dead brokers look like; anything else is a wrong answer."""
-        # INTERNAL and CANCELLED are what grpcio makes of a stream that is reset, UNKNOWN of one whose server ends.
+        """Accept the errors of broken connections and stopped brokers; any other is recorded as a wrong answer."""
+        # grpcio reports a reset stream as INTERNAL or CANCELLED, and a server that ends as UNKNOWN.
         expected = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
         if error.code() not in (*expected, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
             self.note(Wrong(_now_ms(), f"a call ended with {error.code()}: {error.details()}"))
@@ -220,7 +220,7 @@ class Workers:
                 batch = [self._message(kind, name) for _ in range(self._batch(kind))]
                 entries = await self._send(stub, name, kind, batch)
                 if not entries and kind is Kind.NORMAL and self._dice.random() < 0.5:
-                    entries = await self._send(stub, name, kind, batch)  # as clients do: the same message once more
+                    entries = await self._send(stub, name, kind, batch)  # clients retry with the same message, too
                 if entries and kind is Kind.DELAYED and self._dice.random() < 0.3:
                     await asyncio.sleep(self._dice.uniform(0, 1))
                     await self._recall(stub, name, entries[0])
@@ -243,7 +243,7 @@ class Workers:
         return v2.Message(topic=v2.Resource(name=topic), body=body_of(self._seed, message_id), system_properties=system)
 
     async def _send(self, stub: Any, client: str, kind: Kind, batch: Sequence[v2.Message]) -> Sequence[Any]:
-        """The entries of the answer; none if there was no answer, or none with OK."""
+        """The entries of the answer; none without an answer with OK."""
         for message in batch:
             system = message.system_properties
             deliver_ms = system.delivery_timestamp.ToMilliseconds() if kind is Kind.DELAYED else 0
@@ -276,7 +276,7 @@ class Workers:
     # --- Transactions ---------------------------------------------------------------------------------------
 
     async def _transactional(self, name: str) -> None:
-        """Decides at once, later, or only when it is asked, which its Telemetry stream is for."""
+        """Decides at once, later, or only on a check, which arrives on its Telemetry stream."""
         async with self._channel() as channel:
             stub: Any = v2.MessagingServiceStub(channel)
             answering = asyncio.create_task(self._answer_checks(stub, name))
@@ -308,7 +308,7 @@ class Workers:
             source=source.SOURCE_SERVER_CHECK if asked else source.SOURCE_CLIENT,
         )
         answer = await self._answered(stub.EndTransaction(request, metadata=self._metadata(client), timeout=_SECONDS))
-        if answer is not None:  # it may have been decided before, when an answer was lost
+        if answer is not None:  # it may already be decided if an answer was lost
             self._expect("a decision", answer.status, Code.INVALID_TRANSACTION_ID, *_TROUBLE)
 
     async def _answer_checks(self, stub: Any, client: str) -> None:
@@ -324,7 +324,7 @@ class Workers:
                         message_id = asked.message.system_properties.message_id
                         if message_id not in self._outcomes:
                             self.note(Wrong(_now_ms(), f"asked about message {message_id!r}, which nobody sent"))
-                        elif self._draining or self._dice.random() < 0.7:  # the others are asked about again
+                        elif self._draining or self._dice.random() < 0.7:  # the others are checked again
                             await self._decide(stub, client, message_id, asked.transaction_id, asked=True)
             except grpc.aio.AioRpcError as error:
                 self._only_trouble(error)
@@ -357,7 +357,10 @@ class Workers:
         careless: bool,
         ordered: bool,
     ) -> None:
-        """Acknowledge, give back, forget, or come too late. In order, whoever fails stops there with its line."""
+        """Acknowledge, return, forget, or acknowledge too late.
+
+        For ordered groups, a failure stops its message group.
+        """
         done: list[v2.Message] = []
         stopped: set[str] = set()
         for message in received:
@@ -376,7 +379,7 @@ class Workers:
         if late and (self._draining or self._dice.random() < 0.3):
             done += late
             late.clear()
-        # One call for each, or one for all.
+        # One call per message, or one for all.
         calls = [[message] for message in done] if self._dice.random() < 0.3 else [done]
         for messages in calls:
             if messages:
@@ -385,7 +388,7 @@ class Workers:
     async def _receive(
         self, stub: Any, name: str, topic: str, group: str, hidden_ms: int | None, attempt_id: str = ""
     ) -> list[v2.Message]:
-        """Whatever came, be the answer whole or not. `hidden_ms` None: as long as the client lives."""
+        """The messages that arrived, even from an incomplete answer. `hidden_ms` None: as long as the client lives."""
         messages, _ = await self._receive_whole(stub, name, topic, group, hidden_ms, attempt_id)
         return messages
 
@@ -457,7 +460,7 @@ class Workers:
         answer = await self._answered(stub.AckMessage(request, metadata=self._metadata(name), timeout=_SECONDS))
         if answer is None:
             return
-        if not answer.entries:  # refused as a whole
+        if not answer.entries:  # the whole call was refused
             self._expect("an acknowledgement", answer.status, *_TROUBLE)
             return
         for entry, message in zip(answer.entries, messages, strict=True):
@@ -465,7 +468,7 @@ class Workers:
             if entry.status.code == Code.OK:
                 attempt = system.delivery_attempt
                 self.note(Consumed(_now_ms(), group, system.message_id, _place(message), attempt))
-            else:  # too late: somebody else may have it by now
+            else:  # too late: another consumer may have it by now
                 self._expect("an acknowledgement", entry.status, Code.INVALID_RECEIPT_HANDLE, *_TROUBLE)
 
     async def _give_back(self, stub: Any, name: str, topic: str, group: str, message: v2.Message) -> None:
@@ -484,7 +487,7 @@ class Workers:
             self._expect("a change", answer.status, Code.INVALID_RECEIPT_HANDLE, *_TROUBLE)
 
     async def _renewing(self, name: str) -> None:
-        """Messages that stay its own while it lives; it asks again for answers that broke off, and at times it dies."""
+        """Holds messages as long as it lives, retries receives whose answers broke off, and sometimes dies."""
         topic, group = "chaos-normal", "renewing"
         async with self._channel() as channel:
             stub: Any = v2.MessagingServiceStub(channel)
@@ -499,7 +502,7 @@ class Workers:
                         messages, whole = await self._receive_whole(stub, client, topic, group, None, attempt_id)
                         if not whole:
                             self.note(AskedAgain(_now_ms(), client))
-                    kept = 0.0 if self._draining else 0.2  # what it dies with
+                    kept = 0.0 if self._draining else 0.2  # messages still held when it dies
                     done = [message for message in messages if self._dice.random() >= kept]
                     if done:
                         await self._acknowledge(stub, client, topic, group, done)
@@ -511,7 +514,7 @@ class Workers:
                     answer = await self._answered(call)
 
     async def _lite_reader(self) -> None:
-        """Subscribes its lite topics again whenever something broke: a broker forgets them when it dies."""
+        """Subscribes its lite topics again after each failure: a broker forgets them when it dies."""
         name, topic, group = "reader", "chaos-lite", "reader"
         async with self._channel() as channel:
             stub: Any = v2.MessagingServiceStub(channel)
@@ -537,7 +540,7 @@ class Workers:
     # --- Those who read -------------------------------------------------------------------------------------
 
     async def _puller(self, queue_id: int) -> None:
-        """Follows one queue from its first message on, and leaves no trace."""
+        """Reads one queue from its first message on, without changing any state."""
         async with self._channel() as channel:
             stub: Any = v2.MessagingServiceStub(channel)
             offset = 0
@@ -545,7 +548,7 @@ class Workers:
                 offset, _ = await self._pull(stub, "chaos-normal", queue_id, offset, wait_ms=3000)
 
     async def _pull(self, stub: Any, topic: str, queue_id: int, offset: int, *, wait_ms: int) -> tuple[int, bool]:
-        """One call; where to go on, and whether there was an answer with messages."""
+        """One call; returns the next offset, and whether an answer with messages came."""
         request = v2.PullMessageRequest(group=v2.Resource(name="pulling"), offset=offset, batch_size=32)
         request.message_queue.topic.name, request.message_queue.id = topic, queue_id
         request.long_polling_timeout.FromMilliseconds(wait_ms)
@@ -569,7 +572,10 @@ class Workers:
         return next_offset, status.code == Code.OK
 
     async def _read_everything(self) -> None:
-        """All messages of all queues, for the checker to miss some. Lite topics are in queues of another kind."""
+        """Read all messages of all queues, so that the checker finds missing ones.
+
+        Lite topics have queues of another kind.
+        """
         async with self._channel() as channel:
             stub: Any = v2.MessagingServiceStub(channel)
             for topic in TOPICS:
@@ -582,14 +588,14 @@ class Workers:
 
 
 def body_of(seed: int, message_id: str) -> bytes:
-    """The same bytes for the same message: 20 bytes to 1 KiB, now and then 60 KiB."""
+    """The same bytes for the same message: 20 bytes to 1 KiB, occasionally 60 KiB."""
     dice = random.Random(f"{seed}/{message_id}")
     return f"body {message_id} ".encode() + dice.randbytes(60_000 if dice.random() < 0.005 else dice.randint(0, 1000))
 
 
 def _place(message: v2.Message) -> Place:
     system = message.system_properties
-    # Each lite topic is a queue of its own.
+    # Each lite topic is a separate queue.
     queue_id = _LITE_TOPICS.index(system.lite_topic) if system.lite_topic else system.queue_id
     return queue_id, system.queue_offset
 

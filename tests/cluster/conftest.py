@@ -1,4 +1,4 @@
-"""A broker with a remoting port, and the releases of RocketMQ that speak with it."""
+"""A broker with a remoting port, and the RocketMQ releases that connect to it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 
 from tests.cluster.java_program import Release, prepare
 
-CLIENT_VERSIONS: Final = ("4.9.8", "5.3.3")  # the newest of the one line in Maven's registry, a late one of the other
+CLIENT_VERSIONS: Final = ("4.9.8", "5.3.3")  # the newest 4.9 in Maven's registry, and a late release 5
 MARKS: Final = [
     pytest.mark.cluster,
-    pytest.mark.timeout(900),  # the first one downloads; every wait in it has its own limit
+    pytest.mark.timeout(900),  # the first test downloads; every wait has its own timeout
     pytest.mark.skipif("AEROBEE_CLUSTER" not in os.environ, reason="run by `make test-cluster`"),
 ]
 _CONFIG: Final = """
@@ -34,7 +34,7 @@ def release(request: pytest.FixtureRequest) -> Release:
 
 @pytest.fixture
 def remoting_address(tmp_path: Path) -> Iterator[str]:
-    """Where a broker of its own listens for remoting clients."""
+    """The remoting address of a new broker."""
     config = tmp_path / "aerobee.toml"
     config.write_text(_CONFIG)
     with serve(tmp_path / "store", "--dev", "--config", str(config)) as line:
@@ -43,7 +43,7 @@ def remoting_address(tmp_path: Path) -> Iterator[str]:
 
 @contextmanager
 def serve(store: Path, *arguments: str) -> Iterator[dict[str, str]]:
-    """`aerobee serve` on free ports; what its first line names."""
+    """Run `aerobee serve` on free ports; yields the addresses in its first line."""
     free = ("--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--listen-remoting", "127.0.0.1:0")
     command = [sys.executable, "-m", "aerobee_broker", "serve", "--store", str(store), *free, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

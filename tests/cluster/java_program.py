@@ -1,6 +1,6 @@
 """Released RocketMQ programs as child processes: the client of release 4.9 and `mqadmin`.
 
-What is downloaded stays where Maven keeps it; what is compiled goes to `target/`, which git ignores.
+Downloads stay in Maven's repository; compiled classes go to `target/`, which git ignores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HERE: Final = Path(__file__).parent
 _COMPILE_SECONDS: Final = 120.0
 _MAVEN_SECONDS: Final = 600.0  # a first run downloads a hundred files
 _START_SECONDS: Final = 90.0
-# Release 4.9 was made for Java 8 and reaches for buffers that later Javas keep to themselves.
+# Release 4.9 was made for Java 8 and accesses internal buffers that later Javas protect.
 _OPEN_BUFFERS: Final = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
@@ -40,12 +40,12 @@ class Release:
     class_path: str
 
     def command(self, home: Path, *arguments: str) -> list[str]:
-        """What starts a main class with its arguments."""
+        """The command line for a main class with arguments."""
         home.mkdir(parents=True, exist_ok=True)
         return [self.java, *_JAVA_OPTIONS, f"-Duser.home={home}", "-cp", self.class_path, *arguments]
 
     def run(self, home: Path, *arguments: str, seconds: float = 300.0) -> subprocess.CompletedProcess[str]:
-        """A main class with its arguments, to its end; what it printed is in the result."""
+        """Run a main class to its end; the result has its output."""
         return subprocess.run(
             self.command(home, *arguments),
             cwd=home,
@@ -58,7 +58,7 @@ class Release:
 
 @contextmanager
 def java_server(release: Release, home: Path, main: str, settings: Mapping[str, object]) -> Iterator[None]:
-    """A name server or broker of RocketMQ with these settings, from its "boot success" on; killed at the end."""
+    """A RocketMQ name server or broker with these settings, ready after "boot success"; killed at the end."""
     (home / "conf").mkdir(parents=True)
     for name in ("namesrv", "broker"):
         (home / "conf" / f"logback_{name}.xml").write_text("<configuration/>")
@@ -83,9 +83,9 @@ def java_server(release: Release, home: Path, main: str, settings: Mapping[str, 
 
 
 def prepare_servers(version: str, folder: Path = HERE / "servers") -> Release:
-    """Fetch the servers that the pom.xml of `folder` names: without one, name server and broker.
+    """Download the servers that the pom.xml of `folder` names; by default, name server and broker.
 
-    Skips the test where Java, Maven or its registry is missing.
+    Skips the test if Java, Maven or its registry is missing.
     """
     java, maven = shutil.which("java"), shutil.which("mvn")
     if java is None or maven is None:
@@ -98,14 +98,14 @@ def prepare_servers(version: str, folder: Path = HERE / "servers") -> Release:
 
 
 def prepare(version: str) -> Release:
-    """Fetch a release and compile the stories for it. Skips the test where Java, Maven or its registry is missing."""
+    """Download a release and compile the stories for it. Skips the test if Java, Maven or its registry is missing."""
     java, javac, maven = (shutil.which(name) for name in ("java", "javac", "mvn"))
     if java is None or javac is None or maven is None:
         pytest.skip("needs java, javac and mvn on the PATH (a JDK of version 11 or later, and Maven)")
     target = HERE / "target" / version
     target.mkdir(parents=True, exist_ok=True)
     with (target / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one test run builds, the others wait
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one test run builds while others wait
         dependencies = _dependencies(maven, version, target, HERE / "pom.xml")
         _compile(javac, target, dependencies)
     return Release(version, java, f"{target / 'classes'}:{dependencies}")

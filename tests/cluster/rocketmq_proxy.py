@@ -1,4 +1,4 @@
-"""Apache RocketMQ 5 from its published artefacts: a name server, and a gRPC proxy that has its broker in one JVM."""
+"""Apache RocketMQ 5 from its published artefacts: a name server, and a gRPC proxy with its broker in one JVM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOPICS: Final[Mapping[str, str]] = {
     "aerobee-anywhere-delay": "DELAY",
     "aerobee-anywhere-transaction": "TRANSACTION",
 }
-GROUPS: Final[Mapping[str, bool]] = {  # whether they are ordered
+GROUPS: Final[Mapping[str, bool]] = {  # group -> whether it is ordered
     "aerobee-anywhere": False,
     "aerobee-anywhere-tags": False,
     "aerobee-anywhere-fifo": True,
@@ -37,13 +37,13 @@ _QUIET: Final = "<configuration/>"
 
 
 def prepare() -> Release:
-    """Fetch it with Maven. Skips the test where Java, Maven or the registry is missing."""
+    """Download it with Maven. Skips the test if Java, Maven or the registry is missing."""
     return prepare_servers(VERSION, HERE / "proxy")
 
 
 @dataclass(frozen=True)
 class RunningProxy:
-    """Where it serves gRPC, and the process of proxy and broker."""
+    """The gRPC address, and the process of proxy and broker."""
 
     endpoint: str
     process: subprocess.Popen[bytes]
@@ -60,8 +60,8 @@ def rocketmq(
     broker_settings: Mapping[str, object] = MappingProxyType({}),
     java_options: Sequence[str] = _HEAP,
 ) -> Iterator[RunningProxy]:
-    """It serves gRPC on `port`; the nine ports behind it are taken, too. Killed at the end, by its process id."""
-    names, broker = port + 2, port + 6  # a broker takes its port - 2 and + 1 as well
+    """Serve gRPC on `port` and use the nine ports after it. Killed at the end by its process id."""
+    names, broker = port + 2, port + 6  # a broker also uses its port - 2 and + 1
     store = home / "store"
     broker_conf, proxy_json = home / "broker.conf", home / "proxy.json"
     (home / "conf").mkdir(parents=True)
@@ -133,7 +133,7 @@ def _listens(port: int) -> bool:
 def _create(
     release: Release, home: Path, broker: str, names: str, topics: Mapping[str, str], groups: Mapping[str, bool]
 ) -> None:
-    """Topics with their types, and groups, with mqadmin's own commands."""
+    """Create typed topics and groups with mqadmin's own commands."""
     commands = [
         ["updateTopic", "-b", broker, "-t", topic, "-r", "4", "-w", "4", "-a", f"+message.type={kind}"]
         for topic, kind in topics.items()

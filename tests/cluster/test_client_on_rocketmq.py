@@ -1,4 +1,4 @@
-"""The stories of our client, told by Apache RocketMQ 5."""
+"""Our client's portable tests, run against Apache RocketMQ 5."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.cluster.test_java_servers import free_port
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(1500),  # the first one downloads; every wait in it has its own limit
+    pytest.mark.timeout(1500),  # the first test downloads; every wait has its own timeout
     pytest.mark.skipif("AEROBEE_ROCKETMQ" not in os.environ, reason="run by `make test-client-rocketmq`"),
 ]
 _STORIES = Path(__file__).parents[1] / "integration" / "test_client_anywhere.py"
 
 
 def test_the_stories_of_the_client(tmp_path: Path) -> None:
-    """All of `test_client_anywhere.py` against a name server, a broker and its proxy from their published artefacts."""
+    """All of `test_client_anywhere.py` passes with the published name server, broker and proxy."""
     with rocketmq(prepare(), tmp_path / "rocketmq", free_port()) as running:
         command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", str(_STORIES)]
         environment = {**os.environ, "AEROBEE_TEST_ENDPOINT": running.endpoint}

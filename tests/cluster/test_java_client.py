@@ -35,7 +35,7 @@ groups = ["CG_acl"]
 def test_stories_of_the_java_client(
     release: Release, remoting_address: str, tmp_path: Path, stories: tuple[str, ...]
 ) -> None:
-    """Every story ends well; src/RemotingStories.java tells them."""
+    """Every story in src/RemotingStories.java passes."""
     done = release.run(tmp_path / "home", "RemotingStories", remoting_address, *stories)
     told = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "failed "))]
     assert told == [f"ok {story}" for story in stories], done.stdout[-2000:] + done.stderr[-4000:]
@@ -43,7 +43,7 @@ def test_stories_of_the_java_client(
 
 
 def test_a_client_with_binary_headers(release: Release, remoting_address: str, tmp_path: Path) -> None:
-    """It reads our answers, whose headers are JSON, as RocketMQ's are."""
+    """It reads our answers, whose headers are JSON like RocketMQ's."""
     binary = ("-Drocketmq.serialize.type=ROCKETMQ", "RemotingStories")
     done = release.run(tmp_path / "home", *binary, remoting_address, "send", "query")
     told = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "failed "))]
@@ -51,7 +51,7 @@ def test_a_client_with_binary_headers(release: Release, remoting_address: str, t
 
 
 def test_a_client_that_signs(release: Release, tmp_path: Path) -> None:
-    """With the hook for accounts it sends and consumes; with a wrong secret key, or without the hook, it does not."""
+    """With the ACL hook it sends and consumes; with a wrong secret key, or without the hook, it fails."""
     accounts = tmp_path / "accounts.toml"
     accounts.write_text(_ACCOUNTS)
     accounts.chmod(0o600)
@@ -61,7 +61,7 @@ def test_a_client_that_signs(release: Release, tmp_path: Path) -> None:
 
 
 def test_a_push_consumer_that_receives(release: Release, remoting_address: str, tmp_path: Path) -> None:
-    """In POP mode, which operators set: a message that failed comes again, what was acknowledged does not."""
+    """In POP mode, set by operators: a failed message comes again, an acknowledged one does not."""
     if release.version.startswith("4."):
         pytest.skip("release 4.9 only pulls")
     asyncio.run(_set_pop_mode(Address.parse(remoting_address)))

@@ -1,4 +1,4 @@
-"""Replication with brokers of RocketMQ, both ways: the log byte for byte, and the tables."""
+"""Replication with RocketMQ brokers in both directions: the log byte for byte, and the tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = MARKS
 
 BROKER: Final = "org.apache.rocketmq.broker.BrokerStartup"
 _SEGMENT: Final = 1 << 20
-_COUNT: Final = 2500  # of 1000 bytes: three files
+_COUNT: Final = 2500  # messages of 1000 bytes: three files
 _SECONDS: Final = 120.0
 CONFIG: Final = f"""
 [broker]
@@ -62,7 +62,7 @@ def java_settings(directory: Path, namesrv: str, port: int, broker_id: int) -> d
         "maxHashSlotNum": 1000,
         "maxIndexNum": 4000,
         "timerWheelEnable": "false",
-        "registerNameServerPeriod": 10_000,  # the least; a replica learns its master's address with a registration
+        "registerNameServerPeriod": 10_000,  # the minimum; a replica gets its master's address by registering
     }
 
 
@@ -81,7 +81,7 @@ async def _fill(address: str, count: int = _COUNT) -> None:
 
 
 async def _send(client: RemotingClient, queue_id: int) -> None:
-    """RocketMQ refuses what waited for 200 ms in its queue; nothing is stored then."""
+    """Retry: RocketMQ refuses a request that waited 200 ms in its queue, and stores nothing."""
     async with asyncio.timeout(_SECONDS):
         while (code := (await send(client, "Copied", b"x" * 1000, queue_id=queue_id)).code) == 2:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
@@ -89,7 +89,7 @@ async def _send(client: RemotingClient, queue_id: int) -> None:
 
 
 async def _consume_some(address: str) -> None:
-    """A group appears, and commits an offset."""
+    """Create a group by consuming, and commit an offset."""
     client = await RemotingClient.connect(Address.parse(address))
     await client.call(Request.HEART_BEAT, {}, heartbeat_body("c@1", "CG", "Copied"))
     await client.call(Request.PULL_MESSAGE, pull_fields("Copied", group="CG"))
@@ -119,7 +119,7 @@ def until(reached: Callable[[], bool], what: str) -> None:
 
 
 def test_we_follow_a_java_master_and_take_its_place(servers: Release, tmp_path: Path) -> None:
-    """All of its log although it has several files, its topics, groups and offsets; promoted, we go on."""
+    """We copy its whole log of several files, its topics, groups and offsets; after promotion we serve."""
     port = free_port()
     address = f"127.0.0.1:{port + 4}"
     with our_name_server(tmp_path / "ns") as namesrv, ExitStack() as java:
@@ -152,7 +152,7 @@ def test_we_follow_a_java_master_and_take_its_place(servers: Release, tmp_path: 
 async def _is_master(address: str) -> bool:
     try:
         return bool((await _status(address))["master"])
-    except ConnectionError:  # the broker opens its store again
+    except ConnectionError:  # the broker is reopening its store
         return False
 
 
@@ -183,7 +183,7 @@ async def _goes_on(address: str) -> None:
 
 
 def test_a_java_replica_follows_us(servers: Release, tmp_path: Path) -> None:
-    """From our first byte on, 100,000 messages across files, after its restart and after ours, with our topics."""
+    """It copies 100,000 messages across files, after restarts of both sides, and our topics."""
     port, java_port = free_port(), free_port() + 100
     address = f"127.0.0.1:{port}"
     with our_name_server(tmp_path / "ns") as namesrv, ExitStack() as java:
@@ -205,7 +205,7 @@ def test_a_java_replica_follows_us(servers: Release, tmp_path: Path) -> None:
 
 
 def _copies_all(directory: Path, address: str) -> None:
-    """Return once the replica has every byte of ours."""
+    """Return once the replica has every byte of our log."""
     expected = log_of(directory / "a")
     assert len(expected) > 2 * _SEGMENT
     until(lambda: log_of(directory / "b").startswith(expected), "the logs differ")
@@ -219,7 +219,7 @@ def _has_topic(store: Path) -> bool:
 
 
 async def _fill_fast(endpoint: str, count: int) -> None:
-    """Small messages by our client."""
+    """Send small messages with our client."""
     async with connect(endpoint) as client:
         producer = client.producer()
         for _ in range(0, count, 1000):

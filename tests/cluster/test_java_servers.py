@@ -1,4 +1,4 @@
-"""Name servers and brokers of RocketMQ beside ours, with RocketMQ's client and mqadmin."""
+"""RocketMQ's name servers and brokers together with ours, with RocketMQ's client and mqadmin."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def servers(request: pytest.FixtureRequest) -> Release:
 
 
 def free_port() -> int:
-    """A port below those that systems give out, with the neighbours that a broker takes as well."""
+    """A port below the ephemeral range whose neighbours, which a broker also uses, are free."""
     for port in range(20_000 + os.getpid() % 1000 * 10, 32_000, 10):
         if all(_is_free(port + offset) for offset in (-2, 0, 1)):
             return port
@@ -51,7 +51,7 @@ def _admin(release: Release, home: Path, address: str, *lines: str) -> str:
 
 
 def test_our_broker_registers_with_a_java_name_server(release: Release, servers: Release, tmp_path: Path) -> None:
-    """It shows in clusterList, and RocketMQ's client finds topics that our broker has just created."""
+    """clusterList shows it, and RocketMQ's client finds topics that our broker has just created."""
     port = free_port()
     address = f"127.0.0.1:{port}"
     with (
@@ -65,7 +65,7 @@ def test_our_broker_registers_with_a_java_name_server(release: Release, servers:
 
 
 def test_a_java_broker_registers_with_our_name_server(release: Release, servers: Release, tmp_path: Path) -> None:
-    """RocketMQ's client finds it there, and what the broker creates on first use."""
+    """RocketMQ's client finds the broker and the topics that it creates on first use."""
     port = free_port()
     with our_name_server(tmp_path / "ns") as address:
         settings = {

@@ -71,7 +71,7 @@ _COMMANDS_OF_5: Final = (
 
 
 def test_commands_print_what_they_print_with_rocketmq(release: Release, remoting_address: str, tmp_path: Path) -> None:
-    """In the order in which they are listed; the last topic is gone at the end."""
+    """Commands run in the listed order; at the end the last topic is deleted."""
     home = tmp_path / "files"
     home.mkdir()
     (home / "topics.json").write_text('[{"topicName":"AdmList","readQueueNums":2,"writeQueueNums":2,"perm":6}]')
@@ -96,7 +96,7 @@ def test_commands_print_what_they_print_with_rocketmq(release: Release, remoting
 
 
 def test_statistics_with_object_keys_are_read(release: Release, remoting_address: str, tmp_path: Path) -> None:
-    """Of a topic, of a group's progress and reset, of the broker, and of a consumer that runs."""
+    """Statistics of a topic, a group's progress and reset, the broker, and a running consumer."""
     client = subprocess.Popen(
         release.command(tmp_path / "client", "RemotingStories", remoting_address, "linger"),
         stdout=subprocess.PIPE,
@@ -126,11 +126,11 @@ def test_statistics_with_object_keys_are_read(release: Release, remoting_address
     printed = dict(part.split("\n", 1) for part in done.stdout.split("== ")[1:])
     for line, wanted in lines.items():
         assert wanted in printed[line], line + printed[line]
-        assert "Exception: " not in printed[line], line + printed[line]  # a name of a setting ends so, too
+        assert "Exception: " not in printed[line], line + printed[line]  # a setting's name may end like this, too
 
 
 def test_the_state_of_replication(release: Release, tmp_path: Path) -> None:
-    """Of a master."""
+    """The replication state of a master."""
     if release.version.startswith("4."):
         pytest.skip("release 4.9 has no haStatus")
     master = ("--role", "master", "--listen-replicas", "127.0.0.1:0", "--dev")

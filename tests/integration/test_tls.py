@@ -125,9 +125,9 @@ def test_commands_take_tls(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """TLS by flag or environment.
+    """Commands take TLS from a flag or the environment.
 
-    Without them commands use plaintext, and the error on a TLS address names the flag.
+    Without them they use plaintext, and the error on a TLS address suggests TLS.
     """
     command = ["topic", "list", "--endpoint", endpoint(broker)]
     assert main([*command, "--tls-ca", str(certificate)]) == 0

@@ -1,4 +1,4 @@
-"""Random damage of the files of a disk in memory, and the table of what was made of it."""
+"""Random damage to the files of an in-memory disk, and the table of its outcomes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tests.support.stored_messages import DIRECTORY
 
 SEED: Final = seeds.seed("AEROBEE_CRASH_SEED")
 VERDICTS: Final = ("detected", "repaired", "harmless", "refused", "verify", "WRONG")
-_CUTS: Final = 0.1  # of all damage
-_USED: Final = 0.9  # of the flips are where a file has something
+_CUTS: Final = 0.1  # share of all damage
+_USED: Final = 0.9  # share of the flips within a file's used part
 
 
 class WrongError(AssertionError):
-    """Something else is given than was stored, or a loss is kept quiet."""
+    """The store returned data that differs from what was stored, or did not report a loss."""
 
 
 class UnseenError(Exception):
-    """Something is withheld that nobody but `verify` can miss: its format has no checksum."""
+    """Data is missing without a report that only `verify` could make: its format has no checksum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """One damage. `kind`: the first part of the path within the store; files of `config` are kinds of their own."""
+    """One damage. `kind` is the first part of the path in the store; each file of `config` is its own kind."""
 
     path: Path
     how: str
@@ -41,7 +41,7 @@ class Done:
 
 
 class Damage:
-    """Damages copies of one disk, each of its files (of these kinds) as often."""
+    """Damages copies of one disk; each file of the given kinds is damaged equally often."""
 
     def __init__(self, disk: MemoryFileSystem, source: random.Random, *, names: tuple[str, ...] = ()) -> None:
         self._source = source
@@ -54,7 +54,7 @@ class Damage:
         self._number = 0
 
     def do(self, disk: MemoryFileSystem) -> Done:
-        """Flip a bit, or cut off an end."""
+        """Flip a bit, or truncate a file."""
         source = self._source
         path, data, used = self._files[self._number % len(self._files)]
         self._number += 1
@@ -69,7 +69,7 @@ class Damage:
 
 @dataclass
 class Table:
-    """Kind of file and of damage x verdict."""
+    """Counts of verdicts by kind of file and of damage."""
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     wrongs: list[str] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Table:
         self.counts[done.kind, done.how, verdict] += 1
 
     def wrong(self, done: Done, error: Exception) -> str:
-        """Note what must not be; answer the verdict."""
+        """Record a violation, and return the verdict."""
         self.wrongs.append(f"seed {SEED}: {done.how} {done.path} at {done.position}: {error}")
         return "WRONG"
 
@@ -90,7 +90,7 @@ class Table:
         return found
 
     def show(self, title: str) -> None:
-        """Print it as the rows that docs/durability.md has."""
+        """Print the rows of the table in docs/durability.md."""
         print(f"\n{title}: {self.counts.total()} in all, seed {SEED}")
         for kind in sorted(self.kinds()):
             cells = [f"{self.counts[kind, 'cut', v]} / {self.counts[kind, 'flip', v]}" for v in VERDICTS]

@@ -1,11 +1,11 @@
-"""Producers and consumers that remember everything, and find what a broker must never do.
+"""Producers and consumers that record everything, and detect violations of the broker's guarantees.
 
-`Load` runs them against a broker that may die at any moment, and keeps across its deaths what was answered. Calls go
-through the bare stubs: nothing is tried again behind our back, so a message is sent once and named by its id. What
-contradicts an answer ends in `violations`, a line each.
+`Load` runs them against a broker that may die at any time, and keeps the answers over its restarts. Calls go through
+the bare stubs, without hidden retries, so a message is sent once and identified by its id. Each contradiction to an
+answer becomes one line in `violations`.
 
-Moments are numbers of one counter, for everything happens in one event loop: a call that was answered before another
-one began has the smaller number, whatever the clock says.
+Moments are numbers of one counter, which is enough because everything happens in one event loop: a call answered
+before another began has the smaller number, whatever the clock shows.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import grpc
 from aerobee_proto import v2
 
 TOPIC = "orders"
-GROUPS = ("steady", "flaky")  # one acknowledges all it gets; the other forgets, gives back, comes late
+GROUPS = ("steady", "flaky")  # steady acknowledges everything; flaky forgets, returns, acknowledges late
 _METADATA = (("x-mq-client-id", "load@1@0@abc"), ("x-mq-language", "JAVA"))
-_SECONDS = 20.0  # for any call; a broker that lives answers in milliseconds
+_SECONDS = 20.0  # timeout of any call; a running broker answers in milliseconds
 _BATCH_MAX = 20
 _INVISIBLE_MS = (400, 1000, 4000)
 _RECEIVE_COUNT = 32
-_CLOCK_MS = 30  # what two looks at the same clock may be rounded apart
+_CLOCK_MS = 30  # rounding difference between two readings of one clock
 _VIOLATIONS_MAX = 50
 Code = v2.Code
 
@@ -44,9 +44,9 @@ class Sent:
 
     message_id: str
     began: int
-    predecessor: str | None  # must lie before it in the same queue
-    answered: int | None = None  # when its OK came
-    offset: int = -1  # as the answer says
+    predecessor: str | None  # must be before it in the same queue
+    answered: int | None = None  # moment of its OK
+    offset: int = -1  # from the answer
 
 
 @dataclass(slots=True)
@@ -56,24 +56,24 @@ class Taken:
     message_id: str
     attempt: int = 0
     seen: int = 0
-    acknowledged: bool = False  # and that was answered with OK
-    perhaps: bool = False  # an acknowledgement was sent, its answer never came
-    hidden_until_ms: int = 0  # no other delivery can be before
+    acknowledged: bool = False  # an acknowledgement was answered with OK
+    perhaps: bool = False  # an acknowledgement was sent, its answer was lost
+    hidden_until_ms: int = 0  # no other delivery may come earlier
 
 
 @dataclass(slots=True)
 class Group:
     name: str
     taken: dict[Place, Taken] = field(default_factory=dict)
-    lost_answers: int = 0  # receives that ended with the broker: each may have counted a delivery
+    lost_answers: int = 0  # receives cut off by the broker's end: each may have counted an attempt
     held: list[tuple[v2.Message, int]] = field(default_factory=list)  # to be acknowledged after the next restart
     deliveries: int = 0
-    late: int = 0  # acknowledgements that came too late, and were told so
+    late: int = 0  # acknowledgements refused as too late
 
 
 @dataclass(slots=True)
 class Load:
-    """All that was sent and received over all lives of a broker."""
+    """Everything sent and received over all runs of a broker."""
 
     seed: int
     random: random.Random = field(init=False)
@@ -92,8 +92,8 @@ class Load:
     # --- While the broker lives ---------------------------------------------------------------------------------
 
     async def run(self, endpoint: str, until: Callable[[], Awaitable[None]]) -> None:
-        """Send, receive and acknowledge until `until` has returned, which ends the broker."""
-        options = [("grpc.use_local_subchannel_pool", 1)]  # a broker's death must not be remembered for the next one
+        """Send, receive and acknowledge until `until` returns, having ended the broker."""
+        options = [("grpc.use_local_subchannel_pool", 1)]  # the next broker must not inherit a channel's backoff
         async with (
             grpc.aio.insecure_channel(endpoint, options=options) as producing,
             grpc.aio.insecure_channel(endpoint, options=options) as consuming,
@@ -107,7 +107,7 @@ class Load:
                 *(asyncio.create_task(self._consume(consumer, self.groups["flaky"])) for _ in range(4)),
             ]
             await until()
-            async with asyncio.timeout(_SECONDS):  # each ends with its first call that breaks
+            async with asyncio.timeout(_SECONDS):  # each worker ends with its first broken call
                 for ended in await asyncio.gather(*tasks, return_exceptions=True):
                     if isinstance(ended, BaseException) and not _broken(ended):
                         raise ended
@@ -121,7 +121,7 @@ class Load:
             await self._send(stub, [self._message() for _ in range(self.random.randint(2, _BATCH_MAX))])
 
     async def _send_ordered(self, stub: Any, line: str) -> None:
-        """One after the other, so that each has one place that it must lie behind."""
+        """Send one by one, so that each message has one predecessor in its queue."""
         predecessor: str | None = None
         while True:
             batch = []
@@ -185,7 +185,7 @@ class Load:
                 await self._acknowledge(stub, group, done)
 
     async def _receive(self, stub: Any, group: Group, wait_seconds: int = 5) -> list[tuple[v2.Message, int]]:
-        """Messages, each with the time in Unix milliseconds until which it is surely hidden from others."""
+        """Messages, each with the Unix time in milliseconds until which it is certainly invisible to others."""
         invisible_ms = self.random.choice(_INVISIBLE_MS)
         request = v2.ReceiveMessageRequest(group=v2.Resource(name=group.name), batch_size=_RECEIVE_COUNT)
         request.message_queue.topic.name = TOPIC
@@ -266,7 +266,7 @@ class Load:
     # --- After it lives again -----------------------------------------------------------------------------------
 
     async def check_stored(self, endpoint: str, since_ms: int) -> None:
-        """Every message of which the store says that it came since then, against what was answered."""
+        """Compare every message that the store dates since then with the answers."""
         places: dict[Place, str] = {}
         async with grpc.aio.insecure_channel(endpoint) as channel:
             async for message in _stored_since(channel, since_ms):
@@ -284,7 +284,7 @@ class Load:
         self._check_answers()
 
     def _check_queues(self, places: dict[Place, str]) -> None:
-        """No hole in the offsets, and no message before one whose OK came before it was sent."""
+        """Offsets have no gaps, and a message answered before another was sent has the smaller offset."""
         by_queue: dict[int, list[int]] = {}
         for queue_id, offset in places:
             by_queue.setdefault(queue_id, []).append(offset)
@@ -296,7 +296,7 @@ class Load:
             if offsets[-1] + 1 < end:
                 self.violated("lost", f"queue {queue_id}: ends at {offsets[-1] + 1}, before at {end}")
             self.queue_ends[queue_id] = offsets[-1] + 1
-            first_answered: tuple[int, int] | None = None  # of all behind: when, at which offset
+            first_answered: tuple[int, int] | None = None  # of all later messages: moment, offset
             for offset in reversed(offsets):
                 sent = self.sent.get(places[queue_id, offset])
                 if sent is None:
@@ -344,7 +344,7 @@ class Load:
             self.violated("content", f"{what}: message {system.message_id} is not what was sent")
 
     async def check_keys(self, endpoint: str, count: int) -> None:
-        """Some messages, found by their key, and only they."""
+        """Each queried key finds exactly its message."""
         async with grpc.aio.insecure_channel(endpoint) as channel:
             stub: Any = v2.AdminStub(channel)
             for message_id in self.random.sample(sorted(self.stored), min(count, len(self.stored))):
@@ -355,7 +355,7 @@ class Load:
                     self.violated("key", f"message {message_id} at {self.stored[message_id]}: its key finds {found}")
 
     async def drain(self, endpoint: str, seconds: float) -> None:
-        """Consume and acknowledge all that is left, in every group."""
+        """Consume and acknowledge all remaining messages in every group."""
         async with grpc.aio.insecure_channel(endpoint) as channel:
             stub = v2.MessagingServiceStub(channel)
             await asyncio.gather(*(self._drain(stub, group, seconds) for group in self.groups.values()))
@@ -364,7 +364,7 @@ class Load:
         group.held.clear()
         deadline = time.monotonic() + seconds
         empty = 0
-        # What is hidden longest comes after 4 s; then it must be quiet.
+        # The longest invisible time is 4 s; afterwards receives must stay empty.
         while empty < 6 and time.monotonic() < deadline:
             received = await self._receive(stub, group, wait_seconds=1)
             empty = 0 if received else empty + 1
@@ -400,7 +400,7 @@ class Load:
 
 
 def body_of(seed: int, message_id: str) -> bytes:
-    """The same bytes for the same message: 20 bytes to 2 KiB, now and then 100 KiB."""
+    """The same bytes for the same message: 20 bytes to 2 KiB, occasionally 100 KiB."""
     dice = random.Random(f"{seed}/{message_id}")
     size = 100 << 10 if dice.random() < 0.005 else dice.randint(0, 2048)
     return f"body {message_id} ".encode() + dice.randbytes(size)

@@ -1,4 +1,4 @@
-"""An authority of clients, and the certificates that it signs."""
+"""A CA for client certificates, and the certificates it signs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PEM = serialization.Encoding.PEM
 
 @dataclass(frozen=True, slots=True)
 class ClientAuthority:
-    """`file` has its certificate, PEM. Certificates of clients are put beside it."""
+    """`file` is its certificate, PEM. Client certificates are written beside it."""
 
     file: Path
     _key: ec.EllipticCurvePrivateKey
@@ -30,7 +30,7 @@ class ClientAuthority:
         return cls(file, key, name)
 
     def issue(self, file_name: str, subject: str, *, days: int = 1) -> tuple[Path, Path]:
-        """A certificate and its key for a subject, given as in RFC 4514. Negative `days`: it has expired."""
+        """A certificate and its key for a subject in RFC 4514 form. Negative `days`: already expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name.from_rfc4514_string(subject)
         certificate = _certificate(name, key.public_key(), self._name, self._key, is_authority=False, days=days)

@@ -1,4 +1,4 @@
-"""A store, the tables and deliveries in one process, without gRPC: what tests of delivery talk to."""
+"""A store, its tables and deliveries in one process without gRPC, for tests of delivery."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ START_MS = 1_700_000_000_000
 
 
 class MovableClock:
-    """Stands still until it is told to advance."""
+    """A clock that only moves when told to."""
 
     def __init__(self) -> None:
         self._now_ms = START_MS
@@ -48,12 +48,12 @@ class MovableClock:
         self._monotonic += seconds
 
     def jump(self, seconds: float) -> None:
-        """Set the wall clock, ahead or back."""
+        """Set the wall clock forward or back."""
         self._now_ms += round(seconds * 1000)
 
 
 class Harness:
-    """One life of a broker on a directory; `crash` and `restart` give the next one."""
+    """One run of a broker on a directory; `crash` and `restart` return the next run."""
 
     def __init__(self, directory: Path, clock: MovableClock, **delivery: Any) -> None:
         self.directory = directory
@@ -82,7 +82,7 @@ class Harness:
 
     @classmethod
     async def start(cls, directory: Path, clock: MovableClock, **delivery: Any) -> Harness:
-        """Open, recover, run; the topic and the group are there."""
+        """Open, recover and run, with the topic and the group created."""
         harness = cls(directory, clock, **delivery)
         if not len(harness.tables.groups):
             harness.tables.topics.create(TopicConfig.of_type(TOPIC, queue_count=2))
@@ -96,7 +96,7 @@ class Harness:
         return harness
 
     async def crash(self) -> Harness:
-        """What `kill -9` leaves, started again: a copy of the files as they are now."""
+        """Start again from what `kill -9` leaves: a copy of the current files."""
         copy = self.directory.with_name(self.directory.name + "-next")
         shutil.copytree(self.directory, copy, copy_function=_copy)
         await self._end()
@@ -104,12 +104,12 @@ class Harness:
         return await Harness.start(copy, self.clock, **self.settings)
 
     async def restart(self) -> Harness:
-        """An orderly stop, and the next start."""
+        """Stop cleanly, and start again."""
         await self.stop()
         return await Harness.start(self.directory, self.clock, **self.settings)
 
     async def stop(self) -> None:
-        """Snapshot, save, close."""
+        """Write a snapshot, save the tables, and close."""
         if self.store.state != "closed":
             await self.deliveries.close()
             await self.tables.save()
@@ -131,7 +131,7 @@ class Harness:
         topic: str = TOPIC,
         message_group: str | None = None,
     ) -> None:
-        """Store messages; they can be received when this returns."""
+        """Store messages; they can be received once this returns."""
         messages = []
         for body in bodies:
             self._message_count += 1
@@ -156,7 +156,7 @@ class Harness:
         attempt_id: str = "",
         queue_id: int | None = None,
     ) -> list[DeliveredMessage]:
-        """`seconds` None is auto-renew."""
+        """Receive messages; `seconds` None means auto-renew."""
         self.connected.add(client_id)
         request = ReceiveRequest(
             topic=topic,
@@ -172,7 +172,7 @@ class Harness:
         return await self.deliveries.receive(request)
 
     async def acknowledge(self, *messages: DeliveredMessage, group: str = GROUP, topic: str = TOPIC) -> list[bool]:
-        """For each message whether it was accepted."""
+        """Whether each message's acknowledgement was accepted."""
         handles = [message.receipt_handle for message in messages]
         return [error is None for error in await self.deliveries.acknowledge(topic, group, handles)]
 
@@ -190,10 +190,10 @@ class Harness:
 
 
 def _copy(source: str, target: str) -> None:
-    with suppress(FileNotFoundError):  # a table's temporary file, renamed by the disk thread just now
+    with suppress(FileNotFoundError):  # a table's temporary file, renamed meanwhile by the disk thread
         shutil.copy2(source, target)
 
 
 def bodies(messages: list[DeliveredMessage]) -> list[str]:
-    """What was received, sorted: order is not promised to standard groups."""
+    """The received bodies, sorted: standard groups have no guaranteed order."""
     return sorted(message.record.body.decode() for message in messages)

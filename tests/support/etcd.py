@@ -1,4 +1,4 @@
-"""A real etcd for a test, on free ports of loopback; the test is skipped, with the reason, where there is none."""
+"""A real etcd on free loopback ports; skips the test, with the reason, if etcd is not installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SECONDS = 60.0
 
 @contextmanager
 def running_etcd(directory: Path, certificate: tuple[Path, Path] | None = None) -> Iterator[str]:
-    """Its endpoint, as http://127.0.0.1:2379; with TLS if there is a certificate and its key."""
+    """Its endpoint, as in http://127.0.0.1:2379; with TLS if a certificate and key are given."""
     program = shutil.which("etcd")
     if program is None:
         pytest.skip("no etcd here; Debian's package is etcd-server")
@@ -60,7 +60,7 @@ def _wait_until_healthy(client: str, process: subprocess.Popen[bytes], log: Path
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody uses at the moment."""
+    """Loopback ports that are free at the moment."""
     sockets = [socket.socket() for _ in range(count)]
     for found in sockets:
         found.bind(("127.0.0.1", 0))

@@ -1,6 +1,6 @@
-"""`python -m tests.support.figures [ROOT]`: the sizes of the product's code that docs/adr/0006-sub-packages.md states.
+"""`python -m tests.support.figures [ROOT]`: the code sizes that docs/adr/0006-sub-packages.md states.
 
-Lines and functions include docstrings. Generated code (`proto/`) is left out. Callbacks are arguments of constructors
+Lines and functions include docstrings. Generated code (`proto/`) is excluded. Callbacks are arguments of constructors
 and fields of dataclasses whose type is a Callable.
 """
 
@@ -20,7 +20,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def arguments(function: Function) -> list[ast.arg]:
-    """Without self and cls."""
+    """The arguments without self and cls."""
     found = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
     return [argument for argument in found if argument.arg not in ("self", "cls")]
 

@@ -1,4 +1,4 @@
-"""The front of the tests' brokers: AEROBEE_TEST_FRONT, or the default. `make test-front` runs them on the other one."""
+"""The front of the tests' brokers: AEROBEE_TEST_FRONT, or the default. `make test-front` tests the other one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FRONT: Final = cast(Literal["native", "grpcio"] | None, os.environ.get("AEROBEE_
 
 
 def choose() -> None:
-    """Give it to every broker process that does not name its own."""
+    """Set it for every broker process that does not name its own."""
     if FRONT is None:
         return
     before = BrokerProcess.__init__

@@ -1,4 +1,4 @@
-"""Requests with as many entries in a repeated field as one wants: for the tests of limits."""
+"""Requests with any number of entries in a repeated field, for tests of limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 
 def repeated_fields(message: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path of each repeated field in a message, but for those in the messages of a batch."""
+    """The path of each repeated field in a message, except those in the messages of a batch."""
     found = []
     for field in message.fields:
         if field.is_repeated:
@@ -20,7 +20,7 @@ def repeated_fields(message: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any,
 
 
 def filled(kind: type[Any], path: tuple[Any, ...], count: int) -> Any:
-    """A request with so many entries in one repeated field, and one in each around it."""
+    """A request with `count` entries in one repeated field, and one in each enclosing field."""
     request = message = kind()
     for field in path[:-1]:
         within = getattr(message, field.name)
@@ -53,7 +53,7 @@ def plausible(kind: Any, depth: int = 0) -> Any:
 
 
 def at_the_limit(kind: Any, path: tuple[Any, ...], count: int) -> Any:
-    """A plausible request with so many entries in one repeated field."""
+    """A plausible request with `count` entries in one repeated field."""
     request = message = plausible(kind)
     for field in path[:-1]:
         within = getattr(message, field.name)

@@ -1,4 +1,4 @@
-"""The golden stores: directories that Apache RocketMQ wrote, and manifests that say what is in them.
+"""The golden stores: directories written by Apache RocketMQ, and manifests of their content.
 
 `tests/golden/cases/README.md` explains the cases and every field of a manifest.
 """
@@ -50,7 +50,7 @@ class GoldenMessage:
 
 @dataclass(frozen=True, slots=True)
 class GoldenCase:
-    """A case, unpacked. `store` is the directory to open; it may be written to."""
+    """An unpacked case. `store` is the directory to open; it may be written to."""
 
     name: str
     store: Path
@@ -59,7 +59,7 @@ class GoldenCase:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Store settings under RocketMQ's names; sizes must be given to whoever opens the store."""
+        """Store settings under RocketMQ's names; the caller must pass the sizes when opening the store."""
         config: Mapping[str, Any] = self.manifest["config"]
         return config
 
@@ -74,13 +74,13 @@ class GoldenCase:
 
     @property
     def damaged(self) -> Mapping[int, str]:
-        """Physical offsets of the records that cannot be read any more, and what happened to them."""
+        """Physical offsets of unreadable records, and how each was damaged."""
         damage = self.manifest.get("damage") or {"records": []}
         return {record["physicalOffset"]: record["what"] for record in damage["records"]}
 
     @property
     def intact(self) -> tuple[GoldenMessage, ...]:
-        """The messages that can still be read."""
+        """The messages that are still readable."""
         damaged = self.damaged
         return tuple(message for message in self.messages if message.physical_offset not in damaged)
 
@@ -98,14 +98,14 @@ class GoldenCase:
 
 
 def names(*, with_messages: bool = True) -> list[str]:
-    """The cases there are, sorted: those with a log, or those of configuration files."""
+    """The available cases, sorted: those with a log, or those of configuration files."""
     found = sorted(path.parent.name for path in CASES_DIRECTORY.glob("*/manifest.json"))
     return [name for name in found if ("messages" in manifest(name)) == with_messages]
 
 
 @cache
 def manifest(name: str) -> Mapping[str, Any]:
-    """The manifest of a case. Shared: not to be changed."""
+    """The manifest of a case. It is shared: do not change it."""
     content: Mapping[str, Any] = json.loads((CASES_DIRECTORY / name / "manifest.json").read_text(encoding="utf-8"))
     return content
 
@@ -119,7 +119,7 @@ def load(name: str, directory: Path) -> GoldenCase:
 
 
 def unpack(name: str, directory: Path) -> Path:
-    """Unpack the files of a case into `directory`: the store's directory."""
+    """Unpack the files of a case into `directory`, and return the store's directory."""
     with tarfile.open(CASES_DIRECTORY / name / "store.tar.gz") as archive:
         if hasattr(tarfile, "data_filter"):
             archive.extractall(directory, filter="data")

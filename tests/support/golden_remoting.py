@@ -14,7 +14,7 @@ _DIRECTORY: Final = Path(__file__).parents[1] / "golden" / "remoting"
 
 @dataclass(frozen=True, slots=True)
 class GoldenFrame:
-    """One recorded frame. `header` is what the recording tool decoded, with the member names of the wire."""
+    """One recorded frame. `header` was decoded by the recording tool, with the field names of the wire."""
 
     file: str
     case: str
@@ -60,7 +60,7 @@ def frames() -> tuple[GoldenFrame, ...]:
 
 
 def requests(code: int, case: str | None = None) -> list[GoldenFrame]:
-    """The recorded requests of a code, of one case or of all."""
+    """The recorded requests with a code, from one case or all."""
     return [f for f in frames() if f.is_request and f.request_code == code and case in (None, f.case)]
 
 

@@ -1,4 +1,4 @@
-"""What every hostile client has to leave behind: readable answers, a broker that works, and its memory."""
+"""Checks after every hostile client: readable answers, a working broker, and its memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from aerobee_proto import v2
 
 Code = v2.Code
 
-# What a person must never see: names of Python's things, objects, files of ours.
+# What no error text may contain: Python's exception names, objects, our file names.
 INSIDE = re.compile(r"Traceback|\b[A-Za-z_]*(?:Error|Exception)\b|0x[0-9a-f]{6,}|\.py\b|<class|object at")
 
 
 def readable(status: v2.Status, what: str = "") -> None:
-    """A code that blames the caller, or praises; words for a person."""
+    """The code is a success or a client error, and the message is readable text."""
     assert status.code not in (Code.CODE_UNSPECIFIED, Code.INTERNAL_SERVER_ERROR, Code.INTERNAL_ERROR), (status, what)
     assert status.message or status.code == Code.OK, what
     assert INSIDE.search(status.message) is None, (status.message, what)
@@ -26,14 +26,14 @@ def readable(status: v2.Status, what: str = "") -> None:
 
 
 async def works(broker: BrokerProcess, topic: str = "returns", group: str = "auditing") -> None:
-    """A message makes the round, and the HTTP side answers. The topic has no messages that our client refuses."""
+    """A message is sent and received, and the HTTP port answers. The topic has no message that our client rejects."""
     body = os.urandom(16)
     async with asyncio.timeout(60), connect(broker.endpoint) as client:
         while True:
             try:
                 await client.producer().send(Message(topic=topic, body=body))
                 break
-            except UnavailableError:  # it cleans up after thousands of connections, or accepts again in a second
+            except UnavailableError:  # it is still closing connections, and accepts again within a second
                 await asyncio.sleep(0.2)
         consumer = client.simple_consumer(group, topic)
         while True:
@@ -50,20 +50,20 @@ def http_status(broker: BrokerProcess) -> int:
 
 
 def metric(broker: BrokerProcess, name: str) -> float:
-    """The value of a metric that has one series."""
+    """The value of a metric with a single series."""
     with urllib.request.urlopen(f"http://{broker.metrics}/metrics", timeout=30) as answer:
         (value,) = re.findall(rf"^{name}{{.*}} (\S+)$", answer.read().decode(), re.MULTILINE)
     return float(value)
 
 
 def resident(broker: BrokerProcess) -> int:
-    """Bytes of memory that the process holds."""
+    """The process's resident memory in bytes."""
     with open(f"/proc/{broker.pid}/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def cpu_seconds(broker: BrokerProcess) -> float:
-    """The time of processors that the process has used."""
+    """The CPU time that the process has used."""
     with open(f"/proc/{broker.pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""A hostile client of HTTP/2 on a socket of its own: it sends what it is told, and sees how the server ends it."""
+"""A hostile HTTP/2 client on its own socket: it sends what tests tell it, and observes how the server ends it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT: Final = 40.0
 
 
 def block(path: str, *more: tuple[bytes, bytes]) -> bytes:
-    """The header block of a call, without HPACK's table."""
+    """The header block of a call, without HPACK's dynamic table."""
     headers = [
         (b":method", b"POST"),
         (b":scheme", b"http"),
@@ -42,7 +42,7 @@ def headers(stream_id: int, of_call: bytes, *, ended: bool = False) -> bytes:
 
 
 def message(stream_id: int, request: bytes) -> bytes:
-    """A whole request of gRPC, which ends its stream."""
+    """A complete gRPC request, which ends its stream."""
     parts = []
     body = b"\0" + len(request).to_bytes(4, "big") + request
     for begin in range(0, len(body), frames.FRAME_SIZE_DEFAULT):
@@ -53,7 +53,7 @@ def message(stream_id: int, request: bytes) -> bytes:
 
 
 class Attacker:
-    """One connection. Its methods block."""
+    """One connection with blocking methods."""
 
     def __init__(self, endpoint: str, *, window: int | None = None) -> None:
         """`window` is the initial window of its streams, in bytes; None: HTTP/2's default."""
@@ -66,7 +66,7 @@ class Attacker:
         self.send(frames.PREFACE + frames.settings(settings))
 
     def send(self, data: bytes) -> bool:
-        """Whether the server still takes bytes; what it has sent so far is taken and thrown away."""
+        """Send, and discard what the server sent. Whether the server still accepts bytes."""
         if not self.closed:
             try:
                 self.socket.sendall(data)
@@ -76,7 +76,7 @@ class Attacker:
         return not self.closed
 
     def flood(self, chunks: Iterable[bytes]) -> None:
-        """Send until the server ends the connection, and throw away what it sends. AssertionError if it does not."""
+        """Send until the server ends the connection, discarding what it sends. AssertionError if it does not end."""
         ends = time.monotonic() + TIMEOUT
         for chunk in chunks:
             if not self.send(chunk):
@@ -103,7 +103,7 @@ class Attacker:
             self.socket.settimeout(TIMEOUT)
 
     def frames(self) -> Iterator[Frame]:
-        """The frames that come, until the connection ends."""
+        """The frames received until the connection ends."""
         while True:
             position = 0
             while len(self._buffer) - position >= frames.HEADER_SIZE:
@@ -130,7 +130,7 @@ class Attacker:
         return data
 
     def resets(self, count: int) -> list[ErrorCode]:
-        """The codes of so many RST_STREAM."""
+        """The error codes of the next `count` RST_STREAM frames."""
         found = []
         for frame in self.frames():
             if frame.kind == frames.RST_STREAM:
@@ -140,7 +140,7 @@ class Attacker:
         return found
 
     def wait_for_end(self) -> list[Frame]:
-        """All that still comes, when the server has ended the connection."""
+        """All frames still received until the server has ended the connection."""
         return list(self.frames())
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class Attacker:
 
 @contextmanager
 def attacker(endpoint: str, *, window: int | None = None) -> Iterator[Attacker]:
-    """Closed at the end of the block."""
+    """A connection that is closed at the end of the block."""
     connection = Attacker(endpoint, window=window)
     try:
         yield connection
@@ -158,7 +158,7 @@ def attacker(endpoint: str, *, window: int | None = None) -> Iterator[Attacker]:
 
 
 def begin_of_tls() -> bytes:
-    """What a client of TLS sends first: its ClientHello."""
+    """The first message of a TLS client: its ClientHello."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     context = ssl.create_default_context()
     client = context.wrap_bio(incoming, outgoing, server_hostname="localhost")

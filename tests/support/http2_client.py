@@ -1,4 +1,4 @@
-"""A client's side of HTTP/2 for tests, frame by frame: it sends what it is told, also what no client may."""
+"""A client's side of HTTP/2 for tests, frame by frame, including frames that no client may send."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HEADERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame that came."""
+    """One received frame."""
 
     kind: int
     flags: int
@@ -40,7 +40,7 @@ class Frame:
 
 
 def parse(data: bytes) -> list[Frame]:
-    """The frames in `data`, which has whole ones only."""
+    """The frames in `data`, which must be complete."""
     found = []
     position = 0
     while position < len(data):
@@ -59,7 +59,7 @@ def request(
     ended: bool = False,
     encoder: Encoder | None = None,
 ) -> bytes:
-    """HEADERS of a request. Without an encoder none of them enters the peer's table."""
+    """HEADERS of a request. Without an encoder no header enters the peer's table."""
     block = (
         Encoder().encode([(name, value, True) for name, value in headers])
         if encoder is None
@@ -75,7 +75,7 @@ def data(stream_id: int, payload: bytes, *, ended: bool = False) -> bytes:
 
 
 def greeted(config: FrontConfig | None = None) -> Http2Connection:
-    """A connection whose settings went both ways."""
+    """A connection after both sides have exchanged settings."""
     core = Http2Connection(config or FrontConfig())
     assert core.receive(GREETING) == []
     core.take_output()
@@ -83,12 +83,12 @@ def greeted(config: FrontConfig | None = None) -> Http2Connection:
 
 
 def output(core: Http2Connection) -> list[Frame]:
-    """The frames that the connection wants to send."""
+    """The frames that the connection has ready to send."""
     return parse(b"".join(core.take_output()))
 
 
 def summary(event: Event) -> tuple[object, ...]:
-    """What an event says, to be compared."""
+    """An event's values, for comparison."""
     match event:
         case RequestReceived():
             return "request", event.stream.id, tuple(event.head.headers), event.ended
@@ -101,7 +101,7 @@ def summary(event: Event) -> tuple[object, ...]:
 
 
 def ended_with(events: list[Event]) -> tuple[ErrorCode, str] | None:
-    """Error and bound with which the connection ended; None if it lives."""
+    """The error and the limit that ended the connection; None if it is open."""
     for event in events:
         if isinstance(event, ConnectionEnded):
             return ErrorCode(event.code), event.bound

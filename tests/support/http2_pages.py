@@ -1,4 +1,4 @@
-"""The HTTP/2 core without gRPC: a server that answers every request with a page, for tools that test HTTP/2 alone."""
+"""The HTTP/2 core without gRPC: a server that answers each request with a page, for tools that test only HTTP/2."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aerobee_broker.front.http2 import DataReceived, Http2Connection, RequestRec
 _HEADERS: Final = encoded(((b":status", b"200"), (b"content-type", b"text/plain")))
 _TRAILERS: Final = encoded(((b"the-end", b"yes"),))
 _PAGE: Final = b"a page of some bytes"
-_ANSWER_SECONDS: Final = 0.05  # streams stay open for a moment, so that their number and their windows matter
+_ANSWER_SECONDS: Final = 0.05  # streams stay open for a moment, so that their number and windows count
 
 
 class Pages(asyncio.Protocol):
@@ -50,7 +50,7 @@ class Pages(asyncio.Protocol):
 
 @asynccontextmanager
 async def serving_pages(port: int = 0) -> AsyncIterator[int]:
-    """The port."""
+    """The port of a running server."""
     server = await asyncio.get_running_loop().create_server(Pages, "127.0.0.1", port)
     async with server:
         yield server.sockets[0].getsockname()[1]

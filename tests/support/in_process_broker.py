@@ -24,19 +24,19 @@ METADATA = (("x-mq-client-id", "test@1@0@abc"), ("x-mq-language", "JAVA"), ("x-m
 
 @dataclass(slots=True)
 class InProcessBroker:
-    """`stubs` share one channel; calls need METADATA."""
+    """A running broker and its stubs, which share one channel; calls need METADATA."""
 
     endpoint: str
     metrics: str
     channel: Any
-    messaging: Any  # the asyncio face of the stub exists in stub files only
+    messaging: Any  # the stub's asyncio type exists only in stub files
     admin: Any
     administration: Any
     remoting: Address | None = None
     tls: Address | None = None
 
     async def waiting(self, count: int) -> None:
-        """Return once so many receives, pulls and reads wait at the broker for a message."""
+        """Return once `count` receives, pulls and reads wait at the broker for a message."""
 
         def fetch() -> float:
             with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=60) as response:
@@ -53,7 +53,7 @@ class InProcessBroker:
 async def in_process_broker(
     directory: Path, *, clock: Clock | None = None, **changes: Any
 ) -> AsyncIterator[InProcessBroker]:
-    """Started on entry, drained on exit; the exit fails if the broker did. `changes` are of BrokerConfig.tiny."""
+    """Started on entry, drained on exit, which fails if the broker failed. `changes` apply to BrokerConfig.tiny."""
     config = BrokerConfig.tiny(directory, **changes)
     if FRONT is not None:
         config = replace(config, listen=replace(config.listen, front=FRONT))

@@ -1,4 +1,4 @@
-"""`grpc.testing.TestService`, which gRPC's interoperability clients call, as a table of methods for any front."""
+"""`grpc.testing.TestService`, called by gRPC's interoperability clients, as a method table for any front."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aerobee_broker.front.calls import (
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _INT, _BYTES, _TEXT, _MESSAGE = _Field.TYPE_INT32, _Field.TYPE_BYTES, _Field.TYPE_STRING, _Field.TYPE_MESSAGE
-# Of grpc-proto's messages.proto, what the cases need. Enums are numbers here.
+# The parts of grpc-proto's messages.proto that the cases need. Enums are numbers here.
 _MESSAGES: Final[dict[str, list[tuple[str, int, Any]]]] = {
     "Payload": [("type", 1, _INT), ("body", 2, _BYTES)],
     "EchoStatus": [("code", 1, _INT), ("message", 2, _TEXT)],
@@ -116,7 +116,7 @@ async def _full_duplex(requests: AsyncIterator[bytes], context: Context) -> None
 
 
 def methods() -> Methods:
-    """The service. UnimplementedCall and UnimplementedService are left out, as their cases want."""
+    """The service. UnimplementedCall and UnimplementedService are missing, as their cases require."""
     service = "/grpc.testing.TestService"
     return {
         f"{service}/EmptyCall": Unary(_empty),

@@ -1,4 +1,4 @@
-"""A broker process that tests kill, pause and start again, on one store and at one address."""
+"""A broker process that tests kill, pause and restart, with one store and one address."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _READY = re.compile(rb"ready grpc=(\S+) metrics=(\S+)")
 
 
 class KillableBroker:
-    """A broker process of ours, which always listens where it listened first."""
+    """A broker process that always listens on its first address."""
 
     def __init__(self, directory: Path, config: str, environment: Mapping[str, str] | None = None) -> None:
-        """`config` is the text of its aerobee.toml, where {paths} becomes two directories of the log.
+        """`config` is the text of its aerobee.toml, where {paths} is replaced by two directories of the log.
 
-        `environment` is added to ours, without our AEROBEE_ variables.
+        `environment` is added to the current one, without its AEROBEE_ variables.
         """
         self.store = directory / "store"
         self.log = directory / "broker.log"
@@ -39,12 +39,12 @@ class KillableBroker:
 
     @property
     def pid(self) -> int:
-        """Of the process that runs, or ran last."""
+        """The process id of the current or last process."""
         assert self._process is not None, "it was never started"
         return self._process.pid
 
     async def launch(self, flush: str, write_mode: str) -> None:
-        """Start the process and do not wait for anything."""
+        """Start the process without waiting."""
         command = ["-m", "aerobee_broker", "serve", "--store", str(self.store), "--config", str(self._config)]
         ports = ["--listen", self.endpoint, "--metrics", self._metrics, "--flush", flush, "--write-mode", write_mode]
         with self.log.open("ab") as log:
@@ -53,7 +53,7 @@ class KillableBroker:
             )
 
     async def ready(self) -> None:
-        """Wait until it serves. AssertionError with its log if it does not."""
+        """Wait until the broker serves. AssertionError with its log if it does not."""
         assert self._process is not None
         assert self._process.stdout is not None
         async with asyncio.timeout(_START_SECONDS):
@@ -64,14 +64,14 @@ class KillableBroker:
         self._keeper.release()
 
     async def kill(self) -> None:
-        """SIGKILL. AssertionError if it has ended before, by itself."""
+        """Send SIGKILL. AssertionError if the process has already ended by itself."""
         assert self._process is not None
         assert self._process.returncode is None, f"it ended by itself\n{self.log.read_text()[-4000:]}"
         self._process.kill()
         await self._ended(self._process)
 
     async def pause(self, seconds: float) -> None:
-        """The process does nothing for so long (SIGSTOP), and then goes on as if nothing had been."""
+        """Stop the process for `seconds` (SIGSTOP), then continue it."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         try:
@@ -80,7 +80,7 @@ class KillableBroker:
             self._process.send_signal(signal.SIGCONT)
 
     async def stop(self) -> int:
-        """End it in an orderly way; its exit code."""
+        """Stop the process cleanly; returns its exit code."""
         assert self._process is not None
         self._process.terminate()
         async with asyncio.timeout(_START_SECONDS):
@@ -89,7 +89,7 @@ class KillableBroker:
         return self._process.returncode
 
     async def end(self) -> None:
-        """Whatever happened, no process outlives the test."""
+        """Kill the process if it still runs."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.communicate()

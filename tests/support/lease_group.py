@@ -1,4 +1,4 @@
-"""Two brokers as processes of a group whose lease is in an etcd, each reaching it through a forwarder of its own."""
+"""Two broker processes of a group with its lease in etcd, each reaching etcd through its own forwarder."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tests.support.remoting_client import RemotingClient, json_body, pull_fields
 
 _SECONDS = 120.0
 _ANSWER_SECONDS = 5.0
-LEASE_SECONDS = 6  # a broker on a busy machine must not lose it by itself
+LEASE_SECONDS = 6  # long enough that a busy machine alone does not lose the lease
 
 
 @dataclass(slots=True)
 class Member:
-    """One broker. `advertise`: where it takes replicas, as etcd is to say."""
+    """One broker. `advertise` is the address for replicas that it publishes in etcd."""
 
     directory: Path
     broker_id: int
     etcd: str
     acks: str = "all"
     advertise: str = ""
-    in_sync_seconds: float = 30.0  # a replica that is not scheduled for a while may still take the lease
+    in_sync_seconds: float = 30.0  # a replica that is briefly not scheduled may still take the lease
     lease_seconds: int = LEASE_SECONDS
     environment: dict[str, str] | None = None
     namesrv: str = ""
@@ -79,7 +79,7 @@ class Member:
             self.process.wait()
 
     async def status(self) -> Any:
-        """What it says of itself; empty if it does not answer."""
+        """The broker's status; empty if it does not answer."""
         with suppress(OSError, TimeoutError, EOFError):
             async with asyncio.timeout(_ANSWER_SECONDS):
                 client = await RemotingClient.connect(self.remoting)
@@ -91,7 +91,7 @@ class Member:
         return {}
 
     async def becomes_master(self, in_sync: int = 1) -> Any:
-        """Its status once it holds the lease, with so many brokers in sync."""
+        """Its status once it holds the lease with `in_sync` brokers in sync."""
         async with asyncio.timeout(_SECONDS):
             while True:
                 found = await self.status()
@@ -111,11 +111,11 @@ class Member:
                 await asyncio.sleep(0.05)
 
     async def send(self, body: bytes, seconds: float = _ANSWER_SECONDS, *, topic: str = "T") -> int | None:
-        """The code of the answer; None if none came."""
+        """The code of the answer; None without an answer."""
         return (await self.send_at(body, seconds, topic=topic))[0]
 
     async def send_at(self, body: bytes, seconds: float, *, topic: str = "T") -> tuple[int | None, int]:
-        """The same, and the queue offset of a message that was stored."""
+        """The code of the answer, and the queue offset of a stored message."""
         with suppress(OSError, TimeoutError, EOFError):
             async with asyncio.timeout(seconds):
                 client = await RemotingClient.connect(self.remoting)
@@ -127,7 +127,7 @@ class Member:
         return None, -1
 
     async def bodies(self) -> list[bytes]:
-        """What the queue holds, in order."""
+        """The bodies in the queue, in order."""
         client = await RemotingClient.connect(self.remoting)
         bodies: list[bytes] = []
         while True:
@@ -142,7 +142,10 @@ class Member:
 
 @asynccontextmanager
 async def running(*members: Member) -> AsyncIterator[None]:
-    """Started; killed at the end. Their ports stay theirs: a broker that is no master does not listen for gRPC."""
+    """Start the members, and kill them at the end.
+
+    Ports stay reserved: a broker that is not master does not listen for gRPC.
+    """
     keeper = AddressKeeper()
     keeper.keep(*(str(address) for each in members for address in (each.grpc, each.remoting, each.listen_replicas)))
     try:

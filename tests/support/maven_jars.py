@@ -1,4 +1,4 @@
-"""Java packages from Maven's registry, for tests and benchmarks that go without where it cannot be reached."""
+"""Java packages from Maven's registry, for tests and benchmarks that can do without them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _MAVEN_SECONDS = 240
 
 
 def maven_jars(pom: Path, profile: str, **properties: str) -> tuple[Path, ...] | str:
-    """The jars of a profile of a POM with these properties, or why they cannot be had. They stay in build/."""
+    """The jars of a POM's profile with these properties, or the reason why they are unavailable.
+
+    They stay in build/.
+    """
     maven = shutil.which("mvn")
     if maven is None or shutil.which("java") is None:
         return "it needs java and mvn on the PATH"

@@ -1,4 +1,4 @@
-"""A lease in memory, for tests that say when it expires and when it does not answer."""
+"""An in-memory lease, for tests that control when it expires and when it does not answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aerobee_broker.replication.lease import (
 
 @dataclass(slots=True)
 class LeaseState:
-    """What all brokers of a group share."""
+    """The state that all brokers of a group share."""
 
     version: int = 0
     claim: Claim | None = None
@@ -25,7 +25,7 @@ class LeaseState:
 
 @dataclass(slots=True)
 class MemoryLease:
-    """As one broker sees it. `loses`: "requests" or "answers", while the network does."""
+    """One broker's view of the lease. `loses` names what the network loses: "requests" or "answers"."""
 
     broker_id: int
     state: LeaseState = field(default_factory=LeaseState)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 @contextmanager
 def our_name_server(directory: Path) -> Iterator[str]:
-    """On a free port of loopback; its address."""
+    """Run it on a free loopback port; yields its address."""
     command = [sys.executable, "-m", "aerobee_broker", "namesrv", "--listen", "127.0.0.1:0", "--store", str(directory)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -1,4 +1,4 @@
-"""The released official SDKs, unmodified: how each is installed or built, and how a program with it is started.
+"""The released official SDKs, unmodified: how each is installed or built, and how its programs are started.
 
 | SDK | version | needs | its programs |
 | --- | --- | --- | --- |
@@ -7,8 +7,8 @@
 | Java | `pom.xml` | java and javac 17, mvn | tests/sdk/java |
 | Go | `go.mod` | go | tests/sdk/go |
 
-Java and Go are built once, into `build/sdks`, and again when their sources change. What a machine lacks skips the test
-and says what it was; a build that fails where the tools are there is a failure, unless no registry can be reached.
+Java and Go are built once, into `build/sdks`, and again when their sources change. A missing tool skips the test and is
+named; a failed build with all tools present is a failure, unless no registry can be reached.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.support.sdk_program import SdkProgram
 
 ROOT = Path(__file__).parents[2]
 _BUILD = ROOT / "build" / "sdks"
-_INSTALL_SECONDS, _BUILD_SECONDS = 100, 280  # less than the test that it happens in may take
+_INSTALL_SECONDS, _BUILD_SECONDS = 100, 280  # less than the timeout of the test in which it happens
 _UNREACHABLE = re.compile(
     r"ENOTFOUND|ECONNREFUSED|EAI_AGAIN|ETIMEDOUT|no such host|connection refused|i/o timeout|Unknown host"
     r"|Could not transfer artifact|could not be resolved|Temporary failure in name resolution",
@@ -57,7 +57,7 @@ class OfficialSdk:
         return pytest.mark.sdk(str(self))
 
     def program(self, program: str, home: Path, **options: Any) -> SdkProgram:
-        """Start a program; its SDK is installed or built before, if need be. Skips the test where that cannot be."""
+        """Start a program, after installing or building its SDK if necessary. Skips the test if that is impossible."""
         command, folder = _COMMANDS[self.name](program, home)
         return SdkProgram(command, home, folder, **options)
 
@@ -89,7 +89,7 @@ def _python(program: str, home: Path) -> tuple[list[str], Path]:
 
 
 def _node(program: str, home: Path) -> tuple[list[str], Path]:
-    """The SDK is installed beside the programs; the folder is ignored by git."""
+    """The SDK is installed beside the programs; git ignores the folder."""
     node, npm = _tools("node", "npm")
     folder = ROOT / "tests" / "integration" / "sdk_node"
     installed = folder / "node_modules" / "rocketmq-client-nodejs" / "package.json"
@@ -111,7 +111,7 @@ def _java(program: str, home: Path) -> tuple[list[str], Path]:
         if changed:
             command = [maven, "-q", "-B", f"-Doutput={built}", "clean", "compile", "dependency:copy-dependencies"]
             _run(command, source, "Maven cannot build the programs", _BUILD_SECONDS)
-    # A JVM takes the home directory from the user, not from HOME; the rest makes it start faster.
+    # A JVM takes the home directory from the account, not from HOME; the other flags speed up its start.
     flags = [f"-Duser.home={home}", "-Xshare:auto", "-XX:TieredStopAtLevel=1", "-Xmx256m"]
     class_path = os.pathsep.join((str(built / "classes"), f"{built / 'lib'}/*"))
     return [java, *flags, "-cp", class_path, "aerobee.sdk.Main", program], source
@@ -139,7 +139,7 @@ def _tools(*names: str) -> list[str]:
 
 @contextmanager
 def _one_at_a_time(file: Path) -> Iterator[None]:
-    """One test run installs or builds, the others wait."""
+    """One test run installs or builds while others wait."""
     with file.open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -147,7 +147,7 @@ def _one_at_a_time(file: Path) -> Iterator[None]:
 
 @contextmanager
 def _build_when_changed(source: Path, built: Path) -> Iterator[bool]:
-    """Whether what is in `built` was made of other sources than those in `source`; noted when the body succeeded."""
+    """Whether `built` was made from other sources than `source`; updated when the body succeeds."""
     built.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
     for path in sorted(path for path in source.rglob("*") if path.is_file()):

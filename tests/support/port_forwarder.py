@@ -1,4 +1,4 @@
-"""A port that leads to another: what a container's mapped port, a tunnel or a balancer is to a client."""
+"""A port that forwards to another, as a container's mapped port, a tunnel or a load balancer does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 class PortForwarder:
-    """Connections to `endpoint` go to another address, through a thread of their own. `forwarded_port` makes one."""
+    """Forwards connections on `endpoint` to another address, in its own thread. `forwarded_port` makes one."""
 
     def __init__(self, target: str) -> None:
         self._host, _, self._port = target.rpartition(":")
@@ -24,7 +24,7 @@ class PortForwarder:
         self.endpoint = f"{host}:{port}"
 
     def lose_answers(self) -> None:
-        """From now on, what comes back is thrown away, as by a network that fails in one direction."""
+        """From now on discard what the target sends, like a network that fails in one direction."""
         self._loses_answers = True
 
     def reset(self) -> None:
@@ -50,7 +50,7 @@ class PortForwarder:
         except ConnectionError:
             writer.close()
         except asyncio.CancelledError:
-            writer.transport.abort()  # not raised on: asyncio would log it
+            writer.transport.abort()  # not re-raised: asyncio would log it
         finally:
             self._connections.discard(task)
 
@@ -62,7 +62,7 @@ class PortForwarder:
                 writer.write(data)
                 await writer.drain()
         except ConnectionError:
-            pass  # one side is gone; the other learns it now
+            pass  # one side has closed; now the other is closed
         finally:
             writer.close()
 

@@ -1,7 +1,7 @@
-"""`python -m tests.support.pythons [pytest arguments]`: the tests on every supported Python that this machine has.
+"""`python -m tests.support.pythons [pytest arguments]`: run the tests on every supported Python of this machine.
 
-Looks for interpreters in PATH, in /usr/bin and among pyenv's versions. Each gets an environment of its own below
-`.venv-pythons`. Ends with 1 if the tests fail on one of them, or none was found.
+Looks for interpreters in PATH, in /usr/bin and among pyenv's versions. Each gets its own environment in
+`.venv-pythons`. The exit code is 1 if the tests fail on one of them, or none was found.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ENVIRONMENTS = Path(".venv-pythons")
 
 
 def interpreters() -> dict[str, Path]:
-    """Full version -> interpreter, of those that `requires-python` admits."""
+    """Full version -> interpreter, for versions that `requires-python` allows."""
     names = [f"python3.{minor}" for minor in range(MINIMUM[1], MINIMUM[1] + 10)]
     candidates = [Path(there) for name in ("python3", *names) if (there := shutil.which(name))]
     candidates += [Path("/usr/bin") / name for name in ("python3", *names)]
@@ -35,7 +35,7 @@ def interpreters() -> dict[str, Path]:
 
 
 def run(version: str, interpreter: Path, arguments: list[str]) -> bool:
-    """Make the environment if need be, and run the tests in it."""
+    """Create the environment if necessary, and run the tests in it."""
     environment = ENVIRONMENTS / version
     python = environment / "bin" / "python"
     print(f"Python {version} ({interpreter})", flush=True)

@@ -1,4 +1,4 @@
-"""Requests of any kind with any values, made from the descriptors: what no client sends, but anybody can."""
+"""Random requests of any type, generated from the descriptors: clients never send them, but anybody can."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _BYTES = (b"", b"\0", b"hello", b"\xff" * 100, b"\x1f\x8b\x08not gzip", b"z" * 1
 
 
 class RandomRequests:
-    """Makes messages of a type; `names` and `handles` are values that mean something to the broker."""
+    """Makes messages of a type; `names` and `handles` are values that the broker knows."""
 
     def __init__(self, seed: int, names: Sequence[str], handles: Sequence[str]) -> None:
         self._dice = random.Random(seed)
         self._names = (*names, *handles)
 
     def make(self, kind: Descriptor, depth: int = 0) -> Message:
-        """Each field set or not, to anything that its type allows."""
+        """A message whose fields are each unset, or set to any value of their type."""
         message = GetMessageClass(kind)()
         density = self._dice.choice((0.3, 0.7, 0.95))
         for field in kind.fields:
@@ -61,7 +61,7 @@ class RandomRequests:
             value = field.message_type.fields_by_name["value"]
             entries = getattr(message, field.name)
             for _ in range(self._dice.choice((0, 1, 3, 40, 130))):
-                if value.message_type is None:  # protocol maps have text as keys
+                if value.message_type is None:  # the protocol's maps have string keys
                     entries[self._text() + str(self._dice.randrange(200))] = self._scalar(value)
                 else:
                     entries[self._text()].CopyFrom(self.make(value.message_type, depth + 1))

@@ -1,4 +1,4 @@
-"""A client of the remoting protocol for tests: one connection, requests by code, and what the broker asks."""
+"""A remoting client for tests: one connection, requests by code, and the broker's own requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SECONDS = 20.0
 
 
 class RemotingClient:
-    """One connection. `asked` has the requests of the broker."""
+    """One connection. `asked` holds the broker's requests."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -56,7 +56,7 @@ class RemotingClient:
         *,
         version: int = 479,
     ) -> asyncio.Task[Command]:
-        """Send a request; its answer is awaited later."""
+        """Send a request and return the future of its answer."""
         opaque = next(self._opaques)
         future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
         self._waiting[opaque] = future
@@ -71,12 +71,12 @@ class RemotingClient:
     def one_way(
         self, code: int, fields: Mapping[str, object] | None = None, body: bytes | Mapping[str, object] = b""
     ) -> None:
-        """Send a request that is never answered."""
+        """Send a request that gets no answer."""
         opaque = next(self._opaques)
         self._write(Command(code, opaque=opaque, flag=FLAG_ONE_WAY, fields=_texts(fields), body=_bytes(body)))
 
     def reply(self, request: Command, body: bytes = b"", code: int = 0) -> None:
-        """Answer a request of the broker."""
+        """Answer a request from the broker."""
         self._write(Command(code, opaque=request.opaque, flag=FLAG_RESPONSE, body=body))
 
     def write(self, data: bytes) -> None:
@@ -152,7 +152,7 @@ def send_fields(topic: str, *, queue_id: int = 0, properties: str = "", **others
 def pull_fields(
     topic: str, *, queue_id: int = 0, offset: int = 0, group: str = "CG", sys_flag: int = 4, **others: object
 ) -> dict[str, object]:
-    """The fields of PULL_MESSAGE, with the subscription in the request."""
+    """The fields of PULL_MESSAGE, with the subscription inside the request."""
     fields: dict[str, object] = {
         "consumerGroup": group,
         "topic": topic,
@@ -198,7 +198,7 @@ def heartbeat_body(
 
 
 def records(body: bytes) -> list[Record]:
-    """The records in the body of an answer to a pull."""
+    """The records in a pull answer's body."""
     found: list[Record] = []
     at = 0
     while at < len(body):
@@ -210,7 +210,7 @@ def records(body: bytes) -> list[Record]:
 
 
 def json_body(answer: Command) -> Any:
-    """The body of an answer as a value."""
+    """The body of an answer, parsed as JSON."""
     return java_json.loads(answer.body, object_keys=True)
 
 

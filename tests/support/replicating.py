@@ -1,4 +1,4 @@
-"""Masters and replicas in the test's event loop, and peers that only speak the protocol of replication."""
+"""Masters and replicas in the test's event loop, and peers that only speak the replication protocol."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SECONDS = 60.0
 
 @dataclass(slots=True)
 class Master:
-    """A broker with a port for replicas, and a connection to it."""
+    """A broker with a replication port, and a connection to it."""
 
     broker: InProcessBroker
     client: RemotingClient
@@ -47,13 +47,13 @@ async def master(
 
 
 def store_config(directory: Path, segment_size: int = 16384) -> StoreConfig:
-    """Small files."""
+    """A store with small files."""
     return replace(StoreConfig.tiny(directory), segment_size=segment_size)
 
 
 @dataclass(slots=True)
 class RunningReplica:
-    """A replica, and the connection to it. `promoted` is done when it serves as a master."""
+    """A replica and a connection to it. `promoted` completes when it serves as a master."""
 
     client: RemotingClient
     remoting: Address
@@ -63,7 +63,7 @@ class RunningReplica:
         return json_body(await self.client.call(Request.GET_BROKER_HA_STATUS))
 
     async def follows_to(self, end: int) -> None:
-        """Return once its durable log ends there."""
+        """Return once its durable log ends at `end`."""
 
         async def reached() -> bool:
             return bool((await self.status())["haClientRuntimeInfo"]["maxOffset"] >= end)
@@ -71,7 +71,7 @@ class RunningReplica:
         await eventually(reached)
 
     async def promote(self) -> Listening:
-        """Make it the master; where that listens."""
+        """Promote it; returns its addresses as master."""
         assert (await self.client.call(Request.NOTIFY_BROKER_ROLE_CHANGED, {"masterBrokerId": 1})).code == 0
         async with asyncio.timeout(_SECONDS):
             return await self.promoted
@@ -86,8 +86,10 @@ async def replica(
     namesrv: tuple[str, ...] = (),
     **replication: Any,
 ) -> AsyncIterator[RunningReplica]:
-    """A replica of the broker with this remoting address, or of the one that name servers know; ended at the end. The
-    exit fails if it failed."""
+    """A replica of the broker at this remoting address, or of the one that name servers list.
+
+    It is stopped on exit, which fails if the replica failed.
+    """
     settings = {"role": "replica", "listen": "127.0.0.1:0", "master": str(followed or ""), **replication}
     config = BrokerConfig.tiny(
         directory,
@@ -113,7 +115,7 @@ async def replica(
             while not (ready.done() or promoted.done() or running.done()):  # noqa: ASYNC110 - one of them
                 await asyncio.sleep(0.01)
         if running.done():
-            await running  # raises why it did not start
+            await running  # raises the reason if it did not start
         address = ready.result() if ready.done() else promoted.result().remoting
         assert address is not None
         client = await RemotingClient.connect(address)
@@ -128,13 +130,13 @@ async def replica(
 
 
 async def eventually(ask: Callable[[], Awaitable[bool]]) -> None:
-    """Return once it is true."""
+    """Return once `ask` is true."""
     async with asyncio.timeout(_SECONDS):
         while not await ask():  # noqa: ASYNC110 - it happens elsewhere
             await asyncio.sleep(0.01)
 
 
 def log_bytes(directory: Path) -> bytes:
-    """The log of a stopped broker, without the zeros behind it."""
+    """The log of a stopped broker, without trailing zeros."""
     files = sorted((directory / "commitlog").iterdir())
     return b"".join(path.read_bytes() for path in files).rstrip(b"\0")

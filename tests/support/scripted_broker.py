@@ -1,4 +1,4 @@
-"""A server of the wire protocol that answers what a test tells it: for failures that a healthy broker never shows."""
+"""A wire-protocol server with scripted answers, for failures that a healthy broker never shows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class _FailureError(Exception):
 
 
 class ScriptedBroker(v2.MessagingServiceServicer):
-    """`answers[method]` are given one a call, then all goes well. `calls` has every request, `metadata` its headers."""
+    """Each call takes the next of `answers[method]`; without one it succeeds.
+
+    `calls` has every request, `metadata` its headers.
+    """
 
     def __init__(self) -> None:
         self.answers: dict[str, list[Answer]] = defaultdict(list)
@@ -49,7 +52,7 @@ class ScriptedBroker(v2.MessagingServiceServicer):
         return [request for name, request in self.calls if name == method]
 
     def end_streams(self) -> None:
-        """End every Telemetry stream that is open now."""
+        """End every open Telemetry stream."""
         self._streams_end.set()
         self._streams_end = asyncio.Event()
 
@@ -58,15 +61,15 @@ class ScriptedBroker(v2.MessagingServiceServicer):
         self._held[method] = asyncio.Event()
 
     def release(self, method: str) -> None:
-        """Answer what waits, and whatever comes."""
+        """Answer waiting calls, and all later ones."""
         self._held.pop(method).set()
 
     def command(self, command: v2.TelemetryCommand) -> None:
-        """Send this on a Telemetry stream that is open."""
+        """Send a command on an open Telemetry stream."""
         self._commands.put_nowait(command)
 
     async def called(self, method: str, times: int) -> None:
-        """Return once a method was called so many times."""
+        """Return once `method` was called `times` times."""
         while len(self.requests(method)) < times:
             self._call.clear()
             await self._call.wait()
@@ -134,19 +137,19 @@ class ScriptedBroker(v2.MessagingServiceServicer):
         )
 
     async def AppendRecords(self, request: Any, context: Any) -> Answer:
-        """Of RecordService, which a `scripted_broker(records=True)` has."""
+        """A call of RecordService, which `scripted_broker(records=True)` offers."""
         count = self.records_in(request.records)
         answer = records_v1.AppendRecordsResponse(status=OK, first_queue_offset=100, message_count=count)
         return await self._answer("AppendRecords", request, context, lambda: answer)
 
     async def QueueOffsets(self, request: Any, context: Any) -> Answer:
-        """Likewise."""
+        """A call of RecordService, as above."""
         answer = records_v1.QueueOffsetsResponse(status=OK)
         return await self._answer("QueueOffsets", request, context, lambda: answer)
 
     @staticmethod
     def records_in(records: bytes) -> int:
-        """How many there are."""
+        """The number of records."""
         return len(RecordBatch.parse(records, base_physical_offset=None, placed=False))
 
     async def ReceiveMessage(self, request: Any, context: Any) -> AsyncIterator[Answer]:
@@ -181,12 +184,12 @@ class ScriptedBroker(v2.MessagingServiceServicer):
 
 
 def new_scripted_broker() -> ScriptedBroker:
-    """One that no server offers yet."""
+    """A ScriptedBroker that no server runs yet."""
     return ScriptedBroker()  # type: ignore[abstract]  # the calls that it lacks answer UNIMPLEMENTED, which is right
 
 
 def _record_service(broker: ScriptedBroker) -> grpc.GenericRpcHandler[Any, Any]:
-    """Two of its calls."""
+    """A handler for two calls of RecordService."""
     handlers = {
         "AppendRecords": grpc.unary_unary_rpc_method_handler(
             broker.AppendRecords,
@@ -204,7 +207,7 @@ def _record_service(broker: ScriptedBroker) -> grpc.GenericRpcHandler[Any, Any]:
 
 @asynccontextmanager
 async def scripted_broker(*, records: bool = False) -> AsyncIterator[ScriptedBroker]:
-    """A ScriptedBroker that listens on `endpoint`; with `records` it has Aerobee's RecordService, too."""
+    """A ScriptedBroker that listens on `endpoint`; with `records` it also has Aerobee's RecordService."""
     broker = new_scripted_broker()
     server = grpc.aio.server()
     v2.add_MessagingServiceServicer_to_server(broker, server)

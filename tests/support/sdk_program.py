@@ -27,11 +27,11 @@ from typing import Any, Self
 from aerobee_client.testing import BrokerProcess
 
 Event = dict[str, Any]
-_SECONDS = 40.0  # for anything that normally takes a moment; machines that test may be very busy
+_SECONDS = 40.0  # timeout of short operations; a test machine may be very busy
 
 
 class SdkProgram:
-    """`command` and then `options` as JSON; `home` gets the log files that SDKs write into a home directory."""
+    """`command` is followed by `options` as JSON; `home` gets the log files that SDKs write to a home directory."""
 
     def __init__(self, command: Sequence[str], home: Path, cwd: Path, **options: Any) -> None:
         home.mkdir(parents=True, exist_ok=True)
@@ -62,14 +62,14 @@ class SdkProgram:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """No program outlives its test, whatever happened."""
+        """End the program, so that none outlives its test."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
         self._reader.join()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with suppress(BrokenPipeError):  # a command that it never read
+                with suppress(BrokenPipeError):  # a command that the program never read
                     pipe.close()
 
     @property
@@ -82,13 +82,13 @@ class SdkProgram:
         return self
 
     def tell(self, do: str, **arguments: Any) -> None:
-        """Send a command; `answer` waits for what comes back."""
+        """Send a command; `answer` waits for its answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
         self._process.stdin.flush()
 
     def answer(self, seconds: float = _SECONDS) -> Event:
-        """The answer to the oldest command that has not been asked for. AssertionError if it failed."""
+        """The answer to the oldest unanswered command. AssertionError if the command failed."""
 
         def answered(events: list[Event]) -> bool:
             return len(_answers(events)) > self._answers_seen
@@ -100,22 +100,22 @@ class SdkProgram:
         return answer
 
     def ask(self, do: str, *, seconds: float = _SECONDS, **arguments: Any) -> Event:
-        """A command and its answer."""
+        """Send a command, and return its answer."""
         self.tell(do, **arguments)
         return self.answer(seconds)
 
     def messages(self, event: str = "message") -> list[Event]:
-        """What the listener got until now, or other events of that name."""
+        """The listener's messages so far, or other events of that name."""
         with self._changed:
             return [each for each in self._events if each["event"] == event]
 
     def wait_messages(self, count: int, event: str = "message", seconds: float = _SECONDS) -> list[Event]:
-        """At least `count` of them."""
+        """Wait for at least `count` of them."""
         self.wait(lambda events: sum(e["event"] == event for e in events) >= count, f"{count} of {event!r}", seconds)
         return self.messages(event)
 
     def wait(self, true: Callable[[list[Event]], bool], what: str, seconds: float = _SECONDS) -> None:
-        """Wait until `true` of all events so far; AssertionError when the time is over or the program has ended."""
+        """Wait until `true` holds for all events so far; AssertionError on timeout or if the program has ended."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while not true(self._events):
@@ -131,13 +131,13 @@ class SdkProgram:
         self._process.send_signal(number)
 
     def end(self) -> int:
-        """Shut it down in an orderly way; returns its exit code."""
+        """Shut the program down cleanly; returns its exit code."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self._process.wait(_SECONDS)
 
     def logs(self) -> str:
-        """The end of what the program and the SDK in it wrote."""
+        """The end of the output of program and SDK."""
         files = [self._stderr, *sorted(self._logs.rglob("*.log"))]
         texts = [f"--- {path.name}\n" + path.read_text(errors="replace")[-4000:] for path in files if path.exists()]
         return "\n".join(texts)
@@ -161,7 +161,7 @@ def _answers(events: list[Event]) -> list[Event]:
 def wait_all_messages(
     programs: Sequence[SdkProgram], bodies: set[str], event: str = "message", seconds: float = _SECONDS
 ) -> list[Event]:
-    """What the listeners of all programs got, as soon as every one of these bodies is among it."""
+    """The messages of all programs' listeners, once every one of these bodies has arrived."""
     deadline = time.monotonic() + seconds
     while True:
         found = [message for program in programs for message in program.messages(event)]
@@ -175,7 +175,7 @@ def wait_all_messages(
 
 
 def bodies(messages: Iterable[Event]) -> list[str]:
-    """Of all these messages, sorted."""
+    """The bodies of all these messages, sorted."""
     return sorted(message["body"] for message in messages)
 
 
@@ -185,7 +185,7 @@ def numbered(count: int, prefix: str = "m") -> list[dict[str, Any]]:
 
 
 def group_queues(broker: BrokerProcess, group: str) -> list[dict[str, Any]]:
-    """How far a group is with each queue, as the broker sees it."""
+    """A group's progress in each queue, as the broker sees it."""
     command = [sys.executable, "-m", "aerobee_broker", "group", "describe", group, "--endpoint", broker.endpoint]
     described = subprocess.run([*command, "--json"], capture_output=True, check=True, timeout=30).stdout
     queues: list[dict[str, Any]] = json.loads(described)["queues"]
@@ -193,14 +193,14 @@ def group_queues(broker: BrokerProcess, group: str) -> list[dict[str, Any]]:
 
 
 def create_topic(broker: BrokerProcess, topic: str, *message_types: str) -> None:
-    """A topic that takes messages of these types, as the command line names them."""
+    """Create a topic for messages of these types, named as on the command line."""
     command = [sys.executable, "-m", "aerobee_broker", "topic", "create", topic, "--endpoint", broker.endpoint]
     types = [argument for name in message_types for argument in ("--type", name)]
     subprocess.run([*command, *types], capture_output=True, check=True, timeout=30)
 
 
 def reconnect(broker: BrokerProcess, group: str) -> None:
-    """Tell the clients of a group to open their Telemetry streams anew."""
+    """Tell the clients of a group to reopen their Telemetry streams."""
     command = [sys.executable, "-m", "aerobee_broker"]
     listed = [*command, "group", "describe", group, "--json", "--endpoint", broker.endpoint]
     found = json.loads(subprocess.run(listed, capture_output=True, check=True, timeout=30).stdout)
@@ -211,7 +211,7 @@ def reconnect(broker: BrokerProcess, group: str) -> None:
 
 
 def wait_group(broker: BrokerProcess, group: str, **expected: int) -> None:
-    """Wait until `lag`, `inflight` or `ready` of a group, over all its queues, are what is expected."""
+    """Wait until a group's `lag`, `inflight` or `ready`, summed over its queues, have the expected values."""
     deadline = time.monotonic() + _SECONDS
     while True:
         queues = group_queues(broker, group)
@@ -223,7 +223,7 @@ def wait_group(broker: BrokerProcess, group: str, **expected: int) -> None:
 
 
 def send_until_taken(producer: SdkProgram, messages: list[dict[str, Any]]) -> None:
-    """Send through a producer whose broker may be gone just now; what fails is sent again, as applications do."""
+    """Send through a producer whose broker may be unreachable; failed sends are retried, as applications do."""
     deadline = time.monotonic() + _SECONDS
     while True:
         producer.tell("send", messages=messages)

@@ -1,4 +1,4 @@
-"""A pytest plugin for `make test-sdks`: at the end, one line for each SDK that says what was run, or why it was not."""
+"""A pytest plugin for `make test-sdks`: a final line per SDK with what was run, or why it was not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Note the SDK where the reports of the test have it, too: they may come from another process."""
+    """Record the SDK in the test's reports, which may come from another process."""
     marker = item.get_closest_marker("sdk")
     if marker is not None:
         item.user_properties.append(("sdk", str(marker.args[0])))

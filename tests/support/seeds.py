@@ -1,4 +1,4 @@
-"""Where the seeds of tests with random choices come from; and a pytest plugin that prints the seed of a failed test.
+"""Seeds for tests with random choices, and a pytest plugin that prints the seed of a failed test.
 
 Seeds are fixed, so `make test` tries the same cases on every machine. The long targets set AEROBEE_FRESH_SEEDS=1 and
 explore: a case that fails there is added as a fixed example to the test that found it.
@@ -18,7 +18,7 @@ _FIXED: Final = 20_240_229
 
 
 def seed(variable: str) -> int:
-    """The seed that the variable names; without it a new one in the long targets, and a fixed one elsewhere."""
+    """The seed in the environment variable; by default a new one in the long targets, and a fixed one elsewhere."""
     default = random.SystemRandom().randrange(1 << 32) if FRESH else _FIXED
     return int(os.environ.get(variable, default))
 
@@ -32,4 +32,4 @@ def pytest_runtest_makereport(
     seed = getattr(module, "SEED", None)
     if report.failed and module is not None and seed is not None:
         report.sections.append(("Seed", f"{module.__name__}.SEED = {seed}"))
-    return report  # how a wrapper hands it on
+    return report  # a wrapper must return it

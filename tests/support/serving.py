@@ -1,4 +1,4 @@
-"""A store on a disk of the test's, with its services running."""
+"""A store with running services on a test's disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aerobee_store.testing import ManualClock
 async def serving(
     config: StoreConfig, disk: FileSystem, *, seconds: float | None = 20.0
 ) -> AsyncIterator[MessageStore]:
-    """Open, run, and close whatever happened, within so many seconds of the event loop's clock."""
+    """Open and run a store, and always close it, within this many seconds of the event loop's clock."""
     async with asyncio.timeout(seconds):
         store = MessageStore.open(config, file_system=disk, clock=ManualClock())
         services = asyncio.create_task(store.run())

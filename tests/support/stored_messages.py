@@ -1,4 +1,4 @@
-"""What a store must hold, as lists: messages with a number in their body, and the comparison of a store with them."""
+"""The expected content of a store as lists of numbered messages, and the comparison of a store with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TAG_NAMES = ("red", "green", "")
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One message that was appended, and where."""
+    """One appended message and its position."""
 
     number: int
     topic: str
@@ -36,13 +36,14 @@ class Sent:
 
 @dataclass
 class Sender:
-    """Makes messages that differ from each other, and remembers where they went."""
+    """Makes distinct messages, and records where they were stored."""
 
     next_number: int = 0
     sent: list[Sent] = field(default_factory=list)
 
     def message(self, size: int, topic: str = "orders", queue_id: int = 0) -> Message:
-        """A message with a body of `size` bytes, at least 8; its number is in it, in a key, and chooses its tag."""
+        """A message with a body of `size` bytes, at least 8; its number is in the body and a key, and selects its
+        tag."""
         number = self.next_number
         self.next_number += 1
         body = f"{number:08d}".encode() + b"." * max(0, size - 8)
@@ -52,11 +53,11 @@ class Sender:
         return Message(topic, queue_id, body, properties, born_host=("10.0.0.1", 4000))
 
     def append(self, store: MessageStore, messages: Sequence[Message], *, split_batch: bool = False) -> list[Sent]:
-        """Append, and note what the store answered."""
+        """Append messages, and record the store's answer."""
         return self.note(messages, store.append(messages, split_batch=split_batch))
 
     def note(self, messages: Sequence[Message], places: Sequence[Appended]) -> list[Sent]:
-        """Remember where messages went."""
+        """Record the positions of messages."""
         new = []
         for message, place in zip(messages, places, strict=True):
             keys = tuple(message.properties[KEYS].split(" "))
@@ -79,7 +80,7 @@ class Sender:
 
 
 def read_all(store: MessageStore, topic: str, queue_id: int) -> dict[int, Record]:
-    """Every message of a queue, by its queue offset; units without a readable record are left out."""
+    """Every message of a queue, by its queue offset; entries without a readable record are left out."""
     offset, end = store.queue_range(topic, queue_id)
     found = {}
     while offset < end:
@@ -94,9 +95,10 @@ def read_all(store: MessageStore, topic: str, queue_id: int) -> dict[int, Record
 
 
 def compare(store: MessageStore, possible: Iterable[Sent], certain: Iterable[Sent]) -> list[Sent]:
-    """Check all that a store holds and answer which of `possible` it has, in the order of the log.
+    """Check everything in a store; returns the messages of `possible` that it holds, in log order.
 
-    Nothing else may be there, each one must be as it was sent and where it was sent to; `certain` must be among them.
+    The store may hold nothing else, each message must be unchanged and at its position, and all of `certain` must be
+    among them.
     """
     by_place = {(sent.topic, sent.queue_id, sent.queue_offset, sent.physical_offset): sent for sent in possible}
     held: list[Sent] = []
@@ -119,7 +121,7 @@ def compare(store: MessageStore, possible: Iterable[Sent], certain: Iterable[Sen
 
 
 def check_queries(store: MessageStore, held: Sequence[Sent], possible: Iterable[Sent]) -> None:
-    """Every key finds exactly the messages that have it."""
+    """Every key finds exactly its messages."""
     for topic, key in sorted({(sent.topic, key) for sent in possible for key in sent.keys}):
         found = [record.physical_offset for record in store.query(topic, key, max_count=10_000)]
         wanted = [sent.physical_offset for sent in held if sent.topic == topic and key in sent.keys]
@@ -127,7 +129,7 @@ def check_queries(store: MessageStore, held: Sequence[Sent], possible: Iterable[
 
 
 def check_times(store: MessageStore, held: Sequence[Sent]) -> None:
-    """The first message at or after each time is the one that the list says."""
+    """For each time, the store finds the first message at or after it, as the list does."""
     queues: dict[tuple[str, int], list[Sent]] = {}
     for sent in held:
         queues.setdefault((sent.topic, sent.queue_id), []).append(sent)
@@ -135,7 +137,7 @@ def check_times(store: MessageStore, held: Sequence[Sent]) -> None:
         for timestamp in {message.store_timestamp for message in messages}:
             first = min(message.queue_offset for message in messages if message.store_timestamp >= timestamp)
             found = store.offset_by_time(topic, queue_id, timestamp)
-            # A filler before a message has no time of its own and counts as that message.
+            # A filler before a message has no time of its own and counts as part of it.
             low, _ = store.queue_range(topic, queue_id)
             readable = {message.queue_offset for message in messages}
             assert found <= first, f"{topic}/{queue_id} at {timestamp}"
@@ -143,7 +145,7 @@ def check_times(store: MessageStore, held: Sequence[Sent]) -> None:
 
 
 def reopen(disk: MemoryFileSystem, config: StoreConfig, clock: ManualClock) -> MessageStore:
-    """Open a store that a crash left, close it, and open it again: the second time there must be nothing to do."""
+    """Open a store after a crash, close it, and open it again: the second recovery must have nothing to do."""
     first = MessageStore.open(config, file_system=disk, clock=clock)
     damaged = list(first.recovery.damaged)
     end = first.recovery.end
@@ -156,7 +158,7 @@ def reopen(disk: MemoryFileSystem, config: StoreConfig, clock: ManualClock) -> M
     assert report.end == end, "the log ends where the first opening said"
     assert (report.units_added, report.units_corrected, report.units_dropped) == (0, 0, 0), report
     assert not report.quarantined
-    for item in report.damaged:  # it may begin to read in the middle of one
+    for item in report.damaged:  # reading may begin in the middle of a record
         assert any(known.start <= item.start and item.end == known.end for known in damaged), (item, damaged)
     assert ranges == {(t, q): store.queue_range(t, q) for t, ids in store.queues().items() for q in ids}
     after = {path: data for path, data in disk.contents().items() if path.name not in ("checkpoint", "abort")}

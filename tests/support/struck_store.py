@@ -1,22 +1,22 @@
-"""A store at work in a process that a test may strike at any system call: see tests/crash/test_system_calls.py.
+"""A working store in a process that a test may interrupt at any system call: see tests/crash/test_system_calls.py.
 
-    python -m tests.support.struck_store FD        FD: a socket on which everything is told
+    python -m tests.support.struck_store FD        FD: a socket for the child's reports
 
-reads commands from its standard input, a line each: WORKLOAD DIRECTORY. For each it forks a child, tells `child PID` on
-its standard output, and `status N` when the child has ended. The child waits for SIGUSR1, so that a tracer can take
-hold of it, does its work, and tells, a line each,
+reads commands from standard input, one per line: WORKLOAD DIRECTORY. For each it forks a child, prints `child PID` on
+standard output, and `status N` when the child has ended. The child waits for SIGUSR1, so that a tracer can attach. Then
+it does its work and reports on the socket, one per line,
 
     opened             the store is open
     sent A B           messages A up to B, but not B, are about to be appended
-    stored A B         they were acknowledged as durable
+    stored A B         these messages were acknowledged as durable
     expiring B         retention may remove messages before B
     failed NAME TEXT   an error of the store ended the work
     refused NAME TEXT  the store took no message, and the work went on
-    surprise TEXT      something else was raised
-    removals-failed N  as retention counts them
+    surprise TEXT      any other exception was raised
+    removals-failed N  failed removals, as counted by retention
     done               the work ended
 
-Nothing here is told by a call that a test strikes at: the lines go out by `sendto`.
+No report uses a system call that tests interrupt: lines are sent with `sendto`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HOUR: Final = 3600
 
 
 def config(directory: Path) -> StoreConfig:
-    """Files of a page or two, so that few system calls reach the end of each kind of file."""
+    """Files of one or two pages, so that few system calls fill each kind of file."""
     return replace(
         StoreConfig.tiny(directory),
         segment_size=8192,
@@ -65,7 +65,7 @@ def config(directory: Path) -> StoreConfig:
 
 
 def body(number: int) -> bytes:
-    """A third of the messages fill a good part of a segment."""
+    """A third of the messages fill a large part of a segment."""
     return f"{number:08d}".encode() + b"." * (40, 300, 1800)[number % 3]
 
 
@@ -79,7 +79,7 @@ class Worker:
         self._next = 0
 
     def run(self, workload: str) -> None:
-        """Do the work, and a little more after an error: a failed store must not acknowledge anything."""
+        """Run the workload, and continue briefly after an error: a failed store must not acknowledge anything."""
         store: MessageStore | None = None
         try:
             for life in range(2):
@@ -180,13 +180,13 @@ def main() -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     warm = Path(sys.argv[2])
-    for workload in ("blocking", "serving"):  # what is imported late is imported now, and not in a struck child
+    for workload in ("blocking", "serving"):  # imports happen now, not in an interrupted child
         Worker(warm / workload, lambda line: None).run(workload)
     for line in sys.stdin:
         workload, directory = line.split()
         child = os.fork()
         if not child:
-            with suppress(OSError):  # a kernel without Yama lets a tracer in as it is
+            with suppress(OSError):  # a kernel without Yama needs no permission for a tracer
                 ctypes.CDLL(None).prctl(_PR_SET_PTRACER, -1, 0, 0, 0)
             _child(workload, Path(directory), link)
             os._exit(0)

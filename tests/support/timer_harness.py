@@ -1,4 +1,4 @@
-"""A store and a timer in one process, on a disk in memory, under a clock that stands still."""
+"""A store and a timer in one process, with a disk in memory and a clock that only tests move."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS = TimerConfig(roll_window_slots=100, slot_count=256, log_file_size=4096
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One message in its real topic."""
+    """One message in its target topic."""
 
     body: str
     at_ms: int
@@ -36,7 +36,7 @@ class Delivery:
 
 
 class TimerHarness:
-    """One life of a timer. `run` tasks begin with `start`; nothing is saved but by `stop` and `save`."""
+    """One run of a timer. Its `run` tasks begin with `start`; only `stop` and `save` save anything."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class TimerHarness:
         file_system: FileSystem | None = None,
         **settings: Any,
     ) -> TimerHarness:
-        """`file_system`: another disk than the one in memory, for much data."""
+        """`file_system` replaces the in-memory disk, for large amounts of data."""
         clock = clock or ManualClock(START_MS)
         harness = cls(disk or MemoryFileSystem(), clock, replace(SETTINGS, **settings), store, file_system)
         await asyncio.to_thread(harness.timer.open)
@@ -73,12 +73,12 @@ class TimerHarness:
         return harness
 
     async def next_life(self, disk: MemoryFileSystem) -> TimerHarness:
-        """The next start, on what a crash has left; this one is only let go of."""
+        """The next start, on what a crash left; this run is only abandoned."""
         await self.abandon()
         return await TimerHarness.start(disk, self.clock, store=self.store_config, **_fields(self.settings))
 
     async def abandon(self) -> None:
-        """Stop working, as a process that was killed: nothing is saved."""
+        """Stop like a killed process: nothing is saved."""
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -87,18 +87,18 @@ class TimerHarness:
         self._tasks = []
 
     async def stop(self) -> None:
-        """An orderly stop."""
+        """Stop cleanly."""
         if self._tasks:
             await self.timer.close()
             await self.abandon()
             self.store.close()
 
     async def save(self) -> None:
-        """What the flush does every second."""
+        """Save what the flush saves every second."""
         await self.timer._flush(clean=False)
 
     async def send(self, body: str, delay_seconds: float, *, message_id: str | None = None, queue_id: int = 0) -> int:
-        """A delayed message, stored; returns its delivery time."""
+        """Store a delayed message; returns its delivery time."""
         deliver_ms = self.clock.now_ms() + round(delay_seconds * 1000)
         await self.send_all([(body, deliver_ms)], message_id=message_id, queue_id=queue_id)
         return deliver_ms
@@ -106,7 +106,7 @@ class TimerHarness:
     async def send_all(
         self, messages: list[tuple[str, int]], *, message_id: str | None = None, queue_id: int = 0
     ) -> None:
-        """Delayed messages: body and delivery time of each."""
+        """Store delayed messages, given as body and delivery time."""
         appended = self.store.append(
             [
                 self.timer.delayed(
@@ -119,11 +119,11 @@ class TimerHarness:
         await self.settle()
 
     async def settle(self) -> None:
-        """Until the timer has done all it can do at this time."""
-        deadline = time.monotonic() + 240  # generous: others may keep the machine busy
+        """Wait until the timer has done everything due at this time."""
+        deadline = time.monotonic() + 240  # generous, for a busy machine
         for turn in itertools.count():
             self.timer.wake()
-            # What needs threads gets on while the loop sleeps; what is done without them needs only turns.
+            # Work in threads progresses while the loop sleeps; other work needs only loop iterations.
             await asyncio.sleep(0 if turn < 200 else 0.001)
             if self.is_idle():
                 for _ in range(20):
@@ -141,12 +141,12 @@ class TimerHarness:
         return timer.enqueue_lag == 0 and wrote == stored == dispatched and (due is None or due > now_ms)
 
     async def advance(self, seconds: float) -> None:
-        """Move the clock at once and let the timer work."""
+        """Move the clock in one step and let the timer work."""
         self.clock.advance(seconds)
         await self.settle()
 
     def delivered(self, topic: str = TOPIC) -> list[Delivery]:
-        """All that the real topic has, in the order of the log."""
+        """All messages in the target topic, in log order."""
         found = []
         for queue_id in self.store.queues().get(topic, []):
             position, end = self.store.queue_range(topic, queue_id)

@@ -1,4 +1,4 @@
-"""A store on a disk in memory, the tables, sends and transactions, without gRPC: what tests of transactions talk to."""
+"""A store with an in-memory disk, tables, sends and transactions, without gRPC, for tests of transactions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNDECIDED = v2.TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED
 
 
 class TransactionHarness:
-    """One life of a broker on a disk; `crash` and `restart` give the next one."""
+    """One run of a broker on a disk; `crash` and `restart` return the next run."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class TransactionHarness:
         self.flush = flush
         self.clock = clock or ManualClock()
         self.disk = disk or MemoryFileSystem(clock=self.clock)
-        (directory / "config").mkdir(parents=True, exist_ok=True)  # the tables look there, without need of the disk
+        (directory / "config").mkdir(parents=True, exist_ok=True)  # the tables check this real path
         self.config = BrokerConfig.tiny(
             directory,
             store=StoreConfig.tiny(directory, flush=flush),
@@ -71,7 +71,7 @@ class TransactionHarness:
         self._services: list[asyncio.Task[None]] = []
 
     async def start(self) -> TransactionHarness:
-        """Run; the topics are there."""
+        """Run, with the topics created."""
         for topic in (
             TopicConfig.of_type(TOPIC, TopicMessageType.TRANSACTION, queue_count=2),
             TopicConfig.of_type("mixed", TopicMessageType.MIXED, queue_count=1),
@@ -86,27 +86,27 @@ class TransactionHarness:
         return self
 
     async def crash(self, disk: MemoryFileSystem | None = None) -> TransactionHarness:
-        """What `kill -9` leaves, started again; or another disk."""
+        """Start again from what `kill -9` leaves, or from another disk."""
         disk = disk or self.disk.kill()
         await self.abandon()
         return await TransactionHarness(self.directory, disk, self.clock, flush=self.flush, **self.settings).start()
 
     async def restart(self) -> TransactionHarness:
-        """An orderly stop, and the next start."""
+        """Stop cleanly, and start again."""
         await self.stop()
         return await TransactionHarness(
             self.directory, self.disk, self.clock, flush=self.flush, **self.settings
         ).start()
 
     async def stop(self) -> None:
-        """Note offsets, save, close."""
+        """Record offsets, save the tables, and close."""
         if self.store.state != "closed":
             await self.transactions.close()
             await self.tables.save()
             await self.abandon()
 
     async def abandon(self) -> None:
-        """End the services and close the store; the tables are left as they were saved last."""
+        """End the services and close the store; the tables stay as last saved."""
         for service in self._services:
             service.cancel()
         for service in self._services:
@@ -117,11 +117,11 @@ class TransactionHarness:
 
     @property
     def safe_position(self) -> int:
-        """The physical offset up to which messages are as safe as the flush mode promises."""
+        """The physical offset up to which messages have the safety that the flush mode guarantees."""
         return self.store.positions[2 if self.flush == "sync" else 1]
 
     async def settle(self) -> None:
-        """Let the services have their turns; what they stored can be read when this returns."""
+        """Let the services run; what they stored is readable when this returns."""
         for _ in range(5):
             await asyncio.sleep(0)
         await self.store.wait_stored(self.store.positions[0], durable=True)
@@ -139,7 +139,7 @@ class TransactionHarness:
         return client
 
     async def send(self, *message_ids: str, topic: str = TOPIC, client_id: str = "sender", **system: Any) -> list[int]:
-        """Transactional messages, in one request; returns their offsets in the queue of half messages."""
+        """Send transactional messages in one request; returns their offsets in the queue of half messages."""
         made = [half(message_id, topic, **system) for message_id in message_ids]
         async with asyncio.timeout(60):
             response = await self._send.process(v2.SendMessageRequest(messages=made), self.clients.seen(client_id))
@@ -147,7 +147,7 @@ class TransactionHarness:
         return [entry.offset for entry in response.entries]
 
     async def send_code(self, *messages: v2.Message) -> int:
-        """The code that a send is answered with."""
+        """The code in the answer to a send."""
         try:
             async with asyncio.timeout(60):
                 response = await self._send.process(
@@ -165,7 +165,7 @@ class TransactionHarness:
         topic: str = TOPIC,
         client_id: str = "sender",
     ) -> int:
-        """The code that EndTransaction is answered with."""
+        """The code in the answer to EndTransaction."""
         request = v2.EndTransactionRequest(
             topic=v2.Resource(name=topic),
             message_id=transaction_id,
@@ -181,13 +181,13 @@ class TransactionHarness:
         return response.status.code
 
     async def advance(self, seconds: float) -> None:
-        """Move the clock and let the timer see it; what it stored can be read when this returns."""
+        """Move the clock and let the timer see it; what it stored is readable when this returns."""
         self.clock.advance(seconds)
         self.transactions.wake_timer()
         await self.settle()
 
     def asked(self, client: Client) -> list[v2.RecoverOrphanedTransactionCommand]:
-        """The commands that wait in the client's stream, which is then empty."""
+        """Take the commands that wait in the client's stream."""
         assert client.stream is not None
         commands = []
         while client.stream.backlog:
@@ -201,7 +201,7 @@ class TransactionHarness:
     # --- what is stored ---------------------------------------------------------------------------------------
 
     def stored(self, topic: str = TOPIC) -> list[Record]:
-        """All that consumers can read, or that is in a system topic."""
+        """All messages of a topic, including system topics."""
         records = []
         for queue_id in self.store.queues().get(topic, []):
             low, high = self.store.queue_range(topic, queue_id)
@@ -209,7 +209,7 @@ class TransactionHarness:
         return sorted(records, key=lambda record: record.physical_offset)
 
     def ids(self, topic: str = TOPIC) -> list[str | None]:
-        """Of these the message ids."""
+        """The message ids of those."""
         return [record.unique_key for record in self.stored(topic)]
 
 
