@@ -140,7 +140,7 @@ class MessageReader:
         for number, (physical_offset, _, _, _, base, count, _, _) in enumerate(units.tolist(), first):
             if len(records) >= max_count or position >= scan_end:
                 break
-            lost += max(0, base - position)  # no unit tells where these were
+            lost += max(0, base - position)  # messages without a unit
             position = max(position, base)
             try:
                 messages = self._messages_of(queue, number, physical_offset, base, count)
@@ -169,7 +169,7 @@ class MessageReader:
         return ReadResult("found" if records else "no-match", records, position, low, high, lost)
 
     def _record_of(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int) -> Record:
-        """The record of a queue offset: at the place that its unit names, or, if it is not there, where the log has it.
+        """The record of a queue offset: at the place in its unit, or, if it is not there, at its place in the log.
 
         Raises RecordNotFoundError or CorruptRecordError.
         """
@@ -284,12 +284,12 @@ class MessageReader:
         return queue.offset_by_time(timestamp, boundary, self._log.store_timestamp_at) if queue is not None else 0
 
     def store_timestamp_at(self, topic: str, queue_id: int, queue_offset: int) -> int | None:
-        """When the message of this queue offset was stored, or None if there is none."""
+        """The store time of the message with this queue offset, or None if there is none."""
         physical_offset = self.physical_offset_at(topic, queue_id, queue_offset)
         return None if physical_offset is None else self._log.store_timestamp_at(physical_offset)
 
     def physical_offset_at(self, topic: str, queue_id: int, queue_offset: int) -> int | None:
-        """Where in the log the message of this queue offset begins, or None if there is none."""
+        """The physical offset of the message with this queue offset, or None if there is none."""
         queue = self._queues.find(topic, queue_id)
         if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
             return None

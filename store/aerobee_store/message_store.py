@@ -241,7 +241,7 @@ class MessageStore:
         self._queues.load(after_crash=not clean)
         self._index.load()
         if not self.config.index:
-            self._index.truncate(0)  # switched on again, it is made anew from the log
+            self._index.truncate(0)  # when switched on again, the index is rebuilt from the log
         if not self._log.files.files and any(queue.max_offset for queue in self._queues.all()):
             raise StoreDirectoryError(
                 f"{self._log.files.run.directory}: the commit log has no segments, but there are queues; is a disk not "
@@ -358,11 +358,11 @@ class MessageStore:
     ) -> list[Appended]:
         """Append messages in this order, all or none. Wait for them with `wait_stored`.
 
-        `drafts`: of each message, by `draft`, for who makes them in several steps of the event loop.
-        `split_batch`: they came as one batch of the older protocol, so they stay together in one segment.
-        `internal`: what lets consumers go on, and retention save what it needs; a disk that is too full for other
-        messages still takes it. An inner batch (SYS_FLAG_INNER_BATCH) is one message here and takes as many queue
-        offsets as its property INNER_NUM says; INNER_BASE is added to it.
+        `drafts`: a draft of each message, made by `draft` in several steps of the event loop. `split_batch`: the
+        messages came as one batch of the older protocol, so they stay together in one segment. `internal`: messages
+        that keep consumers running or that retention needs; they are accepted on a disk that is too full for others. An
+        inner batch (SYS_FLAG_INNER_BATCH) is one message here. It takes the number of queue offsets in its property
+        INNER_NUM, and INNER_BASE is added to it.
 
         Raises InvalidMessageError, LightQueuesFullError, StoreBusyError (too much waits for the disk; internal writes
         get twice the limit), StoreFullError, StoreAccessError, StoreFailedError or StoreClosedError; nothing is stored
@@ -374,13 +374,13 @@ class MessageStore:
         return self._writer.append(messages, drafts=drafts, split_batch=split_batch, internal=internal)
 
     def draft(self, message: Message) -> Draft:
-        """A message made ready for `append`: about a third of the work. InvalidMessageError."""
+        """Prepare a message for `append`: about a third of the work. InvalidMessageError."""
         return self._writer.draft(message)
 
     def append_records(
         self, topic: str, queue_id: int, batch: RecordBatch, *, born_host: Host | None = None
     ) -> AppendedBatch:
-        """Append records that are in store layout already, all of one queue and none of them prepared or rolled back.
+        """Append records in store layout, all for one queue, and none of them prepared or rolled back.
 
         Their queue and physical offsets, store time, host and record checksum are written into a copy. `born_host`
         replaces a born host of 0.0.0.0:0, if it is an IPv4 address. Raises as `append`.
@@ -563,15 +563,15 @@ class MessageStore:
     def places_of_key(self, topic: str, key: str, *, begin: int = 0, end: int = TIMESTAMP_MAX) -> Iterator[int | None]:
         """The physical offsets of the messages that `query` would look at, newest first: each for `record_with_key`.
 
-        Both are for who looks in several steps of the event loop: each offset may be asked for in another step, and
-        None says that about a millisecond was spent on the index. At most as many as `index_file.LOOKED_MAX`.
+        Both are for searches in several steps of the event loop: each offset may be requested in another step, and None
+        means that about a millisecond was spent on the index. Returns at most `index_file.LOOKED_MAX` offsets.
         """
         return self._reader.places_of_key(topic, key, begin, end)
 
     def record_with_key(
         self, topic: str, key: str, physical_offset: int, *, begin: int = 0, end: int = TIMESTAMP_MAX
     ) -> Record | None:
-        """The message at this place, if `query` would return it."""
+        """The message at this physical offset, if `query` would return it."""
         return self._reader.record_with_key(topic, key, physical_offset, begin, end)
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
@@ -647,7 +647,7 @@ class MessageStore:
         return self._dispatch.waiting_count
 
     def records_containing(self, mark: bytes, begin: int) -> Iterator[Record]:
-        """As `log_scan.records_containing`: for opening what keeps its state in the log."""
+        """Like `log_scan.records_containing`: for services that keep their state in the log, while they open."""
         size_max = max(self.config.record_size_max, self.config.segment_size)
         return records_containing(self._log, mark, begin, record_size_max=size_max)
 

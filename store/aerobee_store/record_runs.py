@@ -1,7 +1,7 @@
 """Reads the records of a queue as bytes of the log, in as few slices as possible, using the queue's units.
 
 Records of one queue that were appended together are adjacent, so thousands of records are one slice of a segment.
-Nothing here works record by record, except for damage. Whoever decodes the records verifies their checksums.
+Nothing here works record by record, except for damage. The decoder of the records verifies their checksums.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class RunReader:
     def _valid(
         self, queue: ConsumeQueue | BatchConsumeQueue, position: Integers, size: Integers, queue_offset: Integers
     ) -> Booleans:
-        """Which units name a record in the log whose header matches."""
+        """The units that refer to a record in the log with a matching header."""
         valid = np.zeros(len(position), np.bool_)
         first = 0
         while first < len(position):
@@ -225,7 +225,7 @@ def _none() -> Integers:
 
 
 def _fitting(size: Integers, max_bytes: int) -> int:
-    """How many of the first records fit into so many bytes, but at least one."""
+    """The number of leading records that fit into `max_bytes`, at least one."""
     return min(len(size), max(1, int(np.searchsorted(np.cumsum(size), max_bytes, side="right"))))
 
 

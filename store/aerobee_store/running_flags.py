@@ -8,7 +8,7 @@ bit  flag                set by
  16  DISK_FULL           retention, which also clears it, from the disk's usage
  32  FENCED              the owner of the store
 128  REPLICAS_MISSING    the owner of the store: too few brokers have a copy of the log. Not in RocketMQ
- 64  LOGIC_DISK_FULL     not set here: retention takes the fullest disk and sets DISK_FULL, as RocketMQ does
+ 64  LOGIC_DISK_FULL     never set: retention uses the fullest disk and sets DISK_FULL, as RocketMQ does
 """
 
 from __future__ import annotations

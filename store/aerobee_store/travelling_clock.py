@@ -1,4 +1,4 @@
-"""Hours that pass in a moment, for a broker in the test's own event loop."""
+"""A clock that tests move ahead by hours, for a broker in the test's own event loop."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import time
 
 
 class TravellingClock:
-    """The machine's clock, moved ahead by as much as a test says, together with every timer of the running loop.
+    """The system clock plus an offset that a test sets, together with every timer of the running loop.
 
-    What sleeps or waits in that loop notices: an hour ahead, everything is due that was due within the hour. Deadlines
-    of gRPC are not moved; they are kept by threads of its own.
+    Advancing it by an hour makes every timer of the loop due that would expire within the hour. Deadlines of gRPC do
+    not move, because threads of gRPC keep them.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class TravellingClock:
         return time.monotonic() + self._ahead
 
     async def advance(self, seconds: float) -> None:
-        """Let this much time pass, and what was due in it happen."""
+        """Advance the clock, and run everything that becomes due."""
         self._ahead += seconds
         for _ in range(5):
             await asyncio.sleep(0.01)

@@ -1,7 +1,7 @@
-"""The brokers of a cluster that gRPC clients can reach, as the name servers know them.
+"""The brokers of a cluster that gRPC clients can reach, as registered with the name servers.
 
-The broker asks the name servers with which it is registered in turn, and its own name server. An answer is valid for a
-second; clients ask every 30 seconds. If no name server answers, the last answer stays valid.
+The broker queries its own name server and, in turn, the name servers with which it is registered. An answer is valid
+for a second; clients ask every 30 seconds. If no name server answers, the last answer stays valid.
 
 Only masters are listed: replicas serve no gRPC. Brokers of RocketMQ and name servers of RocketMQ give no addresses for
 gRPC, so such brokers are left out.

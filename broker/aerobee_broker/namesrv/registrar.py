@@ -71,7 +71,7 @@ class Registrar:
         self._settings = settings
         self._broker_id = broker_id
         self.ha_address: Address | None = None  # the address for replicas
-        self.epoch = 0  # of a master with a lease: it takes the place of one with a lower number
+        self.epoch = 0  # of a master with a lease: it replaces a master with a lower epoch
         self.answered: Callable[[Command], None] = _nothing  # called with each answer to a registration
         self._tables = tables
         self._servers: Sequence[Address] = settings.current.name_servers
@@ -116,7 +116,7 @@ class Registrar:
             seconds = min(seconds * 2, _RETRY_SECONDS_MAX)
 
     async def _registered(self, server: Address) -> None:
-        """Register, and again whenever it is time, while the connection lives."""
+        """Register, and repeat it whenever it is due, while the connection lives."""
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(self._outgoing.connection, server.host, server.port)
         try:
@@ -176,7 +176,7 @@ class Registrar:
         return str(Address(connection.local.host, self._bound.port) if self._bound.is_wildcard else self._bound)
 
     def _grpc_addresses(self, connection: Connection) -> dict[str, str]:
-        """Fields of ours, which name servers of RocketMQ leave out: where gRPC clients are served."""
+        """The addresses for gRPC clients: fields of Aerobee, which name servers of RocketMQ ignore."""
         if self._grpc is None:
             return {}
         listen = self._settings.current.listen

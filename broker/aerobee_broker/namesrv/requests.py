@@ -186,7 +186,7 @@ class NameServerRequests:
         return answer(body=route)
 
     def _add_grpc(self, route: Bean, found: list[tuple[Broker, QueueData]]) -> None:
-        """What gRPC clients need, and only our brokers ask for."""
+        """Add the addresses for gRPC clients, which only Aerobee's brokers request."""
         grpc = {broker.name: self._tables.grpc(broker).get(MASTER_ID, GrpcAddresses()) for broker, _ in found}
         route["grpc"] = [
             Bean(brokerName=broker.name, messageType=queues.message_type, plain=addresses.plain, tls=addresses.tls)
@@ -286,7 +286,7 @@ def broker_to_json(broker: Broker, connection: Connection, *, quoted: bool) -> B
 
 
 def _address(request: Command, name: str) -> str:
-    """An address with a port, or nothing."""
+    """An address with a port, or an empty text."""
     found = text(request, name, "")
     try:
         if found and not Address.parse(found).port:

@@ -5,7 +5,7 @@ connection is open, at most for its timeout after the last heartbeat.
 
 Differences from RocketMQ:
 
-- An address cannot take the id of another one that is alive: one of them would miss messages.
+- An address cannot take the id of another registered address: one of the two would miss messages.
 
 - Only the connection that registered an address can unregister it.
 
@@ -56,7 +56,7 @@ class QueueData:
 
 @dataclass(frozen=True, slots=True)
 class GrpcAddresses:
-    """Where a broker serves gRPC clients, as host:port; empty: it does not, or did not say."""
+    """The addresses at which a broker serves gRPC clients, as host:port; empty if it serves none, or sent none."""
 
     plain: str = ""
     tls: str = ""
@@ -64,7 +64,7 @@ class GrpcAddresses:
 
 @dataclass(frozen=True, slots=True)
 class BrokerQueues:
-    """The queues of a topic on one broker, and where its master serves gRPC clients; None: not there."""
+    """The queues of a topic on one broker, and its master's address for gRPC clients, or None."""
 
     broker: str
     topic: TopicConfig
@@ -376,7 +376,7 @@ class RouteTables:
         return replace(queues, permission=queues.permission & ~_WRITE) if broker in self._wiped else queues
 
     def grpc(self, broker: Broker) -> dict[int, GrpcAddresses]:
-        """Where the addresses of a broker serve gRPC clients, by id; those that do not are left out."""
+        """The gRPC addresses of a broker, by broker id; those that serve no gRPC clients are left out."""
         live = {i: self._live.get((broker.cluster, address)) for i, address in broker.addresses.items()}
         return {i: found.grpc for i, found in live.items() if found is not None and found.grpc != GrpcAddresses()}
 

@@ -1,8 +1,8 @@
-"""`aerobee namesrv`: a stand-alone name server, with two files: values of operators, and the routes.
+"""`aerobee namesrv`: a stand-alone name server with two files.
 
-kvConfig.json: RocketMQ's, saved before a change is answered.
+kvConfig.json: the values of operators, in RocketMQ's format; saved before a change is answered.
 
-routes.json: ours, the routes of a few seconds ago, so that clients are answered at once after a restart.
+routes.json: the routes of a few seconds ago, in Aerobee's format, so that a restarted server can answer at once.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ async def run(
 
 
 async def _save_until(stop: asyncio.Event, tables: RouteTables, file: JsonTable) -> None:
-    """Save what changes, and forget silent brokers, until `stop` is set."""
+    """Save changed routes, and remove silent brokers, until `stop` is set."""
     saved = tables.revision
     while not stop.is_set():
         try:

@@ -1,8 +1,8 @@
 """PullMessage and the offsets of pull clients, which name a queue and an offset and track their own position.
 
 Nothing is delivered in the sense of `delivery/`: there are no receipt handles, attempts or invisible times, and
-filtered messages stay where they are. Pulling and receiving share only the committed offset: in a receiving group it
-follows from the acknowledgements, and UpdateOffset resets all deliveries of the queue.
+filtered messages stay unchanged. Pulling and receiving share only the committed offset: in a receiving group it follows
+from the acknowledgements, and UpdateOffset resets all deliveries of the queue.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class _Reading:
     queue_id: int
     group: str
     offset: int  # where to read next
-    # Every pull gets every message, so each waits in a line of its own, and one arrival wakes all of them. No group has
-    # the name of such a line, because it contains a space.
+    # Every pull gets every message, so each has a waiting queue of its own, and one arrival wakes all of them. The name
+    # of the waiting queue contains a space, so it cannot be the name of a group.
     line: str
     client_id: str
     wait_until: float  # for messages that do not exist yet

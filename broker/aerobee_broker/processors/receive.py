@@ -61,9 +61,9 @@ class ReceiveProcessor:
         `memory` counts the bytes of the messages until they are sent.
 
         The queue in the request is ignored, because some official clients always name the same one, and any consumer of
-        a group may get any message. Push consumers of orderly groups are an exception: they name their assigned queue,
-        with one receive for each, and get messages of that queue alone. So an application stuck at one message does not
-        collect those of other queues behind it. Raises errors that `services.errors` maps to status codes.
+        a group may get any message. Push consumers of orderly groups are an exception. They send one receive for each
+        assigned queue, and get only messages of that queue. An application blocked by one message therefore does not
+        buffer messages of other queues. Raises errors that `services.errors` maps to status codes.
         """
         resource = request.message_queue.topic
         topic = topic_name(resource, client)

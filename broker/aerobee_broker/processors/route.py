@@ -46,10 +46,10 @@ ACCEPTED_TYPES: Final[dict[TopicMessageType, tuple[v2.MessageType.ValueType, ...
 
 
 class Cluster(Protocol):
-    """What is known of the other brokers."""
+    """The other brokers of the cluster."""
 
     async def brokers(self, topic: str) -> list[BrokerQueues]:
-        """Those that have a topic, perhaps this one too."""
+        """The brokers that have a topic, perhaps including this one."""
 
 
 class RouteProcessor:
@@ -130,7 +130,7 @@ class RouteProcessor:
 
 
 def _read_only(topic: TopicConfig) -> TopicConfig:
-    """As the name server says of a broker whose write permission was wiped."""
+    """The topic without write permission, as on a broker whose write permission was wiped at the name server."""
     return replace(topic, permission=topic.permission & ~Permission.WRITE)
 
 

@@ -1,8 +1,8 @@
 """Many messages of one SendMessage as one batch: packed as records, then checked, placed and dispatched together.
 
-One by one a message costs some fifty microseconds here, most of it in objects that live for a moment. Usual messages
-are packed from the columns of the request. A message with rare fields takes the way of a single one up to its property
-string. A request that breaks a rule is not packed: the way of single messages says which rule it is.
+One by one, a message costs some fifty microseconds here, mostly for short-lived objects. Usual messages are packed from
+the columns of the request. The property string of a message with rare fields is made as for a single message. A request
+that breaks a rule is not packed: processing its messages one by one finds the rule.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from aerobee_store.records.record_columns import Booleans
 _GZIP: Final = v2.Encoding.GZIP
 _USUAL_SIZE_MAX: Final = 512
 """Property strings below this size cannot be too large; larger ones are checked exactly."""
-_READ_PER_STEP: Final = 256  # messages that are read and packed in one step of the event loop
+_READ_PER_STEP: Final = 256  # messages read and packed in one step of the event loop
 # The properties that result from a message's fields, in the order of message_mapping.py.
 _FORMATS: Final = tuple(f"{name}\x01%b\x02".encode() for name in (p.UNIQ_KEY, p.TAGS, p.KEYS, p.BORN_HOST))
 

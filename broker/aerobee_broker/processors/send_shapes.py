@@ -252,8 +252,8 @@ def _are_constant(messages: Bytes, varying: list[Span]) -> bool:
 
 
 def _records(shape: Shape, stored: Message, template: bytes, now_ms: int, *, property_crc: bool) -> Bytes | None:
-    """The records of the messages, a row each. `stored`, `template`: the first message, and its record. None if a field
-    contains something that has to be checked one by one."""
+    """The records of the messages, one per row. `stored`, `template`: the first message and its record. None if a field
+    has content that must be checked one by one."""
     messages, fields = shape.data, shape.fields
     if not _are_plain(messages, fields):
         return None
@@ -270,7 +270,8 @@ def _records(shape: Shape, stored: Message, template: bytes, now_ms: int, *, pro
     records[:] = np.frombuffer(template, np.uint8)
     for (begin, end), position in (*copies, (fields.body, header.body_start)):
         records[:, position : position + end - begin] = messages[:, begin:end]
-    # What differs is plain in the template, so the others have as many odd bytes as it only if theirs is plain too.
+    # The varying fields of the template are printable ASCII. A record with the same number of other bytes therefore has
+    # only printable ASCII in its varying fields too.
     odd = records[:, header.properties_start : text_end] - np.uint8(_SPACE) > _LAST_PRINTABLE - _SPACE  # wraps around
     if np.count_nonzero(odd) != count * np.count_nonzero(odd[0]):
         return None

@@ -1,4 +1,4 @@
-"""Connections of the remoting protocol and their limits. The meaning of requests is not known here.
+"""Connections of the remoting protocol and their limits, independent of the meaning of requests.
 
 Requests of one connection run concurrently and are answered when they are ready, so a waiting pull blocks nothing.
 Reading stops while too many requests run, their bytes use up a budget, or the peer does not read its answers. The

@@ -1,4 +1,4 @@
-"""PULL_MESSAGE: stored records of one queue, as they lie in the log; held while there is none.
+"""PULL_MESSAGE: stored records of one queue, with the bytes of the log; held while there is none.
 
 sys_flag    1 commit `commitOffset`   2 may be held   4 the subscription is in the request   8, 16 are ignored
 """
@@ -132,7 +132,7 @@ class PullRequests:
     def _found(self, group: str, topic: str, result: ReadResult) -> Command:
         try:
             body = b"".join([self._store.record_bytes(record) for record in result.records])
-        except RecordNotFoundError:  # expired at this very moment
+        except RecordNotFoundError:  # expired just now
             return self._moved(result.next_offset, result.min_offset, result.max_offset, remark="MESSAGE_WAS_REMOVING")
         received = self._counters.received_by(topic, group)
         received.messages += len(result.records)
@@ -192,8 +192,8 @@ class PullRequests:
 
 
 class _Held:
-    """A waiting pull. Every pull gets every message, so each waits in a line of its own. No group has the name of such
-    a line, because it contains a blank."""
+    """A waiting pull. Every pull gets every message, so each has a waiting queue of its own, whose name contains a
+    space: no group has it."""
 
     __slots__ = ("_again", "_deliveries", "_key", "_line", "_until", "queue_id", "topic")
 

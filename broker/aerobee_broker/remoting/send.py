@@ -222,7 +222,7 @@ class SendRequests:
         try:
             await self._store.wait_stored(end, durable=False if message.properties.get(p.WAIT) == "false" else None)
         except SyncTimeoutError as error:
-            return code_of_timeout(error)  # stored all the same, and clients count it as success
+            return code_of_timeout(error)  # the message is stored, and clients count this as success
         return Answer.SUCCESS
 
     def _sent(
@@ -253,7 +253,7 @@ class SendRequests:
             properties[p.UNIQ_KEY] = secrets.token_hex(16).upper()
         return properties
 
-    # --- Where to ---------------------------------------------------------------------------------------------
+    # --- The destination --------------------------------------------------------------------------------------
 
     async def _topic(self, sent: _Sent) -> TopicConfig:
         name = sent.topic

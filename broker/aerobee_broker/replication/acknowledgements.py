@@ -2,7 +2,7 @@
 
     replica     identified by its id (Aerobee) or its IP address (RocketMQ); several connections count once
     counts      an Aerobee replica; a RocketMQ replica only with replication.rocketmq_acks, because it confirms
-                received messages before they are on disk
+                received messages before they are durable
     in sync     it counts, is connected, and is at most replication.lag_bytes_max behind
     confirmed   the offset before which enough replicas have the log: of n acknowledgements the n-th highest report;
                 of "all" the lowest of those in sync; with a lease the lowest of all brokers of the claim, and these
@@ -71,7 +71,7 @@ class Acknowledgements:
     def __post_init__(self) -> None:
         self._look()
 
-    # --- What replicas do -------------------------------------------------------------------------------------
+    # --- Events of replicas -----------------------------------------------------------------------------------
 
     def connected(self, replica: Replica) -> None:
         self.connections.append(replica)

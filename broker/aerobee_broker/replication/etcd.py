@@ -5,8 +5,8 @@
 
 Reads are linearizable, as is etcd's default. The version of a claim is the revision of its last change.
 
-With a user, requests carry a token, which etcd gives for the password. Etcd forgets tokens; then it refuses the request
-before it does anything, and the request is repeated with a new token.
+With a user, requests carry a token, which etcd issues for the password. A request with a token that etcd no longer
+knows is refused without being executed, and is repeated with a new token.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TOKEN_REFUSED: Final = (b"invalid auth token", b"revision of auth store is old"
 
 @dataclass(frozen=True, slots=True)
 class EtcdAccess:
-    """How etcd is entered. `security` is for https endpoints; None: the system's authorities."""
+    """The credentials for etcd. `security` is for https endpoints; None: the system's certificate authorities."""
 
     user: str = ""
     password: str = field(default="", repr=False)
@@ -110,7 +110,7 @@ class EtcdLease:
                 [],
             )
         except LeaseUnavailableError:
-            await self._revoke(lease_id)  # the transaction may have succeeded all the same
+            await self._revoke(lease_id)  # the transaction may nevertheless have succeeded
             raise
         if not answered.get("succeeded"):
             await self._revoke(lease_id)

@@ -4,8 +4,8 @@
           -> wait_stored             on this disk
           -> report                  only then
 
-Data that arrives during a sync waits in the socket, so memory stays bounded. Bytes that do not continue the log, a
-silent master, or an older epoch than the last one end the connection, with nothing of them appended.
+Data that arrives during a sync waits in the socket, so memory stays bounded. The connection ends if bytes do not
+continue the log (none of them is appended), if the master is silent, or if its epoch is older than the last one.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Follower:
                 beats.cancel()
 
     def _compare(self, epochs: Sequence[Epoch], master_end: int) -> None:
-        """Raise DivergedError if this log has bytes that the master's has not."""
+        """Raise DivergedError if this log has bytes that the master's log does not have."""
         end = self._store.positions[0]
         newest = epochs[-1].number if epochs else 0
         if newest < self._epochs.last:
@@ -156,7 +156,7 @@ class Follower:
             self._epochs.follow([*self._epochs.all, self._masters[-1]], unit.offset)
 
     def _report(self, writer: asyncio.StreamWriter) -> None:
-        """Report how far the log is on this disk, never more."""
+        """Report the end of the log that is durable on this disk, never more."""
         writer.write(encode_report(min(self._store.positions[0], self._store.positions[2]), self._protocol))
 
     async def _send_heartbeats(self, writer: asyncio.StreamWriter) -> None:

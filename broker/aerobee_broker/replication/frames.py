@@ -1,18 +1,18 @@
 """The frames of RocketMQ's two replication protocols, between replicas and masters, as bytes. No sockets.
 
-The plain one (HAService). There is no handshake; integers are big-endian and signed:
+The plain protocol (HAService) has no handshake; integers are big-endian and signed:
 
     replica -> master   report     8   offset at which its log ends
     master -> replica   unit      12   offset of the first byte, size of the body; then the body
                         heartbeat      the same with size 0: the offset of the next byte
 
-The one with epochs (AutoSwitchHAService), which our brokers use among themselves:
+The protocol with epochs (AutoSwitchHAService), which Aerobee's brokers use among themselves:
 
     replica -> master   handshake 16   state 1, flags (two of 16 bits), id of the replica
                         report    12   state 2, offset
     master -> replica   handshake 20   state 1, size of the body, end of the log, last epoch (-1: none);
-                                       then of each epoch its number and where it begins: 4 + 8 bytes
-                        unit      36   state 2, size, offset, epoch, where the epoch begins, confirmed offset; then the
+                                       then number and start of each epoch: 4 + 8 bytes
+                        unit      36   state 2, size, offset, epoch, start of the epoch, confirmed offset; then the
                                        body. A heartbeat has size 0
 """
 
@@ -194,7 +194,7 @@ class MasterReader:
         return units
 
     def check(self) -> None:
-        """Raise the error that `feed` found behind the units it returned."""
+        """Raise the error that `feed` found after the returned units."""
         if self._error is not None:
             raise self._error
 

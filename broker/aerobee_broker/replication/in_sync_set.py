@@ -1,10 +1,10 @@
 """The in-sync set of a master with a lease, and its changes.
 
-    confirmed   by every other broker of the claim; during a change, of the old and of the new claim
-    leaves      a broker that has not reached the end of the log for `in_sync_seconds`; messages wait for it until
-                it has left
-    joins       a broker that has just reached the end of the log: messages wait for it from then on, and it enters
-                the claim once it has all messages confirmed before
+    confirm     every other broker of the claim confirms messages; during a change, of the old and of the new claim
+    leave       a broker leaves when it has not reached the end of the log for `in_sync_seconds`; messages wait for
+                it until it has left
+    join        a broker joins when it reaches the end of the log: messages wait for it from then on, and it enters
+                the claim once it has all messages that were confirmed before
 
 The claim changes before the wait does. If etcd does not answer, the outcome of a change is unknown; until it is known,
 messages wait for both the old and the new brokers.

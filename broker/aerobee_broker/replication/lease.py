@@ -1,4 +1,4 @@
-"""The lease that names the master: it expires, and with it are stored the epoch and the brokers in sync.
+"""The lease that names the master. It expires; the epoch and the brokers in sync are stored with it.
 
 A consensus system such as etcd (`etcd.py`) stores all of it. A Lease of Kubernetes could implement the same interface,
 with its resourceVersion for `version`. The system must provide:

@@ -43,7 +43,7 @@ from aerobee_store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
 
 _log = logging.getLogger(__name__)
 _ANSWER_SECONDS: Final = 10.0
-_NO_LOG: Final = 1 << 62  # its log of the timer is not copied; the wheel is made from the topic
+_NO_LOG: Final = 1 << 62  # the master's timer log is not copied; the wheel is rebuilt from the topic
 _NO_MODES: Final[dict[str, object]] = {"messageRequestModeMap": {}}
 
 
@@ -67,7 +67,7 @@ class Metadata:
         self._modes = JsonTable(store.file_system, path, stats=store.stats)
         self._request_modes: object = None
         self._timer = TimerCheckpointFile(store.file_system, store.config.directory / "config" / "timercheck")
-        self._checkpoint: tuple[TimerCheckpoint, int] | None = None  # the master's, and where the log must be
+        self._checkpoint: tuple[TimerCheckpoint, int] | None = None  # the master's, and the required end of this log
         self._checkpoint_saved = 0  # its read time
         self.copied = 0  # how often a table was replaced
         self._deleted = {name for name in store.queues() if name not in tables.topics}  # their queues are left
@@ -103,9 +103,9 @@ class Metadata:
         await self._copy_checkpoint(master)
 
     def restore_topics(self) -> list[str]:
-        """Create the topics of messages in the log that no copied table has had yet; return their names.
+        """Create the topics that have messages in the log but are in no copied table; return their names.
 
-        Their settings died with the master, so they accept every type of message that can be combined.
+        Their settings are lost with the master, so the topics accept every type of message that can be combined.
         """
         restored = []
         for name, queue_ids in self._store.queues().items():

@@ -14,7 +14,7 @@ from aerobee_broker.config import Address
 from aerobee_broker.services.rpc import UnaryCall
 
 _log = logging.getLogger(__name__)
-_log.setLevel(logging.INFO)  # whatever level an operator sets for the rest
+_log.setLevel(logging.INFO)  # independent of the level that an operator sets for other loggers
 _TOLD_SIZE_MAX: Final = 8192  # bytes
 _REQUEST_SIZE_MAX: Final = 500  # characters
 _NOT_TOLD: Final = (

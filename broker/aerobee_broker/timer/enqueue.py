@@ -46,7 +46,7 @@ class Enqueue:
 
     @property
     def latency_ms(self) -> int:
-        """How long the oldest of them has waited."""
+        """How long the oldest of these messages has waited."""
         stored = self._parts.store.store_timestamp_at(TIMER_TOPIC, TIMER_QUEUE_ID, self._state.enqueued)
         return 0 if stored is None else max(0, self._parts.clock.now_ms() - stored)
 

@@ -11,8 +11,8 @@ of the group CID_RMQ_SYS_TRANS on. Some properties are additions of Aerobee, whi
 
     __AEROBEE_SENDER   in a half message: the client id of its producer, which is asked first
     __AEROBEE_SINCE    in a renewed half message: when the first one was stored, Unix ms
-    __AEROBEE_OUTCOME  in an op: how the transaction was settled, see Outcome. RocketMQ's ops do not say
-    REAL_TOPIC, __transactionId__ in an op (RocketMQ's names): which transaction that was
+    __AEROBEE_OUTCOME  in an op: how the transaction was settled, see Outcome. RocketMQ's ops lack this
+    REAL_TOPIC, __transactionId__ in an op (RocketMQ's names): identify the transaction
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def renewed_half(half: Record, checks: int, since_ms: int) -> Message:
 
 
 def given_up_half(half: Record) -> Message:
-    """The copy that is kept of an abandoned half message."""
+    """The stored copy of an abandoned half message."""
     return half.to_new_message(GIVEN_UP_TOPIC, TRANSACTION_QUEUE_ID, dict(half.properties))
 
 

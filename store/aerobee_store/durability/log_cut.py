@@ -1,6 +1,6 @@
-"""The order to cut the log at an offset when the store is next opened: a file with the offset, removed when it is done.
+"""The order to truncate the log at the next start: a file that contains the offset, removed when the log is truncated.
 
-A replica writes it if its log has bytes that its master's log has not. The bytes behind the offset are copied to
+A replica writes it if its log has bytes that its master's log does not have. The bytes after the offset are copied to
 `quarantine` (`diverged-OFFSET`, whole segments as `diverged-SEGMENT`), and the log continues at the offset. An
 interrupted start repeats the cut. The timer's files are derived from the log, so they are removed and rebuilt.
 """
@@ -28,7 +28,7 @@ def order(file_system: FileSystem, directory: Path, physical_offset: int) -> Non
 
 
 def ordered(file_system: FileSystem, directory: Path) -> int | None:
-    """Where to cut; None if there is nothing to be done. Blocking. StoreDirectoryError, OSError."""
+    """The ordered offset; None without an order. Blocking. StoreDirectoryError, OSError."""
     path = directory / FILE_NAME
     if not file_system.exists(path):
         return None
@@ -39,7 +39,7 @@ def ordered(file_system: FileSystem, directory: Path) -> int | None:
 
 
 def done(file_system: FileSystem, directory: Path) -> None:
-    """The log was cut, and all is synced. Blocking. OSError."""
+    """Remove the order, after the log was cut and everything is synced. Blocking. OSError."""
     timer_log = directory / "timerlog"
     names = file_system.list(timer_log) if file_system.exists(timer_log) else []
     timer = [*(timer_log / name for name in names), directory / "timerwheel", directory / "config" / "timercheck"]

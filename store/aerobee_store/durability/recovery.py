@@ -149,7 +149,7 @@ class Recovery:
             _log.error("log ends before the last sync, records are lost end=%d synced=%d", report.end, synced)
         self._cut_log(report.end)
         if (begin := self._cut_queues(report.end)) < report.end:
-            # The cut units were damaged and are no trace of lost records: read the records of these queues again.
+            # The dropped units were damaged and do not prove lost records: read the records of these queues again.
             report.begin, report.records = min(begin, report.begin), 0
             report.damaged.clear()
             self._scan(report.begin)
@@ -168,7 +168,8 @@ class Recovery:
         return report
 
     def _cut_at(self, cut: int) -> None:
-        """End the log where another broker's goes on; what is behind is set aside, and was read in vain."""
+        """End the log at the offset where another broker's log continues; move the bytes after it to quarantine, and
+        discard what was read from them."""
         report = self._report
         self._keeps_tail, self._tail_name = True, DIVERGED
         self._meet(Found.ORDER_TO_CUT)
@@ -453,7 +454,7 @@ class Recovery:
     ) -> None:
         """`stored`: the store times, for a queue whose new units are extended."""
         first_offset = queue.files[0] if queue.files else queue_offset
-        gone = max(0, first_offset - queue_offset)  # their file was removed with the messages of that time
+        gone = max(0, first_offset - queue_offset)  # retention removed their file with other expired messages
         units, queue_offset = units[gone:], queue_offset + gone
         present = min(max(queue.max_offset - queue_offset, 0), len(units))
         if present:
@@ -475,7 +476,7 @@ class Recovery:
             queue.put(queue_offset + present, data)
             self._report.units_added += len(units) - present
 
-    # --- cutting what is behind the end -----------------------------------------------------------------------
+    # --- cutting after the end of the log ---------------------------------------------------------------------
 
     def _cut_log(self, end: int) -> None:
         behind: list[MappedFile] = []
@@ -499,7 +500,7 @@ class Recovery:
             if used:
                 self._set_aside(file)
             elif file.start_offset != expected:
-                # Preallocated and never used, but behind a hole: the log would continue at the wrong offset.
+                # Preallocated and never used, but after a gap: the log would continue at the wrong offset.
                 self._log.files.remove([file])
             else:
                 expected = file.end_offset
@@ -520,7 +521,7 @@ class Recovery:
         self._report.quarantined.append(target)
 
     def _copy_tail(self, file: MappedFile, position: int, data_end: int) -> None:
-        """Copy what is behind the end of the log, before it is zeroed."""
+        """Copy the bytes after the end of the log, before they are zeroed."""
         tail = bytes(file.view[position:data_end]).rstrip(b"\0")
         target = self._quarantine(file, f"{self._tail_name}{file.start_offset + position:020d}")
         self._file_system.write_new(target, tail)
@@ -537,7 +538,7 @@ class Recovery:
         )
 
     def _quarantine(self, file: MappedFile, name: str) -> Path:
-        """A path in `quarantine`, which is there, that nothing has yet."""
+        """A free path in `quarantine`; the directory exists on return."""
         quarantine = file.path.parent.parent / "quarantine"  # of several disks of the log, on the same one
         self._file_system.make_directory(quarantine)
         target = quarantine / name
@@ -548,7 +549,8 @@ class Recovery:
         return target
 
     def _cut_queues(self, end: int) -> int:
-        """Drop units behind the end of the log; answer from where on the log must be read to replace damaged ones."""
+        """Drop units after the end of the log; return the offset from which the log must be read to replace damaged
+        ones."""
         begin_again = end
         for queue in self._queues.simple.values():
             stop = queue.max_offset

@@ -237,7 +237,7 @@ class Retention:
         await self._in_log_thread(_close_files, gone)
         await self._in_disk_thread(
             mappings.clear
-        )  # to unmap a segment frees its pages: some 100 ms, not of this thread
+        )  # unmapping a segment frees its pages: some 100 ms, spent in another thread
         for file in gone:
             self._first_timestamps.pop(file.start_offset, None)
         self._stats.segments_expired += len(gone)

@@ -187,12 +187,12 @@ class UnitRepair:
 
 
 def _key(queue: AnyQueue, number: int) -> int:
-    """What identifies the unit of this number among those of the queue."""
+    """The key that identifies the unit of this number in its queue."""
     return int(queue.units(number, 1)[0]["base_offset"]) if isinstance(queue, BatchConsumeQueue) else number
 
 
 def _units_in(batch: RecordBatch, queue: AnyQueue) -> Iterator[tuple[Integers, Units]]:
-    """The units of the queue for these records, and what identifies them (see `_key`)."""
+    """The units of the queue for these records, and their keys (see `_key`)."""
     if isinstance(queue, BatchConsumeQueue):
         for topic, queue_id, units in record_units.batch_queue_units(batch):
             if (topic, queue_id) == (queue.topic, queue.queue_id):

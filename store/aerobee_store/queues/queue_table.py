@@ -59,7 +59,7 @@ class EndedQueues(Protocol):
     """Knows where the queues of deleted topics ended: `topic_removal.DeletedTopics`."""
 
     def next_offset(self, topic: str, queue_id: int) -> int:
-        """Where a queue of the topic goes on; 0 if it never was."""
+        """The offset at which a queue of the topic continues; 0 if it never existed."""
         ...
 
 
@@ -200,7 +200,7 @@ class QueueTable:
         """A new queue of the topic may need the names of files that are being removed."""
         files = self._going.pop(topic, None)
         if files is not None:
-            with suppress(OSError):  # the disk thread meets the error as well, and the store fails
+            with suppress(OSError):  # the disk thread gets the error as well, and the store fails
                 files.remove()
 
     def close(self) -> None:

@@ -42,8 +42,7 @@ class QueueUnits:
 def queue_units(batch: RecordBatch, rule: MultiDispatch, levels: DelayLevels = ROCKETMQ_LEVELS) -> Iterator[QueueUnits]:
     """The units of a batch, queue by queue. Prepared, rolled-back and inner-batch records are in no consume queue.
 
-    `rule` says which of the queues that records name besides their own count. `levels`: the delays of records in
-    SCHEDULE_TOPIC_XXXX.
+    `rule` selects the additional queues of records. `levels`: the delays of records in SCHEDULE_TOPIC_XXXX.
     """
     units = np.zeros(len(batch), UNIT_DTYPE)
     units["physical_offset"] = batch.physical_offset
@@ -72,7 +71,7 @@ def queue_units(batch: RecordBatch, rule: MultiDispatch, levels: DelayLevels = R
 def _merged(
     rows: npt.NDArray[np.intp], offsets: npt.NDArray[np.int64], others: list[tuple[int, int]]
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-    """Records of a queue, and others that name it, in the order of the log."""
+    """The records of a queue, and other records that name it, in the order of the log."""
     named = np.array(others, np.int64)
     all_rows = np.concatenate((rows, named[:, 0]))
     order = np.argsort(all_rows, kind="stable")
@@ -82,7 +81,7 @@ def _merged(
 def batch_queue_units(batch: RecordBatch) -> Iterator[tuple[str, int, BatchUnits]]:
     """Topic, queue id and the units that its inner batches must have, in the order of the log.
 
-    Those without INNER_NUM or INNER_BASE have none.
+    Batches without INNER_NUM or INNER_BASE have none.
     """
     inner = np.flatnonzero((batch.sys_flag & SYS_FLAG_INNER_BATCH) != 0)
     if not len(inner):
