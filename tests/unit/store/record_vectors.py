@@ -1,4 +1,4 @@
-"""Six records whose bytes are known: accepted by RocketMQ's own store, which built the expected queues from them."""
+"""Six records with known bytes, accepted by RocketMQ's own store, which built the expected queues from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BORN_TIMESTAMP = 1700000000000
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """A message, where it is put, and its record."""
+    """A message, its place, and its record."""
 
     message: Message
     queue_offset: int

@@ -1,4 +1,4 @@
-"""The clock for periods that end in something that cannot be undone."""
+"""The clock for periods that end in an irreversible action."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DAY = 24 * 3600.0
 
 
 def test_it_goes_on_when_the_wall_clock_is_set_back() -> None:
-    """For as long as the process lives; what the wall clock says next is as good."""
+    """It continues for the life of the process; later times of the wall clock are accepted."""
     clock = ManualClock()
     steady = SteadyClock(clock)
     begin = steady.now_ms()
@@ -27,7 +27,7 @@ def test_it_goes_on_when_the_wall_clock_is_set_back() -> None:
 
 
 def test_it_doubts_a_jump_ahead_for_a_day(caplog: pytest.LogCaptureFixture) -> None:
-    """It is said once when it is noticed and once when it is believed; set right before, it has changed nothing."""
+    """The jump is logged when noticed and when accepted; a correction before that leaves no effect."""
     clock = ManualClock()
     steady = SteadyClock(clock)
     begin = steady.now_ms()
@@ -48,7 +48,7 @@ def test_it_doubts_a_jump_ahead_for_a_day(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_it_follows_small_corrections_and_never_goes_back() -> None:
-    """As NTP makes them."""
+    """Corrections like those of NTP are followed at the next step forwards."""
     clock = ManualClock()
     steady = SteadyClock(clock)
     latest = steady.now_ms()

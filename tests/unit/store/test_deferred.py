@@ -1,4 +1,4 @@
-"""Modules that are imported at their first use."""
+"""Modules that are imported at first use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aerobee_store.timer import log, wheel
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module that nobody has imported."""
+    """Return the name of a module that is not imported."""
     (tmp_path / "module_for_deferred.py").write_text("value = [1]\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("aerobee_store.deferred._NAMES", {})
@@ -25,7 +25,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_the_first_use_imports_it(module: str) -> None:
-    """And each name is that of the module itself; what it has not is an error that names it."""
+    """Each name is the module's own; a missing name raises an error that names it."""
     stand_in = deferred(module)
     assert module not in sys.modules
     assert stand_in.value is sys.modules[module].value
@@ -35,20 +35,20 @@ def test_the_first_use_imports_it(module: str) -> None:
 
 
 def test_all_of_them_can_be_imported_in_advance(module: str) -> None:
-    """As the broker does with its first client."""
+    """The broker does this with its first client."""
     deferred(module)
     load_deferred()
     assert module in sys.modules
 
 
 def test_the_store_can_be_imported_without_numpy() -> None:
-    """The client and a broker at rest need none of it."""
+    """A client and an idle broker do not need numpy."""
     check = "import sys, aerobee_store.message_store; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], timeout=60, check=False).returncode == 0
 
 
 def test_the_layouts_for_numpy_and_for_struct_agree() -> None:
-    """A unit, an entry and a slot have one size in both."""
+    """Units, entries and slots have the same size in both."""
     assert np.dtype(consume_queue.UNIT_DTYPE).itemsize == consume_queue.UNIT_SIZE
     assert np.dtype(batch_consume_queue.BATCH_UNIT_DTYPE).itemsize == batch_consume_queue.BATCH_UNIT_SIZE
     assert np.dtype(index_file.ENTRY_DTYPE).itemsize == index_file.ENTRY_SIZE

@@ -1,4 +1,4 @@
-"""A disk that runs full stops messages while there is still room for everything else."""
+"""A disk that fills up stops messages while there is still space for everything else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aerobee_store.disk.file_system import DiskFileSystem, DiskUsage
 
 
 class ShrinkingDisk(DiskFileSystem):
-    """A disk of which somebody else takes the room."""
+    """A disk whose free space the test sets."""
 
     available = 1 << 40
 
@@ -21,7 +21,7 @@ class ShrinkingDisk(DiskFileSystem):
 
 
 def test_messages_are_refused_before_the_disk_is_full_and_taken_again_afterwards(tmp_path: Path) -> None:
-    """Below the headroom an append raises StoreFullError and changes nothing; with room again the store goes on."""
+    """Below the headroom an append raises StoreFullError and changes nothing; with more space the store continues."""
     disk = ShrinkingDisk()
     config = replace(StoreConfig.tiny(tmp_path / "store"), disk_headroom=1 << 20)
     message = Message("orders", 0, b"x" * 2000)
@@ -29,7 +29,7 @@ def test_messages_are_refused_before_the_disk_is_full_and_taken_again_afterwards
         store.append([message])
         disk.available = (1 << 20) - 1
         with pytest.raises(StoreFullError, match="free some"):
-            store.append([message] * 20)  # more than the segment's room that is reserved already
+            store.append([message] * 20)  # more than the segment's reserved space
         store.flush()
         assert (store.state, store.queue_range("orders", 0)) == ("open", (0, 1))
         disk.available = 1 << 30
@@ -40,10 +40,10 @@ def test_messages_are_refused_before_the_disk_is_full_and_taken_again_afterwards
 
 
 def test_what_consumers_need_may_use_half_of_the_headroom(tmp_path: Path) -> None:
-    """Internal records are taken where other messages are not any more, down to half of the headroom."""
+    """Internal records are accepted when other messages are not, down to half of the headroom."""
     disk = ShrinkingDisk()
     config = replace(StoreConfig.tiny(tmp_path / "store"), disk_headroom=1 << 20)
-    messages = [Message("orders", 0, b"x" * 2000)] * 10  # more than a segment: room is needed
+    messages = [Message("orders", 0, b"x" * 2000)] * 10  # more than a segment, so a new one is needed
     with MessageStore.open(config, file_system=disk) as store:
         disk.available = (1 << 19) + (64 << 10)
         with pytest.raises(StoreFullError):

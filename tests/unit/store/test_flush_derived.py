@@ -1,4 +1,4 @@
-"""Queue units wait in memory, and are written and synced together: nobody misses one, and no checkpoint is ahead."""
+"""Queue units wait in memory and are written and synced together; readers see them, and no checkpoint is ahead."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from aerobee_store.tools.verify import verify
 from tests.support.stored_messages import DIRECTORY
 
 CONFIG = replace(StoreConfig.tiny(DIRECTORY), queue_file_size=1000 * 20, segment_size=1 << 20)
-PAGE = 205  # units: more than fit into 4 KiB
+PAGE = 205  # units; more than fit into 4 KiB
 
 
 def send(store: MessageStore, topic: str, count: int = 1, *, queue_id: int = 0) -> None:
-    """Messages that are in the log and can be read when it returns, numbered by queue offset; no queue is flushed."""
+    """Append and dispatch messages numbered by queue offset; no queue is flushed."""
     begin = store.queue_range(topic, queue_id)[1]
     store.append([Message(topic, queue_id, b"%d" % number) for number in range(begin, begin + count)])
     store.commit()
@@ -38,12 +38,12 @@ def bodies(store: MessageStore, topic: str, queue_offset: int = 0, *, queue_id: 
 
 
 def writes(disk: MemoryFileSystem, name: str = "consumequeue") -> list[Path]:
-    """The paths of all writes to files of this kind so far."""
+    """Return the paths of all writes to files of this kind so far."""
     return [each.path for each in disk.log if each.name == "write" and each.path.is_relative_to(DIRECTORY / name)]
 
 
 def test_what_waits_is_read_before_it_is_written() -> None:
-    """Alone, behind what is in the file, and over the place where one ends and the other begins."""
+    """Waiting units are read alone, after units in the file, and across the boundary."""
     disk = MemoryFileSystem()
     with MessageStore.open(CONFIG, file_system=disk) as store:
         send(store, "orders", 3)
@@ -62,7 +62,7 @@ def test_what_waits_is_read_before_it_is_written() -> None:
 
 
 def test_no_more_than_a_page_waits() -> None:
-    """Many units at once are written at once, over the ends of files, too."""
+    """More units than a page are written at once, also across files."""
     disk = MemoryFileSystem()
     with MessageStore.open(replace(CONFIG, queue_file_size=20 * 20), file_system=disk) as store:
         send(store, "orders", PAGE)
@@ -74,7 +74,7 @@ def test_no_more_than_a_page_waits() -> None:
 
 
 def test_a_killed_process_takes_what_waits_with_it() -> None:
-    """The next start has it from the log."""
+    """The next start rebuilds the waiting units from the log."""
     disk = MemoryFileSystem()
     store = MessageStore.open(CONFIG, file_system=disk)
     send(store, "orders", 3)
@@ -87,9 +87,7 @@ def test_a_killed_process_takes_what_waits_with_it() -> None:
 
 @pytest.mark.parametrize("together_min", [None, 1])
 def test_names_that_a_killed_process_has_made(together_min: int | None) -> None:
-    """A new queue's name may not be durable when its process dies; the start that finds it there sees to that, before
-    its checkpoint says that the queue is complete.
-    """
+    """The start after a kill syncs the names of new queues before its checkpoint says that they are complete."""
     disk = MemoryFileSystem(together_min=together_min)
     store = MessageStore.open(CONFIG, file_system=disk)
     send(store, "old")
@@ -106,7 +104,7 @@ def test_names_that_a_killed_process_has_made(together_min: int | None) -> None:
 
 
 def test_a_second_file_waits_for_the_name_of_the_first() -> None:
-    """However many files come between two flushes, a power cut leaves no hole in the queue and no odd file."""
+    """A power cut leaves no hole and no stray file, however many files are created between two flushes."""
     disk = MemoryFileSystem()
     config = replace(CONFIG, queue_file_size=20 * 20)
     store = MessageStore.open(config, file_system=disk)
@@ -124,7 +122,7 @@ def test_a_second_file_waits_for_the_name_of_the_first() -> None:
 
 
 async def test_a_flush_in_steps_that_is_cancelled() -> None:
-    """What was not written then is written, and what was not synced is synced, by the close."""
+    """The close writes and syncs the rest."""
     disk = MemoryFileSystem()
     config = replace(CONFIG, derived_flush_interval_seconds=0.01)
     store = MessageStore.open(config, file_system=disk)
@@ -152,8 +150,9 @@ async def test_a_flush_in_steps_that_is_cancelled() -> None:
 
 @pytest.mark.parametrize("together_min", [None, 1])
 async def test_the_checkpoint_is_never_ahead(together_min: int | None) -> None:
-    """Messages are stored and dispatched while queues are flushed. Whatever a power cut leaves: every message before
-    the offset of the checkpoint has its unit in a file.
+    """Messages are stored and dispatched while queues are flushed.
+
+    After any power cut, every message before the checkpoint's offset has its unit in a file.
     """
     disk = MemoryFileSystem(together_min=together_min)
     config = replace(CONFIG, derived_flush_interval_seconds=0.01)
@@ -192,7 +191,7 @@ async def test_the_checkpoint_is_never_ahead(together_min: int | None) -> None:
 
 
 class NoWrites(MemoryFileSystem):
-    """Files of queues are made, and cannot be written."""
+    """Queue files can be created but not written."""
 
     def write_inode(self, inode: object, path: Path, data: bytes, position: int) -> None:
         if path.is_relative_to(DIRECTORY / "consumequeue"):
@@ -201,7 +200,7 @@ class NoWrites(MemoryFileSystem):
 
 
 def test_a_queue_that_cannot_be_written_later() -> None:
-    """The store fails with the flag of queues, as when a queue's file cannot be made; the next start adds the unit."""
+    """The store fails with the queue flag, as when a queue file cannot be created; the next start adds the unit."""
     disk = NoWrites()
     store = MessageStore.open(CONFIG, file_system=disk)
     send(store, "orders")
@@ -216,14 +215,14 @@ def test_a_queue_that_cannot_be_written_later() -> None:
 
 @pytest.mark.parametrize("operation", ["sync_file_system", "sync"])
 def test_a_sync_of_all_that_fails_is_final(operation: str) -> None:
-    """The checkpoint does not move, and nothing is tried again."""
+    """The checkpoint does not move, and the sync is not retried."""
     disk = MemoryFileSystem(together_min=1)
     store = MessageStore.open(CONFIG, file_system=disk)
     send(store, "orders")
     store.flush()
     before = disk.read_bytes(DIRECTORY / "checkpoint")
     send(store, "orders")
-    disk.fail_at(operation, 1 if operation == "sync_file_system" else 2)  # the first one is that of the log
+    disk.fail_at(operation, 1 if operation == "sync_file_system" else 2)  # the first one is the log's
     with pytest.raises(StoreFailedError):
         store.flush()
     store.close()
@@ -231,7 +230,7 @@ def test_a_sync_of_all_that_fails_is_final(operation: str) -> None:
 
 
 def test_a_store_in_use_is_verified_without_what_waits(tmp_path: Path) -> None:
-    """One queue has written its page, while a message from before still waits in another: nothing is wrong."""
+    """One queue has written its page while an earlier message still waits in another: verify finds nothing."""
     config = replace(CONFIG, directory=tmp_path / "data")
     with MessageStore.open(config) as store:
         send(store, "few")

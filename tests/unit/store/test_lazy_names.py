@@ -1,4 +1,4 @@
-"""The record codec can be used without the store: the client and the Spark workers start faster for it."""
+"""The record codec works without the store, so that the client and the Spark workers start faster."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import aerobee_store
 
 @pytest.mark.parametrize("name", aerobee_store.__all__)
 def test_each_public_name_is_there(name: str) -> None:
-    """Every name can be imported from the package, and is what its module has under that name."""
+    """Every name can be imported from the package and equals the name in its module."""
     value = getattr(aerobee_store, name)
     assert value.__name__ == name
     assert value.__module__ == aerobee_store._MODULES[name]
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    """As of any module."""
+    """The error is the same as for any module."""
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         aerobee_store.Nothing  # noqa: B018
     assert set(aerobee_store.__all__) <= set(dir(aerobee_store))
 
 
 def test_the_codec_comes_without_the_store() -> None:
-    """Importing it loads the record modules, the errors, and nothing else of the package."""
+    """Importing it loads the record modules and the errors, and nothing else of the package."""
     program = (
         "import sys\n"
         "import aerobee_store.records.inner_batch, aerobee_store.records.record_batch\n"

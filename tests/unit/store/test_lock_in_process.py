@@ -1,4 +1,4 @@
-"""A store is open once, also within one process."""
+"""A store can be open only once, also within one process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _open_elsewhere(directory: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_removing_the_lock_file_lets_nobody_else_in(tmp_path: Path) -> None:
-    """The directory is locked as well: the store stays open once, in this process and in others, and tools see it."""
+    """The directory is locked as well, so other openings are refused, and tools see the store as open."""
     config = StoreConfig.tiny(tmp_path / "store")
     with MessageStore.open(config):
         (config.directory / "lock").unlink()

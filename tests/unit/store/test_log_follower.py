@@ -1,4 +1,4 @@
-"""A store that copies another store's log: what it takes, what it refuses, and what comes of it."""
+"""A store that copies another store's log: what it accepts, what it refuses, and the result."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _record(body: bytes, physical_offset: int) -> bytes:
 
 @pytest.fixture
 def log(tmp_path: Path) -> bytes:
-    """Three segments of a log with blanks at their ends: several queues, tags, keys."""
+    """Return three segments of a log with blanks at their ends, several queues, tags and keys."""
     with _store(tmp_path / "source") as store:
         for number in range(130):
             properties = {"UNIQ_KEY": f"id-{number}", "KEYS": f"k{number}", "TAGS": "A"}
@@ -64,7 +64,7 @@ def _check_copy(store: MessageStore, log: bytes) -> None:
 
 @pytest.mark.parametrize("size", [97, 500, 20_000, 1 << 20])
 def test_a_copy_in_pieces_of_any_size(log: bytes, tmp_path: Path, size: int) -> None:
-    """Log, queues and index are those of the source, also after the next start; records may lie across pieces."""
+    """Log, queues and index equal the source's, also after a restart; records may be split across pieces."""
     with _store(tmp_path / "copy") as store:
         for begin in range(0, len(log), size):
             store.follower.receive(begin, log[begin : begin + size])
@@ -75,7 +75,7 @@ def test_a_copy_in_pieces_of_any_size(log: bytes, tmp_path: Path, size: int) -> 
 
 
 def test_a_copy_goes_on_after_a_cut_anywhere(log: bytes, tmp_path: Path) -> None:
-    """What had come of a record is dropped with the connection, and comes again."""
+    """A partly received record is dropped with the connection and received again."""
     with _store(tmp_path / "copy") as store:
         for cut in range(1000, len(log), 1777):
             follower = store.follower
@@ -87,7 +87,10 @@ def test_a_copy_goes_on_after_a_cut_anywhere(log: bytes, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("position", [0, 4, 9, 40, 95])
 def test_a_changed_byte_is_refused_with_all_that_came_with_it(log: bytes, tmp_path: Path, position: int) -> None:
-    """Size, magic, checksum, offset or body: nothing of the piece is appended, and the right bytes are still taken."""
+    """After a change of size, magic, checksum, offset or body nothing of the piece is appended.
+
+    The correct bytes are accepted later.
+    """
     with _store(tmp_path / "copy") as store:
         first = store.follower.receive(0, log[:1000])
         changed = bytearray(log[first:4000])
@@ -104,7 +107,7 @@ def test_a_changed_byte_is_refused_with_all_that_came_with_it(log: bytes, tmp_pa
 
 @pytest.mark.parametrize("garbage", [bytes(200_000), b"\x01" * 100, bytes(range(256)) * 40, bytes(8)])
 def test_garbage_is_refused(tmp_path: Path, garbage: bytes) -> None:
-    """Zeros are garbage as well; RocketMQ's replicas take and confirm them."""
+    """Zeros are refused too; RocketMQ's replicas accept and confirm them."""
     with _store(tmp_path / "copy") as store:
         with pytest.raises(LogMismatchError):
             store.follower.receive(0, garbage)
@@ -113,7 +116,7 @@ def test_garbage_is_refused(tmp_path: Path, garbage: bytes) -> None:
 
 @pytest.mark.parametrize("offset", [0, 999, -1, 1 << 40])
 def test_another_offset_is_refused(log: bytes, tmp_path: Path, offset: int) -> None:
-    """The message has both offsets."""
+    """The error gives both offsets."""
     with _store(tmp_path / "copy") as store:
         store.follower.receive(0, log[:1000])
         end = store.positions[0]
@@ -125,7 +128,7 @@ def test_another_offset_is_refused(log: bytes, tmp_path: Path, offset: int) -> N
 
 
 def test_a_record_must_end_within_its_segment(tmp_path: Path) -> None:
-    """It would be cut at the end of the file; a blank must reach exactly that end."""
+    """The file's end would cut it; a blank must reach exactly that end."""
     with _store(tmp_path / "copy") as store:
         body = b"x" * 5000
         log = b""
@@ -138,7 +141,7 @@ def test_a_record_must_end_within_its_segment(tmp_path: Path) -> None:
 
 
 def test_an_empty_copy_may_begin_at_a_later_segment(log: bytes, tmp_path: Path) -> None:
-    """As when the other broker has removed its oldest segments."""
+    """This happens when the other broker has removed its oldest segments."""
     with _store(tmp_path / "copy") as store:
         with pytest.raises(LogMismatchError, match="begins no segment"):
             store.follower.begin_at(5)
@@ -154,7 +157,7 @@ def test_an_empty_copy_may_begin_at_a_later_segment(log: bytes, tmp_path: Path) 
 
 
 def test_the_copy_can_be_appended_to(log: bytes, tmp_path: Path) -> None:
-    """A replica that becomes the master goes on with the offsets of its queues."""
+    """A replica that becomes the master continues at its queues' offsets."""
     with _store(tmp_path / "copy") as store:
         store.follower.receive(0, log)
         store.flush()
@@ -164,7 +167,7 @@ def test_the_copy_can_be_appended_to(log: bytes, tmp_path: Path) -> None:
 
 
 async def test_flush_listeners_hear_before_the_waiters(tmp_path: Path) -> None:
-    """What replicas get is durable here, and they get it no later than the sender its answer."""
+    """Replicas get only durable bytes, and no later than the sender gets its answer."""
     with MessageStore.open(StoreConfig.tiny(tmp_path / "copy")) as store:
         heard: list[int] = []
         store.flush_listeners.append(lambda: heard.append(store.positions[2]))

@@ -1,4 +1,4 @@
-"""The store's face: opening what can and cannot be opened, limits, appends over the ends of segments, reading."""
+"""The store's interface: opening, limits, appends across segments, and reading."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def store_fixture(disk: MemoryFileSystem) -> Iterator[MessageStore]:
 
 
 def test_a_lock_of_another_process(tmp_path: Path) -> None:
-    """A store that another process has open cannot be opened; when that process dies, it can."""
+    """A store opened by another process cannot be opened until that process ends."""
     program = (
         "import sys; from pathlib import Path; from aerobee_store import MessageStore, StoreConfig\n"
         "store = MessageStore.open(StoreConfig.tiny(Path(sys.argv[1])))\n"
@@ -81,7 +81,7 @@ def test_an_unreadable_directory(disk: MemoryFileSystem) -> None:
 
 
 def test_a_foreign_directory(tmp_path: Path) -> None:
-    """A directory with other things is left alone."""
+    """A directory with other files is left alone."""
     (tmp_path / "holiday.jpg").write_bytes(b"...")
     with pytest.raises(StoreDirectoryError, match=r"holiday\.jpg"):
         MessageStore.open(StoreConfig.tiny(tmp_path))
@@ -100,7 +100,7 @@ def test_a_foreign_directory(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_sizes(disk: MemoryFileSystem, change: dict[str, int], match: str) -> None:
-    """A store that was written with other sizes is not touched."""
+    """A store written with other file sizes is not touched."""
     sender = Sender()
     with MessageStore.open(CONFIG, file_system=disk) as store:
         sender.append(store, [sender.message(20)])
@@ -113,7 +113,7 @@ def test_wrong_sizes(disk: MemoryFileSystem, change: dict[str, int], match: str)
 
 
 def test_a_full_disk_at_the_start(disk: MemoryFileSystem) -> None:
-    """StoreFullError says to free some space; the lock is let go."""
+    """StoreFullError asks to free some space, and the lock is released."""
     disk.capacity = 0
     with pytest.raises(StoreFullError, match="free some"):
         MessageStore.open(CONFIG, file_system=disk)
@@ -122,7 +122,7 @@ def test_a_full_disk_at_the_start(disk: MemoryFileSystem) -> None:
 
 
 def test_a_closed_store_says_so(disk: MemoryFileSystem) -> None:
-    """Closing twice is harmless; everything else is an error."""
+    """Closing twice is harmless; every other call raises an error."""
     store = MessageStore.open(CONFIG, file_system=disk)
     store.close()
     store.close()
@@ -138,7 +138,7 @@ def test_a_closed_store_says_so(disk: MemoryFileSystem) -> None:
 
 
 def test_the_largest_body_and_one_byte_more(store: MessageStore) -> None:
-    """8192 bytes here; the error names the setting."""
+    """The limit is 8192 bytes here; the error names the setting."""
     sender = Sender()
     sender.append(store, [sender.message(8192)])
     with pytest.raises(InvalidMessageError, match=r"8193 bytes.*store\.body_size_max"):
@@ -148,7 +148,7 @@ def test_the_largest_body_and_one_byte_more(store: MessageStore) -> None:
 
 
 def test_all_or_none(store: MessageStore) -> None:
-    """One message of many that cannot be stored: none is, and offsets are not used up."""
+    """If one message of many cannot be stored, none is, and no offset is used."""
     sender = Sender()
     good = [sender.message(100) for _ in range(3)]
     for bad in (
@@ -170,7 +170,7 @@ def test_all_or_none(store: MessageStore) -> None:
 
 
 def test_a_record_too_large_for_a_segment(disk: MemoryFileSystem) -> None:
-    """Though its body is within the limit: refused, and nothing is stored."""
+    """It is refused although its body is within the limit, and nothing is stored."""
     with MessageStore.open(replace(CONFIG, body_size_max=1 << 20), file_system=disk) as store:
         with pytest.raises(InvalidMessageError, match=r"store\.segment_size"):
             store.append([Message("orders", 0, b"x" * 16384)])
@@ -184,7 +184,7 @@ def test_a_record_too_large_for_a_segment(disk: MemoryFileSystem) -> None:
 
 
 def test_a_split_batch_goes_to_the_next_segment_as_a_whole(store: MessageStore) -> None:
-    """What does not fit together does not stay behind in part."""
+    """A batch that does not fit is not split between segments."""
     sender = Sender()
     sender.append(store, [sender.message(8000), sender.message(4000)])
     sent = sender.append(store, [sender.message(1500) for _ in range(4)], split_batch=True)
@@ -198,14 +198,14 @@ def test_a_split_batch_goes_to_the_next_segment_as_a_whole(store: MessageStore) 
 
 @pytest.mark.parametrize("count", [1, 5, 40])
 def test_raw_records_over_the_end_of_a_segment(store: MessageStore, count: int) -> None:
-    """They are placed, dated and checksummed like others, with consecutive offsets."""
+    """They get consecutive offsets, a time and checksums like other messages."""
     sender = Sender()
     sender.append(store, [sender.message(8000, queue_id=1), sender.message(5000, queue_id=1)])
     messages = [sender.message(700, queue_id=1) for _ in range(count)]
     drafts = [Draft(message, store_host=("1.2.3.4", 5), property_crc=True) for message in messages]
     data = bytearray().join(draft.encode_unplaced() for draft in drafts)
     appended = store.append_records("orders", 1, RecordBatch.parse(data, base_physical_offset=None, placed=False))
-    data[:] = bytes(len(data))  # the buffer is the caller's again
+    data[:] = bytes(len(data))  # the caller may reuse the buffer
     assert (appended.first_queue_offset, appended.count) == (2, count)
     store.flush()
     records = store.read("orders", 1, 2, max_count=100).records
@@ -218,7 +218,7 @@ def test_raw_records_over_the_end_of_a_segment(store: MessageStore, count: int) 
 
 
 def test_raw_records_that_are_not_to_be_trusted(store: MessageStore) -> None:
-    """Of another queue, transactional, or none at all: refused."""
+    """Records of another queue, transactional records and empty batches are refused."""
 
     def batch(*messages: Message) -> RecordBatch:
         drafts = [Draft(message, store_host=("1.2.3.4", 5), property_crc=True) for message in messages]
@@ -240,7 +240,7 @@ def test_raw_records_that_are_not_to_be_trusted(store: MessageStore) -> None:
 
 
 def test_reading_at_the_edges(store: MessageStore) -> None:
-    """Status and next offset for an unknown queue, below, at and behind its ends."""
+    """Status and next offset for an unknown queue, and below, at and past a queue's ends."""
     sender = Sender()
     sender.append(store, [sender.message(30) for _ in range(5)])
     store.flush()
@@ -253,7 +253,7 @@ def test_reading_at_the_edges(store: MessageStore) -> None:
 
 
 def test_bounds_of_one_read(store: MessageStore) -> None:
-    """At most so many, at most so many bytes, but always one."""
+    """A read returns at most the given count and bytes, but at least one message."""
     sender = Sender()
     sent = sender.append(store, [sender.message(500) for _ in range(10)])
     store.flush()
@@ -265,7 +265,7 @@ def test_bounds_of_one_read(store: MessageStore) -> None:
 
 
 def test_reading_by_tag(store: MessageStore) -> None:
-    """Hash collisions do not show; what does not match is passed over."""
+    """Hash collisions do not match, and other tags are skipped."""
     for tag in ("Aa", "BB", "", "Aa", "C"):
         store.append([Message("orders", 0, tag.encode(), {"TAGS": tag} if tag else {})])
     store.flush()
@@ -277,7 +277,7 @@ def test_reading_by_tag(store: MessageStore) -> None:
 
 
 def test_a_filler_does_not_end_a_read(disk: MemoryFileSystem) -> None:
-    """It stands for no bytes: the messages around one come together, whatever the limit of bytes."""
+    """A filler has no bytes: the messages around it are returned together, within the byte limit."""
     with MessageStore.open(CONFIG, file_system=disk) as store:
         sent = store.append([Message("orders", 0, b"%d" % number) for number in range(5)])
     log = CONFIG.directory / "commitlog" / f"{0:020d}"
@@ -291,7 +291,7 @@ def test_a_filler_does_not_end_a_read(disk: MemoryFileSystem) -> None:
 
 
 def test_queries_compare_the_key(store: MessageStore) -> None:
-    """Keys of one hash, of another topic, beyond the count, outside of the times."""
+    """Keys of equal hash, of another topic, beyond the count, or outside the times are excluded."""
     clock = store.clock
     assert isinstance(clock, ManualClock)
     for number in range(5):
@@ -309,7 +309,7 @@ def test_queries_compare_the_key(store: MessageStore) -> None:
 
 
 def test_without_an_index_no_key_is_found_until_it_is_made_again(disk: MemoryFileSystem) -> None:
-    """Starts, after a crash too, do not miss it; switched on again, it has every message of the log."""
+    """Starts work without an index, also after a crash; turned on again, it has every message of the log."""
     without = replace(CONFIG, index=False)
     with MessageStore.open(CONFIG, file_system=disk, clock=ManualClock()) as store:
         store.append([Message("orders", 0, b"first", {"KEYS": "k"})])
@@ -329,6 +329,6 @@ def test_without_an_index_no_key_is_found_until_it_is_made_again(disk: MemoryFil
 
 
 def test_errors_are_one_family() -> None:
-    """Whoever calls the store needs one except clause."""
+    """Callers of the store need only one except clause."""
     for error in (StoreLockedError, StoreDirectoryError, StoreFullError, StoreClosedError, InvalidMessageError):
         assert issubclass(error, StoreError)

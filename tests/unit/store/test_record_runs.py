@@ -1,4 +1,4 @@
-"""Records of a queue read as runs of the log: what is one slice, what is left out, what is durable."""
+"""Records of a queue read as runs of the log: their boundaries, and excluded and unsynced records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOST = ("127.0.0.1", 8081)
 
 
 def append(store: MessageStore, count: int, topic: str = "orders", first: int = 0) -> list[bytes]:
-    """So many records together, with tags in turn; their bodies."""
+    """Append records together, with tags in turn; return their bodies."""
     bodies = [b"body %d" % number for number in range(first, first + count)]
     drafts = [
         Draft(
@@ -45,11 +45,11 @@ def store_fixture() -> Iterator[MessageStore]:
 
 
 def test_neighbours_are_one_slice(store: MessageStore) -> None:
-    """A run ends where another queue's record comes between, and at the end of a segment."""
+    """A run ends at another queue's record and at the end of a segment."""
     bodies = append(store, 10)
     bodies += append(store, 5, first=10)
     append(store, 1, "bills")
-    bodies += append(store, 200, first=15)  # over the end of a segment
+    bodies += append(store, 200, first=15)  # across the end of a segment
     store.flush()
     found = store.read_runs("orders", 0, 0)
     assert bodies_of(found.runs) == bodies
@@ -63,7 +63,7 @@ def test_neighbours_are_one_slice(store: MessageStore) -> None:
 
 
 def test_tags(store: MessageStore) -> None:
-    """Compared in the queue; every record between two others makes a run of its own."""
+    """Tags are compared in the queue, and each skipped record ends a run."""
     bodies = append(store, 30)
     store.flush()
     found = store.read_runs("orders", 0, 0, tags=["t1"])
@@ -74,7 +74,7 @@ def test_tags(store: MessageStore) -> None:
 
 
 def test_places_that_the_queue_does_not_have(store: MessageStore) -> None:
-    """As of `read`."""
+    """The statuses equal those of `read`."""
     append(store, 3)
     store.flush()
     statuses = [store.read_runs("orders", 0, offset).status for offset in (-1, 3, 4)]
@@ -83,7 +83,7 @@ def test_places_that_the_queue_does_not_have(store: MessageStore) -> None:
 
 
 def test_units_that_name_no_record_of_theirs(store: MessageStore) -> None:
-    """A wrong size, a place within a record, another's record, none at all: none of it is served as a record."""
+    """A unit with a wrong size, a place within a record, another's record or none never yields wrong bytes."""
     bodies = append(store, 8)
     append(store, 8, "bills")
     store.flush()
@@ -99,13 +99,13 @@ def test_units_that_name_no_record_of_theirs(store: MessageStore) -> None:
     for offset, unit in wrong.items():
         queue.overwrite(offset, unit)
     found = store.read_runs("orders", 0, 0)
-    # The reader finds the records in the log and puts the units right.
+    # The reader finds the records in the log and corrects the units.
     assert bodies_of(found.runs) == bodies
     assert (found.lost, found.next_offset) == (0, 8)
 
 
 def test_what_is_not_durable_yet() -> None:
-    """With async flush a reader gets it only if asked for; the offsets of durable messages end before it."""
+    """With async flush unsynced messages are read only on request; the flushed range ends before them."""
     config = replace(CONFIG, flush="async")
     with MessageStore.open(config, file_system=MemoryFileSystem(), clock=ManualClock()) as store:
         bodies = append(store, 5)
@@ -125,7 +125,7 @@ def test_what_is_not_durable_yet() -> None:
 
 
 def test_batches_are_read_whole() -> None:
-    """An offset within a batch brings the batch; `end_offset` leaves out those that begin behind it."""
+    """An offset within a batch returns the whole batch; batches that begin at `end_offset` or later are left out."""
     with MessageStore.open(
         CONFIG, file_system=MemoryFileSystem(), clock=ManualClock(), is_batch_topic=lambda topic: topic == "metering"
     ) as store:

@@ -1,6 +1,6 @@
-"""What a start makes of each state that a store can be found in: a table, and a test that walks it row by row.
+"""A table of damaged states of a store, and the result of a start in each of them.
 
-The situations are those of which RocketMQ's own start is known; beside each stands what that one does.
+The situations are those for which RocketMQ's own behaviour is known; each row states it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Scene:
         self.disk.damage(LOG / f"{start:020d}", sent.physical_offset - start + position, data)
 
     def remove(self, name: str) -> None:
-        """A directory below the store's, or a file."""
+        """Remove a directory below the store's, or a file."""
         for path in self.disk.contents():
             if path.is_relative_to(DIRECTORY / name):
                 self.disk.unlink(path)
@@ -55,7 +55,7 @@ class Scene:
         self.disk.unlink(LOG / f"{number * SEGMENT:020d}")
 
     def cut_queue(self, count: int) -> None:
-        """The queue knows only its first messages."""
+        """Cut the queue to its first messages."""
         self.disk.damage(QUEUE, count * UNIT_SIZE, bytes((30 - count) * UNIT_SIZE))
 
 
@@ -138,7 +138,7 @@ def index_lost(scene: Scene) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One situation. `kept` is after both kinds of stop; `looked_at`: an orderly stop alone does not show it."""
+    """One situation. `kept`: messages kept after both kinds of stop. `looked_at`: noticed after an orderly stop too."""
 
     name: str
     make: Damage
@@ -208,8 +208,9 @@ ROWS: Final = (
 @pytest.mark.parametrize("closed", [True, False], ids=["closed", "crashed"])
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_start_keeps_all_that_can_be_kept(row: Row, closed: bool) -> None:
-    """Each message that is left is where it was sent to, and found by its keys and time; nothing else is there. What is
-    sent next gets the next offset, and a second start finds nothing to do.
+    """Each remaining message is at its offset, found by its keys and time, and there is nothing else.
+
+    The next message gets the next offset, and a second start finds nothing to repair.
     """
     scene = Scene(closed=closed)
     row.make(scene)
@@ -230,7 +231,7 @@ def test_a_start_keeps_all_that_can_be_kept(row: Row, closed: bool) -> None:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.looked_at], ids=lambda row: row.name)
 def test_what_an_orderly_stop_does_not_show_is_found_when_read(row: Row) -> None:
-    """The start does not read old segments again; whoever wants the message learns it, or looks at the whole log."""
+    """The start does not read old segments again. A read reports the loss, and so does a start with the whole log."""
     scene = Scene(closed=True)
     row.make(scene)
     with MessageStore.open(CONFIG, file_system=scene.disk.kill(), clock=scene.clock) as store:
@@ -241,8 +242,9 @@ def test_what_an_orderly_stop_does_not_show_is_found_when_read(row: Row) -> None
 
 
 def test_a_new_record_of_equal_size_revives_nothing() -> None:
-    """Over one that was cut off: the records that once stood behind it do not come back with the next crash. RocketMQ's
-    do: it leaves their bytes, and the new record makes the chain of sizes whole again.
+    """A new record replaces a dropped one of equal size; records that once followed it do not return after a crash.
+
+    In RocketMQ they do: it leaves their bytes, and the new record completes the chain of sizes again.
     """
     scene = Scene(closed=False)
     scene.damage(25, b"rotten", 100)
@@ -263,8 +265,9 @@ def test_a_new_record_of_equal_size_revives_nothing() -> None:
 
 @pytest.mark.parametrize("bit", range(96))
 def test_a_flipped_bit_in_the_last_unit_does_not_move_the_end_of_the_log(bit: int) -> None:
-    """After an orderly stop that unit tells where the log ends; a wrong place or size would cut a record, or leave a
-    hole.
+    """After an orderly stop that unit gives the log's end.
+
+    A wrong place or size would cut a record or leave a hole.
     """
     scene = Scene(closed=True)
     position = 29 * UNIT_SIZE + bit // 8

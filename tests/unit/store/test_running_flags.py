@@ -1,4 +1,4 @@
-"""What each running flag forbids, and what a store with one says."""
+"""What each running flag forbids, and how the store reports it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MESSAGE = Message("orders", 0, b"hello", {"KEYS": "k"})
     ],
 )
 def test_what_a_flag_forbids(flag: RunningFlags, bit: int, readable: bool, writable: bool) -> None:
-    """The bits are RocketMQ's, and so is what they mean."""
+    """Bits and meanings are RocketMQ's."""
     assert (flag.value, flag.readable, flag.writable) == (bit, readable, writable)
 
 
@@ -51,8 +51,10 @@ def store() -> MessageStore:
 
 @pytest.mark.parametrize("flag", [flag for flag in RunningFlags if not flag.writable])
 def test_an_append_respects_the_flags(store: MessageStore, flag: RunningFlags) -> None:
-    """Nothing is stored and the reason is told, until the flag is cleared; a full disk and missing replicas have
-    errors that let producers try again."""
+    """Nothing is stored until the flag is cleared, and the error gives the reason.
+
+    A full disk and missing replicas have errors that let producers retry.
+    """
     [batch_source] = store.append([MESSAGE])
     store.flush()
     record = store._log.bytes_at(batch_source.physical_offset, batch_source.size)
@@ -81,7 +83,7 @@ def test_an_append_respects_the_flags(store: MessageStore, flag: RunningFlags) -
 
 
 def test_a_read_respects_the_flags(store: MessageStore) -> None:
-    """A store that must not be read refuses reads and still takes messages."""
+    """A store that must not be read refuses reads and still accepts messages."""
     store.append([MESSAGE])
     store.flush()
     store.running.set(RunningFlags.NOT_READABLE, "being moved")
@@ -94,7 +96,7 @@ def test_a_read_respects_the_flags(store: MessageStore) -> None:
 
 
 def test_one_flag_goes_and_the_other_stays(store: MessageStore) -> None:
-    """Reasons are kept flag by flag; clearing what is not set does nothing; the wider error wins."""
+    """Each flag has its own reason, clearing an unset flag does nothing, and the broader error takes precedence."""
     store.running.set(RunningFlags.DISK_FULL, "disk full")
     store.running.set(RunningFlags.FENCED, "fenced")
     store.running.clear(RunningFlags.NOT_WRITEABLE)
@@ -112,7 +114,7 @@ def test_one_flag_goes_and_the_other_stays(store: MessageStore) -> None:
 
 
 def test_a_failed_store_says_so_in_its_flags() -> None:
-    """After a failed sync the store is not writable for good, and the flags and the status tell."""
+    """After a failed sync the store is permanently not writable, as the flags and the status show."""
     disk = MemoryFileSystem()
     store = MessageStore.open(StoreConfig.tiny(Path("/store")), file_system=disk)
     store.append([MESSAGE])
@@ -132,7 +134,7 @@ def test_a_failed_store_says_so_in_its_flags() -> None:
 )
 @pytest.mark.parametrize("raw", [False, True])
 def test_a_queue_or_index_that_cannot_be_written(name: str, flag: RunningFlags, raw: bool) -> None:
-    """The flag tells which of them it was, until the next start, which gives back what is missing."""
+    """The flag says which of them failed, until the next start, which restores the missing data."""
     disk = FailingFiles(name)
     store = MessageStore.open(StoreConfig.tiny(Path("/store")), file_system=disk)
     if raw:
@@ -151,7 +153,7 @@ def test_a_queue_or_index_that_cannot_be_written(name: str, flag: RunningFlags, 
 
 
 def test_a_queue_that_disagrees_with_the_log() -> None:
-    """A unit for an offset that the queue has already: a bug or a foreign hand; nothing is written over."""
+    """A unit for an offset that the queue already has, from a bug or a foreign change, overwrites nothing."""
     store = MessageStore.open(StoreConfig.tiny(Path("/store")), file_system=MemoryFileSystem())
     store.append([MESSAGE, MESSAGE])
     store._queues.simple["orders", 0].put(0, UNIT.pack(0, 100, 0))
@@ -162,7 +164,7 @@ def test_a_queue_that_disagrees_with_the_log() -> None:
 
 
 class FailingFiles(MemoryFileSystem):
-    """No file can be made in directories of one kind."""
+    """No file can be created in directories of one kind."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

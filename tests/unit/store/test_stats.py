@@ -1,4 +1,4 @@
-"""What a store counts: distributions, and how much of what was stored and read."""
+"""The statistics of a store: distributions, and counts of stored and read messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.stored_messages import DIRECTORY
 
 
 def test_sizes_of_records() -> None:
-    """Counted by their bits, one by one or many at once; shown as a histogram with the sum of all bytes."""
+    """Sizes are counted by bit length, one by one or many at once, and shown as a histogram with the total bytes."""
     stats = StoreStats()
     sizes = [1, 255, 256, 511, 512, 1 << 22, (1 << 22) + 1, 1 << 23, (1 << 31) - 1]
     stats.count_sizes(np.array(sizes, np.int64))
@@ -38,7 +38,7 @@ def test_sizes_of_records() -> None:
 
 
 async def test_a_store_counts_sizes_waits_and_reads() -> None:
-    """Every appended record by its size, every wait, every read as found or missed."""
+    """Every appended record is counted by size, every wait, and every read as found or missed."""
     with MessageStore.open(StoreConfig.tiny(DIRECTORY), file_system=MemoryFileSystem()) as store:
         stats = store.stats
         running = asyncio.create_task(store.run())

@@ -32,7 +32,7 @@ def test_java_hash(text: str, expected: int) -> None:
 
 
 def test_java_hash_of_long_text() -> None:
-    """Text longer than the table of powers is hashed in parts with the same outcome."""
+    """Text longer than the table of powers is hashed in parts with the same result."""
     for text in ("x" * 1000, "ab中" * 300, "a" * 256, "a" * 257):
         value = 0
         for unit in memoryview(text.encode("utf-16-le")).cast("H"):
@@ -57,18 +57,18 @@ def test_tags_code_without_tags() -> None:
     ],
 )
 def test_index_hash(key: str, expected: int) -> None:
-    """The key hash is the absolute value of the hash of topic#key; the one number without a positive gives 0."""
+    """The key hash is the absolute value of the hash of topic#key, and 0 if that is the smallest integer."""
     assert properties.index_hash("TopicTest", key) == expected
 
 
 def test_properties_are_written_closed() -> None:
-    """Every pair is closed, also the last."""
+    """Every pair ends with a separator, including the last."""
     assert properties.encode_properties({"KEYS": "k1 k2", "TAGS": "é"}) == b"KEYS\x01k1 k2\x02TAGS\x01\xc3\xa9\x02"
     assert properties.encode_properties({}) == b""
 
 
 def test_properties_that_are_not_stored() -> None:
-    """Empty values, transient ones and another record's checksum are left out."""
+    """Empty values, transient properties and another record's checksum are left out."""
     given = {"a": "", "__RMQ.TRANSIENT.x": "1", "__CRC32#": "0123456789", "b": "2"}
     assert properties.encode_properties(given) == b"b\x012\x02"
 
@@ -79,13 +79,13 @@ def test_properties_that_are_not_stored() -> None:
     ids=["no name", "0x01 in name", "0x02 in name", "0x02 in value", "lone surrogate", "32768 bytes"],
 )
 def test_properties_that_cannot_be_stored(given: dict[str, str]) -> None:
-    """What a reader would split differently, or what does not fit, is refused."""
+    """Properties that a reader would split differently, or that do not fit, are refused."""
     with pytest.raises(InvalidMessageError):
         properties.encode_properties(given)
 
 
 def test_the_largest_properties() -> None:
-    """32767 bytes fit."""
+    """A property string may have 32767 bytes."""
     assert len(properties.encode_properties({"a": "x" * 32764})) == properties.PROPERTIES_SIZE_MAX
 
 
@@ -104,7 +104,7 @@ def test_the_largest_properties() -> None:
     ids=["empty", "closed", "open", "odd pairs", "no separator", "twice", "not UTF-8", "separators only"],
 )
 def test_tolerant_reading(encoded: bytes, expected: dict[str, str]) -> None:
-    """A reader takes what is a pair and leaves out what is none; it never fails."""
+    """A reader takes valid pairs and skips the rest; it never fails."""
     assert properties.decode_properties(encoded) == expected
 
 
@@ -122,7 +122,7 @@ def test_keys_are_split_at_single_spaces() -> None:
     ],
 )
 def test_offset_message_id(host: properties.Host, expected: str) -> None:
-    """An id is built from host and offset, and taken apart again."""
+    """An id is built from host and offset, and parsed back."""
     assert properties.offset_message_id(host, 168) == expected
     assert properties.parse_offset_message_id(expected) == (host, 168)
     assert properties.parse_offset_message_id(expected.lower()) == (host, 168)
@@ -134,20 +134,20 @@ def test_offset_message_id(host: properties.Host, expected: str) -> None:
     ids=["empty", "short", "no digits", "spaces", "negative offset", "negative port", "odd size"],
 )
 def test_what_is_no_offset_message_id(message_id: str) -> None:
-    """Anything else is refused and named."""
+    """Any other text is refused and named."""
     with pytest.raises(InvalidMessageError):
         properties.parse_offset_message_id(message_id)
 
 
 @pytest.mark.parametrize("host", [("broker-a", 1), ("", 1), ("10.0.0.1", 65536), ("10.0.0.1", -1), ("fe80::1%eth0", 1)])
 def test_hosts_that_cannot_be_stored(host: properties.Host) -> None:
-    """Names and ports that do not exist are refused."""
+    """Host names and invalid ports are refused."""
     with pytest.raises(InvalidMessageError):
         properties.encode_host(host)
 
 
 def test_hashing_many_keys_equals_hashing_each() -> None:
-    """Keys of one length go through a matrix, others do not; the hashes are the same."""
+    """Keys of equal length are hashed by matrix, others one by one, with the same results."""
     keys = [("TopicTest", f"0102FC000000014AB00B13010{number:09X}") for number in range(50)]
     keys += [
         ("订单", "订单1"),

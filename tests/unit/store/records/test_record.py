@@ -1,4 +1,4 @@
-"""One record: layout, checks, placing."""
+"""A single record: layout, checks, placing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.store.record_vectors import BORN_HOST, SEGMENT, STORE_HOST, VECT
 
 
 def encode(message: Message, **changes: Any) -> bytes:
-    """A record with ordinary circumstances, save for `changes`."""
+    """Return a record with default settings, except for `changes`."""
     circumstances: dict[str, Any] = {
         "queue_offset": 5,
         "physical_offset": 7000,
@@ -85,7 +85,7 @@ def test_only_what_is_in_a_queue_gets_a_queue_offset(kind: TransactionType) -> N
 @pytest.mark.parametrize("own", [STORE_HOST, ("fe80::2", 2)])
 @pytest.mark.parametrize("property_crc", [False, True])
 def test_hosts_of_both_families(born: tuple[str, int], own: tuple[str, int], property_crc: bool) -> None:
-    """Host bits follow the addresses, whatever the caller left in the flags; the time is put behind the born host."""
+    """Host bits follow the addresses, whatever flags the caller set; the time follows the born host."""
     message = Message("t", 0, b"x", {"a": "1"}, sys_flag=0x31, born_host=born)
     found = record.decode(encode(message, store_host=own, property_crc=property_crc))
     assert (found.born_host, found.store_host, found.store_timestamp) == (born, own, 1700000000123)
@@ -93,12 +93,15 @@ def test_hosts_of_both_families(born: tuple[str, int], own: tuple[str, int], pro
 
 
 def test_a_message_may_bring_its_store_host() -> None:
-    """A store host in the message goes before the store's own."""
+    """A store host in the message takes precedence over the store's own."""
     assert record.decode(encode(Message("t", 0, b"", store_host=("1.2.3.4", 5)))).store_host == ("1.2.3.4", 5)
 
 
 def test_a_record_as_a_message_for_another_queue() -> None:
-    """It comes out as it was stored but for what the new queue changes, so that a timer or a client sees no other."""
+    """The message equals the stored one except for what the new queue changes.
+
+    A timer or a client thus sees the same message.
+    """
     message = Message(
         topic="t",
         queue_id=1,
@@ -120,7 +123,7 @@ def test_a_record_as_a_message_for_another_queue() -> None:
 
 
 def test_a_record_as_a_new_message() -> None:
-    """It is outside of the transaction of the record, and stored by the store that it is appended to."""
+    """The message is outside the record's transaction, and gets the host of the store that it is appended to."""
     message = Message("t", 1, b"x", sys_flag=TransactionType.ROLLBACK | 1, born_timestamp=5, reconsume_times=3)
     message.store_host = ("6.7.8.9", 10)
     message.prepared_transaction_offset = 400
@@ -129,14 +132,14 @@ def test_a_record_as_a_new_message() -> None:
 
 
 def test_an_open_property_is_closed_before_the_checksum() -> None:
-    """So that the checksum is a property of its own."""
+    """The checksum is then a separate property."""
     found = record.decode(encode(Message("t", 0, b"", raw_properties=b"TAGS\x01x"), property_crc=True))
     assert found.raw_properties.startswith(b"TAGS\x01x\x02__CRC32#\x01")
     assert found.tag == "x"
 
 
 def test_an_open_property_swallows_the_checksum_in_a_split_batch() -> None:
-    """As RocketMQ writes it: the tag is spoilt, yet the checksum is found by its place and verified."""
+    """As RocketMQ writes it: the tag is corrupted, but the checksum is found by its place and verified."""
     message = Message("t", 0, b"", raw_properties=b"TAGS\x01x")
     encoded = encode(message, property_crc=True, split_batch=True)
     found = record.decode(encoded)
@@ -148,7 +151,7 @@ def test_an_open_property_swallows_the_checksum_in_a_split_batch() -> None:
 
 
 def test_a_stale_checksum_is_replaced() -> None:
-    """Properties copied from a stored record do not bring that record's checksum along."""
+    """The checksum in properties copied from a stored record is not kept."""
     first = record.decode(encode(Message("t", 0, b"1", {"a": "b"}), property_crc=True))
     for properties in ({"properties": first.properties}, {"raw_properties": first.raw_properties}):
         again = record.decode(encode(Message("t", 0, b"2", **properties), property_crc=True))
@@ -158,7 +161,7 @@ def test_a_stale_checksum_is_replaced() -> None:
 
 
 def test_a_body_that_looks_like_a_checksum_is_left_alone() -> None:
-    """The checksum is a property; the same bytes before the properties are not touched when placing."""
+    """The checksum is a property; equal bytes before the properties are not changed when placing."""
     message = Message("abcd", 0, b"x__CRC32#\x01abc", raw_properties=b"\x02")
     encoded = encode(message)
     assert encoded[-20:-11] == b"__CRC32#\x01", "the test must build the lookalike"
@@ -167,7 +170,7 @@ def test_a_body_that_looks_like_a_checksum_is_left_alone() -> None:
 
 
 def test_topics_up_to_127_bytes_have_version_1() -> None:
-    """The version follows from the topic's size in bytes; 2 can be forced, 1 only where it fits."""
+    """The version depends on the topic's size in bytes; 2 can be forced, 1 only where it fits."""
     assert record.decode(encode(Message("t" * 127, 0, b""))).version == 1
     assert record.decode(encode(Message("t" * 128, 0, b""))).version == 2
     assert record.decode(encode(Message("é" * 64, 0, b""))).version == 2
@@ -196,13 +199,13 @@ def test_topics_up_to_127_bytes_have_version_1() -> None:
     ],
 )
 def test_what_the_format_cannot_hold(message: Message, changes: dict[str, Any]) -> None:
-    """Out-of-range input is refused with the declared error, never written."""
+    """Input out of range is refused with the declared error and never written."""
     with pytest.raises(InvalidMessageError):
         encode(message, **changes)
 
 
 def test_the_largest_properties_with_a_checksum() -> None:
-    """32767 bytes, closing separator and checksum included."""
+    """The limit of 32767 bytes includes the closing separator and the checksum."""
     found = record.decode(encode(Message("t", 0, b"", raw_properties=b"x" * 32746), property_crc=True))
     assert len(found.raw_properties) == 32767
 
@@ -231,7 +234,7 @@ FIELDS = {
     "properties": (106, 18),
     "checksum": (124, 20),
 }
-# What the lengths, the place and the body's checksum protect without the record checksum.
+# The fields that lengths, place and body checksum protect without the record checksum.
 PROTECTED_WITHOUT_CHECKSUM = [
     "total_size",
     "magic",
@@ -245,7 +248,7 @@ PROTECTED_WITHOUT_CHECKSUM = [
 
 
 def damaged(encoded: bytes, field: str) -> list[bytes]:
-    """Copies of a record, each with another single bit of the field flipped."""
+    """Return copies of a record, each with another single bit of the field flipped."""
     position, size = FIELDS[field]
     copies = []
     for bit in range(size * 8):
@@ -256,7 +259,7 @@ def damaged(encoded: bytes, field: str) -> list[bytes]:
 
 
 def test_the_fields_cover_the_record() -> None:
-    """No byte of the record is left out of the tests below."""
+    """The tests below cover every byte of the record."""
     position = 0
     for start, size in FIELDS.values():
         assert start == position
@@ -274,7 +277,7 @@ def test_a_flipped_bit_anywhere_is_detected(field: str) -> None:
 
 @pytest.mark.parametrize("field", PROTECTED_WITHOUT_CHECKSUM)
 def test_a_flipped_bit_is_detected_without_the_record_checksum(field: str) -> None:
-    """Lengths must agree, the place must be right, the body must have its checksum."""
+    """Lengths must agree, and the place and the body's checksum must match."""
     plain = dataclasses.replace(VECTORS[3].message, raw_properties=VECTORS[3].encoded[106:144].replace(b"_", b"-"))
     encoded = encode(plain, queue_offset=2, physical_offset=506)
     assert len(encoded) == 144
@@ -286,7 +289,7 @@ def test_a_flipped_bit_is_detected_without_the_record_checksum(field: str) -> No
 
 @pytest.mark.parametrize("size", range(len(VECTORS[0].encoded)))
 def test_a_record_cut_off_anywhere_is_no_record(size: int) -> None:
-    """What ends too early is truncated; nothing is read behind the given end."""
+    """A shortened record is truncated, and nothing is read past the given end."""
     found = record.peek(VECTORS[0].encoded, 0, size)
     assert isinstance(found, ScanStop)
     assert found.reason is (StopReason.TRUNCATED if size >= 4 else StopReason.END_OF_DATA)
@@ -326,7 +329,7 @@ def test_malformed_records_are_named(encoded: bytes, detail: str) -> None:
 
 
 def test_a_size_above_the_limit_is_corrupt_and_not_truncated() -> None:
-    """The caller's largest record decides whether waiting for more bytes makes sense."""
+    """The caller's maximum record size decides whether more bytes could complete the record."""
     huge = change(VECTORS[0].encoded, 0, struct.pack(">i", 5_000_000))
     found = record.peek(huge, record_size_max=4_000_000)
     assert isinstance(found, ScanStop)
@@ -337,20 +340,20 @@ def test_a_size_above_the_limit_is_corrupt_and_not_truncated() -> None:
 
 
 def test_a_record_at_another_place_is_corrupt() -> None:
-    """A valid record that says another physical offset than where it lies is left over from an earlier log."""
+    """A valid record with another physical offset than its place is left over from an earlier log."""
     with pytest.raises(CorruptRecordError, match="physical offset 168") as caught:
         record.decode(VECTORS[1].encoded, physical_offset=400)
     assert caught.value.physical_offset == 400
 
 
 def test_checksums_can_be_skipped() -> None:
-    """Dispatch behind a checked append does not need them."""
+    """Dispatch after a checked append does not need to verify them."""
     encoded = change(VECTORS[3].encoded, 88, b"W")
     assert record.decode(encoded, check_crc=False).body == b"World2"
 
 
 def test_an_unplaced_record_is_checked_without_its_place() -> None:
-    """Before the append, offsets and record checksum are not final; lengths and body are checked all the same."""
+    """Before the append, offsets and record checksum are not final, but lengths and body are checked."""
     unplaced = bytearray(record.Draft(VECTORS[3].message, store_host=STORE_HOST, property_crc=True).encode_unplaced())
     assert isinstance(record.peek(unplaced, placed=False, require_property_crc=True), RecordHeader)
     assert isinstance(record.peek(unplaced), ScanStop), "its checksum digits are still zeros"
@@ -370,7 +373,7 @@ def test_scan_of_a_segment() -> None:
 
 
 def test_scan_from_the_middle_of_a_later_segment() -> None:
-    """Positions count in the buffer, physical offsets in the log."""
+    """Positions are relative to the buffer, physical offsets to the log."""
     buffer = bytes(100) + VECTORS[5].encoded + bytes(50)
     header, stop = record.scan(buffer, 3996, 100)
     assert isinstance(header, RecordHeader)
@@ -380,7 +383,7 @@ def test_scan_from_the_middle_of_a_later_segment() -> None:
 
 
 def test_a_damaged_body_can_be_stepped_over() -> None:
-    """The stop says how far the next record is, as all lengths agree; where they do not, it says 0."""
+    """The stop gives the distance to the next record if all lengths agree, and otherwise 0."""
     *_, stop = record.scan(change(SEGMENT, 168 + 100, b"!"), 0)
     assert isinstance(stop, ScanStop)
     assert (stop.reason, stop.position, stop.size) == (StopReason.CORRUPT, 168, 114)
@@ -390,7 +393,7 @@ def test_a_damaged_body_can_be_stepped_over() -> None:
 
 
 def test_a_blank_is_written_as_it_is_read() -> None:
-    """The 8 bytes of a blank say how many bytes it takes."""
+    """The 8 bytes of a blank give its total size."""
     stop = record.peek(record.encode_blank(3285))
     assert isinstance(stop, ScanStop)
     assert (stop.reason, stop.size) == (StopReason.BLANK, 3285)
@@ -398,7 +401,7 @@ def test_a_blank_is_written_as_it_is_read() -> None:
 
 
 def test_records_are_read_from_a_mapping(tmp_path: Path) -> None:
-    """A mapped segment is a buffer as any other, and can be closed after reading."""
+    """A mapped segment is read like any buffer, and can be closed afterwards."""
     path = tmp_path / "segment"
     path.write_bytes(SEGMENT)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:

@@ -1,4 +1,4 @@
-"""Records by columns: the same outcome as one by one."""
+"""Records by columns give the same result as one by one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.store.record_vectors import SEGMENT, STORE_HOST, VECTORS
 
 
 def log_of(messages: list[Message], base: int = 0, property_crc: bool = False) -> bytes:
-    """The records of `messages`, one behind another; queue offsets count up."""
+    """Return the records of `messages`, one after another, with increasing queue offsets."""
     log = bytearray()
     for number, message in enumerate(messages):
         log += record.encode(
@@ -36,7 +36,7 @@ def raw(text: bytes, topic: str = "t", sys_flag: int = 0) -> Message:
 
 
 def test_the_known_segment() -> None:
-    """All columns of the known records, and the blank behind them."""
+    """All columns of the known records, and the blank after them."""
     batch = RecordBatch.parse(SEGMENT, base_physical_offset=0)
     known = VECTORS[:5]
     assert batch.start.tolist() == batch.physical_offset.tolist() == [v.physical_offset for v in known]
@@ -78,7 +78,7 @@ def test_no_records(buffer: bytes) -> None:
 
 
 def test_a_range_of_a_buffer_that_is_given() -> None:
-    """Start and end bound what is looked at; a record that crosses the end is truncated."""
+    """Only bytes between start and end are read; a record that crosses the end is truncated."""
     batch = RecordBatch.parse(SEGMENT, base_physical_offset=0, start=168, end=550)
     assert batch.start.tolist() == [168, 282]
     assert (batch.stop.reason, batch.stop.position) == (StopReason.TRUNCATED, 506)
@@ -86,7 +86,7 @@ def test_a_range_of_a_buffer_that_is_given() -> None:
 
 
 def test_a_limited_number_of_records() -> None:
-    """Parsing goes on where the last batch ended."""
+    """Parsing continues where the last batch ended."""
     first = RecordBatch.parse(SEGMENT, base_physical_offset=0, count_max=2)
     assert len(first) == 2
     assert (first.stop.reason, first.stop.position) == (StopReason.LIMIT, 282)
@@ -97,7 +97,7 @@ def test_a_limited_number_of_records() -> None:
 
 
 def test_every_flipped_bit_stops_as_the_scalar_scan_does() -> None:
-    """Whatever single bit changes, the same records are taken and the same reason is given."""
+    """After any single bit flip, the same records are accepted and the same reason is given."""
     log = b"".join(v.encoded for v in VECTORS[2:5])
     base = VECTORS[2].physical_offset
     body = slice(VECTORS[3].physical_offset - base, VECTORS[4].physical_offset - base)
@@ -111,7 +111,7 @@ def test_every_flipped_bit_stops_as_the_scalar_scan_does() -> None:
 
 
 def alike(count: int, property_crc: bool, base: int = 0) -> bytes:
-    """Records whose lengths are all the same, as one producer sends them."""
+    """Return records of equal lengths, as one producer sends them."""
     properties_of = [{"UNIQ_KEY": f"{number:032X}", "TAGS": "tag"} for number in range(count)]
     messages = [Message("topic", 0, b"body%04d" % number, properties_of[number]) for number in range(count)]
     return log_of(messages, base=base, property_crc=property_crc)
@@ -119,7 +119,7 @@ def alike(count: int, property_crc: bool, base: int = 0) -> bytes:
 
 @pytest.mark.parametrize("property_crc", [False, True])
 def test_a_flipped_bit_among_records_of_one_size(property_crc: bool) -> None:
-    """The layout of the first record is taken for that of all only as long as it is."""
+    """The layout of the first record is used for later records only while they match it."""
     log = alike(9, property_crc)
     size = len(log) // 9
     assert len(RecordBatch.parse(log, base_physical_offset=0)) == 9
@@ -134,7 +134,7 @@ def test_a_flipped_bit_among_records_of_one_size(property_crc: bool) -> None:
 
 
 def test_records_of_one_size_and_different_layouts() -> None:
-    """Bodies, topics, hosts and versions whose lengths differ, in records that are equally long."""
+    """Bodies, topics, hosts and versions of different lengths, in records of equal size."""
     v6 = ("::1", 1)
     messages = [Message("topic", 0, b"x" * 40), Message("top", 0, b"y" * 42), Message("topic", 1, b"", {"k": "v" * 37})]
     messages += [Message("topic", 0, b"z" * 28, born_host=v6), Message("topic", 0, b"z" * 28, store_host=v6)]
@@ -153,7 +153,7 @@ def test_records_of_one_size_and_different_layouts() -> None:
 
 
 def test_records_of_one_size_and_others_behind_them() -> None:
-    """However many of one size come first, and however many are asked for, all are found."""
+    """All records are found, however many of one size come first and however many are requested."""
     for count in range(12):
         log = alike(count, True) if count else b""
         log += log_of([Message("t", 0, b"longer" * 30), Message("t", 0, b"short")], base=len(log))
@@ -166,7 +166,7 @@ def test_records_of_one_size_and_others_behind_them() -> None:
 
 
 def test_more_records_of_one_size_than_are_checked_at_once() -> None:
-    """The one bad checksum among them is found wherever it is."""
+    """The single bad checksum is found wherever it is."""
     count = 1300
     log = alike(count, True)
     size = len(log) // count
@@ -199,7 +199,7 @@ LIKE_TEXTS = [
 @pytest.mark.parametrize("count", [1, 3, len(LIKE_TEXTS)])
 @pytest.mark.parametrize("first", range(len(LIKE_TEXTS)))
 def test_properties_of_one_size(first: int, count: int) -> None:
-    """Property strings that are equally long, with names and separators at the same places or elsewhere."""
+    """Property strings of equal length, with names and separators at the same or other places."""
     texts = LIKE_TEXTS[first : first + count] * 6
     batch = RecordBatch.parse(log_of([raw(text) for text in texts]), base_physical_offset=0)
     decoded = [properties.decode_properties(text) for text in texts]
@@ -215,7 +215,7 @@ def test_properties_of_one_size(first: int, count: int) -> None:
 
 
 def test_a_slice_of_records_of_one_size_is_placed() -> None:
-    """Only its own bytes are copied and written."""
+    """Only the slice's own bytes are copied and written."""
     log = alike(20, True)
     size = len(log) // 20
     part = RecordBatch.parse(log, base_physical_offset=0).slice(5, 15)
@@ -234,7 +234,7 @@ def test_whether_the_properties_contain_something() -> None:
 
 
 def test_whether_a_record_has_a_flag() -> None:
-    """Of any record, also where all have one layout and are looked at together."""
+    """Any record is checked, also where records of one layout are checked together."""
     first = Message("t", 0, b"alike", sys_flag=record.SYS_FLAG_COMPRESSED)
     batch = RecordBatch.parse(log_of([first, Message("t", 0, b"other")] * 4), base_physical_offset=0)
     assert len(batch) == 8
@@ -247,7 +247,7 @@ def test_whether_a_record_has_a_flag() -> None:
 
 @pytest.mark.parametrize("position", [12, 20, 28], ids=["queue id", "queue offset", "physical offset"])
 def test_negative_numbers_are_corrupt(position: int) -> None:
-    """A record whose numbers are negative ends the batch, with the reason of the scalar check."""
+    """A record with negative numbers ends the batch, with the reason of the scalar check."""
     log = bytearray(VECTORS[1].encoded + VECTORS[0].encoded)
     log[len(VECTORS[1].encoded) + position] = 0x80
     batch = RecordBatch.parse(log, base_physical_offset=None)
@@ -257,7 +257,7 @@ def test_negative_numbers_are_corrupt(position: int) -> None:
 
 
 def test_a_batch_can_require_the_record_checksum() -> None:
-    """The first record without one ends it."""
+    """The first record without a checksum ends the batch."""
     log = log_of([Message("t", 0, b"1")], property_crc=True)
     log += log_of([Message("t", 0, b"2")], base=len(log))
     batch = RecordBatch.parse(log, base_physical_offset=0, require_property_crc=True)
@@ -266,7 +266,7 @@ def test_a_batch_can_require_the_record_checksum() -> None:
 
 
 def test_records_that_are_no_neighbours() -> None:
-    """Without a base the stored offsets are taken as they are."""
+    """Without a base the stored offsets are used unchanged."""
     buffer = VECTORS[5].encoded + VECTORS[0].encoded
     batch = RecordBatch.parse(buffer, base_physical_offset=None)
     assert batch.physical_offset.tolist() == [4096, 0]
@@ -293,7 +293,7 @@ def test_records_that_are_no_neighbours() -> None:
     ],
 )
 def test_a_property_is_found_as_by_decoding(text: bytes, tag: str | None) -> None:
-    """Only whole names match, the last value counts, and neighbours or bodies with separators do not matter."""
+    """Only whole names match, the last value counts, and other properties or bodies with separators do not matter."""
     assert properties.decode_properties(text).get("TAGS") == tag
     around = raw(b"TAGS\x01around")
     batch = RecordBatch.parse(log_of([around, raw(text), around]), base_physical_offset=0)
@@ -303,7 +303,7 @@ def test_a_property_is_found_as_by_decoding(text: bytes, tag: str | None) -> Non
 
 
 def test_index_keys_of_many_shapes() -> None:
-    """Empty tokens, repeated keys, long keys, other alphabets and topics of different sizes."""
+    """Empty tokens, repeated keys, long keys, non-Latin text and topics of different sizes."""
     long_key = "k" * 100
     log = log_of(
         [
@@ -322,7 +322,7 @@ def test_index_keys_of_many_shapes() -> None:
 
 
 def test_rolled_back_messages_are_not_indexed() -> None:
-    """All other transaction types are."""
+    """Messages of all other transaction types are indexed."""
     log = log_of([raw(b"KEYS\x01a\x02", sys_flag=kind) for kind in record.TransactionType])
     rows, _ = RecordBatch.parse(log, base_physical_offset=0).index_hashes()
     assert rows.tolist() == [0, 1, 2]
@@ -338,7 +338,7 @@ MIXED = [
 
 @pytest.mark.parametrize("property_crc", [False, True])
 def test_placing_equals_encoding_in_place(property_crc: bool) -> None:
-    """A batch of unplaced records becomes what encoding each at its place gives, and the new batch says the same."""
+    """Placing a batch gives the same bytes as encoding each record in place, and the new batch reads the same."""
     frame = b"".join(record.Draft(m, store_host=STORE_HOST, property_crc=property_crc).encode_unplaced() for m in MIXED)
     batch = RecordBatch.parse(frame, base_physical_offset=None, placed=False)
     assert len(batch) == 4
@@ -366,7 +366,7 @@ def test_placing_equals_encoding_in_place(property_crc: bool) -> None:
 
 
 def test_placing_with_another_store_host() -> None:
-    """The store's own host replaces what a client put there, if it has room; else nothing is written."""
+    """The store's host replaces the client's if it fits; otherwise nothing is written."""
     frame = b"".join(record.Draft(m, store_host=("0.0.0.0", 0), property_crc=True).encode_unplaced() for m in MIXED)
     batch = RecordBatch.parse(frame, base_physical_offset=None, placed=False)
     buffer = bytearray(frame)
@@ -405,11 +405,11 @@ def test_batches_from_a_mapping(tmp_path: Path) -> None:
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         assert len(RecordBatch.parse(mapping, base_physical_offset=0)) == 5
-        mapping.close()  # nothing but the batch, which is gone, kept the mapping alive
+        mapping.close()  # no reference is left, as the batch is gone
 
 
 def test_where_properties_lie() -> None:
-    """One property, or all of them: the text at the places is what decoding says, in its order."""
+    """The text at the places of one property, or of all, equals the decoded properties, in their order."""
     messages = [raw(b"a\x01b\x02KEYS\x01k\x01l\x02a\x01c"), raw(b""), raw(b"\x01x\x02y\x01\x02KEYS\x01m\x02")]
     batch = RecordBatch.parse(log_of(messages), base_physical_offset=0)
     text, rows, starts, ends = batch.property_places("KEYS")
@@ -423,7 +423,7 @@ def test_where_properties_lie() -> None:
 
 
 def test_hosts_and_deliveries_of_all_kinds_of_records() -> None:
-    """The fields that lie elsewhere for IPv6 hosts are those that decoding finds."""
+    """The fields whose place depends on IPv6 hosts equal the decoded ones."""
     log = log_of([Message("t", 0, b"x", reconsume_times=3)])
     for born in (("10.0.0.1", 1), ("2001:db8::1", 2)):
         for host in (("10.0.0.2", 3), ("2001:db8::2", 4)):
@@ -441,7 +441,7 @@ def test_hosts_and_deliveries_of_all_kinds_of_records() -> None:
 
 
 def test_thousands_of_records() -> None:
-    """More rows than any inner chunk; every hash equals the scalar one."""
+    """With more rows than any inner chunk, every hash equals the scalar one."""
     messages = [
         Message(f"topic-{n % 7}", n % 3, b"x", {"KEYS": f"k{n} key-{n * 977}", "UNIQ_KEY": f"{n:032X}", "TAGS": f"{n}"})
         for n in range(3000)
@@ -459,7 +459,7 @@ def test_thousands_of_records() -> None:
 
 
 def test_checksums_can_be_skipped() -> None:
-    """A damaged body is then taken; the stop is that of the end."""
+    """A damaged body is then accepted, and the batch stops only at the end."""
     log = log_of([dataclasses.replace(MIXED[2])]).replace(b"threethree", b"threeTHREE", 1)
     assert len(RecordBatch.parse(log, base_physical_offset=0)) == 0
     batch = RecordBatch.parse(log, base_physical_offset=0, check_crc=False)
@@ -469,7 +469,7 @@ def test_checksums_can_be_skipped() -> None:
 
 
 def test_the_address_of_a_connection_is_written_where_a_record_has_none() -> None:
-    """Into whatever room there is: an IPv4 address also fits where an IPv6 address goes, not the other way round."""
+    """It is written into the available space: an IPv4 address also fits an IPv6 field, but not the reverse."""
     none, known = {"v4": ("0.0.0.0", 0), "v6": ("::", 0)}, {"v4": ("10.0.0.1", 5), "v6": ("2001:db8::1", 5)}
     kinds = [none["v4"], none["v6"], known["v4"], known["v6"], none["v6"], ("::", 7), ("::1", 0)]
     log = log_of([Message("t", 0, b"x", {"a": "b"}, born_host=host) for host in kinds], property_crc=True)

@@ -1,4 +1,4 @@
-"""RocketMQ's JSON: what is read, what is refused and where, and the layout of each Java type."""
+"""RocketMQ's JSON: what is read, what is refused and at which place, and the layout of each Java type."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from aerobee_store.tables.java_json import (
 
 @pytest.mark.parametrize("text", ["{0:1205,16:-3}", '{"0":1205,"16":-3}', ' {\n\t0 : 1205 ,\r\n"16":-3 } '])
 def test_bare_and_quoted_integer_keys_read_the_same(text: str) -> None:
-    """Keys are strings, however they were written."""
+    """Keys become strings, quoted or not."""
     assert loads(text) == {"0": 1205, "16": -3}
 
 
 def test_map_with_bare_keys_is_told_apart() -> None:
-    """An object comes back as IntegerMap exactly if all its keys were bare, so that it is written back as it was."""
+    """An object is read as IntegerMap exactly if all its keys are bare, so that it is written back unchanged."""
     value = loads('{"a":{1:2},"b":{"1":2},"c":{1:2,"x":3},"d":{}}')
     assert isinstance(value, dict)
     assert [type(item) for item in value.values()] == [IntegerMap, dict, dict, dict]
@@ -42,7 +42,7 @@ def test_every_kind_of_value() -> None:
 
 
 def test_escapes() -> None:
-    """All escapes of JSON are understood, a surrogate pair as the one character that it is."""
+    """All escapes of JSON are decoded, and a surrogate pair becomes one character."""
     assert loads(r'"\"\\\/\b\f\n\r\tA\u00e4\ud83d\ude00"') == '"\\/\b\f\n\r\tAä😀'
 
 
@@ -89,7 +89,7 @@ def test_anything_else_is_refused_with_its_place(text: str | bytes, line: int, c
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ("{1:", "}")])
 def test_nesting_is_bounded(opening: str, closing: str) -> None:
-    """DEPTH_MAX levels are read; one more, or a million, is an error and no overflow of the stack."""
+    """DEPTH_MAX levels are read; one more, or a million, raises an error and does not overflow the stack."""
     assert loads(opening * DEPTH_MAX + "1" + closing * DEPTH_MAX)
     for depth in (DEPTH_MAX + 1, 1_000_000):
         with pytest.raises(JsonFormatError, match="levels deep"):
@@ -97,7 +97,7 @@ def test_nesting_is_bounded(opening: str, closing: str) -> None:
 
 
 def test_every_truncation_is_refused() -> None:
-    """No prefix of a file is taken for a whole one."""
+    """No truncated file is accepted."""
     whole = dumps(Bean(dataVersion=Bean(counter=1), offsetTable={"a@b": IntegerMap.of({0: 5}), "ä": [1, "x\n"]}))
     for size in range(len(whole)):
         with pytest.raises(JsonFormatError):
@@ -120,7 +120,7 @@ def test_layout_of_each_java_type() -> None:
 
 
 def test_without_layout() -> None:
-    """The same without any white space."""
+    """The output has no white space."""
     assert (
         dumps(Bean(b=BoxedList([1, 2]), a=IntegerMap.of({1: {"x": True}})), pretty=False)
         == b'{"a":{1:{"x":true}},"b":[1,2]}'
@@ -131,17 +131,17 @@ def test_without_layout() -> None:
     "text", ['"\\/\b\f\n\r\t', "\0\x01\x1f\x7f\x85\u2028\u2029", "ä😀", "\ud800", "%RETRY%a@b", "'"]
 )
 def test_strings_survive(text: str) -> None:
-    """What is written is ASCII or UTF-8, and reads back as the same string."""
+    """The output is ASCII or UTF-8, and is read back as the same string."""
     assert loads(dumps({text: text})) == {text: text}
 
 
 def test_control_characters_are_escaped_as_in_fastjson() -> None:
-    """Short escapes where JSON has them, else four upper-case hexadecimal digits; a slash stays."""
+    """Short escapes where JSON has them, otherwise four upper-case hexadecimal digits; a slash is not escaped."""
     assert dumps("\n\x0b\x1f\x85\u2028/") == rb'"\n\u000B\u001F\u0085\u2028/"'
 
 
 def test_what_cannot_be_written() -> None:
-    """A type, key or number without a form in the file is an error of the caller."""
+    """A type, key or number that the file cannot hold is the caller's error."""
     with pytest.raises(TypeError, match="tuple"):
         dumps({"a": (1, 2)})
     with pytest.raises(ValueError, match="not an integer"):
@@ -155,7 +155,7 @@ def test_what_cannot_be_written() -> None:
 
 
 def test_object_keys() -> None:
-    """A map whose keys are objects is read where that is asked for, comes back with its keys, and is written alike."""
+    """A map with objects as keys is read on request, keeps its keys, and is written unchanged."""
     text = '{"offsetTable":{{"queueId":0,"topic":"T"}:{"maxOffset":7},{"topic":"T","queueId":1}:{"maxOffset":{0:1}}}}'
     value = loads(text, object_keys=True)
     assert isinstance(value, dict)

@@ -1,4 +1,4 @@
-"""A configuration file and its copy: which one is read, and that no crash while saving loses both."""
+"""A configuration file and its copy: which is read, and that no crash during a save loses both."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def contents(directory: Path) -> Files:
 
 
 def tables(directory: Path) -> Files:
-    """What is there besides the checksums."""
+    """Return the files in the directory except the checksums."""
     found = contents(directory)
     assert found.pop(CHECKSUMS)
     return found
 
 
 class Recorder:
-    """A disk that notes every change asked of it and fails at call number `fails_at` (counted from 0)."""
+    """A disk that records every change and fails at call number `fails_at` (counted from 0)."""
 
     def __init__(self, fails_at: int | None = None) -> None:
         self.disk = DiskFileSystem()
@@ -68,7 +68,7 @@ class Recorder:
         return RecordedFile(self, path, self.disk.open(path))
 
     def overwrite(self, path: Path, file: File, data: bytes, position: int) -> None:
-        """The content of a file after it, which is synced next."""
+        """Record the file's content after the write; a sync follows."""
         content = bytearray(self.disk.read_bytes(path))
         content[position : position + len(data)] = data
         self._do("overwrite", lambda *_: file.write([data], position), path, bytes(content))
@@ -131,7 +131,7 @@ start = pytest.mark.parametrize("case", STARTS)
 
 @start
 def test_load_takes_main_else_copy_and_changes_nothing(tmp_path: Path, case: str) -> None:
-    """Whatever lies there, the newest readable content is returned and every file stays as it is."""
+    """In any state of the files, the newest readable content is returned and no file changes."""
     files, expected = STARTS[case]
     lay_out(tmp_path, files)
     assert table(tmp_path).load() == expected
@@ -141,7 +141,7 @@ def test_load_takes_main_else_copy_and_changes_nothing(tmp_path: Path, case: str
 @start
 @pytest.mark.parametrize("load_first", [True, False])
 def test_save_keeps_previous_content_as_copy(tmp_path: Path, case: str, load_first: bool) -> None:
-    """After a save main has the new content and .bak what load would have returned before; no other name is left."""
+    """After a save main has the new content and .bak what load returned before; no other file is left."""
     files, before = STARTS[case]
     lay_out(tmp_path, files)
     saved = table(tmp_path)
@@ -158,9 +158,9 @@ def test_save_keeps_previous_content_as_copy(tmp_path: Path, case: str, load_fir
 
 @start
 def test_failure_at_every_call_keeps_old_or_new(tmp_path: Path, case: str) -> None:
-    """If the disk fails or the process dies at any step, the OSError comes out, and the old or new content is loaded.
+    """After a failure or a killed process at any step, old or new content is loaded; the OSError is raised.
 
-    A main file that was there is never gone, and the next save works.
+    An existing main file is never missing, and the next save works.
     """
     files, before = STARTS[case]
     for fails_at in itertools.count():
@@ -184,9 +184,9 @@ def test_failure_at_every_call_keeps_old_or_new(tmp_path: Path, case: str) -> No
 
 
 def name_changes(files: Files, calls: list[tuple[str, tuple[object, ...]]]) -> list[tuple[str, bytes | None]]:
-    """What the calls do to the directory, entry by entry: a name and its new content, None where the name goes away.
+    """Return the calls' changes to the directory: each name and its new content, None for a removed name.
 
-    The content of every file is synced before its name is given to it, so an entry has all of it or is not there.
+    The content of every file is synced before it gets its name, so an entry has all of it or is missing.
     """
     names: dict[str, bytes | None] = dict(files)
     changes: list[tuple[str, bytes | None]] = []
@@ -216,7 +216,7 @@ def name_changes(files: Files, calls: list[tuple[str, tuple[object, ...]]]) -> l
 
 @start
 def test_power_cut_that_keeps_any_of_the_unsynced_names(tmp_path: Path, case: str) -> None:
-    """Before the directory is synced any of its changes may be lost; old or new content is there all the same."""
+    """Before the sync of the directory any of its changes may be lost; old or new content is still loaded."""
     files, before = STARTS[case]
     lay_out(tmp_path, files)
     disk = Recorder()
@@ -236,7 +236,7 @@ def test_power_cut_that_keeps_any_of_the_unsynced_names(tmp_path: Path, case: st
 
 
 def test_crash_while_writing_the_temporary_file(tmp_path: Path) -> None:
-    """A torn temporary file is neither read nor in the way of the next save."""
+    """A torn temporary file is not read, and does not block the next save."""
     lay_out(tmp_path, {NAMES[0]: dumps(FIRST), "topics.json.tmp": dumps(SECOND)[:-1]})
     saved = table(tmp_path)
     assert saved.load() == FIRST
@@ -245,7 +245,7 @@ def test_crash_while_writing_the_temporary_file(tmp_path: Path) -> None:
 
 
 def test_save_after_crash_between_copy_and_rename(tmp_path: Path) -> None:
-    """Main and .bak may be one file then; renaming one name of it onto the other leaves both, which does no harm."""
+    """Main and .bak may then be one file; renaming one name to the other leaves both, which is harmless."""
     lay_out(tmp_path, {NAMES[0]: dumps(FIRST)})
     (tmp_path / NAMES[1]).hardlink_to(tmp_path / NAMES[0])
     saved = table(tmp_path)
@@ -256,7 +256,7 @@ def test_save_after_crash_between_copy_and_rename(tmp_path: Path) -> None:
 
 
 def test_many_saves(tmp_path: Path) -> None:
-    """Each save finds the content of the one before in .bak."""
+    """Each save moves the content of the one before to .bak."""
     saved = table(tmp_path)
     for number in range(5):
         saved.save(Bean(n=number))
@@ -267,7 +267,7 @@ def test_many_saves(tmp_path: Path) -> None:
     "files", [{NAMES[0]: b"{"}, {NAMES[1]: b"{"}, {NAMES[0]: b"{", NAMES[1]: b""}, {NAMES[0]: b"", NAMES[1]: b"x"}]
 )
 def test_nothing_readable_is_an_error(tmp_path: Path, files: Files) -> None:
-    """Content that cannot be read is not taken for an empty table; the error names file, place and next step."""
+    """Unreadable content is not loaded as an empty table; the error names file, place and next step."""
     lay_out(tmp_path, files)
     with pytest.raises(UnreadableTableError, match=r"topics\.json.*line 1, column.*repair"):
         table(tmp_path).load()
@@ -276,13 +276,13 @@ def test_nothing_readable_is_an_error(tmp_path: Path, files: Files) -> None:
 
 @pytest.mark.parametrize("files", [{NAMES[0]: b""}, {NAMES[0]: b" \n", NAMES[1]: b""}, {NAMES[1]: b""}])
 def test_empty_files_are_an_empty_table(tmp_path: Path, files: Files) -> None:
-    """A crash during RocketMQ's very first save leaves them."""
+    """A crash during RocketMQ's first save leaves empty files."""
     lay_out(tmp_path, files)
     assert table(tmp_path).load() is None
 
 
 def test_use_of_the_copy_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The warning names the file that was used and why; reading a good main file says nothing."""
+    """The warning names the file used and the reason; reading a good main file logs nothing."""
     lay_out(tmp_path, {NAMES[0]: b"{]", NAMES[1]: dumps(FIRST)})
     with caplog.at_level(logging.DEBUG):
         table(tmp_path).load()

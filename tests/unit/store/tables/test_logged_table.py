@@ -1,4 +1,4 @@
-"""A table that saves its changes in a log: what is loaded after crashes and damage, and how much is written."""
+"""A table that saves its changes in a log: its content after crashes and damage, and the bytes written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def at_once(function: Callable[..., object], *arguments: object) -> object
 
 
 def tables(disk: MemoryFileSystem, stats: StoreStats | None = None) -> Tables:
-    """The tables as a start loads them."""
+    """Load the tables like a start."""
     return Tables.load(Settings(BrokerConfig.tiny(CONFIG.parent)), ManualClock(), disk, at_once, stats)
 
 
@@ -44,7 +44,7 @@ def names_of(value: object) -> list[str]:
 
 
 async def with_log(*created: str, deleted: str = "") -> MemoryFileSystem:
-    """A disk whose topics.json has the topic `first` and whose log has a line for each of these."""
+    """Return a disk with the topic `first` in topics.json and a log line for each given topic."""
     disk = MemoryFileSystem()
     found = tables(disk)
     for name in ("first", *created):
@@ -57,7 +57,7 @@ async def with_log(*created: str, deleted: str = "") -> MemoryFileSystem:
 
 
 async def test_a_new_topic_writes_one_line() -> None:
-    """The file stays as it is; a start has every topic, with the version that the last change had."""
+    """The file stays unchanged; a start has every topic, with the version of the last change."""
     disk = await with_log("second", "third")
     assert names_of(loads(disk.contents()[TOPICS])) == ["first"]
     assert names(disk) == ["first", "second", "third"]
@@ -82,7 +82,7 @@ async def test_an_update_a_deletion_and_a_recreation() -> None:
 
 
 async def test_an_orderly_stop_leaves_everything_in_the_file() -> None:
-    """RocketMQ, which does not know the log, finds all topics and groups; the changes are kept beside .bak."""
+    """RocketMQ, which does not know the log, finds all topics and groups; the log is kept beside .bak."""
     disk = await with_log("second", deleted="first")
     found = tables(disk)
     found.groups.create(GroupConfig(name="billing"))
@@ -102,7 +102,7 @@ async def test_an_orderly_stop_leaves_everything_in_the_file() -> None:
 
 
 async def test_a_change_of_rocketmq_after_a_kill_is_kept() -> None:
-    """RocketMQ did not see the log; what the log has beyond RocketMQ's version is applied to it."""
+    """RocketMQ ignored the log; the log's changes after RocketMQ's version are applied to its file."""
     disk = await with_log("second", "third")
     value = loads(disk.contents()[TOPICS])
     assert isinstance(value, dict)
@@ -113,7 +113,7 @@ async def test_a_change_of_rocketmq_after_a_kill_is_kept() -> None:
 
 
 async def test_changes_that_the_file_has_are_not_applied_again() -> None:
-    """A kill between the complete save and the renaming of the log: a topic that was deleted since does not return."""
+    """After a kill between the complete save and the renaming of the log, a topic deleted later does not return."""
     disk = await with_log("second", "third", deleted="second")
     log = disk.contents()[LOG]
     found = tables(disk)
@@ -128,7 +128,7 @@ async def test_changes_that_the_file_has_are_not_applied_again() -> None:
 
 
 async def test_the_copy_and_both_logs_replace_a_damaged_file(caplog: pytest.LogCaptureFixture) -> None:
-    """No topic is lost with the main file: .bak has the others, the two logs what came since."""
+    """No topic is lost with the main file: .bak has the older ones, the two logs the later ones."""
     disk = await with_log("second", "third", deleted="first")
     found = tables(disk)
     await found.save_all()
@@ -149,7 +149,7 @@ async def test_the_copy_and_both_logs_replace_a_damaged_file(caplog: pytest.LogC
 
 
 async def test_missing_changes_are_reported(caplog: pytest.LogCaptureFixture) -> None:
-    """Without the log of the copy, the changes between copy and file are lost: that is said, the rest is applied."""
+    """Without the copy's log, the changes between copy and file are lost: this is reported, the rest is applied."""
     disk = await with_log("second")
     found = tables(disk)
     await found.save_all()
@@ -174,7 +174,7 @@ async def test_a_log_without_a_table_stops_the_start() -> None:
 
 @pytest.mark.parametrize("line", [1, 2, 3])
 async def test_a_damaged_line_is_reported(line: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Its change is lost, the others are applied; the next complete save keeps the log for comparison."""
+    """Its change is lost and the others are applied; the next complete save keeps the log for comparison."""
     disk = await with_log("second", "third", "fourth")
     content = disk.contents()[LOG]
     position = content.index((b"second", b"third", b"fourth")[line - 1])
@@ -194,7 +194,7 @@ async def test_a_damaged_line_is_reported(line: int, caplog: pytest.LogCaptureFi
 
 
 async def test_each_flipped_bit_is_reported_or_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever bit of the lines flips, no acknowledged topic is lost without a problem."""
+    """Whichever bit of the lines flips, no acknowledged topic is lost without a report."""
     monkeypatch.setattr("aerobee_store.tables.change_log.SIZE_MIN", 1024)
     disk = await with_log("second", "third")
     content = disk.contents()[LOG]
@@ -232,7 +232,7 @@ async def test_every_torn_append_is_no_damage() -> None:
 
 
 async def test_a_shortened_log_is_reported() -> None:
-    """The file says how large it is."""
+    """The file contains its expected size."""
     disk = await with_log("second", "third")
     content = disk.contents()[LOG]
     assert (
@@ -243,9 +243,9 @@ async def test_a_shortened_log_is_reported() -> None:
 
 
 async def script(disk: MemoryFileSystem) -> list[tuple[int, frozenset[str]]]:
-    """Creates, deletes and saves as a whole; returns how many operations the disk had at each answer, with the topics.
+    """Create, delete and save everything; return the disk's operation count at each answer, with the topics.
 
-    The log is small, so that it also runs full.
+    The log is small, so that it also fills up.
     """
     found = tables(disk)
     answered = []
@@ -273,7 +273,7 @@ async def script(disk: MemoryFileSystem) -> list[tuple[int, frozenset[str]]]:
 
 @pytest.mark.parametrize("way", ["power cut", "kill"])
 async def test_a_crash_at_every_operation(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever was answered is there after any crash, and at most the change under way besides; a start goes on."""
+    """After any crash all answered changes are there, plus at most the pending one, and a start continues."""
     monkeypatch.setattr("aerobee_store.tables.change_log.SIZE_MIN", 1024)
     disk = MemoryFileSystem()
     disk.make_directory(CONFIG)
@@ -302,7 +302,7 @@ async def test_a_crash_at_every_operation(way: str, monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_failure_at_every_operation() -> None:
-    """The change is not answered; later ones work, and nothing that was answered is lost."""
+    """The failed change is not answered; later ones work, and no answered change is lost."""
     for operation in ("create", "write", "sync", "rename", "link", "sync_directory"):
         for call in range(1, 9):
             disk = MemoryFileSystem()
@@ -322,7 +322,7 @@ async def test_a_failure_at_every_operation() -> None:
 
 
 async def test_bytes_written_for_many_topics_are_linear() -> None:
-    """Four times the topics write about four times the bytes: no topic is rewritten with every other one."""
+    """Four times the topics write about four times the bytes: a change does not rewrite all topics."""
 
     async def written(count: int) -> int:
         disk = MemoryFileSystem()
@@ -350,6 +350,6 @@ async def test_bytes_written_for_many_topics_are_linear() -> None:
 
 
 def test_the_file_names_have_their_field() -> None:
-    """Another file cannot be given a log by mistake."""
+    """A table with another file name cannot get a log by mistake."""
     with pytest.raises(KeyError):
         LoggedTable(MemoryFileSystem(), CONFIG / "consumerOffset.json")

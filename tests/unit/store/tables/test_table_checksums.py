@@ -1,4 +1,4 @@
-"""A configuration file that is not what was saved is noticed; crashes and files of RocketMQ's raise no alarm."""
+"""A changed configuration file is noticed; crashes and RocketMQ's own files raise no alarm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VALUES = [{"counter": number, "timestamp": 1_700_000_000_000 + 7919 * number} fo
 
 @contextmanager
 def listening() -> Iterator[list[str]]:
-    """What the tables say meanwhile."""
+    """Collect the messages that the tables log."""
     heard: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
@@ -48,7 +48,7 @@ def new_disk(files: dict[Path, bytes] | None = None) -> MemoryFileSystem:
 
 
 def saved(*values: object) -> MemoryFileSystem:
-    """A disk on which these were saved one after the other."""
+    """Return a disk on which the values were saved one after another."""
     disk = new_disk()
     table = JsonTable(disk, PATH)
     for value in values:
@@ -57,14 +57,14 @@ def saved(*values: object) -> MemoryFileSystem:
 
 
 def replaced(disk: MemoryFileSystem, path: Path, data: bytes) -> MemoryFileSystem:
-    """A disk with another content of one file; the copy stays what it is."""
+    """Return a disk with one file replaced; the others stay the same."""
     files = disk.contents()
     files[path] = data
     return new_disk(files)
 
 
 def load(disk: MemoryFileSystem) -> tuple[object, list[str], int]:
-    """What a start reads, what it says, and what it counts."""
+    """Return the value that a start reads, its log messages, and its count of changed tables."""
     stats = StoreStats()
     with listening() as heard:
         value = JsonTable(disk, PATH, stats=stats).load()
@@ -73,14 +73,14 @@ def load(disk: MemoryFileSystem) -> tuple[object, list[str], int]:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_what_was_saved_is_read_without_a_word(count: int) -> None:
-    """The file is what RocketMQ would write, and nothing is said."""
+    """The file equals RocketMQ's, and reading it logs nothing."""
     disk = saved(*VALUES[:count])
     assert disk.contents()[PATH] == dumps(VALUES[count - 1])
     assert load(disk) == (VALUES[count - 1], [], 0)
 
 
 def test_a_store_of_rocketmq_has_no_checksums() -> None:
-    """That is no finding; the first save makes them."""
+    """Missing checksums are not reported; the first save creates them."""
     disk = new_disk({PATH: dumps(VALUES[0]), COPY: b"{}"})
     assert load(disk) == (VALUES[0], [], 0)
     assert CHECKSUMS not in disk.contents()
@@ -90,7 +90,7 @@ def test_a_store_of_rocketmq_has_no_checksums() -> None:
 
 
 def test_an_edit_is_taken_over_with_one_line() -> None:
-    """Whoever edits it, the content counts; the line names the file, and the next save settles it."""
+    """The edited content is used; one line names the file, and the next save ends the report."""
     disk = replaced(saved(*VALUES[:2]), PATH, json.dumps(VALUES[5]).encode())
     value, heard, failures = load(disk)
     assert (value, failures) == (VALUES[5], 1)
@@ -109,7 +109,7 @@ def test_an_edit_is_taken_over_with_one_line() -> None:
 
 
 def test_who_reads_it_besides_says_nothing() -> None:
-    """A file that two read is reported once."""
+    """A second reader of a file does not report it again."""
     disk = replaced(saved(*VALUES[:2]), PATH, dumps(VALUES[5]))
     with listening() as heard:
         assert JsonTable(disk, PATH).load(report=False) == VALUES[5]
@@ -117,7 +117,7 @@ def test_who_reads_it_besides_says_nothing() -> None:
 
 
 def test_every_bit_of_the_file() -> None:
-    """Whichever bit flips, either the copy is taken or the file, and it is said."""
+    """After any bit flip, the copy or the file is used, and the damage is logged."""
     disk = saved(*VALUES[:2])
     data = disk.contents()[PATH]
     taken = 0
@@ -132,7 +132,7 @@ def test_every_bit_of_the_file() -> None:
 
 
 def test_every_end_of_the_file() -> None:
-    """However much is cut off, the copy is taken and it is said; without a copy the start stops."""
+    """After any truncation the copy is used and the damage is logged; without a copy the start fails."""
     for count, copied in ((2, True), (1, False)):
         disk = saved(*VALUES[:count])
         data = disk.contents()[PATH]
@@ -148,7 +148,7 @@ def test_every_end_of_the_file() -> None:
 
 
 def test_both_the_file_and_its_copy() -> None:
-    """A copy that is taken is held to its checksum, too."""
+    """The copy is checked against its checksum too."""
     disk = replaced(saved(*VALUES[:2]), PATH, b"{")
     assert load(disk)[2] == 0
     value, heard, failures = load(replaced(disk, COPY, dumps(VALUES[4])))
@@ -157,7 +157,7 @@ def test_both_the_file_and_its_copy() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_damage_of_the_checksums(count: int) -> None:
-    """The content is the same, whatever is flipped or cut; where it cannot be told any more, that is said."""
+    """Damaged checksums never change the content; where it can no longer be checked, this is logged."""
     disk = saved(*VALUES[:count])
     data = disk.contents()[CHECKSUMS]
     told = 0
@@ -192,7 +192,7 @@ def test_damage_of_the_checksums(count: int) -> None:
     ids=["nothing", "of RocketMQ", "saved once", "saved twice", "damaged checksums", "edited"],
 )
 def test_a_power_cut_is_never_taken_for_damage(disk: MemoryFileSystem) -> None:
-    """Before any operation of a save, whatever of it reaches the disk: nothing is said but what was said before."""
+    """After a power cut before any operation of a save, nothing is logged that was not logged before."""
     before, said, _ = load(disk.kill())
     disk = disk.kill()
     table = JsonTable(disk, PATH)
@@ -215,7 +215,7 @@ def test_a_power_cut_is_never_taken_for_damage(disk: MemoryFileSystem) -> None:
 
 
 def test_what_a_save_costs() -> None:
-    """One small write and one sync more than the table itself; the checksums' file is made once."""
+    """A save costs one small write and one sync more than the table itself; the checksum file is created once."""
     disk = saved(*VALUES[:2])
     operations: list[tuple[str, str]] = []
     disk.before_operation = lambda operation: operations.append((operation.name, operation.path.name))
@@ -227,7 +227,7 @@ def test_what_a_save_costs() -> None:
 
 
 def test_checksums_that_are_removed_while_the_table_is_in_use() -> None:
-    """The next save makes them anew."""
+    """The next save creates them again."""
     disk = saved(VALUES[0])
     table = JsonTable(disk, PATH)
     table.load()
@@ -238,14 +238,14 @@ def test_checksums_that_are_removed_while_the_table_is_in_use() -> None:
 
 
 def test_a_table_with_a_checksum_inside_has_none_beside_it() -> None:
-    """One is enough."""
+    """No second checksum is written."""
     disk = new_disk()
     JsonTable(disk, PATH, checksum_inside=True).save(VALUES[0])
     assert list(disk.contents()) == [PATH]
 
 
 def test_the_layout() -> None:
-    """Magic, size, CRC-32 of the content, CRC-32 of these; the second slot in the next sector."""
+    """Magic, size, CRC-32 of the content, CRC-32 of these fields; the second slot is in the next sector."""
     disk = saved(*VALUES[:2])
     data = disk.contents()[CHECKSUMS]
     assert len(data) == 1024

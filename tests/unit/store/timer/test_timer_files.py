@@ -1,4 +1,4 @@
-"""The timer's files: bytes as RocketMQ has them, and what opening makes of them after a stop of either kind."""
+"""The timer's files: RocketMQ's bytes, and the result of opening them after either kind of stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aerobee_store.timer.wheel import SLOT_SIZE, Slot, TimerWheel
 
 ROOT = Path("/store")
 NOW = 1_700_000_000_000
-LOG_FILE_SIZE = 5 * UNIT_SIZE + 20  # five units, and a blank in front of the sixth
+LOG_FILE_SIZE = 5 * UNIT_SIZE + 20  # five units, and a blank before the sixth
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def save(files: TimerFiles, read_time_ms: int = NOW, *, clean: bool) -> TimerChe
 
 
 def numbers(files: TimerFiles, slot_ms: int) -> list[int]:
-    """What hangs on a slot, oldest first."""
+    """Return the messages of a slot, oldest first."""
     return [found.physical_offset // 100 for found in files.units(slot_ms)][::-1]
 
 
@@ -52,7 +52,7 @@ def numbers(files: TimerFiles, slot_ms: int) -> list[int]:
 
 
 def test_slot_has_rocketmqs_bytes(disk: MemoryFileSystem) -> None:
-    """Slot 3 of twice 10, as RocketMQ writes it."""
+    """Slot 3 of 20 has the bytes that RocketMQ writes."""
     wheel = TimerWheel(disk, ROOT / "timerwheel", slot_count=20, precision_ms=1000)
     wheel.put(Slot(1_700_000_123_000, 0, 52, 2))
     wheel.write()
@@ -64,7 +64,7 @@ def test_slot_has_rocketmqs_bytes(disk: MemoryFileSystem) -> None:
 
 
 def test_unit_and_blank_have_rocketmqs_bytes(disk: MemoryFileSystem) -> None:
-    """A unit, and the blank where four units left 48 bytes of a file of 256."""
+    """A unit, and the blank where four units leave 48 bytes of a file of 256."""
     log = TimerLog(disk, ROOT / "timerlog", 256)
     log.load()
     first = TimerUnit(-1, 1, NOW, 123_000, 292, 114, java_hash("TopicTest"))
@@ -83,7 +83,7 @@ def test_unit_and_blank_have_rocketmqs_bytes(disk: MemoryFileSystem) -> None:
 
 
 def test_checkpoint_has_rocketmqs_fields_and_knows_who_wrote_it() -> None:
-    """Seven numbers as RocketMQ has them; ours behind count only if RocketMQ has not changed the others since."""
+    """The first seven numbers are RocketMQ's; ours follow, and are valid only if RocketMQ's are unchanged."""
     checkpoint = TimerCheckpoint(NOW, 520, 9, 8192, 1000, clean=True, timestamp_ms=NOW + 1, counter=3)
     encoded = checkpoint.encode()
     assert encoded[:56] == b"".join(value.to_bytes(8, "big") for value in (NOW, 520, 9, 9, 0, NOW + 1, 3))
@@ -100,7 +100,7 @@ def test_checkpoint_has_rocketmqs_fields_and_knows_who_wrote_it() -> None:
 
 
 def test_units_of_a_slot_come_back_over_file_ends(disk: MemoryFileSystem) -> None:
-    """A chain leads through every file in which the slot has units."""
+    """A chain spans every file in which the slot has units."""
     files = timer_files(disk)
     files.open()
     for number in range(30):
@@ -114,7 +114,7 @@ def test_units_of_a_slot_come_back_over_file_ends(disk: MemoryFileSystem) -> Non
 
 
 def test_slot_of_an_earlier_round_is_empty(disk: MemoryFileSystem) -> None:
-    """The same place of the ring, another time: nothing is there, and a new chain begins."""
+    """At the same place of the ring, another time is empty and begins a new chain."""
     files = timer_files(disk)
     files.open()
     files.add(NOW, unit(1, NOW))
@@ -127,7 +127,7 @@ def test_slot_of_an_earlier_round_is_empty(disk: MemoryFileSystem) -> None:
 
 @pytest.mark.parametrize("written", [False, True])
 def test_next_used_slot_is_found_round_the_ring(disk: MemoryFileSystem, written: bool) -> None:
-    """Also across the end of the file, and never at or behind the end that was given."""
+    """The search crosses the end of the file, and never returns a slot at or after the given end."""
     wheel = TimerWheel(disk, ROOT / "timerwheel", slot_count=64, precision_ms=1000)
     assert wheel.next_used(NOW, NOW + 60_000) is None
     for ahead in (63, 20, 40):
@@ -142,7 +142,7 @@ def test_next_used_slot_is_found_round_the_ring(disk: MemoryFileSystem, written:
 
 
 def test_pending_messages_are_counted_by_when_they_are_due(disk: MemoryFileSystem) -> None:
-    """Each slot once, round the ring and beyond it, and none that is left over from the round before."""
+    """Each slot counts once, round the ring and beyond, and slots of the previous round do not."""
     wheel = TimerWheel(disk, ROOT / "timerwheel", slot_count=64, precision_ms=1000)
     assert wheel.pending([NOW, NOW + 10_000]) == [0]
     wheel.put(Slot(NOW - 30_000, 0, 0, 100))
@@ -167,7 +167,7 @@ def test_nothing_is_written_before_the_first_unit(disk: MemoryFileSystem) -> Non
 
 @pytest.mark.parametrize("clean", [False, True])
 def test_reopened_files_have_what_was_saved(disk: MemoryFileSystem, clean: bool) -> None:
-    """After a clean stop the wheel is taken as it is, else it is made from the log: with the same chains."""
+    """After a clean stop the wheel is used, otherwise it is rebuilt from the log with the same chains."""
     files = timer_files(disk)
     files.open()
     for number in range(13):
@@ -184,7 +184,7 @@ def test_reopened_files_have_what_was_saved(disk: MemoryFileSystem, clean: bool)
 
 
 def test_a_wheel_that_was_not_needed_is_not_missed(disk: MemoryFileSystem, caplog: pytest.LogCaptureFixture) -> None:
-    """After a kill with all units done no wheel is made; the start after the next clean stop told of damage."""
+    """After a kill with all units done no wheel is created, and the next starts must not report damage."""
     files = timer_files(disk)
     files.open()
     files.add(NOW, unit(1, NOW))
@@ -205,7 +205,7 @@ def test_a_wheel_that_was_not_needed_is_not_missed(disk: MemoryFileSystem, caplo
 
 @pytest.mark.parametrize("kept", range(0, SLOT_SIZE, 4))
 def test_a_torn_slot_is_made_whole(disk: MemoryFileSystem, caplog: pytest.LogCaptureFixture, kept: int) -> None:
-    """Whatever part of a slot's bytes came to the file before the end, its messages hang on it again."""
+    """Whatever part of a slot's bytes reached the file, its messages are on its chain again."""
     files = timer_files(disk)
     files.open()
     for number in range(3):
@@ -222,7 +222,7 @@ def test_a_torn_slot_is_made_whole(disk: MemoryFileSystem, caplog: pytest.LogCap
 
 
 def test_units_behind_the_checkpoint_are_forgotten(disk: MemoryFileSystem) -> None:
-    """They come again from the timer topic; were they kept, a rolled message would be rolled twice."""
+    """They are read again from the timer topic; if kept, a rolled message would be rolled twice."""
     files = timer_files(disk)
     files.open()
     files.add(NOW, unit(1, NOW))
@@ -239,7 +239,7 @@ def test_units_behind_the_checkpoint_are_forgotten(disk: MemoryFileSystem) -> No
 
 @pytest.mark.parametrize("seed", range(40))
 def test_power_cut_keeps_what_the_checkpoint_says(disk: MemoryFileSystem, seed: int) -> None:
-    """Whatever of the later writes survives, the chains are those of the last save."""
+    """Whatever later writes survive, the chains are those of the last save."""
     files = timer_files(disk)
     files.open()
     for number in range(8):
@@ -255,7 +255,7 @@ def test_power_cut_keeps_what_the_checkpoint_says(disk: MemoryFileSystem, seed: 
 
 @pytest.mark.parametrize("what", ["wheel", "wheel size", "precision"])
 def test_wheel_is_made_again_from_the_log(disk: MemoryFileSystem, what: str) -> None:
-    """When it is missing, of another size, or of another precision; slots that are done are left out."""
+    """A missing wheel, or one of another size or precision, is rebuilt without the slots that are done."""
     files = timer_files(disk)
     files.open()
     for number, slot_ms in enumerate((NOW - 1000, NOW, NOW + 2000, NOW + 2000)):
@@ -273,7 +273,7 @@ def test_wheel_is_made_again_from_the_log(disk: MemoryFileSystem, what: str) -> 
 
 @pytest.mark.parametrize("what", ["checkpoint", "log", "first file", "unit", "short checkpoint"])
 def test_what_cannot_be_trusted_is_read_from_the_topic_again(disk: MemoryFileSystem, what: str) -> None:
-    """Missing or damaged: opening says so, and begins with nothing."""
+    """Opening reports missing or damaged files and begins empty."""
     files = timer_files(disk)
     files.open()
     for number in range(12):
@@ -307,7 +307,7 @@ def test_what_cannot_be_trusted_is_read_from_the_topic_again(disk: MemoryFileSys
 
 @pytest.mark.parametrize("position", [0, 2 * UNIT_SIZE, LOG_FILE_SIZE + UNIT_SIZE])
 def test_rocketmqs_log_position_is_older_than_its_queue_offset(disk: MemoryFileSystem, position: int) -> None:
-    """It notes how far the log was synced before it syncs it: units behind belong to the offset, and were lost."""
+    """RocketMQ notes the synced position before it syncs: later units belong to the noted offset, and were lost."""
     files = timer_files(disk)
     for number in range(8):
         files.add(NOW + 5000, unit(number, NOW + 5000))
@@ -327,7 +327,7 @@ def test_rocketmqs_log_position_is_older_than_its_queue_offset(disk: MemoryFileS
 
 
 def test_done_files_of_the_log_go(disk: MemoryFileSystem) -> None:
-    """A file goes when all its units are done, never the last one; a reopened log does the same."""
+    """A file is removed when all its units are done, but never the last file, also after reopening."""
     files = timer_files(disk)
     files.open()
     for number in range(20):
@@ -348,7 +348,7 @@ def test_done_files_of_the_log_go(disk: MemoryFileSystem) -> None:
 
 
 def test_file_that_was_filled_in_two_lives_stays_until_all_of_it_is_done(disk: MemoryFileSystem) -> None:
-    """What the first life put into it counts as well; it was removed when only the second's was done."""
+    """Units from before a restart count too; the file was removed when only the later ones were done."""
     files = timer_files(disk)
     files.open()
     for number in range(3):
@@ -365,7 +365,7 @@ def test_file_that_was_filled_in_two_lives_stays_until_all_of_it_is_done(disk: M
 
 
 def test_foreign_files_are_refused(disk: MemoryFileSystem) -> None:
-    """The directory belongs to something else, or the size is not the one it was written with."""
+    """A directory with other files, or with files of another size, is refused."""
     disk.make_directory(ROOT / "timerlog")
     disk.write_new(ROOT / "timerlog" / "notes", b"mine")
     with pytest.raises(StoreDirectoryError, match="notes"):
@@ -374,7 +374,7 @@ def test_foreign_files_are_refused(disk: MemoryFileSystem) -> None:
 
 @pytest.mark.parametrize("byte", range(136))
 def test_a_flipped_bit_of_the_checkpoint_never_moves_the_timer(byte: int) -> None:
-    """Wherever it flips, the time and the positions are what they were, or the file says nothing of its own."""
+    """After any flip, time and positions are unchanged, or our own fields are invalid."""
     written = TimerCheckpoint(1_700_000_000_000, 5200, 17, 123_456, 1000, True, 3, 1_700_000_000_123, 9, 77)
     for bit in range(8):
         data = bytearray(written.encode())

@@ -1,4 +1,4 @@
-"""A small store with several segments, queue files and index files, and what it holds."""
+"""A small store with several segments, queue files and index files, and its content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COUNT = 120
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A closed store and where its messages went."""
+    """A closed store and the places of its messages."""
 
     directory: Path
     config: StoreConfig
@@ -49,7 +49,7 @@ class Stored:
 
 
 class SteppingClock:
-    """Half a second passes between two looks at it."""
+    """A clock that advances half a second with each query."""
 
     def __init__(self) -> None:
         self._now = 1_700_000_000_000
@@ -63,7 +63,7 @@ class SteppingClock:
 
 
 def message(number: int) -> Message:
-    """Topics A and B, two queues each, a unique key and a second one, bodies of different sizes."""
+    """Return message `number`: topics A and B, two queues each, a unique key and a second one, varying body sizes."""
     return Message(
         topic="AB"[number % 2],
         queue_id=number // 2 % 2,
@@ -75,7 +75,7 @@ def message(number: int) -> Message:
 
 
 def snapshot(directory: Path) -> dict[str, tuple[str, int]]:
-    """Content and modification time of every file."""
+    """Return content and modification time of every file."""
     return {
         str(path.relative_to(directory)): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
         for path in sorted(directory.rglob("*"))
@@ -85,7 +85,7 @@ def snapshot(directory: Path) -> dict[str, tuple[str, int]]:
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Stored:
-    """COUNT messages, closed in order."""
+    """A store with COUNT messages, closed in order."""
     config = StoreConfig.tiny(tmp_path / "data")
     messages = [message(number) for number in range(COUNT)]
     with MessageStore.open(config, clock=SteppingClock()) as store:

@@ -1,4 +1,4 @@
-"""backup copies a store so that the copy opens with all that was stored, whatever goes on meanwhile."""
+"""backup copies a store so that the copy opens with all stored messages, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.store.tools.conftest import COUNT, Stored, message, snapshot
 
 
 def check(directory: Path, stored: Stored, count: int) -> int:
-    """Open a copy; every one of the first `count` messages is there. Returns how many there are in all."""
+    """Open a copy, check that it has the first `count` messages, and return how many it has in all."""
     with MessageStore.open(replace(stored.config, directory=directory)) as store:
         for number in range(count):
             each = message(number)
@@ -39,7 +39,7 @@ def check(directory: Path, stored: Stored, count: int) -> int:
 
 class TestStoppedStore:
     def test_the_copy_is_the_store(self, stored: Stored, tmp_path: Path) -> None:
-        """Every file, its times and nothing else; the store is not changed, the copy opens as cleanly."""
+        """The copy has exactly the store's files and times and opens cleanly, and the store is unchanged."""
         (stored.directory / "config").mkdir()
         (stored.directory / "config" / "topics.json").write_text("{}")
         before = snapshot(stored.directory)
@@ -54,7 +54,7 @@ class TestStoppedStore:
 
     @pytest.mark.parametrize("linked", ["commitlog", "consumequeue", "consumequeue/A", "index"])
     def test_directories_that_lie_elsewhere(self, stored: Stored, tmp_path: Path, linked: str) -> None:
-        """What a link leads to is copied, and a link that leads back does not make it endless."""
+        """The targets of links are copied, and a link back to the store does not cause an endless copy."""
         place = stored.directory / linked
         place.rename(tmp_path / "elsewhere")
         place.symlink_to(tmp_path / "elsewhere")
@@ -65,7 +65,7 @@ class TestStoppedStore:
         assert check(tmp_path / "copy", stored, COUNT) == COUNT
 
     def test_what_a_crash_has_left(self, stored: Stored, tmp_path: Path) -> None:
-        """It is copied as it is, torn record and all, and recovers as the original would."""
+        """The store is copied as it is, including a torn record, and recovers like the original."""
         (stored.directory / "abort").touch()
         stored.patch_log(stored.places[-1].physical_offset + 50, b"\xee" * 20)
         before = snapshot(stored.directory)
@@ -74,7 +74,7 @@ class TestStoppedStore:
         assert check(tmp_path / "copy", stored, COUNT - 1) == COUNT - 1
 
     def test_holes_stay_holes(self, stored: Stored, tmp_path: Path) -> None:
-        """A copy takes no more room than the store, however large its files."""
+        """A copy of sparse files takes no more space than the store."""
         large = stored.directory / "notes"
         with large.open("wb") as file:
             file.truncate(64 << 20)
@@ -87,7 +87,7 @@ class TestStoppedStore:
         assert copy.read_bytes() == large.read_bytes()
 
     def test_hard_links(self, stored: Stored, tmp_path: Path) -> None:
-        """Full segments are shared, the last one is not: writing to the copy never reaches the store."""
+        """Full segments are shared but the last one is not, so writing to the copy never changes the store."""
         report = backup(stored.directory, tmp_path / "copy", hard_links=True)
         names = sorted(path.name for path in (stored.directory / "commitlog").iterdir())
         assert report.linked == len(names) - 1
@@ -102,7 +102,7 @@ class TestStoppedStore:
         assert snapshot(stored.directory) == before
 
     def test_nobody_starts_it_meanwhile(self, stored: Stored, tmp_path: Path) -> None:
-        """A start during the copy is refused, and possible after it."""
+        """A start during the copy is refused, and works after it."""
 
         def progress(done: int, total: int) -> None:
             with pytest.raises(Exception, match="has this store open"):
@@ -117,7 +117,7 @@ class TestStoreInUse:
     def test_messages_go_on_coming(
         self, stored: Stored, tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Whenever the copy was made of which file: all that was stored before it is in it, and it is consistent."""
+        """Whatever the order of copying, the copy is consistent and has all messages stored before the backup."""
         with MessageStore.open(stored.config) as store:
             next_number, calls = COUNT, 0
             real = module._Backup._copy
@@ -149,7 +149,7 @@ class TestStoreInUse:
     async def test_retention_removes_segments(
         self, stored: Stored, tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What expires while it is copied is left out, without a hole in the log of the copy."""
+        """Segments that expire while being copied are left out, without a hole in the copied log."""
         store = MessageStore.open(stored.config)
         segments = sorted((stored.directory / "commitlog").iterdir())
         assert len(segments) > 2
@@ -181,7 +181,7 @@ class TestStoreInUse:
 
     @pytest.mark.parametrize("at", range(1, 16, 3))
     def test_a_topic_is_deleted(self, stored: Stored, tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Wherever in the copy it falls, the topic is there whole or not at all, and the others are whole."""
+        """Wherever the deletion falls in the copy, the topic is complete or missing, and the others are complete."""
         with MessageStore.open(stored.config) as store:
             calls = 0
             real = module._Backup._copy
@@ -201,7 +201,7 @@ class TestStoreInUse:
             assert (ranges["A", 0], ranges["A", 1]) in (((0, 30), (0, 30)), ((30, 30), (30, 30)))
 
     def test_positions_are_copied_before_the_log(self, stored: Stored, tmp_path: Path) -> None:
-        """Committed offsets never speak of messages that the copy lacks; topics are those of all its messages."""
+        """Committed offsets never refer to messages missing from the copy; topics cover all its messages."""
         config = stored.directory / "config"
         config.mkdir()
         for name in ("consumerOffset.json", "topics.json"):
@@ -227,7 +227,7 @@ class TestStoreInUse:
     def test_a_table_whose_log_is_folded_meanwhile(
         self, stored: Stored, tmp_path: Path, saved_after: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Whichever file was copied last when the broker saved the table as a whole: the copy has every topic."""
+        """The copy has every topic, whichever file was copied last when the broker saved the whole table."""
         config = stored.directory / "config"
         config.mkdir()
         table = LoggedTable(DiskFileSystem(), config / "topics.json")
@@ -266,7 +266,7 @@ class TestStoreInUse:
     def test_a_table_that_is_saved_meanwhile(
         self, stored: Stored, tmp_path: Path, name: str, times: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Its checksums in the copy are those of its content in the copy, and damage of the original is not hidden."""
+        """The checksums in the copy match its content, and damage of the original is not hidden."""
         path = stored.directory / "config" / name
         path.parent.mkdir()
         table = JsonTable(DiskFileSystem(), path)
@@ -298,7 +298,7 @@ class TestStoreInUse:
 class TestTarget:
     @pytest.mark.parametrize("name", ["file", "full", "data", "data/inside", "."])
     def test_what_is_no_empty_directory(self, stored: Stored, tmp_path: Path, name: str) -> None:
-        """It is refused with its name, before anything is written."""
+        """The target is refused by name before anything is written."""
         (tmp_path / "file").write_text("mine")
         (tmp_path / "full").mkdir()
         (tmp_path / "full" / "something").write_text("mine")
@@ -308,7 +308,7 @@ class TestTarget:
         assert snapshot(tmp_path) == before
 
     def test_an_interrupted_copy(self, stored: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What is left of it is no store, and the next backup into the same place replaces it."""
+        """The partial copy is not a store, and the next backup to the same place replaces it."""
         target = tmp_path / "copy"
 
         def killed(*arguments: object) -> None:

@@ -1,4 +1,4 @@
-"""dump gives every record in log order, in the form of the golden manifests, and steps over damage."""
+"""dump gives every record in log order, in the form of the golden manifests, and skips damage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.store.tools.conftest import COUNT, Stored, snapshot
 
 
 def test_every_record_in_log_order(stored: Stored) -> None:
-    """Fields are those of the messages, and nothing is changed."""
+    """The fields equal those of the messages, and nothing is changed."""
     before = snapshot(stored.directory)
     findings: list[Finding] = []
     records = list(dump(stored.directory, on_finding=findings.append))
@@ -34,7 +34,7 @@ def test_every_record_in_log_order(stored: Stored) -> None:
 
 
 def test_bodies(stored: Stored) -> None:
-    """Up to 256 bytes a body is base64, above that its length and hash; in full if asked."""
+    """A body of up to 256 bytes is base64, a longer one its length and hash; on request it is complete."""
     for record, whole, message in zip(
         dump(stored.directory), dump(stored.directory, bodies=True), stored.messages, strict=True
     ):
@@ -47,7 +47,7 @@ def test_bodies(stored: Stored) -> None:
 
 
 def test_ipv6_hosts_and_irregular_properties(tmp_path: Path) -> None:
-    """Hosts are in brackets; a property string that pairs do not give back is there as bytes, too."""
+    """Hosts are in brackets; a property string that pairs cannot reproduce is given as bytes too."""
     config = StoreConfig.tiny(tmp_path / "data")
     with MessageStore.open(config) as store:
         store.append([Message("A", 0, b"", raw_properties=b"a\x01b\x02c\x01\x02", born_host=("2001:db8::1", 9))])
@@ -60,7 +60,7 @@ def test_ipv6_hosts_and_irregular_properties(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", [0, 1, 57, COUNT - 1])
 def test_a_part_of_the_log(stored: Stored, first: int) -> None:
-    """From and to are physical offsets, where a record begins or anywhere between."""
+    """From and to are physical offsets, at the start of a record or anywhere between."""
     place = stored.places[first]
     wanted = [each.physical_offset for each in stored.places[first : first + 20]]
     end = stored.places[min(first + 20, COUNT) - 1].physical_offset + 1
@@ -70,12 +70,12 @@ def test_a_part_of_the_log(stored: Stored, first: int) -> None:
 
 
 def test_a_part_behind_the_log(stored: Stored) -> None:
-    """There is nothing."""
+    """The result is empty."""
     assert list(dump(stored.directory, begin=1 << 40)) == []
 
 
 def test_one_topic_and_a_time_range(stored: Stored) -> None:
-    """Filters add up; the range is inclusive."""
+    """Filters are combined, and the time range is inclusive."""
     times = [place.store_timestamp for place in stored.places]
     found = dump(stored.directory, topic="A", begin_time=times[10], end_time=times[30])
     wanted = [
@@ -88,7 +88,7 @@ def test_one_topic_and_a_time_range(stored: Stored) -> None:
 
 
 def test_damage_is_stepped_over_and_told(stored: Stored) -> None:
-    """Two damaged records and a torn one: three findings, all other records."""
+    """Two damaged records and a torn one give three findings and all other records."""
     for number in (5, 77):
         stored.patch_log(stored.places[number].physical_offset + 8, b"\0\0\0\0")
     last = stored.places[-1]
@@ -101,7 +101,7 @@ def test_damage_is_stepped_over_and_told(stored: Stored) -> None:
         ("log-torn", last.physical_offset),
     ]
     assert len(records) == COUNT - 3
-    # Within a part of the log only its damage is told.
+    # For a part of the log only its damage is reported.
     findings.clear()
     begin = stored.places[70].physical_offset
     list(dump(stored.directory, begin=begin, end=stored.places[90].physical_offset, on_finding=findings.append))
@@ -109,7 +109,7 @@ def test_damage_is_stepped_over_and_told(stored: Stored) -> None:
 
 
 def test_odd_files_are_told(stored: Stored) -> None:
-    """What cannot be a segment is left out."""
+    """Files that cannot be segments are reported and left out."""
     (stored.directory / "commitlog" / "notes.txt").write_text("hello")
     findings: list[Finding] = []
     assert len(list(dump(stored.directory, on_finding=findings.append))) == COUNT
@@ -118,13 +118,13 @@ def test_odd_files_are_told(stored: Stored) -> None:
 
 
 def test_no_store(tmp_path: Path) -> None:
-    """It is said at once and not with the first record."""
+    """The error is raised at once, not with the first record."""
     with pytest.raises(StoreDirectoryError):
         dump(tmp_path)
 
 
 def test_a_live_store(tmp_path: Path) -> None:
-    """Records that are written while it is read come too; the moving end is no finding."""
+    """Records written during the dump are included; the moving end is no finding."""
     config = StoreConfig.tiny(tmp_path / "data")
     findings: list[Finding] = []
     with MessageStore.open(config) as store:

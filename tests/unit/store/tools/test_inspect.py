@@ -1,4 +1,4 @@
-"""inspect tells what a store holds."""
+"""inspect describes the content of a store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.store.tools.conftest import COUNT, Stored, message, snapshot
 
 @pytest.mark.parametrize("full", [False, True])
 def test_topics_queues_and_log(stored: Stored, full: bool) -> None:
-    """Counts, offsets and times are those of what was stored."""
+    """Counts, offsets and times equal those of the stored messages."""
     before = snapshot(stored.directory)
     report = inspect(stored.directory, full=full)
     assert report.state == "stopped"
@@ -64,7 +64,7 @@ def test_segments(stored: Stored) -> None:
 
 
 def test_index_and_checkpoint(stored: Stored) -> None:
-    """The counts of an index file are found out from its content."""
+    """The counts of an index file are derived from its content."""
     report = inspect(stored.directory)
     assert sum(index.entries for index in report.index_files) == 3 * COUNT
     assert {(index.slots, index.capacity) for index in report.index_files} == {(50, 100)}
@@ -77,7 +77,7 @@ def test_index_and_checkpoint(stored: Stored) -> None:
 
 
 def test_the_report_is_one_json_object(stored: Stored) -> None:
-    """Names are those of the manifests, unknown numbers null."""
+    """The names are those of the manifests, and unknown numbers are null."""
     content = json.loads(json.dumps(inspect(stored.directory).to_json()))
     assert content["logEnd"] == stored.places[-1].end
     assert content["queues"][0]["queueId"] == 0
@@ -85,7 +85,7 @@ def test_the_report_is_one_json_object(stored: Stored) -> None:
 
 
 def test_damage(stored: Stored) -> None:
-    """`full` finds damaged stretches; what lies behind the end is found anyway."""
+    """`full` finds damaged ranges; bytes after the log's end are found in any case."""
     stored.patch_log(stored.places[9].physical_offset + 8, b"\0\0\0\0")
     stored.patch_log(stored.places[-1].end + 50, b"left over")
     assert [finding.kind for finding in inspect(stored.directory).findings] == ["log-bytes-behind-end"]
@@ -96,7 +96,7 @@ def test_damage(stored: Stored) -> None:
 
 
 def test_queues_are_gone(stored: Stored) -> None:
-    """The end of the log is found without them."""
+    """The end of the log is found without queues."""
     for path in (stored.directory / "consumequeue").rglob("0*0"):
         if path.is_file():
             path.unlink()
@@ -106,7 +106,7 @@ def test_queues_are_gone(stored: Stored) -> None:
 
 
 def test_odd_files(stored: Stored) -> None:
-    """Names and sizes that cannot be are findings."""
+    """Invalid names and sizes are findings."""
     (stored.directory / "commitlog" / "notes.txt").write_text("hello")
     os.truncate(stored.directory / "consumequeue" / "A" / "0" / f"{0:020d}", 90)
     (stored.directory / "index" / "99991231235959999").write_bytes(b"")
@@ -117,7 +117,7 @@ def test_odd_files(stored: Stored) -> None:
 
 
 def test_empty_and_live_and_crashed(tmp_path: Path) -> None:
-    """The state is that of the lock and of the mark that a running process leaves."""
+    """The state depends on the lock and on the mark that a running process leaves."""
     config = StoreConfig.tiny(tmp_path / "data")
     with MessageStore.open(config) as store:
         report = inspect(config.directory)
@@ -131,6 +131,6 @@ def test_empty_and_live_and_crashed(tmp_path: Path) -> None:
 
 
 def test_no_store(tmp_path: Path) -> None:
-    """It is told, with the next step."""
+    """The error names the next step."""
     with pytest.raises(StoreDirectoryError, match="not a store"):
         inspect(tmp_path)

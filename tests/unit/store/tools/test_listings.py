@@ -1,4 +1,4 @@
-"""Directories are read again when they have changed, and only then."""
+"""Directories are read again only after a change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SECOND = 1_000_000_000
 
 
 def test_a_directory_is_read_again_after_a_change(tmp_path: Path) -> None:
-    """The time of modification decides; one that is too young decides nothing."""
+    """The modification time decides, unless it is too recent to be reliable."""
     now = 1_000 * SECOND
     listings = Listings(clock=lambda: now)
 
@@ -22,7 +22,7 @@ def test_a_directory_is_read_again_after_a_change(tmp_path: Path) -> None:
     os.utime(tmp_path, ns=(0, 999 * SECOND))
     assert listings.get(tmp_path, names) == (["a"], True)
     (tmp_path / "b").touch()
-    os.utime(tmp_path, ns=(0, 999 * SECOND))  # a change within what the clock of the file system can tell
+    os.utime(tmp_path, ns=(0, 999 * SECOND))  # a change within the resolution of the file system's clock
     assert listings.get(tmp_path, names) == (["a", "b"], True)
     now += 10 * SECOND
     assert listings.get(tmp_path, names) == (["a", "b"], True)
@@ -33,7 +33,7 @@ def test_a_directory_is_read_again_after_a_change(tmp_path: Path) -> None:
 
 
 def test_what_may_change_by_itself_is_not_kept(tmp_path: Path) -> None:
-    """A file that is empty gets its size without a change of its directory; a missing directory may come."""
+    """An empty file gets its size without a change of its directory, and a missing directory may appear."""
     os.utime(tmp_path, ns=(0, SECOND))
     listings = Listings(clock=lambda: 1_000 * SECOND)
     assert listings.get(tmp_path, lambda: Listing("half", complete=False)) == ("half", True)

@@ -1,4 +1,4 @@
-"""repair mends what is derived and cuts what is torn, says so before, and touches nothing else."""
+"""repair restores derived files and cuts torn data, announces it first, and touches nothing else."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ DAMAGES: list[tuple[Damage, set[str]]] = [
 
 @pytest.mark.parametrize(("damage", "expected"), DAMAGES, ids=lambda value: getattr(value, "__name__", ""))
 def test_every_damage_is_mended(stored: Stored, damage: Damage, expected: set[str]) -> None:
-    """It is announced without a change, done as announced, and nothing is left; every message is served again."""
+    """The repair is announced without a change, done as announced, and complete; every message is served again."""
     log = snapshot(stored.directory / "commitlog")
     damage(stored)
     before = snapshot(stored.directory)
@@ -139,14 +139,14 @@ def test_every_damage_is_mended(stored: Stored, damage: Damage, expected: set[st
 
 
 def test_nothing_is_wrong(stored: Stored) -> None:
-    """A clean store is left alone, with apply too."""
+    """A clean store is not changed, even with apply."""
     before = snapshot(stored.directory)
     assert repair(stored.directory, apply=True).actions == []
     assert snapshot(stored.directory) == before
 
 
 def test_damage_in_the_log_is_left(stored: Stored) -> None:
-    """Its bytes stay as they are; the report says where."""
+    """The damaged bytes stay, and the report names their place."""
     lost = stored.places[40]
     stored.patch_log(lost.physical_offset + 95, b"\xff\xff")
     before = snapshot(stored.directory)
@@ -163,7 +163,7 @@ def test_damage_in_the_log_is_left(stored: Stored) -> None:
 
 @pytest.mark.parametrize("apply", [False, True])
 def test_a_store_in_use_is_refused(stored: Stored, apply: bool) -> None:
-    """Whatever is asked for, as long as somebody has it open; nothing is changed."""
+    """Repair and rebuild are refused while the store is open, and nothing changes."""
     with MessageStore.open(stored.config):
         before = snapshot(stored.directory)
         for tool in (repair, rebuild):
@@ -173,7 +173,7 @@ def test_a_store_in_use_is_refused(stored: Stored, apply: bool) -> None:
 
 
 def test_the_lock_is_let_go(stored: Stored) -> None:
-    """After a repair or rebuild, planned or done, the store can be opened; during it nobody else can."""
+    """During a repair or rebuild the store is locked; afterwards it can be opened."""
     seen: list[bool] = []
 
     def progress(done: int, total: int) -> None:
@@ -189,7 +189,7 @@ def test_the_lock_is_let_go(stored: Stored) -> None:
 
 
 def test_a_repair_that_is_killed(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ended after any of its steps, the next start still finds everything in the log."""
+    """After a kill the next start still finds everything in the log."""
     stray_units(stored)
     wrong_entry(stored)
 
@@ -207,7 +207,7 @@ def test_a_repair_that_is_killed(stored: Stored, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_deleted_topic_stays_deleted(stored: Stored) -> None:
-    """Neither repair nor rebuild brings its messages back, and its offsets go on."""
+    """Neither repair nor rebuild restores its messages, and its offsets continue."""
     with MessageStore.open(stored.config) as store:
         assert store.queue_range("A", 0) == (0, 30)
         store.delete_topic("A")
@@ -224,9 +224,9 @@ def test_a_deleted_topic_stays_deleted(stored: Stored) -> None:
 def test_the_end_of_a_queue_outlives_its_messages(
     stored: Stored, monkeypatch: pytest.MonkeyPatch, renames: int | None, again: bool
 ) -> None:
-    """A queue of which the log has nothing any more keeps its last file: its offsets must not begin anew.
+    """A queue without messages in the log keeps its last file, because its offsets must not restart.
 
-    `renames`: after so many of them the rebuild is killed, and then begun again, or a start follows.
+    `renames`: the rebuild is killed after that many renames, and then repeated, or a start follows.
     """
     with MessageStore.open(stored.config) as store:
         ends = {topic: store.queue_range(topic, 0)[1] for topic in "AB"}
@@ -251,7 +251,7 @@ def test_the_end_of_a_queue_outlives_its_messages(
 
 @pytest.mark.parametrize("mend", [repair, rebuild])
 def test_a_first_file_that_is_missing(stored: Stored, mend: Callable[..., object]) -> None:
-    """The log still has its messages, so it did not go with them: it is brought back, to the byte."""
+    """The log still has its messages, so they did not expire: the file is restored byte for byte."""
     path = stored.directory / "consumequeue" / "A" / "0" / f"{0:020d}"
     before = path.read_bytes()
     path.unlink()
@@ -267,7 +267,7 @@ def test_a_first_file_that_is_missing(stored: Stored, mend: Callable[..., object
 def test_a_rebuild_refuses_to_replace_what_lies_elsewhere(
     stored: Stored, tmp_path: Path, linked: str, apply: bool
 ) -> None:
-    """It would be on the store's own disk afterwards, and what was there would stay behind: nothing is changed."""
+    """Nothing is changed: the new files would be on the store's own disk, and the old ones would stay behind."""
     place = stored.directory / linked
     place.rename(tmp_path / "elsewhere")
     place.symlink_to(tmp_path / "elsewhere")
@@ -281,7 +281,7 @@ def test_a_rebuild_refuses_to_replace_what_lies_elsewhere(
 
 @pytest.mark.parametrize("linked", ["commitlog", "consumequeue", "consumequeue/A", "index"])
 def test_a_repair_of_what_lies_elsewhere(stored: Stored, tmp_path: Path, linked: str) -> None:
-    """It is mended where it is."""
+    """It is repaired in place."""
     place = stored.directory / linked
     place.rename(tmp_path / "elsewhere")
     place.symlink_to(tmp_path / "elsewhere")
@@ -293,7 +293,7 @@ def test_a_repair_of_what_lies_elsewhere(stored: Stored, tmp_path: Path, linked:
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_a_file_of_a_batch_queue_that_is_missing(tmp_path: Path, lost: int) -> None:
-    """Any file of three, the first one, too, is brought back to the byte."""
+    """Any file of three, including the first, is restored byte for byte."""
     config = StoreConfig.tiny(tmp_path / "store")
     with MessageStore.open(config, is_batch_topic=lambda topic: topic == BATCH_TOPIC) as store:
         for number in range(25):
@@ -311,7 +311,7 @@ def test_a_file_of_a_batch_queue_that_is_missing(tmp_path: Path, lost: int) -> N
 
 
 def killed_at(real: Callable[..., None], count: int) -> Callable[..., None]:
-    """A method of the disk, of which the call of this number is the end of the process."""
+    """Return a disk method that ends the process at call number `count`."""
     left = count
 
     def killed(disk: DiskFileSystem, *arguments: object) -> None:
@@ -326,7 +326,7 @@ def killed_at(real: Callable[..., None], count: int) -> Callable[..., None]:
 
 @pytest.mark.parametrize("step", ["write_new", "unlink", "rename-1", "rename-2", "rename-3", "rename-4"])
 def test_a_rebuild_that_is_killed(stored: Stored, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """After any step of putting the new files in place, the next start has every message in its queue and index."""
+    """After any step of moving the new files into place, the next start has every message in its queue and index."""
     name, _, count = step.partition("-")
     monkeypatch.setattr(DiskFileSystem, name, killed_at(getattr(DiskFileSystem, name), int(count or 1)))
     with pytest.raises(KeyboardInterrupt):

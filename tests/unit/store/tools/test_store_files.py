@@ -1,4 +1,4 @@
-"""What is in a store: looked for once, and again while a broker writes to it."""
+"""The files of a store: found once, and again while a broker writes to it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def seen(files: StoreFiles) -> object:
 
 
 def make_old(directory: Path) -> None:
-    """As if nothing had changed for an hour."""
+    """Make everything look unchanged for an hour."""
     for path in (directory, *directory.rglob("*")):
         os.utime(path, (1_000_000_000, 1_000_000_000))
 
 
 def test_a_refresh_finds_what_a_new_look_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments, topics, queues and files that come and go, whether directories look old or new."""
+    """Segments, topics, queues and files appear and disappear, whether directories look old or new."""
     with MessageStore.open(config(tmp_path)) as store:
         append(store, "a", 30)
         files = StoreFiles.find(tmp_path)
@@ -78,7 +78,7 @@ def test_a_refresh_finds_what_a_new_look_does(tmp_path: Path, monkeypatch: pytes
 
 
 def test_only_the_topics_that_are_asked_for(tmp_path: Path) -> None:
-    """Other topics' directories are not looked at, now or later."""
+    """Directories of other topics are never read."""
     with MessageStore.open(config(tmp_path)) as store:
         append(store, "a", 5)
         append(store, "b", 5)

@@ -1,4 +1,4 @@
-"""verify looks at the timer's files: what waits has its unit and its slot, and nothing else is there."""
+"""verify checks the timer's files: every pending message has its unit and its slot, and there is nothing else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SLOTS = 256
 
 @dataclass
 class Timed:
-    """A stopped store with a timer that has delivered some messages, while others wait."""
+    """A stopped store with a timer that has delivered some messages, while others are pending."""
 
     directory: Path
 
@@ -37,12 +37,12 @@ class Timed:
             file.write(data)
 
     def log(self, position: int) -> tuple[str, int]:
-        """The file of this position of the timer log, and the place in it."""
+        """Return the file of a position in the timer log, and the place in it."""
         start = position - position % LOG_FILE_SIZE
         return f"timerlog/{start:020d}", position - start
 
     def patch_unit(self, position: int, at: int, data: bytes) -> None:
-        """What the damage breaks is looked for, so it is done as RocketMQ would write it: without a checksum."""
+        """Overwrite part of a unit and clear its checksum, as RocketMQ writes it, so that only the damage is found."""
         name, begin = self.log(position)
         self.patch(name, begin + at, data)
         if len(data) < UNIT_SIZE:
@@ -53,7 +53,7 @@ class Timed:
         return (self.directory / name).read_bytes()[begin : begin + UNIT_SIZE]
 
     def last_slot(self) -> tuple[int, tuple[int, ...]]:
-        """The latest slot whose last unit is on its own time, and not on the way: its number and fields."""
+        """Return number and fields of the latest slot whose last unit is due at the slot's time, not to be rolled."""
         data = (self.directory / "timerwheel").read_bytes()
         slots = sorted(enumerate(struct.iter_unpack(">qqqii", data)), key=lambda slot: slot[1][0])
         for number, fields in reversed(slots):
@@ -69,7 +69,7 @@ class Timed:
 
 
 async def filled(directory: Path) -> TimerHarness:
-    """Messages that are delivered, wait, were recalled, or are too far ahead for the window."""
+    """Fill a timer with messages that are delivered, pending, or too far ahead for the window."""
     store = StoreConfig.tiny(directory)
     harness = await TimerHarness.start(
         store=store, file_system=DiskFileSystem(), slot_count=SLOTS, log_file_size=LOG_FILE_SIZE
@@ -88,7 +88,7 @@ async def timed(tmp_path: Path) -> Timed:
 
 
 async def test_a_timer_in_order_has_no_finding(timed: Timed) -> None:
-    """Nothing is found, and the units that are left are counted."""
+    """There are no findings, and the remaining units are counted."""
     report = timed.verify()
     assert report.findings == []
     assert report.timer_units >= COUNT * 5 // 8
@@ -97,7 +97,7 @@ async def test_a_timer_in_order_has_no_finding(timed: Timed) -> None:
 
 
 async def test_a_timer_in_use_or_of_a_dead_process_has_no_finding(tmp_path: Path) -> None:
-    """What moves is no finding: while it is open, and after it died between two flushes."""
+    """Changes in progress are no finding, while it is open and after it was killed between two flushes."""
     harness = await filled(tmp_path / "store")
     await harness.save()
     for number in range(10):
@@ -113,7 +113,7 @@ async def test_a_timer_in_use_or_of_a_dead_process_has_no_finding(tmp_path: Path
 
 
 async def test_messages_that_come_while_a_timer_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was stored and put on the wheel since the look at the checkpoint is no finding."""
+    """Messages stored and put on the wheel since the checkpoint was read are no finding."""
     harness = await filled(tmp_path / "store")
     await harness.save()
     saved = TimerCheckpointFile(DiskFileSystem(), tmp_path / "store" / "config" / "timercheck").load()
@@ -177,7 +177,7 @@ def first_file(timed: Timed) -> str:
     ],
 )
 async def test_damage_is_found(timed: Timed, damage: Callable[[Timed], object], kinds: set[str]) -> None:
-    """Each kind of damage is told under its name, and nothing else; repaired, what waits is delivered once."""
+    """Each kind of damage gets only its own findings; after repair, pending messages are delivered once."""
     damage(timed)
     assert set(timed.kinds()) == kinds
     before = snapshot(timed.directory)
@@ -201,14 +201,14 @@ async def test_damage_is_found(timed: Timed, damage: Callable[[Timed], object], 
 
 
 async def test_a_file_of_the_timer_log_is_missing(timed: Timed) -> None:
-    """The hole and the messages that wait in it."""
+    """Verify reports the hole and the pending messages in it."""
     names = sorted(path.name for path in (timed.directory / "timerlog").iterdir())
     (timed.directory / "timerlog" / names[-2]).unlink()
     assert {"timer-file", "timer-unit-missing"} <= set(timed.kinds())
 
 
 async def test_a_wheel_that_nothing_waits_for_is_not_missing(tmp_path: Path) -> None:
-    """All is delivered: the next start makes no wheel, so that there is none is no finding, before and after it."""
+    """With all messages delivered, a missing wheel is no finding, before and after a start, which creates none."""
     directory = tmp_path / "store"
     harness = await filled(directory)
     for _ in range(8):
@@ -231,7 +231,7 @@ async def test_a_wheel_that_nothing_waits_for_is_not_missing(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("seconds", [100, 10 * 86_400, 3 * 365 * 86_400])
 async def test_a_clock_that_went_ahead_and_back_leaves_no_error(tmp_path: Path, seconds: int) -> None:
-    """Messages that come after it hang on a slot that is far from their own time; all are delivered."""
+    """Later messages are in slots far from their own time, and all are delivered."""
     harness = await filled(tmp_path / "store")
     harness.clock.jump(seconds)
     await harness.advance(5)

@@ -1,4 +1,4 @@
-"""verify names what is wrong with a store, and nothing that is not."""
+"""verify reports everything that is wrong with a store, and nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def kinds(report: VerifyReport) -> list[str]:
 
 class TestCleanStore:
     def test_nothing_is_found(self, stored: Stored) -> None:
-        """All records, units and index entries are counted, and there is no finding."""
+        """All records, units and index entries are counted, and there are no findings."""
         before = snapshot(stored.directory)
         report = verify(stored.directory)
         assert report.findings == []
@@ -58,7 +58,7 @@ class TestCleanStore:
         assert (report.ok, report.records, report.findings) == (True, 0, [])
 
     def test_the_report_is_one_json_object(self, stored: Stored) -> None:
-        """It has the names that scripts rely on and survives being written as JSON."""
+        """It has the names that scripts rely on and can be written as JSON."""
         stored.patch_log(stored.places[3].physical_offset + 8, b"\0\0\0\0")
         content = json.loads(json.dumps(verify(stored.directory).to_json()))
         assert content["ok"] is False
@@ -69,7 +69,7 @@ class TestCleanStore:
         assert content["findings"][0]["physicalOffset"] == stored.places[3].physical_offset
 
     def test_progress_is_told_in_bytes(self, stored: Stored) -> None:
-        """Bytes rise and never exceed the total."""
+        """The byte count increases and never exceeds the total."""
         told: list[tuple[int, int]] = []
         verify(stored.directory, progress=lambda done, total: told.append((done, total)))
         assert [done for done, _ in told] == sorted(done for done, _ in told)
@@ -79,7 +79,7 @@ class TestCleanStore:
 class TestLog:
     @pytest.mark.parametrize("position", [0, 4, 8, 12, 20, 28, 36, 56, 84, 95])
     def test_a_flipped_bit_in_any_field(self, stored: Stored, position: int) -> None:
-        """Only that record is lost, and its queue and offset are named by its unit."""
+        """Only that record is lost, and its unit names the queue and offset."""
         number = 40
         place, lost = stored.places[number], stored.messages[number]
         at = place.physical_offset + position
@@ -98,7 +98,7 @@ class TestLog:
         assert report.log_end == stored.places[-1].end
 
     def test_a_missing_segment(self, stored: Stored) -> None:
-        """A hole between segments is told once, with its size."""
+        """A hole between segments is reported once, with its size."""
         size = stored.config.segment_size
         (stored.directory / "commitlog" / f"{size:020d}").unlink()
         report = verify(stored.directory)
@@ -107,14 +107,14 @@ class TestLog:
         assert report.findings[0].size == size
 
     def test_a_deleted_first_segment_is_no_damage(self, stored: Stored) -> None:
-        """Retention removes the oldest segments; units and entries of theirs mean nothing."""
+        """Retention removes the oldest segments; their units and index entries are ignored."""
         (stored.directory / "commitlog" / f"{0:020d}").unlink()
         report = verify(stored.directory)
         assert report.findings == []
         assert report.log_begin == stored.config.segment_size
 
     def test_a_truncated_segment(self, stored: Stored) -> None:
-        """Its size is a finding; what is left of it is read."""
+        """The size is a finding, and the rest of the segment is read."""
         path = stored.segment(0)
         os.truncate(path, 5000)
         report = verify(stored.directory)
@@ -124,7 +124,7 @@ class TestLog:
         assert report.records == len(whole)
 
     def test_garbage_behind_the_end(self, stored: Stored) -> None:
-        """Bytes that are no record, next to the end or further behind, are told with their place."""
+        """Bytes after the log's end that are no record are reported with their place."""
         end = stored.places[-1].end
         stored.patch_log(end + 500, b"left over")
         report = verify(stored.directory)
@@ -132,7 +132,7 @@ class TestLog:
         assert (report.findings[0].physical_offset, report.findings[0].size) == (end, 509)
 
     def test_a_torn_last_record(self, stored: Stored) -> None:
-        """The log ends before it; its unit and entries are ahead."""
+        """The log ends before it, and its unit and index entries are ahead."""
         last = stored.places[-1]
         stored.patch_log(last.physical_offset + 60, bytes(last.size - 60))
         report = verify(stored.directory)
@@ -141,7 +141,7 @@ class TestLog:
         assert report.log_end == last.physical_offset
 
     def test_messages_that_the_log_never_had(self, tmp_path: Path) -> None:
-        """Queue offsets jump although nothing is damaged: they are told as a gap."""
+        """A jump in queue offsets without damage is reported as a gap."""
         log = tmp_path / "commitlog"
         log.mkdir()
         data = b""
@@ -159,7 +159,7 @@ class TestLog:
         assert (gap.topic, gap.queue_id, gap.queue_offset, gap.count) == ("A", 0, 2, 2)
 
     def test_a_clock_that_went_back(self, tmp_path: Path) -> None:
-        """Store times that go back by more than seconds are a warning; the store is all right."""
+        """Store times that go back by more than a few seconds are a warning; the store is valid."""
         log = tmp_path / "commitlog"
         log.mkdir()
         data = b""
@@ -182,7 +182,7 @@ class TestLog:
 
 class TestQueues:
     def test_a_unit_that_names_another_place(self, stored: Stored) -> None:
-        """The unit is told with what it should be."""
+        """The unit is reported with its correct value."""
         place = stored.find("A", 1, 5)
         stored.patch_unit("A", 1, 5, struct.pack(">q", place.physical_offset + 1))
         report = verify(stored.directory)
@@ -192,7 +192,7 @@ class TestQueues:
         assert finding.physical_offset == place.physical_offset
 
     def test_a_wrong_tags_code(self, stored: Stored) -> None:
-        """It would filter the message away from who wants it."""
+        """A filter would hide the message from its consumers."""
         path = stored.directory / "consumequeue" / "B" / "0" / f"{0:020d}"
         stored.patch(path, 2 * 20 + 12, struct.pack(">q", 77))
         assert kinds(verify(stored.directory)) == ["unit-wrong"]
@@ -205,7 +205,7 @@ class TestQueues:
         assert (report.findings[0].queue_offset, report.findings[0].count) == (20, 3)
 
     def test_a_unit_without_message(self, stored: Stored) -> None:
-        """A unit behind the last one that names a place in the log is told."""
+        """A unit after the last one that names a place in the log is reported."""
         end = COUNT // 4
         stored.patch_unit("A", 0, end, struct.pack(">qiq", stored.places[0].physical_offset, 100, 0))
         report = verify(stored.directory)
@@ -213,12 +213,15 @@ class TestQueues:
         assert report.findings[0].queue_offset == end
 
     def test_a_unit_that_cannot_be(self, stored: Stored) -> None:
-        """Negative numbers are told as such."""
+        """Negative numbers have their own finding."""
         stored.patch_unit("A", 0, COUNT // 4, struct.pack(">qiq", -5, -1, 0))
         assert kinds(verify(stored.directory)) == ["unit-invalid"]
 
     def test_a_queue_that_begins_with_filler_units(self, stored: Stored) -> None:
-        """What RocketMQ's rebuild, or a topic made again, leaves: a warning, for the messages are in the log."""
+        """RocketMQ's rebuild, or a topic created again, leaves such fillers.
+
+        The finding is a warning, because the messages are in the log.
+        """
         stored.patch_unit("A", 0, 0, struct.pack(">qiq", 0, 0x7FFFFFFF, 0) * 3)
         report = verify(stored.directory)
         assert report.ok
@@ -227,7 +230,7 @@ class TestQueues:
         ]
 
     def test_queues_of_a_deleted_topic(self, stored: Stored) -> None:
-        """Records of a topic that the broker's table does not have are counted and are no finding."""
+        """Records of a topic missing from the broker's table are counted and are no finding."""
         for path in sorted((stored.directory / "consumequeue" / "B").rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
         (stored.directory / "consumequeue" / "B").rmdir()
@@ -241,7 +244,7 @@ class TestQueues:
         assert report.not_looked_at == ["config"]
 
     def test_topics_in_the_log_of_the_table(self, stored: Stored) -> None:
-        """A topic that was created or deleted since the table was last saved as a whole; damage of that log."""
+        """A topic created or deleted since the table's last complete save is known; damage of that log is reported."""
         shutil.rmtree(stored.directory / "consumequeue" / "B")
         (stored.directory / "config").mkdir()
         table = LoggedTable(DiskFileSystem(), stored.directory / "config" / "topics.json")
@@ -261,7 +264,7 @@ class TestQueues:
         ]
 
     def test_a_topic_that_was_deleted_and_made_again(self, stored: Stored) -> None:
-        """Records before the deletion need no units; those of the later topic do."""
+        """Records before the deletion need no units; those after it do."""
         with MessageStore.open(stored.config) as store:
             store.delete_topic("A")
             for number in range(0, 40, 2):
@@ -283,7 +286,7 @@ class TestIndex:
         return 40 + 4 * stored.config.index_slot_count + 20 * number
 
     def test_an_entry_with_another_hash(self, stored: Stored) -> None:
-        """The key that is not found any more is named, and so is the entry that is nobody's."""
+        """The key that is no longer found is named, and so is the entry without a key."""
         stored.patch(self.index(stored), self.entry(stored, 10), struct.pack(">i", 4711))
         report = verify(stored.directory)
         assert set(kinds(report)) == {"index-entry-wrong", "index-entry-missing", "index-chain"}
@@ -292,17 +295,17 @@ class TestIndex:
         assert "id3" in missing.detail
 
     def test_an_entry_with_another_time(self, stored: Stored) -> None:
-        """A search within a time range would miss it."""
+        """A search within a time range would miss the entry."""
         stored.patch(self.index(stored), self.entry(stored, 10) + 12, struct.pack(">i", 1000))
         assert kinds(verify(stored.directory)) == ["index-entry-wrong"]
 
     def test_an_entry_with_another_place(self, stored: Stored) -> None:
-        """It is out of order, and its key is missing."""
+        """The entry is out of order, and its key is missing."""
         stored.patch(self.index(stored), self.entry(stored, 10) + 4, struct.pack(">q", 1 << 40))
         assert set(kinds(verify(stored.directory))) == {"index-entry-wrong", "index-entry-missing"}
 
     def test_a_slot_that_leads_nowhere(self, stored: Stored) -> None:
-        """All entries are there, but a search would not reach them."""
+        """All entries exist, but a search would not find them."""
         content = self.index(stored).read_bytes()
         slot = next(number for number in range(50) if content[40 + 4 * number : 44 + 4 * number] != bytes(4))
         stored.patch(self.index(stored), 40 + 4 * slot, bytes(4))
@@ -314,7 +317,7 @@ class TestIndex:
         assert kinds(verify(stored.directory)) == ["index-file"]
 
     def test_entries_of_tags(self, stored: Stored) -> None:
-        """RocketMQ 5.4 and later index the tag of a message behind its keys, as the key `T#tag`: that is no finding."""
+        """RocketMQ 5.4 and later index a message's tag after its keys, as the key `T#tag`: this is no finding."""
         for path in (stored.directory / "index").iterdir():
             path.unlink()
         config = stored.config
@@ -338,7 +341,7 @@ class TestIndex:
         assert "index-entry-wrong" in kinds(verify(stored.directory))
 
     def test_no_index(self, stored: Stored) -> None:
-        """One finding says how many keys cannot be found."""
+        """One finding gives the number of keys that cannot be found."""
         for path in (stored.directory / "index").iterdir():
             path.unlink()
         report = verify(stored.directory)
@@ -346,12 +349,12 @@ class TestIndex:
         assert report.findings[0].count == 3 * COUNT
 
     def test_the_last_index_file_is_missing(self, stored: Stored) -> None:
-        """The index is behind: one finding."""
+        """The index is behind, which is one finding."""
         self.index(stored, -1).unlink()
         assert kinds(verify(stored.directory)) == ["index-behind"]
 
     def test_counts_that_the_file_does_not_tell(self, stored: Stored) -> None:
-        """Content that fits no division is not looked at, which is a warning; given counts are believed."""
+        """A file whose counts cannot be derived is skipped with a warning; given counts are used."""
         for path in sorted((stored.directory / "index").iterdir())[1:]:
             path.unlink()
         path = self.index(stored)
@@ -370,30 +373,30 @@ class TestIndex:
         assert {"index-chain", "index-behind"} == set(kinds(report))
 
     def test_one_count_is_not_enough(self, stored: Stored) -> None:
-        """Both are given, or none."""
+        """Both counts are required, or none."""
         with pytest.raises(ValueError, match="both"):
             verify(stored.directory, index_slot_count=50)
 
     def test_an_unused_index_file(self, stored: Stored) -> None:
-        """A file of the right size without entries is what a crash leaves right after a roll."""
+        """A crash right after a roll leaves a file of the right size without entries."""
         size = file_size(stored.config.index_slot_count, stored.config.index_entry_count)
         (stored.directory / "index" / "99991231235959999").write_bytes(bytes(size))
         assert verify(stored.directory).findings == []
 
     def test_too_small_for_an_index_file(self, stored: Stored) -> None:
-        """Told, not opened."""
+        """The file is reported and not opened."""
         (stored.directory / "index" / "99991231235959999").write_bytes(b"x" * 10)
         assert kinds(verify(stored.directory)) == ["index-file"]
 
 
 class TestDirectory:
     def test_no_store(self, tmp_path: Path) -> None:
-        """It cannot be looked at; a store right below is pointed out."""
+        """It raises an error; a store directly below the directory is pointed out."""
         with pytest.raises(StoreDirectoryError, match="not a store"):
             verify(tmp_path)
         (tmp_path / "store").mkdir()
         with pytest.raises(StoreDirectoryError, match="name the directory"):
-            verify(tmp_path)  # what is below is none either
+            verify(tmp_path)  # the directory below is no store either
         (tmp_path / "store" / "commitlog").mkdir()
         with pytest.raises(StoreDirectoryError, match="do you mean"):
             verify(tmp_path)
@@ -401,14 +404,14 @@ class TestDirectory:
             verify(tmp_path / "nothing")
 
     def test_queues_without_a_log(self, stored: Stored) -> None:
-        """A log that is not there at all was not mounted or lies elsewhere: no verdict."""
+        """A missing log may be unmounted or elsewhere, so there is an error instead of a report."""
         for path in (stored.directory / "commitlog").iterdir():
             path.unlink()
         with pytest.raises(StoreDirectoryError, match="no segment"):
             verify(stored.directory)
 
     def test_files_of_others(self, stored: Stored) -> None:
-        """Nothing stumbles over odd names, each is told, and no broker starts with them."""
+        """Each foreign name is reported as an error, because no broker starts with it, and the rest is checked."""
         (stored.directory / "commitlog" / "notes.txt").write_text("hello")
         (stored.directory / "commitlog" / f"{7:020d}").mkdir()
         (stored.directory / "consumequeue" / "stray").write_text("hello")
@@ -430,7 +433,7 @@ class TestDirectory:
         ],
     )
     def test_verify_and_a_start_are_of_one_mind_about_files_of_others(self, stored: Stored, path: str) -> None:
-        """What a start would stop at is an error, and what it takes is none: "clean" means that it starts."""
+        """Files that stop a start are errors and others are not: "clean" means that the store starts."""
         stray = stored.directory / path
         stray.parent.mkdir(exist_ok=True)
         stray.mkdir() if path.endswith("/") else stray.write_text("hello")
@@ -443,13 +446,13 @@ class TestDirectory:
             assert report.ok
 
     def test_a_queue_file_of_another_size(self, stored: Stored) -> None:
-        """A finding; the units in it are compared all the same."""
+        """The size is a finding, and the units in the file are compared."""
         os.truncate(stored.directory / "consumequeue" / "A" / "0" / f"{0:020d}", 105)
         report = verify(stored.directory)
         assert set(kinds(report)) == {"queue-file", "unit-missing"}
 
     def test_segments_set_aside(self, stored: Stored) -> None:
-        """What a recovery has set aside is worth a look."""
+        """Files that recovery moved to quarantine are reported as a warning."""
         (stored.directory / "quarantine").mkdir()
         (stored.directory / "quarantine" / "commitlog-0").write_bytes(b"x")
         report = verify(stored.directory)
@@ -457,13 +460,13 @@ class TestDirectory:
         assert kinds(report) == ["quarantine"]
 
     def test_a_checkpoint_ahead_of_the_log(self, stored: Stored) -> None:
-        """More was synced than there is: the end of the log was lost at some time, which a recovery has settled."""
+        """The log has lost a synced end, and a recovery has handled it: a warning."""
         stored.patch(stored.directory / "checkpoint", 0, struct.pack(">q", 1 << 50))
         report = verify(stored.directory)
         assert (report.ok, kinds(report)) == (True, ["checkpoint"])
 
     def test_a_checkpoint_that_cannot_be(self, stored: Stored) -> None:
-        """Negative times and places behind the log are errors; so is a file that is cut off."""
+        """Negative times, places after the log's end, and a truncated file are errors."""
         path = stored.directory / "checkpoint"
         stored.patch(path, 0, struct.pack(">qqqqq", -1, 0, 0, 0, 1 << 40))
         assert kinds(verify(stored.directory)) == ["checkpoint", "checkpoint"]
@@ -472,7 +475,7 @@ class TestDirectory:
         assert (report.ok, kinds(report)) == (False, ["checkpoint"])
 
     def test_a_checksum_whose_name_is_damaged(self, stored: Stored) -> None:
-        """The record would pass for one without a checksum."""
+        """The record would be taken for one without a checksum."""
         place = stored.places[12]
         stored.patch_log(place.end - 18, b"#")
         report = verify(stored.directory)
@@ -480,7 +483,7 @@ class TestDirectory:
         assert report.findings[0].physical_offset == place.physical_offset
 
     def test_an_unreadable_table_of_deleted_topics(self, stored: Stored) -> None:
-        """A broker would not start with it, so it is an error; everything else is looked at."""
+        """It is an error, because a broker would not start; everything else is checked."""
         (stored.directory / "config").mkdir(exist_ok=True)
         (stored.directory / "config" / "deletedTopics.json").write_text("{")
         report = verify(stored.directory)
@@ -488,7 +491,7 @@ class TestDirectory:
         assert (report.ok, report.records) == (False, COUNT)
 
     def test_a_checkpoint_that_promises_too_much(self, stored: Stored) -> None:
-        """Queues and index cannot be synced for what the log does not have: an error, and repair writes it anew."""
+        """Queues and index cannot be synced past the log's end: an error, and repair rewrites the checkpoint."""
         checkpoint = Checkpoint(DiskFileSystem(), stored.directory / "checkpoint")
         checkpoint.load()
         assert checkpoint.derived_offset == stored.places[-1].end
@@ -500,13 +503,13 @@ class TestDirectory:
         assert verify(stored.directory).findings == []
 
     def test_no_checkpoint(self, stored: Stored) -> None:
-        """Only slower: a warning."""
+        """It is a warning, because only the start is slower."""
         (stored.directory / "checkpoint").unlink()
         report = verify(stored.directory)
         assert (report.ok, kinds(report)) == (True, ["checkpoint"])
 
     def test_findings_are_capped(self, stored: Stored) -> None:
-        """The rest is counted."""
+        """Further findings are only counted."""
         for place in stored.places[0:-1:2]:
             stored.patch_log(place.physical_offset + 8, b"\xff\xff\xff\xff")
         report = verify(stored.directory, findings_max=7)
@@ -517,7 +520,7 @@ class TestDirectory:
 
 class TestLiveStore:
     def test_messages_that_come_meanwhile(self, tmp_path: Path) -> None:
-        """A store that is being written to is live, and its moving end is no finding."""
+        """A store being written to is live, and its moving end is no finding."""
         config = StoreConfig.tiny(tmp_path / "data")
         number = 0
         with MessageStore.open(config) as store:
@@ -537,7 +540,7 @@ class TestLiveStore:
             assert report.records >= 100
 
     def test_messages_that_are_not_dispatched_yet(self, tmp_path: Path) -> None:
-        """The log is ahead of queues and index for a moment."""
+        """Queues and index may lag behind the log, which is no finding."""
         config = StoreConfig.tiny(tmp_path / "data")
         with MessageStore.open(config) as store:
             for number in range(20):
@@ -551,7 +554,7 @@ class TestLiveStore:
             assert report.records == 24
 
     def test_damage_is_found(self, tmp_path: Path) -> None:
-        """That a store is live excuses its end only."""
+        """In a live store only the moving end is excused."""
         config = StoreConfig.tiny(tmp_path / "data")
         with MessageStore.open(config) as store:
             places = [store.append([message(number)])[0] for number in range(20)]
@@ -563,7 +566,7 @@ class TestLiveStore:
         assert kinds(report) == ["log-damaged"]
 
     def test_the_lock_stays(self, tmp_path: Path) -> None:
-        """Looking from the process that holds the lock must not drop it, as closing a descriptor would."""
+        """Verifying in the process that holds the lock must not release it, as closing a descriptor would."""
         config = StoreConfig.tiny(tmp_path / "data")
         with MessageStore.open(config):
             assert verify(config.directory).state == "live"
@@ -573,7 +576,7 @@ class TestLiveStore:
         assert tried.returncode == 0
 
     def test_a_lock_of_another_process(self, stored: Stored) -> None:
-        """It is seen without being taken."""
+        """The lock is detected without being acquired."""
         lock = stored.directory / "lock"
         with subprocess.Popen(
             [sys.executable, "-c", _HOLD_LOCK, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -585,7 +588,7 @@ class TestLiveStore:
         assert verify(stored.directory).state == "stopped"
 
     def test_a_store_after_a_crash(self, stored: Stored) -> None:
-        """The mark of a running process without one: crashed. That alone is no finding."""
+        """The mark of a running process without a process means crashed, which alone is no finding."""
         (stored.directory / "abort").write_text("1")
         report = verify(stored.directory)
         assert (report.state, report.findings) == ("crashed", [])
@@ -610,7 +613,7 @@ sys.stdin.read()
 class TestConfigurationFiles:
     @pytest.fixture
     def path(self, stored: Stored) -> Path:
-        """A table that was saved three times."""
+        """Return a table that was saved three times."""
         path = stored.directory / "config" / "subscriptionGroup.json"
         path.parent.mkdir()
         table = JsonTable(DiskFileSystem(), path)
@@ -619,14 +622,14 @@ class TestConfigurationFiles:
         return path
 
     def test_as_saved(self, stored: Stored, path: Path) -> None:
-        """Nothing is found, with or without checksums."""
+        """There are no findings, with or without checksums."""
         assert verify(stored.directory).findings == []
         path.write_text("{}")
         path.with_name(path.name + ".crc").unlink()
         assert verify(stored.directory).findings == []
 
     def test_changed(self, stored: Stored, path: Path) -> None:
-        """A file that is not what was saved is named, as a warning: it may have been edited. No repair touches it."""
+        """A file that differs from the saved one is a warning, as it may have been edited. Repair does not touch it."""
         path.write_text(path.read_text().replace("2", "3", 1))
         report = verify(stored.directory)
         (finding,) = report.findings
@@ -638,7 +641,7 @@ class TestConfigurationFiles:
         assert snapshot(stored.directory) == before
 
     def test_unreadable(self, stored: Stored, path: Path) -> None:
-        """A file that is no JSON any more is an error: a start takes the copy, which is older."""
+        """A file that is not JSON is an error: a start would use the older copy."""
         path.write_text("{")
         report = verify(stored.directory)
         assert (report.ok, kinds(report)) == (False, ["configuration-file"])
