@@ -18,7 +18,7 @@ class _Waiter:
 
 
 class ByteBudget:
-    """A limit of bytes that calls take and return; calls that find none left wait in order of arrival.
+    """A limit of bytes that calls take and return; calls that exceed it wait in order of arrival.
 
     An *owner* is a connection or an account, by name; bytes may have several owners. Each owner may have `owner_max`
     bytes, all together `total_max`. An owner without bytes may take more than its maximum at once, and so may any call
@@ -34,7 +34,7 @@ class ByteBudget:
         self.owner_max = owner_max
         self.used = 0
         self.waited = 0  # calls that had to wait
-        self.refused = 0  # calls that waited in vain
+        self.refused = 0  # calls that timed out while waiting
         self._owners: dict[str, int] = {}
         self._of_owner: dict[str, deque[_Waiter]] = {}  # calls that wait for bytes of this owner
         self._of_total: deque[_Waiter] = deque()  # calls that wait for bytes of the total

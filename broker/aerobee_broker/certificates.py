@@ -100,7 +100,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _names(host: str) -> list[x509.GeneralName]:
-    """What clients may call this machine."""
+    """The names by which clients may address this machine."""
     from cryptography import x509
 
     names: list[x509.GeneralName] = [x509.DNSName("localhost")]

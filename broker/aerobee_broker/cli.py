@@ -56,7 +56,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
 
 
 class _PrintVersion(argparse.Action):
-    """As argparse's own, but looks the version up when it is asked for: that takes long for a command's start."""
+    """Like argparse's own action, but looks up the version on request only, because that would slow every command."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from aerobee_broker.commands import version

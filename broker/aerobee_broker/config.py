@@ -107,7 +107,7 @@ class Address:
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether it stands for every interface."""
+        """Whether the address means every interface."""
         try:
             return ipaddress.ip_address(self.host).is_unspecified
         except ValueError:
@@ -141,7 +141,7 @@ class TlsConfig(Section):
     certificate: Path | None = None  # including its chain; None: made when needed, with broker.dev only
     key: Path | None = None
     client_authorities: Path | None = (
-        None  # who signs certificates of clients, PEM; None: clients are not asked for one
+        None  # the authorities that sign certificates of clients, PEM; None: clients are not asked for one
     )
     client_certificates: Literal["required", "optional"] = "required"  # with client_authorities
 
@@ -275,7 +275,7 @@ class BrokerConfig(Section):
 
     @property
     def is_plaintext_refused(self) -> bool:
-        """Whether `listen.grpc` takes nothing but TLS: clients could do without their certificate otherwise."""
+        """Whether `listen.grpc` accepts only TLS: otherwise clients could connect without their certificate."""
         return (
             self.tls.client_authorities is not None
             and self.tls.client_certificates == "required"

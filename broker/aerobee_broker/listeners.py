@@ -134,7 +134,7 @@ class TlsContexts:
 
 
 class CertificateContents(NamedTuple):
-    """PEM: the certificate, with the chain that leads to it, its key, and who signs certificates of clients."""
+    """PEM: the certificate with its chain, its key, and the authorities that sign certificates of clients."""
 
     certificate: bytes
     key: bytes

@@ -53,7 +53,7 @@ class LongPolling:
         waiting_max: int = WAITING_MAX,
         seconds_max: float = math.inf,
     ) -> None:
-        """`seconds_max`: the longest wait, whatever is asked for."""
+        """`seconds_max`: the longest wait, whatever the request."""
         self._seconds_max = seconds_max
         self._lines: dict[Place, dict[str, _Waiting]] = {}  # place -> group
         self._of_client: dict[str, set[_Waiter]] = {}

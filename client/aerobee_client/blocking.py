@@ -8,8 +8,8 @@
             for message in consumer:
                 print(message.body)
 
-One thread runs an event loop for a client. All objects may be used by several threads at once. What has no method here
-is a coroutine away: `client.run(client.asynchronous.admin.create_topic("orders"))`.
+One thread runs an event loop for a client. All objects may be used by several threads at once. Calls without a method
+here are available as coroutines: `client.run(client.asynchronous.admin.create_topic("orders"))`.
 """
 
 from __future__ import annotations

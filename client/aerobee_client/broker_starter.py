@@ -5,10 +5,10 @@
                                      <-  process id
     exit code of a process id        ->  waits for it
                                      <-  exit code
-    end of the socket                ->  ends; what it forked goes on
+    end of the socket                ->  ends; its brokers keep running
 
-Imports take most of a broker's start. With a starter only the first broker of a program waits for them, and none does
-if `prepare` was called in time.
+Imports take most of a broker's start. With a starter, only the first broker of a program waits for them, and no broker
+waits if `prepare` was called in time.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("AEROBEE_")}
 
 
-# --- One that is kept ------------------------------------------------------------------------------------------------
+# --- The starter of this program -------------------------------------------------------------------------------------
 
 _kept: BrokerStarter | None = None
 

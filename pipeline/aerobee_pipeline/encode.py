@@ -58,7 +58,7 @@ def property_strings(
 
 
 def timer_strings(deliver: pa.Array, topic: str, queue_id: int) -> pa.Array:
-    """What the timer finds in each delayed message of a queue, behind its other properties. `deliver`: timestamps."""
+    """The timer's properties of each delayed message of a queue, after its other properties. `deliver`: timestamps."""
     times = pc.floor_temporal(deliver, unit="millisecond").cast(pa.timestamp("ms", deliver.type.tz)).cast(pa.int64())
     target = f"{properties.REAL_TOPIC}\x01{topic}\x02{properties.REAL_QUEUE_ID}\x01{queue_id}\x02"
     out = f"\x02{properties.TIMER_OUT_MS}\x01{'0' * _TIMER_OUT_DIGITS}\x02"

@@ -1,4 +1,4 @@
-"""The lag of streaming queries: that of each queue, from their progress reports.
+"""The lag of streaming queries in each queue, from their progress reports.
 
     listener = LagListener(registry=prometheus_client.REGISTRY)
     spark.streams.addListener(listener)

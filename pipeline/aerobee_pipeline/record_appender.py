@@ -79,7 +79,7 @@ class RecordAppender:
         )
 
     def _take(self) -> None:
-        """Take one answer. A request that an overloaded broker refused goes to the end of the line."""
+        """Take one answer. A request that an overloaded broker refused is sent again after all others."""
         try:
             answer = next(self._answers, None)
         except grpc.RpcError as error:

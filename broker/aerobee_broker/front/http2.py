@@ -217,7 +217,7 @@ class Http2Connection:
         }
         self._output.append(frames.settings(own) + frames.window_update(0, CONNECTION_WINDOW - WINDOW_DEFAULT))
 
-    # --- What comes -----------------------------------------------------------------------------------------
+    # --- Input ----------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> list[Event]:
         """Process the next bytes of the connection, however they are split; return the events."""
@@ -689,7 +689,7 @@ class Http2Connection:
         self._ready[stream.id] = stream
 
     def send_trailers(self, stream: Stream, block: bytes) -> None:
-        """End the answer, behind the waiting data."""
+        """End the answer, after the waiting data."""
         if not stream.local_open:
             return
         stream.trailers = block
@@ -714,7 +714,7 @@ class Http2Connection:
             stream.unreturned = 0
 
     def ping(self) -> None:
-        """Ask for a sign of life; any bytes from the client count as one."""
+        """Send a PING; any bytes from the client count as an answer."""
         self._output.append(frame(frames.PING, 0, 0, b"aerobee?"))
 
     def begin_shutdown(self) -> None:
@@ -734,7 +734,7 @@ class Http2Connection:
         return not self.streams and (self.ended or self._served_up_to != STREAM_ID_MAX)
 
     def stalled(self, ticks: int) -> list[Stream]:
-        """Called at a steady interval: the streams of which the client has read next to nothing for this many calls."""
+        """Called at a regular interval: the streams of which the client has read almost nothing for this many calls."""
         found = []
         for waiting in (self._blocked, self._starved):
             for stream in waiting.values():
@@ -748,7 +748,8 @@ class Http2Connection:
         return found
 
     def stalled_requests(self) -> list[Stream]:
-        """Called at a steady interval: streams that received next to nothing since the previous call, although we read.
+        """Called at a regular interval: streams that received almost nothing since the previous call, although the
+        broker was reading.
 
         A stream that the client has ended does not count.
         """

@@ -1,4 +1,4 @@
-"""The broker's values under RocketMQ's metric names, and under `aerobee_` what RocketMQ has no name for.
+"""The broker's values under RocketMQ's metric names, and other values under `aerobee_`.
 
 Nothing is counted here: stores, tables and counters hold plain numbers, and a scrape reads them all at once, on the
 event loop, which is the only writer of most of them.
@@ -223,7 +223,7 @@ class _BrokerCollector:
             if pauses:
                 yield None
             if topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
-                continue  # RocketMQ counts what is new
+                continue  # RocketMQ counts only new ones
             values = (*self._base, topic, message_type, _flag(is_system_topic(topic)))
             messages.add_metric(values, sent.messages)
             size.add_metric(values, sent.bytes)

@@ -69,7 +69,7 @@ class HttpServer(ThreadingMixIn, WSGIServer):
         return False
 
     def request_received(self, request: Any) -> None:
-        """The connection has sent a whole request: it is no longer closed in favour of others."""
+        """Note that the connection has sent a whole request: it is no longer closed in favour of others."""
         self._silent.pop(id(request), None)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:

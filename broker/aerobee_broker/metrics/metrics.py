@@ -35,7 +35,7 @@ class Metrics:
         self._parts = parts
 
     def detach(self) -> None:
-        """The broker has ended; the process may go on, as a replica."""
+        """Stop showing the broker, which has ended; the process may continue as a replica."""
         self._parts = None
 
     async def render(self) -> list[bytes]:

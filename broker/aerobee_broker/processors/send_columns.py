@@ -211,7 +211,8 @@ class _Rows:
         self._count = len(unusual)
 
     def one(self, found: dict[int, Field], tag: int) -> tuple[Integers, Integers]:
-        """The place of a field that each message has once; zeros for a message without. For a varint, the value."""
+        """The position of a field that each message has once; zeros for a message without it. For a varint, the
+        value."""
         field = found.get(tag)
         if field is None:
             return np.zeros(self._count, np.int64), np.zeros(self._count, np.int64)

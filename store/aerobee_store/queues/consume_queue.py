@@ -3,8 +3,8 @@
     offset  size  field
          0     8  physical_offset  of the record in the log
          8     4  size             of the record, above 0
-        12     8  tags_code        Java hash of the tag, 0 without one; of a delayed message its delivery time; or the
-                                   address of an extended unit, which then has that (consume_queue_ext.py)
+        12     8  tags_code        Java hash of the tag, 0 without one; for a delayed message its delivery time; or the
+                                   address of an extended unit that contains it (consume_queue_ext.py)
 
 A filler unit (0, 0x7FFFFFFF, 0) has no message: it stands before the first message of a rebuilt queue, or in place of a
 damaged record. It is never served, and never counts as a position.
@@ -152,7 +152,7 @@ class ConsumeQueue:
         self._after_crash = after_crash
         self._starts = self._run.load()
         self.torn |= self._run.had_empty  # a new file, or one that has lost its content
-        if self._starts:  # otherwise it continues where `begin_at` said
+        if self._starts:  # otherwise it continues at the offset given to `begin_at`
             self.min_offset = self.max_offset = self._starts[0] // self._unit_size
         while self._starts:
             start = self._starts[-1]
@@ -319,7 +319,7 @@ class ConsumeQueue:
             return self.max_offset
 
         def stored_at(offset: int) -> int:
-            # A unit without a readable record has no time: check the following ones.
+            # A unit without a readable record has no time: examine the following ones.
             for following in range(offset, self.max_offset):
                 unit = self.units(following, 1)
                 if len(unit) and int(unit[0]["size"]) != FILLER_SIZE:

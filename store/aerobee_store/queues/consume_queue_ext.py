@@ -15,7 +15,7 @@ bytes, the rest begins with the size -1, and the unit begins the next file. Ther
 mark.
 
 Like the queue, they are derived: a lost unit makes a filter slower, and never loses a message. The queue owns its
-extended units, and determines where they begin and end (behind the one with its highest address).
+extended units, and determines where they begin and end (after the one with its highest address).
 """
 
 from __future__ import annotations
@@ -94,8 +94,7 @@ class ConsumeQueueExt:
         self.end = self._starts[-1] + self._run.file_size if self._starts else 0
 
     def put(self, codes: Sequence[int], store_timestamps: Sequence[int]) -> list[int]:
-        """Append units without bitmaps; return the address of each, or the tags code itself if no address is left for
-        it."""
+        """Append units without bitmaps; return the address of each, or the tags code itself if no address is left."""
         addresses = []
         parts: list[bytes] = []
         position = self.end

@@ -58,7 +58,7 @@ class PropertyPairs:
     )
 
     def __init__(self, buffer: ReadableBuffer, start: Integers, size: Integers) -> None:
-        """Join the strings at these places of `buffer`, preferably `bytes`. They are split on first use."""
+        """Join the strings at these positions of `buffer`, preferably `bytes`. They are split on first use."""
         strings: list[Any] = [_PADDING]
         strings += [buffer[a:b] for a, b in zip(start.tolist(), (start + size).tolist(), strict=True)]
         strings.append(b"")
@@ -132,7 +132,7 @@ class PropertyPairs:
         return record, self._separator[rows] + 1, self._end[rows]
 
     def string_starts(self, record: Integers) -> Integers:
-        """Where in the text the property strings of these records begin."""
+        """The positions in the text at which the property strings of these records begin."""
         return (len(_PADDING) + np.cumsum(self._sizes + 1) - self._sizes)[record]
 
     def all(self) -> tuple[Integers, Integers, Integers, Integers, Integers]:
@@ -152,7 +152,7 @@ class PropertyPairs:
         return record, first + place[0], first + place[1]
 
     def value_of_all(self, name: str) -> bytes | None:
-        """The value of a property that all strings have at the same place with the same value; else None."""
+        """The value of a property that all strings have at the same position with the same value; else None."""
         place = (self._common_places() or {}).get(name.encode())
         if place is None:
             return None
@@ -161,7 +161,7 @@ class PropertyPairs:
         return self.text[begin:end] if alike else None
 
     def _common_places(self) -> dict[bytes, tuple[int, int]] | None:
-        """The place of each property's value, if all strings have the same names at the same places."""
+        """The position of each property's value, if all strings have the same names at the same positions."""
         if not self._one_size_unsplit:
             return self._common
         self._one_size_unsplit = False
@@ -181,8 +181,8 @@ class PropertyPairs:
                 places[name] = (value_start - begin, end - begin)
             separators += 1 + len(separator)
             position = end + 1
-        # No value may contain another separator. (Bytes below it are no separators but rare; then the general way is
-        # used.)
+        # No value may contain another separator. (Bytes below it are no separators, but rare; the general method then
+        # applies.)
         if np.count_nonzero(self._data[begin:] <= _PROPERTY_SEPARATOR) != separators * count:
             return None
         self._common = places

@@ -25,11 +25,11 @@
     record's end - 20  "__CRC32#" 0x01, ten ASCII digits with the least significant first, 0x02
 
 The digits are the CRC-32 (top bit cleared) of all bytes of the record before these twenty. The checksum is found by its
-place at the end and not by splitting properties: in a split batch of an old client it follows an unclosed pair, and a
-reader of properties then sees it as the tail of that pair's value.
+position at the end and not by splitting properties: in a split batch of an old client it follows an unclosed pair, and
+a reader of properties then treats it as the end of that pair's value.
 
-Bytes come from disk or from a client: every function here checks lengths before it slices, and none allocates by a
-length that it has not compared with the bytes at hand.
+Bytes come from disk or from a client: every function here checks lengths before slicing, and no function allocates
+memory for a length that it has not compared with the available bytes.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class TransactionType(enum.IntEnum):
 
 @dataclass(slots=True)
 class Message:
-    """What a caller wants stored. Timestamps in milliseconds."""
+    """A message to be stored. Timestamps in milliseconds."""
 
     topic: str
     queue_id: int
@@ -139,7 +139,7 @@ class Message:
 class Record:
     """A stored record, decoded. Timestamps in milliseconds.
 
-    Not to be changed, and yet not frozen: that would cost 3 microseconds each.
+    Must not be changed, but is not frozen, which would cost 3 microseconds per record.
     """
 
     topic: str
@@ -194,9 +194,9 @@ class Record:
         return ends_in_property_crc(self.raw_properties)
 
     def to_message(self, topic: str, queue_id: int, properties: Mapping[str, str] | None = None) -> Message:
-        """The same message for another queue. It remains the message that its first store accepted.
+        """The same message for another queue, with the flags, born time, hosts and transaction fields of the record.
 
-        `properties`: instead of its own.
+        `properties`: replace its own.
         """
         return Message(
             topic=topic,
@@ -214,7 +214,7 @@ class Record:
         )
 
     def to_new_message(self, topic: str, queue_id: int, properties: Mapping[str, str]) -> Message:
-        """A message of its own with the same content: outside of any transaction, and stored by this store."""
+        """A new message with the same content, outside of any transaction, and stored by this store."""
         message = self.to_message(topic, queue_id, properties)
         message.sys_flag &= ~SYS_FLAG_TRANSACTION
         message.store_host = None
@@ -233,9 +233,9 @@ def ends_in_property_crc(raw_properties: bytes) -> bool:
 
 
 class Draft:
-    """A message made ready for the log: its size is known, and only its place is missing.
+    """A message prepared for the log: its size is known, and only its offsets are missing.
 
-    So an append can ask for room first, and then packs every field once.
+    An append can therefore reserve space first, and then packs every field once.
     """
 
     __slots__ = ("_body", "_start", "_sys_flag", "_tail", "_time_position", "size")
@@ -297,7 +297,7 @@ class Draft:
             raise InvalidMessageError(f"a number of the message does not fit its field: {error}") from None
 
     def encode(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> bytes:
-        """The record at its place. Prepared and rolled-back messages get queue offset 0: they are in no queue."""
+        """The record with its offsets. Prepared and rolled-back messages get queue offset 0: they are in no queue."""
         if self._sys_flag & SYS_FLAG_PREPARED:
             queue_offset = 0
         start = bytearray(self._start)
@@ -313,7 +313,7 @@ class Draft:
         return b"".join((start, body, tail, PROPERTY_CRC_NAME, property_crc_digits(crc), b"\x02"))
 
     def encode_unplaced(self) -> bytes:
-        """The record with zeros for what only an append knows: both offsets, store time and record checksum."""
+        """The record with zeros in the fields set by an append: both offsets, store time and record checksum."""
         parts = (self._start, self._body, self._tail)
         if sum(map(len, parts)) == self.size:
             return b"".join(parts)
@@ -321,7 +321,7 @@ class Draft:
 
 
 def _encode_properties(message: Message, topic: bytes, *, property_crc: bool, split_batch: bool) -> bytes:
-    """The properties as they lie in the record, without the checksum. InvalidMessageError."""
+    """The properties as stored in the record, without the checksum. InvalidMessageError."""
     raw = message.raw_properties
     if raw is None:
         raw = property_codec.encode_properties(message.properties) if message.properties else b""
@@ -353,11 +353,11 @@ def encode(
 ) -> bytes:
     """The record of `message` at its place.
 
-    `property_crc` appends the record checksum. An open last property is closed before it, but not in a `split_batch`:
-    there RocketMQ does not, and records must come out the same.
-    `version` 1 or 2 is forced; None takes 1 unless the topic has more than 127 bytes.
+    `property_crc` appends the record checksum. An open last property is closed before it, except in a `split_batch`,
+    because RocketMQ does not close it there and records must be identical. `version` forces 1 or 2; None: 1, unless the
+    topic has more than 127 bytes.
 
-    Raises InvalidMessageError for what the format cannot hold.
+    Raises InvalidMessageError for values that the format cannot hold.
     """
     draft = Draft(message, store_host=store_host, property_crc=property_crc, split_batch=split_batch, version=version)
     if queue_offset < 0 or physical_offset < 0:
@@ -374,7 +374,7 @@ def place_of(encoded: bytes) -> tuple[int, int, int, int] | None:
 
 
 def record_crc(record_without_checksum: ReadableBuffer) -> int:
-    """CRC-32 with the top bit cleared, as both checksums of a record have it."""
+    """CRC-32 with the top bit cleared, as in both checksums of a record."""
     return crc32(record_without_checksum) & BODY_CRC_MASK
 
 
@@ -389,7 +389,7 @@ def encode_blank(size: int) -> bytes:
     return _BLANK.pack(size, BLANK_MAGIC)
 
 
-@lru_cache(maxsize=1 << 15)  # thousands of topics in turn would miss a smaller one every time
+@lru_cache(maxsize=1 << 15)  # thousands of topics in turn would always miss a smaller cache
 def _encode_topic(topic: str) -> bytes:
     try:
         encoded = topic.encode()
@@ -419,11 +419,11 @@ class StopReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ScanStop:
-    """Where and why reading stopped.
+    """The position and reason at which reading stopped.
 
-    `physical_offset` is the place in the log, or the position in the buffer where no place was given.
-    `size` is what may be stepped over: of a blank its bytes; of a corrupt record its total size if all its lengths
-    agree with each other; else 0.
+    `physical_offset` is the offset in the log, or the position in the buffer if no offset was given. `size` is the
+    number of bytes that may be skipped: the size of a blank; the total size of a corrupt record with consistent
+    lengths; else 0.
     """
 
     reason: StopReason
@@ -434,7 +434,7 @@ class ScanStop:
 
 
 class RecordHeader(NamedTuple):
-    """What a scan needs of a checked record. `position`, `*_start` count in the buffer that was given."""
+    """The fields of a checked record that a scan needs. `position` and `*_start` are positions in the given buffer."""
 
     position: int
     size: int
@@ -463,9 +463,9 @@ def peek(
     require_property_crc: bool = False,
     record_size_max: int = SIZE_MAX,
 ) -> RecordHeader | ScanStop:
-    """Check the record at `position`; nothing is copied but its topic.
+    """Check the record at `position`; only its topic is copied.
 
-    The checks go from what later ones rely on to what relies on it. The first that fails names what lies here:
+    Each check relies only on earlier ones. The first failed check determines the result:
 
         bytes left    none; or fewer than 8 and all zero                  END_OF_DATA
                       fewer than 8, not all zero                          TRUNCATED
@@ -474,7 +474,7 @@ def peek(
                       another magic, or a size that no record has         CORRUPT
                       size beyond the bytes left                          TRUNCATED
         lengths       body, topic and properties do not add up to size    CORRUPT
-        fields        no UTF-8 topic; a negative number; not its place    CORRUPT, with the size
+        fields        no UTF-8 topic; negative number; wrong offset       CORRUPT, with the size
         last byte     zero, and no record checksum                        CORRUPT, with the size
         checksums     of the record, else of the body, differ             CORRUPT, with the size
         otherwise                                                         the record's header
@@ -548,7 +548,7 @@ def peek(
         return corrupt("the record checksum is missing", size)
     if check_crc:
         with memoryview(buffer) as view:
-            # The record checksum covers the body too, so one of them is enough.
+            # The record checksum covers the body too, so one of the two is sufficient.
             if has_property_crc and placed:
                 difference = _record_crc_difference(view[position:record_end])
             else:
@@ -577,7 +577,7 @@ def peek(
 def _no_record(
     buffer: ReadableBuffer, position: int, left: int, size: int, magic: int, record_size_max: int
 ) -> tuple[StopReason, str, int]:
-    """What lies where no record can: the reason, its description, and the bytes that may be stepped over."""
+    """The content of a position without a record: the reason, its description, and the bytes that may be skipped."""
     if left < BLANK_SIZE_MIN:
         if left <= 0 or not any(buffer[position : position + left]):
             return StopReason.END_OF_DATA, f"{max(left, 0)} bytes are left", 0
@@ -596,7 +596,7 @@ def _no_record(
 
 
 def _body_crc_difference(body: memoryview, stored: int) -> str:
-    """In words; empty if the checksum is right."""
+    """A description of the difference; empty if the checksum is right."""
     found = record_crc(body)
     return "" if found == stored else f"body checksum differs: stored {stored:08x}, computed {found:08x}"
 
@@ -621,8 +621,8 @@ def decode(
 ) -> Record:
     """The record at `position`, checked as by `peek`, whose parameters these are.
 
-    Raises CorruptRecordError for anything that is no valid record, a blank or zeros included. Its `physical_offset`
-    is the one given, else `position`.
+    Raises CorruptRecordError for anything that is no valid record, including a blank or zeros. Its `physical_offset` is
+    the given one, else `position`.
     """
     header = peek(
         buffer,
@@ -690,10 +690,10 @@ def scan(
     require_property_crc: bool = False,
     record_size_max: int = SIZE_MAX,
 ) -> Iterator[RecordHeader | ScanStop]:
-    """Each valid record from `start` on, and as the last item the reason why there is no further one.
+    """Each valid record from `start` on, and as the last item the reason for the end.
 
-    `base_physical_offset` is the log's offset of the buffer's first byte (of a segment: its name); None if the records
-    are not neighbours in the log. The other parameters are those of `peek`.
+    `base_physical_offset` is the physical offset of the buffer's first byte (for a segment: its name); None if the
+    records are not contiguous in the log. The other parameters are those of `peek`.
     """
     position = start
     while True:

@@ -140,7 +140,7 @@ def locked(directory: Path, *, create: bool) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A clock that stands still, so that the trial and the real run produce the same names."""
+    """A stopped clock, so that the dry run and the real run produce the same names."""
 
     milliseconds: int
 

@@ -1,18 +1,18 @@
-"""Copies a store, stopped or in use. The copy of a store in use looks to a start like the state after a crash.
+"""Copies a store, stopped or in use. A start treats the copy of a store in use like the state after a crash.
 
 A store that no process has open is copied unchanged, under its lock. The files of a store in use change during the
 copy, so the order matters: a file copied earlier must never refer to data that is missing in files copied later.
 
-    1. everything of `config` but topics and groups, and whatever else lies there: offsets and positions speak of
-       messages that are in the log by now, and will be in the copy
-    2. the checkpoint: what it says is synced will be found in files that are copied after it
-    3. the end of the log is fixed: behind the last valid record that is there now
-    4. the segments, each up to that end; the last one is zeros from there on
-    5. queues and index as they come: they may be ahead of that end, or half written behind the checkpoint's offset,
-       which is what recovery expects of a crash
-    6. topics and groups: those of all messages in the copy exist by now
-    7. tables that were saved between the copying of their file and that of its checksums, again
-    8. `abort`, so that the first start recovers: it reads the log from the checkpoint's offset on
+    1. copy `config` except topics and groups, and all other files: their offsets and positions refer to messages that
+       are in the log now, and will be in the copy
+    2. copy the checkpoint: the files copied after it contain everything that it calls synced
+    3. fix the end of the log: after the last valid record at this time
+    4. copy the segments up to that end; the rest of the last one is zeros
+    5. copy queues and index in any order: they may be ahead of that end, or half written after the checkpoint's
+       offset, which recovery expects after a crash
+    6. copy topics and groups: those of all messages in the copy exist by now
+    7. copy tables again that were saved between the copies of their file and of its checksums
+    8. write `abort`, so that the first start recovers: it reads the log from the checkpoint's offset on
 
 The copy gets no checkpoint if a topic is deleted during the backup, or if RocketMQ wrote the checkpoint, which then
 lacks the offset up to which derived files are synced. The first start of the copy then reads the whole log.
@@ -260,7 +260,7 @@ class _Backup:
             for _ in range(_TABLE_COPIES_MAX):
                 data, problem = table_problem(self._disk, table)
                 if problem is None or source.read_bytes() == data:
-                    break  # correct, or as wrong as in the store
+                    break  # correct, or with the same mismatch as in the store
                 self._copy(source)
                 self._copy(source.with_name(name))
 
@@ -392,7 +392,7 @@ class _Backup:
             self._directories.add(path)
 
     def _move_up(self) -> None:
-        # The log last: before that this is no store, and afterwards a complete one.
+        # The log last: before that the target is no store, and afterwards a complete one.
         names = sorted(self._disk.list(self._partial), key=lambda name: (name == "commitlog", name))
         for name in names:
             self._disk.rename(self._partial / name, self._target / name)

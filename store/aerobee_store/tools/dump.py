@@ -4,7 +4,7 @@
     reconsumeTimes preparedTransactionOffset bodyCrc body properties [propertiesRaw]
 
 `body` is base64 of the stored bytes, which may be compressed; above 256 bytes an object with `length` and `sha256`.
-`propertiesRaw`, in base64, is there only where joining `properties` would not give the stored bytes.
+`propertiesRaw`, in base64, is present only if joining `properties` would not give the stored bytes.
 """
 
 from __future__ import annotations

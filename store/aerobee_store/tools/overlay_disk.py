@@ -21,7 +21,7 @@ _MAP_NORESERVE: Final = 0x4000  # Linux; mmap has no name for it before Python 3
 
 
 class HeldLock:
-    """Stands for a lock that somebody else holds and releases for us."""
+    """Represents a lock that the caller holds and releases."""
 
     def release(self) -> None: ...
 

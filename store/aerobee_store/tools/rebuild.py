@@ -3,7 +3,7 @@
 They are built beside the old ones, in `rebuild.new`, and replace them when they are complete and synced:
 
     1. build in rebuild.new, sync
-    2. write `abort`, remove `checkpoint`: a start would now read the whole log, whatever else it finds
+    2. write `abort`, remove `checkpoint`: a start would now read the whole log in any case
     3. move the old ones to rebuild.old, the new ones to their place
     4. write the checkpoint, remove `abort`; skipped for a store that was not closed cleanly
     5. remove rebuild.old
@@ -284,7 +284,7 @@ class _Rebuild:
             self._batch_queues[topic, queue_id] = queue
         return queue
 
-    # --- what the log does not say ----------------------------------------------------------------------------
+    # --- information that is not in the log -------------------------------------------------------------------
 
     def _keep_ends(self) -> None:
         """Queues without messages in the log keep their last file."""
