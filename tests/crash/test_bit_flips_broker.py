@@ -139,7 +139,7 @@ async def test_flipped_bits_of_the_timer(closed: bool) -> None:
 
 
 State = dict[tuple[str, int], tuple[int, tuple[int, ...]]]
-"""Group and queue id -> the first message that is not finished, and which of those behind it are."""
+"""Group and queue id -> commit offset (the first unfinished message), and the finished offsets."""
 
 
 def state(harness: Harness) -> State:
@@ -242,7 +242,7 @@ TABLES: dict[str, Callable[[object | None], object]] = {
     "delayOffset.json": lambda value: value,
     "aerobeeSettings.json": lambda value: value,
 }
-"""What a start makes of each file."""
+"""File name -> function that turns the parsed file into the content that a start uses."""
 
 
 def tables() -> MemoryFileSystem:

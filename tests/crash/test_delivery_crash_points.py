@@ -36,7 +36,7 @@ GROUP = "g"
 ORDERS, URGENT, ROOMS = "orders", "urgent", "rooms"
 ROOM = light_topic_name(ROOMS, "a")
 QUEUES = {ORDERS: ORDERS, URGENT: URGENT, ROOM: ROOMS}
-"""Where messages lie -> the topic that is received from."""
+"""Queue -> the topic from which its messages are received."""
 
 
 @pytest.fixture(autouse=True)

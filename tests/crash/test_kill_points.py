@@ -148,7 +148,7 @@ def _halfway(old: bytes, new: bytes) -> Iterator[bytes]:
 
 @dataclass
 class Harness:
-    """A small store and what was sent to it."""
+    """A small store and the messages sent to it."""
 
     flush: FlushMode
     clock: ManualClock = field(default_factory=ManualClock)

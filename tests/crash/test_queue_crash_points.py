@@ -18,7 +18,7 @@ pytestmark = pytest.mark.crash
 CYCLES = int(os.environ.get("AEROBEE_CRASH_CYCLES", "0"))
 SEEDS = range(max(CYCLES // 20, 1))
 STEP = 1 if CYCLES else 3
-"""Without the long run, each third operation."""
+"""Every operation in the long run, every third in the short one."""
 
 CONFIG = replace(
     StoreConfig.tiny(DIRECTORY),

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.crash
 
 CYCLES = int(os.environ.get("AEROBEE_CRASH_CYCLES", "0"))
 SEEDS = range(max(CYCLES // 20, 3))
-# The other write modes differ in how bytes reach the page cache. They get part of the points, unless the long run
-# is asked for.
+# The other write modes differ in how bytes reach the page cache. They get only part of the points, except in the
+# long run.
 MODES: list[tuple[WriteMode, FlushMode]] = [
     ("gathered", "sync"),
     ("gathered", "async"),

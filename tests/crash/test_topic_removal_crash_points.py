@@ -20,7 +20,7 @@ pytestmark = pytest.mark.crash
 CYCLES = int(os.environ.get("AEROBEE_CRASH_CYCLES", "0"))
 SEEDS = range(CYCLES or 1)
 STEP = 1 if CYCLES else 3
-"""Without the long run, each third operation."""
+"""Every operation in the long run, every third in the short one."""
 
 CONFIG = replace(
     StoreConfig.tiny(DIRECTORY),
@@ -30,7 +30,7 @@ CONFIG = replace(
 )
 LIGHT = ("%LMQ%room", "%LMQ%hall", "%LMQ%yard")
 TOPICS = ("orders", "bills", *LIGHT)
-"""All light queues have the messages of `orders`, and `bills` has its own."""
+"""The light queues share the messages of `orders`, and `bills` has its own."""
 
 
 @dataclass

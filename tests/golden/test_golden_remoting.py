@@ -52,7 +52,7 @@ def test_every_golden_frame_survives_us() -> None:
 def test_golden_json_frames_are_written_byte_for_byte_as_java_does() -> None:
     """Our encoder reproduces Java's JSON frames byte for byte, except those with extFields.
 
-    Their order is that of a Java hash table.
+    The order of extFields is that of a Java hash table, which is not reproduced.
     """
     count = 0
     for golden in _FRAMES:

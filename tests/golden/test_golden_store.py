@@ -25,8 +25,7 @@ UNDAMAGED = [
     for name in CASES
     if not golden.manifest(name)["abort"] and not golden.manifest(name).get("damage") and name != "pre-blank"
 ]
-# Records of old clients' split batches, and half and delayed messages as the broker wrote them, are reproduced
-# too.
+# Old clients' split batches, and half and delayed messages as the broker wrote them, are reproduced too.
 WRITTEN = ["plain", "propcrc", "propcrc-unclosed", "wide", "kinds", "batch-cq"]
 
 
@@ -290,7 +289,7 @@ def to_message(message: GoldenMessage, body: bytes) -> Message:
 
 
 def test_index_headers_are_those_of_the_manifest(case: GoldenCase) -> None:
-    """The header of every archived index file is read as the manifest says."""
+    """The parsed header of every archived index file equals the manifest's."""
     disk = DiskFileSystem()
     for header in case.manifest["index"]["files"]:
         path = case.store / "index" / header["name"]

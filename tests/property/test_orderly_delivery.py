@@ -334,7 +334,7 @@ TestOrderlyDelivery.settings = settings(max_examples=120, stateful_step_count=40
 
 
 class PagingMachine(OrderlyDeliveryMachine):
-    """The same with almost no messages waiting in memory. Every message group can still be delivered."""
+    """The same with almost no messages waiting in memory. Every deliverable message group still supplies messages."""
 
     ready_max = 3
 

@@ -119,4 +119,4 @@ VECTORS = [
 ]
 
 SEGMENT = (b"".join(v.encoded for v in VECTORS[:5]) + bytes.fromhex("00000cd5cbd43194")).ljust(4096, b"\x00")
-"""The first five, which lie one behind another, and the blank that ends their segment."""
+"""The first five records, one after another, and the blank that ends their segment."""

@@ -23,7 +23,7 @@ LOG: Final = DIRECTORY / "commitlog"
 
 
 class Scene:
-    """Three segments of 30 messages, closed or left by a process that died."""
+    """Three segments of 30 messages, closed or left by a killed process."""
 
     def __init__(self, *, closed: bool) -> None:
         self.clock = ManualClock()
@@ -144,7 +144,7 @@ class Row:
     make: Damage
     kept: Kept
     rocketmq: str
-    """After an orderly stop; after a crash."""
+    """RocketMQ's result after an orderly stop; after a crash."""
     looked_at: bool = True
     queue_min: int = 0
 

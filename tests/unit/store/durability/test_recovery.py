@@ -77,7 +77,7 @@ class Scene:
 
 Test = TypeVar("Test", bound=Callable[..., None])
 MET: Final[dict[str, tuple[Situation, ...]]] = {}
-"""Test -> the situations that it is about."""
+"""Test -> the situations that it creates."""
 
 
 def meets(*situations: Situation) -> Callable[[Test], Test]:

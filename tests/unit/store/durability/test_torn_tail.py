@@ -17,7 +17,7 @@ from tests.support.stored_messages import DIRECTORY, Sender, Sent, compare, reop
 CONFIG = StoreConfig.tiny(DIRECTORY)
 SEGMENT = CONFIG.segment_size
 SYNCED = 20
-"""How many messages the checkpoint knows to be synced; ten more were only written."""
+"""Number of messages that the checkpoint counts as synced; ten more were only written."""
 
 
 class Scene:

@@ -175,7 +175,7 @@ async def test_an_error_in_advance_is_nobodys_problem(at: str, caplog: pytest.Lo
 
 
 async def test_a_disk_without_room_for_them() -> None:
-    """No segment is allocated in advance, messages are refused only when they do not fit: StoreFullError."""
+    """Messages are refused with StoreFullError only when they do not fit, not for segments in advance."""
     disk, sender = MemoryFileSystem(capacity=40 * BLOCK_SIZE), Sender()
     config = config_of(disk_headroom=12 * BLOCK_SIZE, queue_file_size=100 * 20, index_entry_count=40)
     async with serving(config, disk) as store:

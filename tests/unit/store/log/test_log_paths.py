@@ -163,7 +163,7 @@ def test_a_path_that_was_forgotten_is_refused(happens: Callable[[Harness], Messa
 
 
 def test_a_disk_that_is_not_mounted_is_refused() -> None:
-    """A path that lost all its segments does not start a new log. An explicit setting can give it up."""
+    """A start is refused if a path lost all its segments. Editing the recorded paths gives them up."""
     harness = Harness(A, B)
     with harness.open() as store:
         harness.fill(store, 3)
@@ -418,7 +418,7 @@ def test_the_tools_find_every_path(tmp_path: Path) -> None:
             compare(store, sender.sent, sender.sent)
     rebuild(directory, apply=True)
     assert verify(directory).findings == []
-    with (paths[1] / f"{3 * SEGMENT:020d}").open("r+b") as segment:  # the last one; a torn write behind the log's end
+    with (paths[1] / f"{3 * SEGMENT:020d}").open("r+b") as segment:  # the last one; a torn write after the log's end
         segment.seek(SEGMENT - 40)
         segment.write(b"torn" * 5)
     (directory / "abort").touch()

@@ -41,7 +41,7 @@ def test_java_hash_of_long_text() -> None:
 
 
 def test_tags_code_without_tags() -> None:
-    """No tag has the code 0."""
+    """A message without a tag has the code 0."""
     assert properties.tags_code(None) == 0
     assert properties.tags_code("") == 0
 

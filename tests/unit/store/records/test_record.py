@@ -321,7 +321,7 @@ def change(encoded: bytes, position: int, value: bytes) -> bytes:
     ],
 )
 def test_malformed_records_are_named(encoded: bytes, detail: str) -> None:
-    """Each kind of malformation has its own explanation."""
+    """Each kind of malformed record has its own error detail."""
     found = record.peek(encoded)
     assert isinstance(found, ScanStop)
     assert found.reason is StopReason.CORRUPT

@@ -30,7 +30,7 @@ def test_map_with_bare_keys_is_told_apart() -> None:
 
 
 def test_last_of_equal_keys_wins() -> None:
-    """As in fastjson; the bare and the quoted form are equal."""
+    """The last of equal keys wins, as in fastjson; bare and quoted keys are equal."""
     assert loads('{0:1,"a":1,"0":2,"a":3}') == {"0": 2, "a": 3}
 
 

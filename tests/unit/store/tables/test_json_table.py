@@ -107,7 +107,7 @@ class RecordedFile:
         self._recorder._do("sync", lambda _: self._file.sync(), self._path)
 
 
-# What a save may find: name of the case -> files, and the content that load must return before the save.
+# Files that a save may find: name of the case -> files, and the content that load must return before the save.
 STARTS: dict[str, tuple[Files, object]] = {
     "nothing": ({}, None),
     "main alone": ({NAMES[0]: dumps(FIRST)}, FIRST),
