@@ -1,1 +1,1 @@
-"""The protocol's checklist as tests: items.py names all 213 items, `make conformance` prints how each one stands."""
+"""The protocol's checklist as tests: items.py lists all 213 items, `make conformance` prints each one's state."""

@@ -16,8 +16,8 @@ from aerobee_store.travelling_clock import TravellingClock
 from tests.conformance.raw_client import RawClient
 from tests.support.in_process_broker import in_process_broker
 
-# Small files, so that a hundred topics cost little, and segments that hold the largest bodies; time for an answer to
-# arrive before a deadline on a machine that does much else.
+# Small files, so that a hundred topics are cheap; segments that fit the largest bodies; enough time for an answer to
+# arrive before its deadline on a busy machine.
 CONFIG: Final = """
 [store]
 segment_size = "32MiB"
@@ -36,7 +36,7 @@ poll_reserve_seconds = 1.5
 
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Of `aerobee serve`."""
+    """Arguments of `aerobee serve`."""
     config = tmp_path_factory.mktemp("config") / "aerobee.toml"
     config.write_text(CONFIG)
     return ["--dev", "--config", str(config)]
@@ -44,7 +44,7 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory, arguments: list[str]) -> Iterator[BrokerProcess]:
-    """One broker for the tests of a module that leave it alone; each has topics and groups of its own."""
+    """One broker for the tests of a module that do not stop it; each test has its own topics and groups."""
     with run_broker(tmp_path_factory.mktemp("aerobee"), arguments) as running:
         yield running
 
@@ -64,20 +64,20 @@ async def channel(broker: BrokerProcess) -> AsyncIterator[grpc.aio.Channel]:
 
 @pytest.fixture
 def client(channel: grpc.aio.Channel) -> RawClient:
-    """A client that the broker has never heard of."""
+    """A client unknown to the broker."""
     return RawClient(channel)
 
 
 @pytest.fixture
 async def strict_client(tmp_path: Path) -> AsyncIterator[RawClient]:
-    """A client of a broker on which nothing comes into being by itself."""
+    """A client of a broker without automatic creation."""
     async with in_process_broker(tmp_path / "store", dev=False) as broker:
         yield RawClient(broker.channel)
 
 
 @dataclass(frozen=True, slots=True)
 class Traveller:
-    """A client of a broker whose time moves as the test says."""
+    """A client of a broker with a clock that the test moves."""
 
     client: RawClient
     clock: TravellingClock
@@ -85,7 +85,7 @@ class Traveller:
 
 @pytest.fixture
 async def traveller(tmp_path: Path) -> AsyncIterator[Traveller]:
-    """A broker in the test's own loop; everything comes into being with its first use."""
+    """A broker in the test's own loop, with automatic creation."""
     clock = TravellingClock()
     async with in_process_broker(tmp_path / "store", clock=clock) as broker:
         yield Traveller(RawClient(broker.channel), clock)
@@ -93,11 +93,11 @@ async def traveller(tmp_path: Path) -> AsyncIterator[Traveller]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A topic name of the test's own; the topic comes into being with its first use."""
+    """The test's own topic name; the topic is created on first use."""
     return re.sub(r"[^a-zA-Z0-9_-]+", "-", request.node.name.removeprefix("test_"))[:100].strip("-")
 
 
 @pytest.fixture
 def group(topic: str) -> str:
-    """A group name of the test's own."""
+    """The test's own group name."""
     return f"{topic[:100]}-readers"

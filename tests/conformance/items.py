@@ -1,7 +1,7 @@
-"""All items of the checklist: what they are about, which are covered by tests elsewhere, which do not apply yet.
+"""All items of the checklist: their subjects, those covered by tests elsewhere, and those that do not apply yet.
 
-Every other item has a test of its own, named by its number. `test_checklist.py` holds all of this to the truth: an
-item that is neither tested nor listed fails, and so does one that is listed as missing although the broker has it.
+Every other item has its own test, named by its number. `test_checklist.py` checks this list: an item that is neither
+tested nor listed fails, and so does one listed as missing although the broker has it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SECTIONS: Final[tuple[tuple[int, int, str, str], ...]] = (
     (190, 200, "pull, lite topics, priority", "test_pull_and_lite.py"),
     (201, 213, "official clients", "test_sdk.py"),
 )
-"""First and last number, what they are about, and the file with their tests."""
+"""First and last number, their subject, and the file with their tests."""
 
 TITLES: Final[dict[int, str]] = {
     1: "a call without a client id",
@@ -273,10 +273,10 @@ COVERED_ELSEWHERE: Final[dict[int, tuple[str, ...]]] = {
     212: ("tests/integration/test_sdk_security.py::test_an_sdk_with_tls",),
     213: (f"{_PYTHON}test_broker_and_sdk_live_in_one_process",),
 }
-"""Tests in other folders that assert the very same thing, or the rest of it; `make conformance` runs them, too."""
+"""Tests in other folders that assert the same, or the rest of an item; `make conformance` runs them, too."""
 
 
 COUNT: Final = SECTIONS[-1][1]
 
-if __name__ == "__main__":  # for `make conformance`, which runs these as well
+if __name__ == "__main__":  # for `make conformance`, which also runs these tests
     print(*dict.fromkeys(nodeid for nodeids in COVERED_ELSEWHERE.values() for nodeid in nodeids))

@@ -1,4 +1,4 @@
-"""RocketMQ's protocol with no client in between: the stubs, and the fields that nearly every request has."""
+"""RocketMQ's protocol without a client library: the stubs, and the fields that nearly every request has."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import grpc
 from aerobee_proto import admin_v1, v2
 
 Metadata = tuple[tuple[str, str], ...]
-CALL_SECONDS = 20.0  # the deadline of calls that have none of their own; machines that test may be very busy
-BUSY_MACHINE_FACTOR = 20.0  # a time that the protocol's checklist names may take so much longer where tests run
+CALL_SECONDS = 20.0  # the default deadline of calls; a test machine may be very busy
+BUSY_MACHINE_FACTOR = 20.0  # tests accept this multiple of a time in the checklist
 _numbers = itertools.count(1)
 
 
@@ -47,7 +47,7 @@ def message(
     namespace: str = "",
     **system: Any,
 ) -> v2.Message:
-    """A message as a producer sends it, with an id of its own; `system` are fields of SystemProperties."""
+    """A message as a producer sends it, with its own id; `system` are fields of SystemProperties."""
     return v2.Message(
         topic=resource(topic, namespace),
         body=body.encode() if isinstance(body, str) else body,
@@ -67,7 +67,7 @@ def ordered(topic: str, body: str, message_group: str = "g") -> v2.Message:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What one ReceiveMessage brought, in the order in which it came."""
+    """The responses of one ReceiveMessage, in the order of arrival."""
 
     responses: Sequence[v2.ReceiveMessageResponse]
     messages: Sequence[v2.Message] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Received:
 
 
 class RawClient:
-    """One client id on a channel. Methods return whole responses; nothing is checked here."""
+    """One client id on a channel. Methods return whole responses without checking them."""
 
     def __init__(self, channel: grpc.aio.Channel, client_id: str | None = None, language: str = "JAVA") -> None:
         self.channel = channel
@@ -107,7 +107,7 @@ class RawClient:
             ("x-mq-language", language),
             ("x-mq-client-version", "5.2.1"),
         )
-        self.stub: Any = v2.MessagingServiceStub(channel)  # the asyncio face of the stub exists in stub files only
+        self.stub: Any = v2.MessagingServiceStub(channel)  # the stub's asyncio type exists only in stub files
         self.admin: Any = admin_v1.AdminServiceStub(channel)
 
     def other(self, language: str = "JAVA") -> RawClient:
@@ -127,14 +127,14 @@ class RawClient:
         queues: int = 1,
         permission: v2.Permission.ValueType = v2.Permission.READ_WRITE,
     ) -> str:
-        """A topic of one queue, or as many as are asked for, and of the types that are named; else it is NORMAL."""
+        """Create a topic; by default with one queue and of type NORMAL."""
         wanted = admin_v1.Topic(name=name, read_queue_count=queues, permission=permission, accept_message_types=types)
         created = await self.admin.CreateTopic(admin_v1.CreateTopicRequest(topic=wanted), timeout=CALL_SECONDS)
         assert created.status.code == v2.Code.OK, created.status
         return name
 
     async def create_group(self, name: str, **fields: Any) -> str:
-        """A group with these fields of admin_v1.Group."""
+        """Create a group with these fields of admin_v1.Group."""
         wanted = admin_v1.Group(name=name, **fields)
         created = await self.admin.CreateGroup(admin_v1.CreateGroupRequest(group=wanted), timeout=CALL_SECONDS)
         assert created.status.code == v2.Code.OK, created.status
@@ -147,7 +147,7 @@ class RawClient:
         return response
 
     async def sent(self, *messages: v2.Message) -> list[v2.SendResultEntry]:
-        """The results of sending each in a call of its own; AssertionError unless all are OK."""
+        """The results of sending each message in its own call; AssertionError unless all are OK."""
         entries: list[v2.SendResultEntry] = []
         for each in messages:
             response = await self.send(each)
@@ -211,12 +211,12 @@ class RawClient:
         return self.stub.ReceiveMessage(request, metadata=self.metadata, timeout=timeout)
 
     async def receive(self, topic: str, group: str, **options: Any) -> Received:
-        """All of one ReceiveMessage; `options` are those of `receiving`."""
+        """All responses of one ReceiveMessage; `options` are those of `receiving`."""
         responses = [response async for response in self.receiving(topic, group, **options)]
         return Received(responses, [each.message for each in responses if each.HasField("message")])
 
     async def receive_all(self, topic: str, group: str, total: int, **options: Any) -> list[v2.Message]:
-        """Until there are `total` messages, or nothing more comes."""
+        """Receive until there are `total` messages, or no more arrive."""
         options = {"wait": 5.0, **options}
         messages: list[v2.Message] = []
         while len(messages) < total:
@@ -227,7 +227,7 @@ class RawClient:
         return messages
 
     async def acknowledge(self, topic: str, group: str, *handles: v2.Message | str) -> v2.AckMessageResponse:
-        """Of messages, or of handles with made-up message ids."""
+        """Acknowledge messages, or handles with invented message ids."""
         request = v2.AckMessageRequest(group=resource(group), topic=resource(topic))
         for number, each in enumerate(handles):
             if isinstance(each, str):
@@ -252,7 +252,7 @@ class RawClient:
         return response
 
     async def forward(self, topic: str, group: str, handle: str, message_id: str = "m") -> int:
-        """ForwardMessageToDeadLetterQueue; the code of the answer."""
+        """ForwardMessageToDeadLetterQueue; returns the code of the answer."""
         request = v2.ForwardMessageToDeadLetterQueueRequest(
             group=resource(group),
             topic=resource(topic),
@@ -286,7 +286,7 @@ class RawClient:
         return int((await self.call("Heartbeat", request)).status.code)
 
     async def goodbye(self, group: str | None = None) -> int:
-        """NotifyClientTermination; the code of the answer."""
+        """NotifyClientTermination; returns the code of the answer."""
         request = v2.NotifyClientTerminationRequest()
         if group is not None:
             request.group.CopyFrom(resource(group))
@@ -313,14 +313,14 @@ class Telemetry:
         self.call.cancel()
         if self._reading is not None:
             await asyncio.wait({self._reading})
-            self._reading.cancelled() or self._reading.exception()  # nobody waits for what it brought
+            self._reading.cancelled() or self._reading.exception()  # its result is not needed
 
     async def write(self, **settings: Any) -> None:
-        """Settings with these fields."""
+        """Send settings with these fields."""
         await self.call.write(v2.TelemetryCommand(settings=v2.Settings(**settings)))
 
     async def read(self, seconds: float = CALL_SECONDS) -> Any:
-        """The next command, or `grpc.aio.EOF`. After a TimeoutError the stream can be read further."""
+        """The next command, or `grpc.aio.EOF`. After a TimeoutError the stream can still be read."""
         if self._reading is None:  # cancelling a read would cancel the call
             self._reading = asyncio.ensure_future(self.call.read())
         done, _ = await asyncio.wait({self._reading}, timeout=seconds)
@@ -330,7 +330,7 @@ class Telemetry:
         return reading.result()
 
     async def told(self, **settings: Any) -> v2.Settings:
-        """The settings that answer these; AssertionError unless the status is OK."""
+        """The settings in the answer to these; AssertionError unless the status is OK."""
         await self.write(**settings)
         answer = await self.read()
         assert answer.status.code == v2.Code.OK, answer
@@ -338,7 +338,7 @@ class Telemetry:
         return answered
 
     async def failure(self, **settings: Any) -> tuple[list[int], grpc.StatusCode]:
-        """What comes back for settings that end the stream: codes in the stream, and the status of gRPC."""
+        """For settings that end the stream: the codes in the stream, and gRPC's status."""
         await self.write(**settings)
         codes: list[int] = []
         try:
@@ -375,6 +375,6 @@ def consumer_settings(
 
 @asynccontextmanager
 async def connected(endpoint: str, language: str = "JAVA") -> AsyncIterator[RawClient]:
-    """A client on a channel of its own."""
+    """A client on its own channel."""
     async with grpc.aio.insecure_channel(endpoint) as channel:
         yield RawClient(channel, language=language)

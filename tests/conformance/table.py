@@ -1,7 +1,7 @@
-"""A pytest plugin: the table of the checklist at the end of a run.
+"""A pytest plugin that prints the table of the checklist at the end of a run.
 
-It is no part of this folder's conftest.py: with several workers, as in `make test`, that is read by those alone, and
-the table is written by the process that gives the tests out.
+It is not in this folder's conftest.py: with several workers, as in `make test`, only the workers read that file, while
+the controlling process prints the table.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _NUMBER = re.compile(r"::test_(\d{3})_")
 
 
 def item_number(nodeid: str) -> int | None:
-    """The number of the item that a test is about."""
+    """The number of a test's item."""
     match = _NUMBER.search(nodeid)
     return int(match[1]) if match else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How each item stands, once the whole checklist was run; a part of it needs no table."""
+    """Print each item's state, if the whole checklist was run."""
     outcomes: dict[int, set[str]] = {}
     elsewhere: dict[str, set[str]] = {}
     reasons: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""Items 162 to 175: what a consumer says about what it received."""
+"""Items 162 to 175: a consumer's answers about received messages."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Code = v2.Code
 
 
 async def one(client: RawClient, topic: str, group: str, body: str = "hello", **options: float) -> v2.Message:
-    """Sent, and received."""
+    """One message, sent and received."""
     await client.sent(message(topic, body))
     return (await client.receive(topic, group, **{"wait": 5, **options})).one
 
 
 async def test_162_acknowledged(traveller: Traveller, topic: str, group: str) -> None:
-    """OK on top and in the entry, and the group never gets it again."""
+    """The overall status and the entry's are OK, and the group never gets the message again."""
     client = traveller.client
     received = await one(client, topic, group, invisible=10)
     response = await client.acknowledge(topic, group, received)
@@ -35,7 +35,7 @@ async def test_162_acknowledged(traveller: Traveller, topic: str, group: str) ->
 
 
 async def test_163_several_entries(client: RawClient, topic: str, group: str) -> None:
-    """A result each, in order; what they have in common is on top, else MULTIPLE_RESULTS."""
+    """Each entry has its result, in order; the overall status is the common one, or MULTIPLE_RESULTS."""
     messages = [await one(client, topic, group, body) for body in "abc"]
     mixed = await client.acknowledge(topic, group, messages[0], "nonsense", messages[1])
     assert mixed.status.code == Code.MULTIPLE_RESULTS
@@ -48,7 +48,7 @@ async def test_163_several_entries(client: RawClient, topic: str, group: str) ->
 
 
 async def test_164_no_handle(client: RawClient, topic: str, group: str) -> None:
-    """Malformed, changed, of another group or topic: INVALID_RECEIPT_HANDLE; other codes are tried for ever."""
+    """Malformed, changed, of another group or topic: INVALID_RECEIPT_HANDLE; clients retry other codes for ever."""
     received = await one(client, topic, group)
     handle = received.system_properties.receipt_handle
     await client.receive(topic, f"{group}-2", wait=5)
@@ -65,7 +65,7 @@ async def test_164_no_handle(client: RawClient, topic: str, group: str) -> None:
 
 
 async def test_165_expired_handle(traveller: Traveller, topic: str, group: str) -> None:
-    """INVALID_RECEIPT_HANDLE, before and after the message went to somebody else."""
+    """INVALID_RECEIPT_HANDLE, before and after another consumer gets the message."""
     client = traveller.client
     received = await one(client, topic, group, invisible=10)
     await traveller.clock.advance(11)
@@ -76,14 +76,14 @@ async def test_165_expired_handle(traveller: Traveller, topic: str, group: str) 
 
 
 async def test_166_twice(client: RawClient, topic: str, group: str) -> None:
-    """OK, for the message is finished; nothing that a client would repeat for ever."""
+    """OK, because the message is finished; an error would make clients retry for ever."""
     received = await one(client, topic, group)
     for _ in range(2):
         assert (await client.acknowledge(topic, group, received)).status.code == Code.OK
 
 
 async def test_167_over_a_restart(own_broker: BrokerProcess, topic: str, group: str) -> None:
-    """A handle whose time is not over is as good as before."""
+    """A handle that has not expired is still valid."""
     async with connected(own_broker.endpoint) as client:
         received = await one(client, topic, group, invisible=600)
     await asyncio.to_thread(own_broker.kill)
@@ -94,7 +94,7 @@ async def test_167_over_a_restart(own_broker: BrokerProcess, topic: str, group: 
 
 
 async def test_168_changed_handle(client: RawClient, topic: str, group: str) -> None:
-    """A new one comes; the old one is INVALID_RECEIPT_HANDLE, for everything."""
+    """There is a new handle; the old one is INVALID_RECEIPT_HANDLE for every call."""
     received = await one(client, topic, group)
     old = received.system_properties.receipt_handle
     response = await client.change(topic, group, old, 30)
@@ -107,7 +107,7 @@ async def test_168_changed_handle(client: RawClient, topic: str, group: str) -> 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.005])
 async def test_169_tiny_durations(client: RawClient, topic: str, group: str, seconds: float) -> None:
-    """What Node's client gives a message back with: it comes again at once, also to who waits."""
+    """Node.js's client returns a message like this: it is redelivered at once, also to a waiting receive."""
     received = await one(client, topic, group)
     waiting = asyncio.create_task(client.other().receive(topic, group, wait=19))
     await asyncio.sleep(0.05)
@@ -119,14 +119,14 @@ async def test_169_tiny_durations(client: RawClient, topic: str, group: str, sec
 
 @pytest.mark.parametrize("seconds", [-1.0, -0.001, 12 * 3600 + 0.001])
 async def test_170_illegal_durations(client: RawClient, topic: str, group: str, seconds: float) -> None:
-    """Negative or above 12 hours: ILLEGAL_INVISIBLE_TIME, and the handle stays good."""
+    """Negative or above 12 hours: ILLEGAL_INVISIBLE_TIME, and the handle stays valid."""
     handle = (await one(client, topic, group)).system_properties.receipt_handle
     assert (await client.change(topic, group, handle, seconds)).status.code == Code.ILLEGAL_INVISIBLE_TIME
     assert (await client.change(topic, group, handle, 12 * 3600)).status.code == Code.OK
 
 
 async def test_171_attempt_after_a_change(traveller: Traveller, topic: str, group: str) -> None:
-    """The duration counts from the change, and the delivery after it is the next attempt."""
+    """The duration starts at the change, and the next delivery is the next attempt."""
     client = traveller.client
     received = await one(client, topic, group, invisible=10)
     await traveller.clock.advance(8)
@@ -138,7 +138,7 @@ async def test_171_attempt_after_a_change(traveller: Traveller, topic: str, grou
 
 
 async def test_172_last_attempt(client: RawClient, topic: str, group: str) -> None:
-    """Instead of a delivery too many it goes to the group's dead letters."""
+    """After its last attempt the message goes to the group's dead letters."""
     await client.create_group(group, max_attempts=3)
     await client.sent(message(topic))
     for attempt in (1, 2, 3):
@@ -152,7 +152,7 @@ async def test_172_last_attempt(client: RawClient, topic: str, group: str) -> No
 
 
 async def test_173_forwarded(client: RawClient, topic: str, group: str) -> None:
-    """OK; it lies in the dead letters with the topic and id that it had, and the group never gets it again."""
+    """OK; the dead letter has its original topic and id, and the group never gets it again."""
     received = await one(client, topic, group)
     message_id = received.system_properties.message_id
     handle = received.system_properties.receipt_handle
@@ -166,7 +166,7 @@ async def test_173_forwarded(client: RawClient, topic: str, group: str) -> None:
 
 
 async def test_174_forwarding_nothing(client: RawClient, topic: str, group: str) -> None:
-    """INVALID_RECEIPT_HANDLE, also for a message that was forwarded before."""
+    """INVALID_RECEIPT_HANDLE, also for a message forwarded before."""
     received = await one(client, topic, group)
     handle = received.system_properties.receipt_handle
     assert await client.forward(topic, group, "nonsense") == Code.INVALID_RECEIPT_HANDLE
@@ -176,7 +176,7 @@ async def test_174_forwarding_nothing(client: RawClient, topic: str, group: str)
 
 
 async def test_175_topic_of_a_redelivery(client: RawClient, topic: str, group: str) -> None:
-    """Is the one that the message was sent to, and so are its queue and offset."""
+    """Topic, queue and offset are those to which the message was sent."""
     first = await one(client, topic, group)
     await client.change(topic, group, first.system_properties.receipt_handle, 0)
     again = (await client.receive(topic, group, wait=5)).one

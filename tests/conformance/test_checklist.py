@@ -1,4 +1,4 @@
-"""Nothing of the checklist is forgotten."""
+"""Completeness of the checklist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def names_of_tests(path: Path) -> list[str]:
 
 
 def test_every_item_is_tested_or_listed() -> None:
-    """In the file of its section, by exactly one test; or covered by tests that exist."""
+    """Each item has exactly one test in its section's file, or existing tests elsewhere."""
     assert list(TITLES) == list(range(1, COUNT + 1))
     tested: list[int] = []
     for first, last, _, name in SECTIONS:

@@ -14,14 +14,14 @@ Code = v2.Code
 
 
 async def start(client: RawClient, topic: str, group: str, *bodies: str, queues: int = 1) -> None:
-    """A FIFO topic and an orderly group; a body like `b:1` belongs to message group `b`."""
+    """Create a FIFO topic and an ordered group; the body `b:1` belongs to message group `b`."""
     await client.create_topic(topic, v2.MessageType.FIFO, queues=queues)
     await client.create_group(group, fifo=True)
     await client.sent(*(ordered(topic, body, body.partition(":")[0]) for body in bodies))
 
 
 async def test_152_in_order(client: RawClient, topic: str, group: str) -> None:
-    """What one consumer gets of a message group has the order of sending, whatever the size of its batches."""
+    """One consumer gets a message group in the order of sending, for every batch size."""
     sent = [f"g:{number}" for number in range(30)]
     await start(client, topic, group, *sent, queues=4)
     got: list[str] = []
@@ -44,7 +44,7 @@ async def test_153_one_after_another(client: RawClient, topic: str, group: str) 
 
 
 async def test_154_two_consumers(client: RawClient, topic: str, group: str) -> None:
-    """They share the work, and yet each message group stays in order and in one hand at a time."""
+    """They share the work, and each message group stays in order, with one consumer at a time."""
     sent = [f"{name}:{number}" for number in range(20) for name in "abc"]
     await start(client, topic, group, *sent, queues=2)
     got: dict[str, list[int]] = {"a": [], "b": [], "c": []}
@@ -57,7 +57,7 @@ async def test_154_two_consumers(client: RawClient, topic: str, group: str) -> N
                 name, _, number = body.partition(":")
                 assert in_hand.setdefault(name, consumer) is consumer, f"{name} is in two hands"
                 got[name].append(int(number))
-            await asyncio.sleep(0.002)  # work
+            await asyncio.sleep(0.002)  # simulated work
             for body in received.bodies:
                 in_hand.pop(body.partition(":")[0], None)
             if received.messages:
@@ -70,7 +70,7 @@ async def test_154_two_consumers(client: RawClient, topic: str, group: str) -> N
 
 
 async def test_155_independent_groups(client: RawClient, topic: str, group: str) -> None:
-    """While one message group waits for an acknowledgement another goes on, here even in the same queue."""
+    """While one message group waits for an acknowledgement another continues, even in the same queue."""
     await start(client, topic, group, "a:0", "a:1", "b:0", "b:1")
     held = (await client.receive(topic, group, count=1, wait=5)).one
     assert held.body == b"a:0"
@@ -84,7 +84,7 @@ async def test_155_independent_groups(client: RawClient, topic: str, group: str)
 
 
 async def test_156_expired_batch(traveller: Traveller, topic: str, group: str) -> None:
-    """It begins again at its first message without acknowledgement, in order, each attempt one higher."""
+    """It is redelivered from its first unacknowledged message, in order, each attempt one higher."""
     client = traveller.client
     await start(client, topic, group, *(f"g:{number}" for number in range(4)))
     batch = await client.receive(topic, group, count=3, invisible=30)
@@ -100,7 +100,7 @@ async def test_156_expired_batch(traveller: Traveller, topic: str, group: str) -
 
 @pytest.mark.parametrize("auto_renew", [False, True])
 async def test_157_repeated_attempt(client: RawClient, topic: str, group: str, auto_renew: bool) -> None:
-    """A client that lost the answer asks again under the same id: the same messages, and the same attempt."""
+    """A client that lost the answer retries with the same id: it gets the same messages and attempt."""
     await start(client, topic, group, "g:0", "g:1", "g:2")
     first = await client.receive(topic, group, count=2, attempt_id="try", auto_renew=auto_renew, wait=5)
     assert first.attempts == {"g:0": 1, "g:1": 1}
@@ -112,7 +112,7 @@ async def test_157_repeated_attempt(client: RawClient, topic: str, group: str, a
 
 
 async def test_158_new_attempt(client: RawClient, topic: str, group: str) -> None:
-    """Another id is another receive: it finds nothing while the messages are in a hand."""
+    """Another id is a different receive: it finds nothing while the messages are in flight."""
     await start(client, topic, group, "g:0", "g:1")
     assert (await client.receive(topic, group, count=1, attempt_id="one", wait=5)).bodies == ["g:0"]
     for attempt_id in ("two", "", None):
@@ -120,7 +120,7 @@ async def test_158_new_attempt(client: RawClient, topic: str, group: str) -> Non
 
 
 async def test_159_acknowledgement_wakes(client: RawClient, topic: str, group: str) -> None:
-    """Who waits for the message group goes on as soon as the last message before is acknowledged."""
+    """A receive that waits for the message group continues after the last earlier message is acknowledged."""
     await start(client, topic, group, "g:0", "g:1", "g:2")
     batch = await client.receive(topic, group, count=2, wait=5)
     waiting = asyncio.create_task(client.other().receive(topic, group, wait=19))
@@ -134,7 +134,7 @@ async def test_159_acknowledgement_wakes(client: RawClient, topic: str, group: s
 
 
 async def test_160_dead_letter_unlocks(client: RawClient, topic: str, group: str) -> None:
-    """A consumer that gives up on a message gets the next; the one it gave up on is a dead letter."""
+    """A consumer that forwards a message to the dead letters gets the next one."""
     await start(client, topic, group, "g:0", "g:1")
     bad = (await client.receive(topic, group, count=1, wait=5)).one
     handle = bad.system_properties.receipt_handle
@@ -144,7 +144,7 @@ async def test_160_dead_letter_unlocks(client: RawClient, topic: str, group: str
 
 
 async def test_161_settings(client: RawClient, topic: str, group: str) -> None:
-    """Say that the group consumes in order, and of another that it does not."""
+    """The settings say whether the group consumes in order."""
     await start(client, topic, group)
     await client.create_group(f"{group}-standard", fifo=False)
     for name, fifo in ((group, True), (f"{group}-standard", False)):

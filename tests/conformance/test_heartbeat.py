@@ -1,4 +1,4 @@
-"""Items 64 to 73: signs of life, and goodbyes."""
+"""Items 64 to 73: heartbeats and terminations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Kind = v2.ClientType
 
 
 async def _listed(client: RawClient, group: str) -> list[str]:
-    """The ids of the clients that an operator sees in the group."""
+    """The ids of the group's clients, as an operator sees them."""
     described = await client.admin.DescribeGroup(admin_v1.DescribeGroupRequest(name=group), timeout=60)
     assert described.status.code == Code.OK
     return [each.client_id for each in described.clients]
@@ -41,32 +41,32 @@ async def test_064_after_settings(client: RawClient, topic: str, group: str) -> 
 
 
 async def test_065_unknown_client(client: RawClient, group: str) -> None:
-    """OK as well: after a restart the official clients do not send their settings for minutes."""
+    """OK as well: after a restart the official clients send no settings for minutes."""
     assert await client.heartbeat(group) == Code.OK
     assert await client.heartbeat(kind=Kind.PRODUCER) == Code.OK
 
 
 async def test_066_nothing_in_it(client: RawClient, topic: str) -> None:
-    """Go's client recovers with a call without headers and fields; the connection goes on."""
+    """Go's client recovers with a call without headers and fields; the connection continues."""
     answer = await client.stub.Heartbeat(v2.HeartbeatRequest(), timeout=60)
     assert answer.status.code in (Code.OK, Code.CLIENT_ID_REQUIRED)
     assert (await client.route(topic)).status.code == Code.OK
 
 
 async def test_067_producer_with_an_empty_group(client: RawClient) -> None:
-    """Go's producers name one without a name."""
+    """Go's producers send a group with an empty name."""
     assert await client.heartbeat("", Kind.PRODUCER) == Code.OK
 
 
 @pytest.mark.parametrize("kind", [Kind.PUSH_CONSUMER, Kind.SIMPLE_CONSUMER], ids=Kind.Name)
 async def test_068_illegal_group(client: RawClient, kind: v2.ClientType.ValueType) -> None:
-    """ILLEGAL_CONSUMER_GROUP for a consumer of no group, or of one that cannot be."""
+    """ILLEGAL_CONSUMER_GROUP for a consumer without a group, or with an illegal name."""
     for group in ("", "a b", "g" * 121, "CID_RMQ_SYS_x"):
         assert await client.heartbeat(group, kind) == Code.ILLEGAL_CONSUMER_GROUP
 
 
 async def test_069_silent_client(traveller: Traveller, topic: str, group: str) -> None:
-    """After 120 s it is not listed any more, and others get what it was working on; one that calls stays."""
+    """After 120 s it is no longer listed, and others get its messages in flight; a client that calls stays."""
     clock, channel = traveller.clock, traveller.client.channel
     silent, lively = RawClient(channel, "silent"), RawClient(channel, "lively")
     await lively.sent(message(topic))
@@ -80,15 +80,15 @@ async def test_069_silent_client(traveller: Traveller, topic: str, group: str) -
     assert (await lively.receive(topic, group, auto_renew=True)).code == Code.MESSAGE_NOT_FOUND
     await clock.advance(10)
     await lively.heartbeat(group)
-    await clock.advance(6)  # it is looked for every 5 s, and what it leaves behind waits 1 s
+    await clock.advance(6)  # the check runs every 5 s, and its messages wait 1 s
     await clock.advance(2)
     assert await _listed(lively, group) == ["lively"]
     assert (await lively.receive(topic, group, auto_renew=True, wait=5)).attempts == {"hello": 2}
 
 
 async def test_070_goodbye(client: RawClient, group: str, topic: str) -> None:
-    """OK, and an operator sees the client no more."""
-    await client.receive(topic, group)  # the group comes into being
+    """OK, and operators no longer see the client."""
+    await client.receive(topic, group)  # creates the group
     assert await client.heartbeat(group) == Code.OK
     assert await _listed(client, group) == [client.client_id]
     assert await client.goodbye(group) == Code.OK
@@ -96,7 +96,7 @@ async def test_070_goodbye(client: RawClient, group: str, topic: str) -> None:
 
 
 async def test_071_goodbye_releases_messages(broker: BrokerProcess, client: RawClient, topic: str, group: str) -> None:
-    """Another consumer gets what the client was working on within about a second."""
+    """Another consumer gets the client's messages in flight within about a second."""
     await client.sent(message(topic))
     async with connected(broker.endpoint) as leaving:
         assert (await leaving.receive(topic, group, auto_renew=True, wait=5)).bodies == ["hello"]
@@ -110,14 +110,14 @@ async def test_071_goodbye_releases_messages(broker: BrokerProcess, client: RawC
 
 
 async def test_072_goodbye_of_an_unknown_client(client: RawClient, group: str) -> None:
-    """A status, and no error of gRPC; twice as well."""
+    """The answer is a status, not a gRPC error, also the second time."""
     for _ in range(2):
         assert await client.goodbye(group) in (Code.OK, Code.UNRECOGNIZED_CLIENT_TYPE)
         assert await client.goodbye() in (Code.OK, Code.UNRECOGNIZED_CLIENT_TYPE)
 
 
 async def test_073_goodbye_ends_long_polls(client: RawClient, topic: str, group: str) -> None:
-    """Node's client waits for its polls before it ends: they must not take their whole time."""
+    """Node.js's client waits for its polls before it ends: they must end before their timeout."""
     await client.route(topic)
     polls = [asyncio.create_task(client.receive(topic, group, wait=19, auto_renew=True)) for _ in range(3)]
     stays = client.other()

@@ -1,4 +1,4 @@
-"""Items 1 to 23: who calls, with which headers, and what the transport lets through."""
+"""Items 1 to 23: identity of callers, headers, and limits of the transport."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_001_no_client_id(client: RawClient, method: Any) -> None:
 
 @pytest.mark.parametrize("blank", ["", "   "])
 async def test_002_blank_client_id(client: RawClient, blank: str) -> None:
-    """Blanks are no id either."""
+    """Blanks are not an id."""
     for method in _METHODS:
         if method.name != "Telemetry":
             codes = await _code_without_a_client(client, method, (("x-mq-client-id", blank),))
@@ -54,7 +54,7 @@ async def _route_code(client: RawClient, topic: str, *headers: tuple[str, str]) 
 
 @pytest.mark.parametrize("headers", [(), (("x-mq-language", "KLINGON"),), (("x-mq-language", ""),)])
 async def test_003_any_language(client: RawClient, topic: str, headers: tuple[tuple[str, str], ...]) -> None:
-    """An unknown language, an empty one and none are as good as any."""
+    """An unknown, empty or missing language is accepted."""
     assert await _route_code(client, topic, *headers) == Code.OK
 
 
@@ -63,18 +63,18 @@ async def test_003_any_language(client: RawClient, topic: str, headers: tuple[tu
     [(), (("x-mq-protocol", "GRPC_V2"),), (("x-mq-protocol", "v2"),), (("x-mq-protocol-version", "2.0.0"),)],
 )
 async def test_004_any_protocol_header(client: RawClient, topic: str, headers: tuple[tuple[str, str], ...]) -> None:
-    """The official clients do not agree on its name and value, and some send none."""
+    """The official clients use different names and values, and some send none."""
     assert await _route_code(client, topic, *headers) == Code.OK
 
 
 @pytest.mark.parametrize("date", [None, "20250102T030405Z", "2025-01-02T03:04:05.678+01:00", "yesterday"])
 async def test_005_any_date(client: RawClient, topic: str, date: str | None) -> None:
-    """It is not read as a time: most clients send local time and call it UTC."""
+    """It is not parsed as a time: most clients send local time labelled as UTC."""
     assert await _route_code(client, topic, *((("x-mq-date-time", date),) if date else ())) == Code.OK
 
 
 async def test_006_empty_credentials(client: RawClient, topic: str) -> None:
-    """The Python client signs with empty keys; without authentication nobody looks at that."""
+    """The Python client signs with empty keys, which is ignored without authentication."""
     header = ("authorization", "MQv2-HMAC-SHA1 Credential=, SignedHeaders=x-mq-date-time, Signature=00ff")
     assert await _route_code(client, topic, header) == Code.OK
     assert await _route_code(client, topic, ("authorization", "nonsense")) == Code.OK
@@ -83,7 +83,7 @@ async def test_006_empty_credentials(client: RawClient, topic: str) -> None:
 # --- Authentication -----------------------------------------------------------------------------------------
 
 _DATE = "20250102T030405Z"
-_SIGNATURE = "340034f7c9dbf7675a93bf160a98de9efa9a6812"  # of that date, with the secret key mySecret
+_SIGNATURE = "340034f7c9dbf7675a93bf160a98de9efa9a6812"  # signature of that date with the secret key mySecret
 _ACCOUNTS = """
 [accounts.AK]
 secret_key = "mySecret"
@@ -95,7 +95,7 @@ groups = ["mine"]
 
 @pytest.fixture
 async def guarded(tmp_path: Path) -> AsyncIterator[RawClient]:
-    """A client, without credentials yet, of a broker that asks for them."""
+    """A client, without credentials yet, of a broker that requires them."""
     accounts = tmp_path / "accounts.toml"
     accounts.write_text(_ACCOUNTS)
     accounts.chmod(0o600)
@@ -113,18 +113,18 @@ def _signed(
 
 
 async def test_007_signature_in_lower_case(guarded: RawClient) -> None:
-    """As Python, Go and Rust write it."""
+    """Python, Go and Rust write it like this."""
     assert (await _signed(guarded).send(message("mine"))).status.code == Code.OK
 
 
 async def test_008_signature_in_upper_case(guarded: RawClient) -> None:
-    """As Java, Node and C# write it."""
+    """Java, Node.js and C# write it like this."""
     assert (await _signed(guarded, signature=_SIGNATURE.upper()).send(message("mine"))).status.code == Code.OK
 
 
 @pytest.mark.parametrize("credential", ["AK//Rocketmq", "AK/region/RocketMQ"])
 async def test_009_credential_with_region_and_service(guarded: RawClient, credential: str) -> None:
-    """What stands behind the access key does not matter."""
+    """The text after the access key is ignored."""
     assert (await _signed(guarded, credential=credential).send(message("mine"))).status.code == Code.OK
 
 
@@ -142,7 +142,7 @@ async def test_010_wrong_signature(guarded: RawClient) -> None:
 
 @pytest.mark.parametrize("missing", ["authorization", "x-mq-date-time"])
 async def test_011_a_header_is_missing(guarded: RawClient, missing: str) -> None:
-    """Both belong to a signature."""
+    """A signature needs both headers."""
     _signed(guarded)
     guarded.metadata = tuple(pair for pair in guarded.metadata if pair[0] != missing)
     assert (await guarded.send(message("mine"))).status.code == Code.UNAUTHORIZED
@@ -151,15 +151,15 @@ async def test_011_a_header_is_missing(guarded: RawClient, missing: str) -> None
 
 @pytest.mark.parametrize("date", ["20250102T030406Z", "2025-01-02T03:04:05Z", " 20250102T030405Z"])
 async def test_012_vector(guarded: RawClient, date: str) -> None:
-    """The signature is of the header's text and of nothing else: another text of the same time does not fit."""
+    """The signature covers exactly the header's text: another text for the same time fails."""
     other = guarded.other()
     assert (await _signed(guarded).send(message("mine"))).status.code == Code.OK
-    if date.strip() != _DATE:  # gRPC itself trims blanks
+    if date.strip() != _DATE:  # gRPC itself strips blanks
         assert (await _signed(other, date=date).send(message("mine"))).status.code == Code.UNAUTHORIZED
 
 
 async def test_013_no_permission(guarded: RawClient) -> None:
-    """FORBIDDEN for topics and groups that are not the account's, and what it may do goes on."""
+    """FORBIDDEN for other accounts' topics and groups; permitted calls still work."""
     _signed(guarded)
     assert (await guarded.send(message("yours"))).status.code == Code.FORBIDDEN
     assert (await guarded.route("yours")).status.code == Code.FORBIDDEN
@@ -173,7 +173,7 @@ async def test_013_no_permission(guarded: RawClient) -> None:
 
 
 async def test_014_namespace_in_resource_or_header(client: RawClient, topic: str, group: str) -> None:
-    """A topic is the same whether the namespace comes in the resource or, as from Node's consumers, in a header."""
+    """The topic is the same with the namespace in the resource or, as Node.js's consumers send it, in a header."""
     sent = await client.send(message(topic, "here", namespace="shop"))
     assert sent.status.code == Code.OK
     client.metadata += (("x-mq-namespace", "shop"),)
@@ -183,7 +183,7 @@ async def test_014_namespace_in_resource_or_header(client: RawClient, topic: str
 
 
 async def test_015_two_namespaces(client: RawClient, topic: str, group: str) -> None:
-    """A name in two namespaces, and the name in none, are three topics."""
+    """One name in two namespaces and in none means three topics."""
     for namespace in ("", "one", "two"):
         assert (await client.send(message(topic, f"in {namespace!r}", namespace=namespace))).status.code == Code.OK
     for namespace in ("", "one", "two"):
@@ -194,7 +194,7 @@ async def test_015_two_namespaces(client: RawClient, topic: str, group: str) -> 
 
 
 async def test_016_unknown_fields(client: RawClient, topic: str) -> None:
-    """A field of a later version, here number 2000, does no harm."""
+    """A field of a later version, here number 2000, is ignored."""
     raw = client.channel.unary_unary(
         "/apache.rocketmq.v2.MessagingService/SendMessage",
         request_serializer=None,
@@ -206,22 +206,22 @@ async def test_016_unknown_fields(client: RawClient, topic: str) -> None:
 
 
 async def test_017_four_mebibytes_pass(client: RawClient, topic: str) -> None:
-    """The transport does not stop a request whose body alone is as long as gRPC's own limit."""
+    """The transport accepts a request whose body alone reaches gRPC's default limit."""
     assert (await client.send(message(topic, b"x" * (4 << 20)))).status.code == Code.OK
 
 
 async def test_018_five_mebibytes_get_a_status(client: RawClient, topic: str) -> None:
-    """MESSAGE_BODY_TOO_LARGE, and not a broken call."""
+    """The answer is MESSAGE_BODY_TOO_LARGE, not a failed call."""
     assert (await client.send(message(topic, b"x" * (5 << 20)))).status.code == Code.MESSAGE_BODY_TOO_LARGE
 
 
 def _frame(kind: int, payload: bytes = b"") -> bytes:
-    """A frame of HTTP/2 that belongs to no stream and has no flags."""
+    """An HTTP/2 frame for stream 0, without flags."""
     return len(payload).to_bytes(3, "big") + bytes([kind, 0, 0, 0, 0, 0]) + payload
 
 
 async def test_019_pings_without_calls(broker: BrokerProcess) -> None:
-    """Every ping of a client that calls nothing is answered, fifty a second; none is taken for an attack."""
+    """Fifty pings a second from a client without calls are all answered, and not treated as an attack."""
     settings, ping, go_away, acknowledged = 4, 6, 7, 1
     host, _, port = broker.endpoint.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -242,7 +242,7 @@ async def test_019_pings_without_calls(broker: BrokerProcess) -> None:
 
 
 async def test_020_unknown_method(client: RawClient, topic: str) -> None:
-    """gRPC's UNIMPLEMENTED, and the connection goes on."""
+    """gRPC's UNIMPLEMENTED, and the connection continues."""
     unknown = client.channel.unary_unary("/apache.rocketmq.v2.MessagingService/Nonsense", None, None)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await unknown(b"", metadata=client.metadata, timeout=60)
@@ -251,7 +251,7 @@ async def test_020_unknown_method(client: RawClient, topic: str) -> None:
 
 
 async def test_021_only_the_configured_address(broker: BrokerProcess) -> None:
-    """Another address of the same machine refuses the connection on every port of the broker."""
+    """Another address of the machine refuses connections on every port of the broker."""
     for endpoint in (broker.endpoint, broker.metrics):
         host, _, port = endpoint.rpartition(":")
         assert host == "127.0.0.1"
@@ -262,7 +262,8 @@ async def test_021_only_the_configured_address(broker: BrokerProcess) -> None:
 
 
 async def test_023_the_oldest_clients(broker: BrokerProcess, topic: str, group: str) -> None:
-    """A receive without polling time and attempt id waits for as long as its deadline allows, and others interwork."""
+    """A receive without polling time and attempt id waits as long as its deadline allows; newer clients
+    interoperate."""
     async with connected(broker.endpoint, language="PHP") as client:
         await client.sent(message(topic, message_type=v2.MessageType.MESSAGE_TYPE_UNSPECIFIED))
         assert (await client.receive(topic, group, wait=None)).bodies == ["hello"]

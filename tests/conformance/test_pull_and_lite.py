@@ -1,4 +1,4 @@
-"""Items 190 to 200: what hardly a client uses."""
+"""Items 190 to 200: features that few clients use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def queue_of(topic: str) -> v2.MessageQueue:
 
 
 async def test_190_pull(client: RawClient, topic: str, group: str) -> None:
-    """Status, messages, next offset; behind the end nothing, and behind that ILLEGAL_OFFSET with one that is there."""
+    """Status, messages, next offset.
+
+    At the end there are none; beyond it the answer is ILLEGAL_OFFSET with a valid offset.
+    """
     await client.create_topic(topic)
     await client.sent(message(topic, "a"), message(topic, "b"), message(topic, "c"))
     for offset, kinds, code, next_offset in (
@@ -39,7 +42,7 @@ async def test_190_pull(client: RawClient, topic: str, group: str) -> None:
 
 
 async def test_191_query_offset(client: RawClient, topic: str, group: str) -> None:
-    """Both ends, and the first message of a time, which has to be said."""
+    """Both ends, and the first message at a time, which is required."""
     await client.create_topic(topic)
     await client.sent(message(topic, "a"), message(topic, "b"))
     first = (await client.receive(topic, group, count=1, wait=5)).one.system_properties.store_timestamp
@@ -58,7 +61,7 @@ async def test_191_query_offset(client: RawClient, topic: str, group: str) -> No
 
 
 async def test_192_offsets(client: RawClient, topic: str, group: str) -> None:
-    """None before the first; then what was committed; none below 0."""
+    """There is none before the first commit, then the committed one; negative ones are refused."""
     await client.create_topic(topic)
     await client.sent(message(topic, "a"), message(topic, "b"))
     asked = v2.GetOffsetRequest(group=resource(group), message_queue=queue_of(topic))
@@ -78,7 +81,7 @@ async def synced(
     action: v2.LiteSubscriptionAction.ValueType = Action.PARTIAL_ADD,
     **fields: Any,
 ) -> int:
-    """SyncLiteSubscription; the code of the answer."""
+    """SyncLiteSubscription; returns the code of the answer."""
     request = v2.SyncLiteSubscriptionRequest(
         action=action, topic=resource(topic), group=resource(group), lite_topic_set=names, **fields
     )
@@ -90,8 +93,10 @@ def lite(topic: str, name: str, body: str) -> v2.Message:
 
 
 async def test_193_lite_subscription(client: RawClient, topic: str, group: str) -> None:
-    """A lite topic that was subscribed is delivered with its name, those that were not are not; it can be acknowledged
-    with the lite topic and without; a subscription wakes a receive that waits."""
+    """A subscribed lite topic is delivered with its name, others are not.
+
+    Acknowledgements work with the lite topic and without; a subscription wakes a waiting receive.
+    """
     await client.create_topic(topic, v2.MessageType.LITE, queues=4)
     waiting = asyncio.ensure_future(client.receive(topic, group, wait=20))
     await client.sent(lite(topic, "a", "1"), lite(topic, "b", "2"))
@@ -113,7 +118,7 @@ async def test_193_lite_subscription(client: RawClient, topic: str, group: str) 
 
 
 async def test_194_complete_subscription(client: RawClient, topic: str, group: str) -> None:
-    """The set replaces what was there, also by nothing; versions below the latest are out of date."""
+    """The set replaces the previous one, even if empty; versions below the latest are outdated."""
     await client.create_topic(topic, v2.MessageType.LITE)
     complete = Action.COMPLETE_ADD
     assert await synced(client, topic, group, "a", "b", action=complete, version=5) == Code.OK
@@ -128,7 +133,7 @@ async def test_194_complete_subscription(client: RawClient, topic: str, group: s
 
 
 async def test_195_end_of_a_lite_subscription(client: RawClient, topic: str, group: str) -> None:
-    """By its name, by removing all, by a goodbye; who subscribes again goes on where the group was."""
+    """It ends by name, by removing all, or by termination; a new subscription continues at the group's position."""
     await client.create_topic(topic, v2.MessageType.LITE)
     for end in ("partial", "complete", "goodbye"):
         assert await synced(client, topic, group, "a", "b") == Code.OK
@@ -147,7 +152,7 @@ async def test_195_end_of_a_lite_subscription(client: RawClient, topic: str, gro
 
 
 async def test_196_limits_of_lite_topics(client: RawClient, topic: str, group: str) -> None:
-    """Names, and how many one client may have; nothing of a refused call counts."""
+    """Names, and the number per client; a refused call has no effect."""
     await client.create_topic(topic, v2.MessageType.LITE)
     for name in ("", " ", "a b", "ä", "a%b", "n" * 65):
         assert await synced(client, topic, group, "good", name) == Code.ILLEGAL_LITE_TOPIC
@@ -162,7 +167,7 @@ async def test_196_limits_of_lite_topics(client: RawClient, topic: str, group: s
 
 
 async def test_197_where_a_lite_subscription_begins(client: RawClient, topic: str, group: str) -> None:
-    """At either end, an offset, so many from the end, a time; without a word where the group was."""
+    """At either end, an offset, a distance from the end, or a time; by default at the group's position."""
     await client.create_topic(topic, v2.MessageType.LITE)
     await client.sent(*(lite(topic, "a", f"{n}") for n in range(5)))
     everyone = client.other()
@@ -170,7 +175,7 @@ async def test_197_where_a_lite_subscription_begins(client: RawClient, topic: st
     all_of_it = await everyone.receive_all(topic, f"{group}-all", 5)
     times = [each.system_properties.store_timestamp.ToMilliseconds() for each in all_of_it]
     assert [each.body for each in all_of_it] == [b"0", b"1", b"2", b"3", b"4"]
-    third = times.index(times[3])  # several may be of one millisecond
+    third = times.index(times[3])  # several may have the same millisecond
     options: list[tuple[dict[str, Any], int]] = [
         ({"policy": Policy.MIN}, 0),
         ({"policy": Policy.MAX}, 5),
@@ -192,7 +197,8 @@ async def test_197_where_a_lite_subscription_begins(client: RawClient, topic: st
 
 
 async def test_198_two_lite_consumers(client: RawClient, topic: str, group: str) -> None:
-    """Of one group, with different sets: each gets its own; what both have goes to one of them."""
+    """Two consumers of one group with different sets: each gets its own, and one of them gets a shared topic's
+    message."""
     await client.create_topic(topic, v2.MessageType.LITE)
     other = client.other()
     assert await synced(client, topic, group, "a", "both") == Code.OK
@@ -206,8 +212,10 @@ async def test_198_two_lite_consumers(client: RawClient, topic: str, group: str)
 
 
 async def test_199_priority(client: RawClient, topic: str, group: str) -> None:
-    """The highest of all queues first, within one answer and from one to the next; equal ones by age; one that comes
-    back before all that are lower."""
+    """The highest priority of all queues comes first, within one answer and across answers; equal ones by age.
+
+    A redelivered message comes before all of lower priority.
+    """
     await client.create_topic(topic, v2.MessageType.PRIORITY, queues=3)
     for number, priority in enumerate((0, 5, 1, 5, 3, 9)):
         body = f"{priority}{'abcdef'[number]}"
@@ -223,7 +231,7 @@ async def test_199_priority(client: RawClient, topic: str, group: str) -> None:
 
 
 async def test_200_lite_topic_in_an_acknowledgement(client: RawClient, topic: str, group: str) -> None:
-    """A lite topic named with a handle changes nothing about what becomes of the message."""
+    """A lite topic named with a handle does not change the result."""
     await client.sent(message(topic))
     received = (await client.receive(topic, group, wait=5)).one
     handle = received.system_properties.receipt_handle

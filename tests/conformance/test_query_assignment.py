@@ -1,4 +1,4 @@
-"""Items 74 to 81: what a push consumer is told to receive from."""
+"""Items 74 to 81: the assignments of a push consumer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Code = v2.Code
 
 
 async def test_074_standard_group(client: RawClient, topic: str, group: str) -> None:
-    """One assignment: queue -1 of the broker, any queue."""
+    """One assignment: queue -1 of the broker, which means any queue."""
     response = await client.assignment(topic, group)
     assert response.status.code == Code.OK
     [assignment] = response.assignments
@@ -32,7 +32,7 @@ async def test_075_orderly_group(client: RawClient, topic: str, group: str) -> N
 
 
 async def test_076_two_consumers(client: RawClient, topic: str, group: str) -> None:
-    """Both are told the same, and yet no message reaches both."""
+    """Both get the same assignments, but no message reaches both."""
     other = client.other()
     assert await client.assignment(topic, group) == await other.assignment(topic, group)
     sent = [f"m{number}" for number in range(40)]
@@ -47,7 +47,7 @@ async def test_076_two_consumers(client: RawClient, topic: str, group: str) -> N
 
 
 async def test_077_endpoints(client: RawClient, topic: str, group: str) -> None:
-    """The same as in the route: what was dialled, else where the broker listens."""
+    """The same as in the route: the address that the client used, otherwise the broker's listening address."""
     for addresses in ((), (("mapped.example", 1234),)):
         [assignment] = (await client.assignment(topic, group, *addresses)).assignments
         route = await client.route(topic, *addresses)
@@ -68,11 +68,11 @@ async def test_079_illegal_names(client: RawClient, topic: str, group: str, name
 
 
 async def test_080_nothing_to_read(client: RawClient, topic: str, group: str) -> None:
-    """FORBIDDEN for a topic that only takes messages."""
+    """FORBIDDEN for a write-only topic."""
     await client.create_topic(topic, permission=v2.Permission.WRITE)
     assert (await client.assignment(topic, group)).status.code == Code.FORBIDDEN
 
 
 async def test_081_without_settings(client: RawClient, topic: str, group: str) -> None:
-    """A client that the broker has never heard of gets its assignment."""
+    """A client unknown to the broker gets its assignment."""
     assert (await client.other().assignment(topic, group)).status.code == Code.OK

@@ -1,4 +1,4 @@
-"""Items 24 to 41: where the queues of a topic are."""
+"""Items 24 to 41: routes to a topic's queues."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Scheme = v2.AddressScheme
 
 
 async def test_024_an_existing_topic(client: RawClient, topic: str) -> None:
-    """OK, and its queues."""
+    """The answer is OK, with the topic's queues."""
     response = await client.route(await client.create_topic(topic, queues=3))
     assert response.status.code == Code.OK
     assert len(response.message_queues) == 3
 
 
 async def test_025_ids_and_broker(client: RawClient, topic: str) -> None:
-    """Queues are numbered from 0; the broker has id 0, which clients take for the master, and a name."""
+    """Queues are numbered from 0; the broker has a name and id 0, which clients treat as the master."""
     queues = (await client.route(await client.create_topic(topic, queues=5))).message_queues
     assert [queue.id for queue in queues] == [0, 1, 2, 3, 4]
     assert {queue.broker.id for queue in queues} == {0}
@@ -34,7 +34,7 @@ async def test_025_ids_and_broker(client: RawClient, topic: str) -> None:
 
 
 async def test_026_permissions(client: RawClient, topic: str) -> None:
-    """READ_WRITE for a normal topic, also queue 0, the only one that Node's client uses; else what was given."""
+    """READ_WRITE for a normal topic, also for queue 0, the only one Node.js's client uses; otherwise as configured."""
     queues = (await client.route(await client.create_topic(topic, queues=2))).message_queues
     assert [queue.permission for queue in queues] == [v2.Permission.READ_WRITE] * 2
     for permission in (v2.Permission.READ, v2.Permission.WRITE):
@@ -43,14 +43,14 @@ async def test_026_permissions(client: RawClient, topic: str) -> None:
 
 
 async def test_027_what_was_dialled(client: RawClient, topic: str) -> None:
-    """A client behind a mapped port is sent back to the address that it knows."""
+    """A client behind a mapped port gets the address that it used."""
     response = await client.route(topic, ("10.1.2.3", 31234))
     for queue in response.message_queues:
         assert [(a.host, a.port) for a in queue.broker.endpoints.addresses] == [("10.1.2.3", 31234)]
 
 
 async def test_028_advertised_address(tmp_path: Path, topic: str) -> None:
-    """What the operator says overrules what the client dialled."""
+    """The configured address overrides the one that the client used."""
     free = Address("127.0.0.1", 0)
     listen = ListenConfig(grpc=free, metrics=free, drain_seconds=0.5, advertise=Address("mq.example", 9876))
     async with in_process_broker(tmp_path / "store", listen=listen) as broker:
@@ -61,7 +61,7 @@ async def test_028_advertised_address(tmp_path: Path, topic: str) -> None:
 
 
 async def test_029_without_endpoints(broker: BrokerProcess, client: RawClient, topic: str) -> None:
-    """The address that the broker listens on, with a scheme that clients accept."""
+    """The broker's listening address, with a scheme that clients accept."""
     endpoints = (await client.route(topic)).message_queues[0].broker.endpoints
     [address] = endpoints.addresses
     assert f"{address.host}:{address.port}" == broker.endpoint
@@ -82,7 +82,7 @@ async def test_029_without_endpoints(broker: BrokerProcess, client: RawClient, t
 async def test_030_schemes(
     client: RawClient, topic: str, hosts: list[str], scheme: v2.AddressScheme.ValueType, count: int
 ) -> None:
-    """By what the host is; of names there is one."""
+    """The scheme depends on the kind of host; of several names only the first is kept."""
     endpoints = (await client.route(topic, *((host, 8081) for host in hosts))).message_queues[0].broker.endpoints
     assert endpoints.scheme == scheme
     assert [address.host for address in endpoints.addresses] == hosts[:count]
@@ -103,7 +103,7 @@ async def test_032_mixed_topic(client: RawClient, topic: str) -> None:
 
 
 async def test_033_unknown_topic(strict_client: RawClient, topic: str) -> None:
-    """TOPIC_NOT_FOUND, and a text that helps."""
+    """TOPIC_NOT_FOUND, with a text that says what to do."""
     response = await strict_client.route(topic)
     assert response.status.code == Code.TOPIC_NOT_FOUND
     assert topic in response.status.message
@@ -111,7 +111,7 @@ async def test_033_unknown_topic(strict_client: RawClient, topic: str) -> None:
 
 
 async def test_034_topic_created_on_first_use(client: RawClient, topic: str) -> None:
-    """With the configured number of queues; asking again brings the same."""
+    """The topic has the configured number of queues; the next answer is the same."""
     first = await client.route(topic)
     assert first.status.code == Code.OK
     assert len(first.message_queues) == 4
@@ -125,7 +125,7 @@ async def test_035_blank_name(client: RawClient, name: str) -> None:
 
 
 async def test_036_longest_name(client: RawClient) -> None:
-    """127 characters, not 128."""
+    """127 characters are accepted, 128 are not."""
     assert (await client.route("t" * 127)).status.code == Code.OK
     assert (await client.route("t" * 128)).status.code == Code.ILLEGAL_TOPIC
 
@@ -138,12 +138,12 @@ async def test_037_illegal_characters(client: RawClient, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["TBW102", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_anything"])
 async def test_038_system_topic(client: RawClient, name: str) -> None:
-    """The broker's own topics are nobody else's."""
+    """Clients cannot use the broker's own topics."""
     assert (await client.route(name)).status.code == Code.ILLEGAL_TOPIC
 
 
 async def test_039_dead_letter_topic(client: RawClient, topic: str, group: str) -> None:
-    """Can be asked for like any other once it exists."""
+    """Its route can be queried like any other once it exists."""
     dead = f"%DLQ%{group[:60]}"
     await client.sent(message(topic))
     received = (await client.receive(topic, group[:60], wait=5)).one
@@ -154,12 +154,12 @@ async def test_039_dead_letter_topic(client: RawClient, topic: str, group: str) 
 
 
 async def test_040_before_telemetry(client: RawClient, topic: str) -> None:
-    """A client of which nothing is known gets its route; nearly all ask for it first."""
+    """An unknown client gets its route; nearly all clients ask for it first."""
     assert (await client.other().route(topic)).status.code == Code.OK
 
 
 async def test_041_resource_is_echoed(client: RawClient, topic: str) -> None:
-    """Name and namespace as in the request: clients look their route up by them."""
+    """Name and namespace equal the request's: clients use them as the key of the route."""
     for namespace in ("", "shop"):
         response = await client.route(topic, namespace=namespace)
         assert response.status.code == Code.OK

@@ -1,4 +1,4 @@
-"""Items 186 to 189: taking a delayed message back."""
+"""Items 186 to 189: recalling a delayed message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Code = v2.Code
 
 
 async def delayed(client: RawClient, topic: str, due_ms: int) -> v2.SendResultEntry:
-    """Sent to a topic of delayed messages, which is created."""
+    """A message sent to a new topic for delayed messages."""
     await client.create_topic(topic, v2.MessageType.DELAY)
     sent = message(topic, message_type=v2.MessageType.DELAY, delivery_timestamp=timestamp(due_ms))
     [entry] = await client.sent(sent)
@@ -34,7 +34,7 @@ async def test_186_in_time(traveller: Traveller, topic: str, group: str) -> None
 
 
 async def test_187_too_late_or_twice(traveller: Traveller, topic: str, group: str) -> None:
-    """Each is an error, and changes nothing; no MESSAGE_NOT_FOUND, which the official clients take for a success."""
+    """Each is an error without effect, but not MESSAGE_NOT_FOUND, which official clients treat as success."""
     client, clock = traveller.client, traveller.clock
     entry = await delayed(client, topic, clock.now_ms() + 60_000)
     assert (await client.recall(topic, entry.recall_handle)).status.code == Code.OK
@@ -51,7 +51,7 @@ async def test_187_too_late_or_twice(traveller: Traveller, topic: str, group: st
     ids=lambda handle: repr(handle[:12]),
 )
 async def test_188_no_handle(client: RawClient, topic: str, handle: str) -> None:
-    """An error that is the caller's, and no failure of the broker's."""
+    """A client error, not an internal one."""
     await client.create_topic(topic, v2.MessageType.DELAY)
     response = await client.recall(topic, handle)
     assert 40_000 <= response.status.code < 50_000
@@ -59,7 +59,7 @@ async def test_188_no_handle(client: RawClient, topic: str, handle: str) -> None
 
 
 async def test_189_another_topic(traveller: Traveller, topic: str, group: str) -> None:
-    """An error, and the message is delivered at its time."""
+    """An error; the message is delivered when due."""
     client, clock = traveller.client, traveller.clock
     entry = await delayed(client, topic, clock.now_ms() + 60_000)
     await client.create_topic(f"{topic}-2", v2.MessageType.DELAY)

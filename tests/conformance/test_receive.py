@@ -22,7 +22,7 @@ Type = v2.MessageType
 
 
 async def test_121_order_of_the_stream(client: RawClient, topic: str, group: str) -> None:
-    """Status OK, the messages one by one, the time of delivery, the end."""
+    """Status OK, the messages one by one, the delivery time, the end."""
     await client.create_topic(topic)
     await client.sent(message(topic, "a"), message(topic, "b"))
     received = await client.receive(topic, group)
@@ -32,7 +32,7 @@ async def test_121_order_of_the_stream(client: RawClient, topic: str, group: str
 
 
 async def test_122_nothing(client: RawClient, topic: str, group: str) -> None:
-    """MESSAGE_NOT_FOUND when the polling time is over, not before, and in time for the deadline."""
+    """MESSAGE_NOT_FOUND when the polling time ends, not earlier, and before the deadline."""
     await client.create_topic(topic)
     started = time.monotonic()
     received = await client.receive(topic, group, wait=0.5)
@@ -43,7 +43,7 @@ async def test_122_nothing(client: RawClient, topic: str, group: str) -> None:
 
 
 async def test_123_polling_time_is_the_deadline(tmp_path: Path, topic: str, group: str) -> None:
-    """Rust's client gives both the same length: the answer still comes before the call is over."""
+    """Rust's client makes both equal: the answer still arrives before the call ends."""
     async with in_process_broker(tmp_path, delivery=DeliveryConfig(poll_reserve_seconds=20.0)) as broker:
         client = RawClient(broker.channel)
         await client.create_topic(topic)
@@ -51,7 +51,7 @@ async def test_123_polling_time_is_the_deadline(tmp_path: Path, topic: str, grou
 
 
 async def test_124_arrival_ends_the_wait(client: RawClient, topic: str, group: str) -> None:
-    """What is sent meanwhile is delivered at once, however long the polling time is."""
+    """A message sent meanwhile is delivered at once, however long the polling time is."""
     await client.create_topic(topic)
     waiting = asyncio.create_task(client.receive(topic, group, wait=19))
     await asyncio.sleep(0.1)
@@ -61,7 +61,7 @@ async def test_124_arrival_ends_the_wait(client: RawClient, topic: str, group: s
 
 
 async def test_125_batch_sizes(client: RawClient, topic: str, group: str) -> None:
-    """At most what is asked for, at most 32, and nothing that is asked for fails."""
+    """At most the requested size and at most 32; no value is refused."""
     await client.create_topic(topic)
     await client.send(*(message(topic, f"{number}") for number in range(80)))
     for asked, given in ((1, 1), (5, 5), (0, 1), (-3, 1), (1000, 32)):
@@ -69,7 +69,7 @@ async def test_125_batch_sizes(client: RawClient, topic: str, group: str) -> Non
 
 
 async def test_126_delivered_fields(client: RawClient, topic: str, group: str) -> None:
-    """All that the clients insist on."""
+    """All fields that the clients require."""
     sent = message(topic, "body")
     [entry] = await client.sent(sent)
     received = (await client.receive(topic, group, wait=5)).one
@@ -98,7 +98,7 @@ async def test_127_digest_of_hello(client: RawClient, topic: str, group: str) ->
 
 
 async def test_128_unacknowledged(traveller: Traveller, topic: str, group: str) -> None:
-    """Comes again after its time, with attempt 2 and another handle."""
+    """It comes again after its invisible time, as attempt 2 with another handle."""
     client = traveller.client
     await client.sent(message(topic))
     first = (await client.receive(topic, group, invisible=30)).one
@@ -112,7 +112,7 @@ async def test_128_unacknowledged(traveller: Traveller, topic: str, group: str) 
 
 
 async def test_129_invisible_to_the_group(client: RawClient, topic: str, group: str) -> None:
-    """No other consumer of the group gets what one is working on."""
+    """No other consumer of the group gets a message in flight."""
     await client.sent(message(topic))
     assert (await client.receive(topic, group, wait=5)).bodies == ["hello"]
     for other in (client, client.other()):
@@ -120,7 +120,7 @@ async def test_129_invisible_to_the_group(client: RawClient, topic: str, group: 
 
 
 async def test_130_other_group(client: RawClient, topic: str, group: str) -> None:
-    """Gets every message too, whatever the first does with it."""
+    """It gets every message, too, whatever the first group does."""
     await client.sent(message(topic))
     received = (await client.receive(topic, group, wait=5)).one
     await client.acknowledge(topic, group, received)
@@ -129,20 +129,20 @@ async def test_130_other_group(client: RawClient, topic: str, group: str) -> Non
 
 @pytest.mark.parametrize("invisible", [None, 0.0, 0.5, -1.0, 12 * 3600 + 1.0])
 async def test_131_invisible_duration(client: RawClient, topic: str, group: str, invisible: float | None) -> None:
-    """Missing, below the minimum or above 12 hours: ILLEGAL_INVISIBLE_TIME. The limit itself is fine."""
+    """Missing, below the minimum or above 12 hours: ILLEGAL_INVISIBLE_TIME. The limits themselves are accepted."""
     await client.sent(message(topic))
     assert (await client.receive(topic, group, invisible=invisible)).code == Code.ILLEGAL_INVISIBLE_TIME
     assert (await client.receive(topic, group, invisible=12 * 3600.0, wait=5)).code == Code.OK
 
 
 async def test_132_auto_renew(client: RawClient, topic: str, group: str) -> None:
-    """Push consumers name no duration."""
+    """Push consumers send no duration."""
     await client.sent(message(topic))
     assert (await client.receive(topic, group, auto_renew=True, wait=5)).attempts == {"hello": 1}
 
 
 async def test_133_auto_renew_for_long(traveller: Traveller, topic: str, group: str) -> None:
-    """As long as the client gives signs of life nobody else gets the message; the first handle still works."""
+    """While the client sends heartbeats nobody else gets the message; the first handle stays valid."""
     client, other = traveller.client, traveller.client.other()
     await client.sent(message(topic))
     received = (await client.receive(topic, group, auto_renew=True)).one
@@ -154,7 +154,8 @@ async def test_133_auto_renew_for_long(traveller: Traveller, topic: str, group: 
 
 
 async def test_134_auto_renew_ends(traveller: Traveller, topic: str, group: str) -> None:
-    """A client that dies without a goodbye: its message comes again once it counts as gone, and wakes who waits."""
+    """After a client dies without terminating, its message is redelivered once it is considered gone, to a waiting
+    receive."""
     client, other = traveller.client, traveller.client.other()
     await client.sent(message(topic))
     dead = RawClient(client.channel)
@@ -166,7 +167,7 @@ async def test_134_auto_renew_ends(traveller: Traveller, topic: str, group: str)
 
 
 async def test_135_queue_does_not_restrict(client: RawClient, topic: str, group: str) -> None:
-    """Who always names queue 0, as Node's simple consumers do, still gets the messages of all queues."""
+    """A client that always names queue 0, like Node.js's simple consumers, gets messages of all queues."""
     await client.create_topic(topic, queues=4)
     await client.sent(*(message(topic, f"{number}") for number in range(12)))
     received = await client.receive_all(topic, group, 12, queue_id=0)
@@ -175,14 +176,14 @@ async def test_135_queue_does_not_restrict(client: RawClient, topic: str, group:
 
 
 async def _tagged(client: RawClient, topic: str, *tags: str) -> None:
-    """One message a tag, with the tag as body; `none` has none."""
+    """Send one message per tag, with the tag as body; `none` has no tag."""
     await client.create_topic(topic)
     await client.sent(*(message(topic, tag, tag=None if tag == "none" else tag) for tag in tags))
 
 
 @pytest.mark.parametrize("expression", ["*", "", " * "], ids=repr)
 async def test_136_everything(client: RawClient, topic: str, group: str, expression: str) -> None:
-    """A star and nothing let every message through, also those without a tag; an untyped filter is one of tags."""
+    """A star or an empty expression matches all messages, also without a tag; an untyped filter is a tag filter."""
     await _tagged(client, topic, "a", "none")
     received = await client.receive(
         topic, group, expression=expression, filter_type=v2.FilterType.FILTER_TYPE_UNSPECIFIED
@@ -191,7 +192,7 @@ async def test_136_everything(client: RawClient, topic: str, group: str, express
 
 
 async def test_137_skipped_for_ever(client: RawClient, topic: str, group: str) -> None:
-    """Two tags of four; the rest is over for this group, and not for another."""
+    """Two tags of four match; the others are finished for this group, but not for another."""
     await _tagged(client, topic, "a", "c", "b", "none")
     received = await client.receive(topic, group, expression="a||b")
     assert received.bodies == ["a", "b"]
@@ -201,13 +202,13 @@ async def test_137_skipped_for_ever(client: RawClient, topic: str, group: str) -
 
 
 async def test_138_case_and_blanks(client: RawClient, topic: str, group: str) -> None:
-    """`a` is not `A`; blanks around tags and empty parts do not count."""
+    """`a` is not `A`; blanks around tags and empty parts are ignored."""
     await _tagged(client, topic, "a", "A", "aa", "b", "none")
     assert (await client.receive(topic, group, expression="  a ||  b||")).bodies == ["a", "b"]
 
 
 async def _with_properties(client: RawClient, topic: str) -> None:
-    """Messages whose properties differ; the body says how."""
+    """Messages with different properties; the body describes them."""
     await client.create_topic(topic)
     made: dict[str, dict[str, str]] = {
         "6x": {"a": "6", "b": "x"},
@@ -228,12 +229,12 @@ async def _chosen(client: RawClient, topic: str, group: str, expression: str) ->
 
 
 async def test_139_sql(client: RawClient, topic: str, group: str) -> None:
-    """Numbers are compared as numbers; who has no such property does not match; the rest is over for the group."""
+    """Numbers are compared as numbers, a missing property does not match, and the others are finished for the group."""
     await _with_properties(client, topic)
     assert await _chosen(client, topic, group, "a > 5 AND b = 'x'") == ["6x", "10.5x"]
     assert (await client.receive(topic, group, expression="*")).code == Code.MESSAGE_NOT_FOUND
     assert await _chosen(client, topic, f"{group}-2", "NOT (a > 5 AND b = 'x')") == ["5x", "9y"]
-    # A few of many: one by one, and a wait goes on over those that are not wanted.
+    # A few of many match: they come one by one, and a wait continues past the others.
     await client.sent(*(message(topic, f"{n}", properties={"n": f"{n}"}) for n in range(100)))
     sql: dict[str, Any] = {"expression": "n IN ('9', '99', '101')", "filter_type": v2.FilterType.SQL, "count": 1}
     assert (await client.receive(topic, group, **sql)).bodies == ["9"]
@@ -260,7 +261,7 @@ async def test_139_sql(client: RawClient, topic: str, group: str) -> None:
     ],
 )
 async def test_140_operators(client: RawClient, topic: str, group: str, expression: str, expected: list[str]) -> None:
-    """Each operator, in an orderly group as well."""
+    """Each operator, also in an ordered group."""
     await _with_properties(client, topic)
     assert await _chosen(client, topic, group, expression) == expected
     await client.create_group(f"{group}-orderly", fifo=True)
@@ -271,7 +272,7 @@ async def test_140_operators(client: RawClient, topic: str, group: str, expressi
     "expression", ["", " ", "a >", "a = 'x", "a > 'x'", "a = NULL", "a BETWEEN 2 AND 1", "(" * 4000]
 )
 async def test_141_sql_errors(client: RawClient, topic: str, group: str, expression: str) -> None:
-    """ILLEGAL_FILTER_EXPRESSION, at once, and nothing is skipped by it."""
+    """ILLEGAL_FILTER_EXPRESSION at once, and no message is skipped."""
     await client.sent(message(topic))
     received = await client.receive(topic, group, expression=expression, filter_type=v2.FilterType.SQL, wait=10)
     assert received.code == Code.ILLEGAL_FILTER_EXPRESSION
@@ -280,7 +281,7 @@ async def test_141_sql_errors(client: RawClient, topic: str, group: str, express
 
 
 async def test_142_illegal_names(client: RawClient, topic: str, group: str) -> None:
-    """ILLEGAL_TOPIC, ILLEGAL_CONSUMER_GROUP; a group may have 120 characters."""
+    """ILLEGAL_TOPIC, ILLEGAL_CONSUMER_GROUP; a group name may have 120 characters."""
     for name in ("", "a b", "TBW102"):
         assert (await client.receive(name, group)).code == Code.ILLEGAL_TOPIC
     await client.create_topic(topic)
@@ -295,7 +296,7 @@ async def test_143_unknown_topic(strict_client: RawClient, topic: str, group: st
 
 
 async def test_144_unknown_group(client: RawClient, strict_client: RawClient, topic: str, group: str) -> None:
-    """By configuration it comes into being, or is CONSUMER_GROUP_NOT_FOUND."""
+    """Depending on the configuration it is created, or CONSUMER_GROUP_NOT_FOUND."""
     await client.sent(message(topic))
     assert (await client.receive(topic, group, wait=5)).bodies == ["hello"]
     await strict_client.create_topic(topic)
@@ -304,7 +305,7 @@ async def test_144_unknown_group(client: RawClient, strict_client: RawClient, to
 
 
 async def test_145_cancelled(broker: BrokerProcess, client: RawClient, topic: str, group: str) -> None:
-    """A client takes one message of thirty and hangs up: what could not be written any more is soon for others."""
+    """A client takes one message of thirty and disconnects: those not written are soon available to others."""
     await client.create_topic(topic)
     for _ in range(30):
         await client.sent(message(topic, b"x" * 130_000))
@@ -323,7 +324,7 @@ async def test_145_cancelled(broker: BrokerProcess, client: RawClient, topic: st
     assert {each.system_properties.delivery_attempt for each in again.messages} == {2}
     waiting = asyncio.create_task(client.other().receive(topic, group, wait=19))
     await asyncio.sleep(0.1)
-    waiting.cancel()  # it has taken nothing: what comes now goes to somebody else
+    waiting.cancel()  # it took nothing: the next message goes to another client
     with pytest.raises(asyncio.CancelledError):
         await waiting
     await client.sent(message(topic, "next"))
@@ -331,7 +332,7 @@ async def test_145_cancelled(broker: BrokerProcess, client: RawClient, topic: st
 
 
 async def test_146_too_many_waiting(tmp_path: Path, topic: str, group: str) -> None:
-    """TOO_MANY_REQUESTS for the one too many; those before it go on waiting."""
+    """TOO_MANY_REQUESTS for the one above the limit; earlier ones keep waiting."""
     async with in_process_broker(tmp_path, delivery=DeliveryConfig(waiting_per_line_max=3)) as broker:
         client = RawClient(broker.channel)
         await client.create_topic(topic)
@@ -346,7 +347,7 @@ async def test_146_too_many_waiting(tmp_path: Path, topic: str, group: str) -> N
 
 
 async def test_147_unknown_client(own_broker: BrokerProcess, topic: str, group: str) -> None:
-    """The Python client neither waits for its settings nor repeats them after a restart: it gets its messages."""
+    """The Python client neither waits for its settings nor resends them after a restart: it still gets its messages."""
     async with connected(own_broker.endpoint) as client:
         await client.sent(message(topic))
         assert (await client.receive(topic, group, count=1, wait=5)).bodies == ["hello"]
@@ -357,7 +358,7 @@ async def test_147_unknown_client(own_broker: BrokerProcess, topic: str, group: 
 
 
 async def test_148_delayed(traveller: Traveller, topic: str, group: str) -> None:
-    """Not before its time, and within a second after it, also to a receive that waits."""
+    """It arrives when due, at most a second late, also in a waiting receive."""
     client, clock = traveller.client, traveller.clock
     await client.create_topic(topic, Type.DELAY)
     due = clock.now_ms() + 600_000
@@ -374,7 +375,7 @@ async def test_148_delayed(traveller: Traveller, topic: str, group: str) -> None
 
 
 async def test_149_half_message(client: RawClient, topic: str, group: str) -> None:
-    """Nobody gets it before its commit; what was sent after it is delivered meanwhile."""
+    """It is not delivered before its commit; a later message is delivered meanwhile."""
     await client.create_topic(topic, Type.TRANSACTION, Type.NORMAL)
     await client.sent(message(topic, "half", message_type=Type.TRANSACTION), message(topic, "whole"))
     assert (await client.receive(topic, group, wait=5)).bodies == ["whole"]
@@ -389,7 +390,7 @@ async def test_150_write_only(client: RawClient, topic: str, group: str) -> None
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
 async def test_151_restart(own_broker: BrokerProcess, topic: str, group: str, end: str) -> None:
-    """What was acknowledged does not come again, what was not does, also when the broker had no time to say goodbye."""
+    """Acknowledged messages do not come again, others do, also after a kill."""
     async with connected(own_broker.endpoint) as client:
         await client.create_topic(topic)
         await client.sent(*(message(topic, f"{number}") for number in range(6)))

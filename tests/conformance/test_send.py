@@ -1,4 +1,4 @@
-"""Items 82 to 120: sending, and what is refused."""
+"""Items 82 to 120: successful and refused sends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def delayed(topic: str, milliseconds: int, body: str = "hello", **system: Any) -
 
 
 async def code(client: RawClient, *messages: v2.Message) -> int:
-    """Of a send; one that fails has no entries."""
+    """The code of a send; a failed one has no entries."""
     response = await client.send(*messages)
     if response.status.code != Code.OK:
         assert not response.entries
@@ -38,7 +38,7 @@ async def code(client: RawClient, *messages: v2.Message) -> int:
 
 
 async def test_082_result(client: RawClient, topic: str) -> None:
-    """OK on top and in the one entry, with the message's id and its place in the queue."""
+    """The overall status and the entry are OK; the entry has the message's id and queue offset."""
     sent = message(topic)
     response = await client.send(sent)
     assert response.status.code == Code.OK
@@ -49,7 +49,7 @@ async def test_082_result(client: RawClient, topic: str) -> None:
 
 
 async def test_083_batch(client: RawClient, topic: str, group: str) -> None:
-    """An entry for each message, in their order, and all of them are there."""
+    """One entry per message, in order, and all are stored."""
     sent = [message(topic, f"m{number}") for number in range(10)]
     response = await client.send(*sent)
     assert response.status.code == Code.OK
@@ -60,14 +60,14 @@ async def test_083_batch(client: RawClient, topic: str, group: str) -> None:
 
 
 async def test_084_transaction_id(client: RawClient, topic: str) -> None:
-    """Not empty, for clients end their transactions with it."""
+    """It is not empty, because clients end their transactions with it."""
     await client.create_topic(topic, Type.TRANSACTION)
     [entry] = await client.sent(message(topic, message_type=Type.TRANSACTION))
     assert entry.transaction_id
 
 
 async def test_085_recall_handles(client: RawClient, topic: str) -> None:
-    """A delayed message has one, a normal message has none."""
+    """A delayed message has one, a normal message does not."""
     await client.create_topic(topic, Type.NORMAL, Type.DELAY)
     [late, at_once] = await client.sent(delayed(topic, int(time.time() * 1000) + 3_600_000), message(topic))
     assert late.recall_handle
@@ -75,14 +75,14 @@ async def test_085_recall_handles(client: RawClient, topic: str) -> None:
 
 
 async def test_086_queue_of_the_client(client: RawClient, topic: str, group: str) -> None:
-    """Several clients name one; whatever it is, the message is taken and arrives."""
+    """Several clients name a queue; with any value the message is accepted and delivered."""
     await client.create_topic(topic, queues=2)
     await client.sent(*(message(topic, f"to {queue}", queue_id=queue) for queue in (0, 1, 7, -1)))
     assert len(await client.receive_all(topic, group, 4)) == 4
 
 
 async def test_087_message_group_in_one_queue(client: RawClient, topic: str, group: str) -> None:
-    """With offsets that rise as they were sent; groups of a batch go each to its own queue."""
+    """Offsets rise in the order of sending; the message groups of a batch go to their own queues."""
     await client.create_topic(topic, Type.FIFO, queues=8)
     sent = [ordered(topic, f"{name}:{number}", name) for number in range(5) for name in ("order-1", "order-2", "x")]
     await client.sent(*sent[:9])
@@ -101,13 +101,13 @@ async def test_087_message_group_in_one_queue(client: RawClient, topic: str, gro
 
 
 async def test_088_bodies_at_the_limit(client: RawClient, topic: str) -> None:
-    """4 MiB are taken, a byte more is not."""
+    """4 MiB are accepted, one more byte is not."""
     assert await code(client, message(topic, b"x" * 4_194_304)) == Code.OK
     assert await code(client, message(topic, b"x" * 4_194_305)) == Code.MESSAGE_BODY_TOO_LARGE
 
 
 async def test_089_compressed_body(client: RawClient, topic: str, group: str) -> None:
-    """The broker neither unpacks nor packs: bytes and encoding come back."""
+    """The broker neither compresses nor decompresses: bytes and encoding are returned unchanged."""
     body = gzip.compress(b"hello " * 100)
     await client.sent(message(topic, body, body_encoding=v2.Encoding.GZIP))
     received = (await client.receive(topic, group, wait=5)).one
@@ -116,13 +116,13 @@ async def test_089_compressed_body(client: RawClient, topic: str, group: str) ->
 
 
 async def test_090_no_encoding(client: RawClient, topic: str, group: str) -> None:
-    """Is IDENTITY when it is delivered: clients refuse an unspecified one."""
+    """It is delivered as IDENTITY: clients reject an unspecified one."""
     await client.sent(message(topic))
     assert (await client.receive(topic, group, wait=5)).one.system_properties.body_encoding == v2.Encoding.IDENTITY
 
 
 async def test_091_birth(client: RawClient, topic: str, group: str) -> None:
-    """Without a birth host it is where the connection comes from; the birth time keeps its milliseconds."""
+    """A missing birth host is replaced by the connection's address; the birth time keeps its milliseconds."""
     await client.sent(message(topic, born_timestamp=timestamp(1_700_000_000_123)))
     system = (await client.receive(topic, group, wait=5)).one.system_properties
     assert system.born_host == "127.0.0.1"
@@ -134,7 +134,7 @@ async def test_091_birth(client: RawClient, topic: str, group: str) -> None:
 
 
 async def test_092_what_the_application_says(client: RawClient, topic: str, group: str) -> None:
-    """User properties, tag, keys and trace context come back as they were, whatever the script."""
+    """User properties, tag, keys and trace context are unchanged, in any script."""
     properties = {"plain": "value", "größe": "70 €", "Ключ": "значение", "🚀": "世界", "empty": ""}
     sent = message(
         topic,
@@ -154,7 +154,7 @@ async def test_092_what_the_application_says(client: RawClient, topic: str, grou
 
 
 async def test_093_key_with_a_space(client: RawClient, topic: str, group: str) -> None:
-    """Stays one key."""
+    """It stays one key."""
     await client.sent(message(topic, keys=["one key", "another"]))
     assert list((await client.receive(topic, group, wait=5)).one.system_properties.keys) == ["one key", "another"]
 
@@ -163,14 +163,14 @@ async def test_093_key_with_a_space(client: RawClient, topic: str, group: str) -
     "message_id", ["x", "order 17 / größe", "01" + "F" * 32, "a" * 1000], ids=lambda text: text[:20]
 )
 async def test_094_any_message_id(client: RawClient, topic: str, group: str, message_id: str) -> None:
-    """Whatever the client made up is returned, and delivered."""
+    """The client's id is returned and delivered, whatever it is."""
     [entry] = await client.sent(message(topic, message_id=message_id))
     assert entry.message_id == message_id
     assert (await client.receive(topic, group, wait=5)).one.system_properties.message_id == message_id
 
 
 async def test_095_sent_twice(client: RawClient, topic: str, group: str) -> None:
-    """A client that got no answer sends again under the same id: OK, and it arrives at least once."""
+    """A client without an answer retries with the same id: OK, and it is delivered at least once."""
     sent = message(topic)
     await client.sent(sent, sent)
     received = await client.receive_all(topic, group, 2, wait=1)
@@ -178,14 +178,14 @@ async def test_095_sent_twice(client: RawClient, topic: str, group: str) -> None
 
 
 async def test_096_due_in_the_past(client: RawClient, topic: str, group: str) -> None:
-    """Is delivered at once."""
+    """It is delivered at once."""
     await client.create_topic(topic, Type.DELAY)
     await client.sent(delayed(topic, 1_000_000_000_000), delayed(topic, int(time.time() * 1000)))
     assert len(await client.receive_all(topic, group, 2)) == 2
 
 
 async def test_097_durable(client: RawClient, topic: str) -> None:
-    """With sync flush an answered message is on disk: everything up to its end was synced, by a sync after it came."""
+    """With sync flush an answered message is durable: a sync after its arrival covered it to its end."""
     await client.sent(message(topic, "before"))
     before = await client.admin.GetStoreStatus(admin_v1.GetStoreStatusRequest(), timeout=60)
     await client.sent(message(topic, "x" * 10_000))
@@ -195,12 +195,12 @@ async def test_097_durable(client: RawClient, topic: str) -> None:
 
 
 async def test_098_before_settings(client: RawClient, topic: str) -> None:
-    """The Python client does not wait for the answer to its settings, and its first message is often faster."""
+    """The Python client does not wait for its settings, so its first message often arrives earlier."""
     assert await code(client.other(), message(topic)) == Code.OK
 
 
 async def test_099_priority_zero(client: RawClient, topic: str, group: str) -> None:
-    """Node's client writes priority 0 and the type NORMAL: a normal message."""
+    """Node.js's client writes priority 0 and type NORMAL: the message is a normal one."""
     await client.sent(message(topic, priority=0))
     assert (await client.receive(topic, group, wait=5)).one.system_properties.message_type == Type.NORMAL
 
@@ -214,7 +214,7 @@ async def test_100_nothing_to_send(client: RawClient) -> None:
 
 
 async def test_101_two_topics(client: RawClient, topic: str) -> None:
-    """MESSAGE_CORRUPTED; the same name in two namespaces is two topics."""
+    """MESSAGE_CORRUPTED; one name in two namespaces means two topics."""
     assert await code(client, message(topic), message(f"{topic}-b")) == Code.MESSAGE_CORRUPTED
     assert await code(client, message(topic), message(topic, namespace="shop")) == Code.MESSAGE_CORRUPTED
 
@@ -223,12 +223,12 @@ async def test_101_two_topics(client: RawClient, topic: str) -> None:
     "name", ["", "  ", "a b", "a.b", "t" * 128, "TBW102", "rmq_sys_x"], ids=lambda name: repr(name[:9])
 )
 async def test_102_illegal_topic(client: RawClient, name: str) -> None:
-    """Blank, misspelt, too long, or the broker's own."""
+    """A blank, illegal or overlong name, or the broker's own topic."""
     assert await code(client, message(name)) == Code.ILLEGAL_TOPIC
 
 
 async def test_103_unknown_topic(strict_client: RawClient, topic: str) -> None:
-    """TOPIC_NOT_FOUND where topics are not created by their use."""
+    """TOPIC_NOT_FOUND without automatic creation."""
     assert await code(strict_client, message(topic)) == Code.TOPIC_NOT_FOUND
 
 
@@ -238,13 +238,13 @@ async def test_104_empty_body(client: RawClient, topic: str) -> None:
 
 
 async def test_105_number_of_properties(client: RawClient, topic: str) -> None:
-    """128, not 129."""
+    """128 are accepted, 129 are not."""
     for count, expected in ((128, Code.OK), (129, Code.MESSAGE_PROPERTIES_TOO_LARGE)):
         assert await code(client, message(topic, properties={f"p{n}": "v" for n in range(count)})) == expected
 
 
 async def test_106_size_of_properties(client: RawClient, topic: str) -> None:
-    """Names, values, tag and keys together have 16,384 bytes of UTF-8 to share, not one more."""
+    """Names, values, tag and keys together may have 16,384 bytes of UTF-8, not one more."""
     for size, expected in ((16_384, Code.OK), (16_385, Code.MESSAGE_PROPERTIES_TOO_LARGE)):
         value = "ü" * 100 + "x" * (size - 200 - len("name") - len("tag") - len("key1") - len("key2"))
         big = message(topic, properties={"name": value}, tag="tag", keys=["key1", "key2"])
@@ -253,7 +253,7 @@ async def test_106_size_of_properties(client: RawClient, topic: str) -> None:
 
 @pytest.mark.parametrize("name", ["TAGS", "KEYS", "UNIQ_KEY", "DELAY", "TRAN_MSG", "__BORNHOST", "__CRC32#"])
 async def test_107_reserved_names(client: RawClient, topic: str, name: str) -> None:
-    """ILLEGAL_MESSAGE_PROPERTY_KEY; in other letters it is just a name."""
+    """ILLEGAL_MESSAGE_PROPERTY_KEY; in another case it is an ordinary name."""
     assert await code(client, message(topic, properties={name: "v"})) == Code.ILLEGAL_MESSAGE_PROPERTY_KEY
     assert await code(client, message(topic, properties={f"{name}x": "v"})) == Code.OK
 
@@ -266,20 +266,20 @@ async def test_108_control_characters(client: RawClient, topic: str, character: 
 
 
 async def test_109_illegal_tags(client: RawClient, topic: str) -> None:
-    """Blanks, a bar, a control character; an empty tag is none."""
+    """Blanks, a bar, a control character; an empty tag means none."""
     for tag in ("  ", "a|b", "a\tb"):
         assert await code(client, message(topic, tag=tag)) == Code.ILLEGAL_MESSAGE_TAG, tag
     assert await code(client, message(topic, tag="")) == Code.OK
 
 
 async def test_110_illegal_keys(client: RawClient, topic: str) -> None:
-    """Blanks, a control character; also when it is not the first."""
+    """Blanks or a control character in any key."""
     for key in (" ", "a\nb"):
         assert await code(client, message(topic, keys=["fine", key])) == Code.ILLEGAL_MESSAGE_KEY, key
 
 
 async def test_111_illegal_message_groups(client: RawClient, topic: str) -> None:
-    """63 bytes, not 64, and neither blanks nor control characters."""
+    """63 bytes are accepted, 64 are not, nor are blanks or control characters."""
     await client.create_topic(topic, Type.FIFO)
     for group in ("g" * 63, "ü" * 31):
         assert await code(client, ordered(topic, "fine", group)) == Code.OK
@@ -309,7 +309,7 @@ _KINDS: dict[v2.MessageType.ValueType, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", _KINDS, ids=Type.Name)
 async def test_114_wrong_type(client: RawClient, topic: str, kind: v2.MessageType.ValueType) -> None:
-    """A topic takes its own type; every other is MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, also under a wrong name."""
+    """A topic accepts its own type; any other is MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, even when mislabelled."""
     await client.create_topic(topic, kind)
     for other, fields in _KINDS.items():
         if other != kind:
@@ -321,14 +321,14 @@ async def test_114_wrong_type(client: RawClient, topic: str, kind: v2.MessageTyp
 
 
 async def test_115_mixed_topic(client: RawClient, topic: str) -> None:
-    """Takes all four types."""
+    """It accepts all four types."""
     await client.create_topic(topic, *_KINDS)
     for kind, fields in _KINDS.items():
         assert await code(client, message(topic, message_type=kind, **fields)) == Code.OK, Type.Name(kind)
 
 
 async def test_116_recovery_duration(client: RawClient, topic: str) -> None:
-    """An hour before a transaction is asked about, not a second more."""
+    """At most one hour before the check, not one second more."""
     await client.create_topic(topic, Type.TRANSACTION)
     for seconds, expected in ((3600, Code.OK), (3601, Code.BAD_REQUEST)):
         half = message(topic, message_type=Type.TRANSACTION, orphaned_transaction_recovery_duration=duration(seconds))
@@ -342,7 +342,7 @@ async def test_117_read_only(client: RawClient, topic: str) -> None:
 
 
 async def test_118_one_bad_message(client: RawClient, topic: str, group: str) -> None:
-    """The whole request fails with its code, without entries, and nothing of it is stored."""
+    """The whole request fails with that message's code, without entries, and nothing is stored."""
     good = [message(topic, f"good {number}") for number in range(3)]
     assert await code(client, *good[:2], message(topic, b""), good[2]) == Code.MESSAGE_BODY_EMPTY
     assert (await client.receive(topic, group, wait=0.2)).code == Code.MESSAGE_NOT_FOUND
@@ -351,7 +351,7 @@ async def test_118_one_bad_message(client: RawClient, topic: str, group: str) ->
 
 
 async def test_119_digests(client: RawClient, topic: str) -> None:
-    """A wrong MD5 or SHA-1 is MESSAGE_CORRUPTED; CRC-32 is written in three ways and not compared."""
+    """A wrong MD5 or SHA-1 is MESSAGE_CORRUPTED; CRC-32 has three spellings and is not compared."""
     md5, sha1 = hashlib.md5(b"hello").hexdigest(), hashlib.sha1(b"hello").hexdigest()
     for kind, checksum, expected in (
         (v2.DigestType.MD5, md5.upper(), Code.OK),
@@ -368,7 +368,7 @@ async def test_119_digests(client: RawClient, topic: str) -> None:
 
 
 async def test_120_full_store(tmp_path: Path, topic: str) -> None:
-    """A disk without room is an answer, not a hang."""
+    """A full disk gets an answer instead of a hang."""
     store = dataclasses.replace(
         StoreConfig.tiny(tmp_path), disk_full_ratio=1e-9, disk_clean_ratio=1e-9, disk_force_clean_ratio=1e-9
     )

@@ -1,4 +1,4 @@
-"""Items 42 to 63: the conversation about settings, and the stream that it goes over."""
+"""Items 42 to 63: settings, and the Telemetry stream that carries them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Kind = v2.ClientType
 
 
 async def test_042_answered_at_once(client: RawClient, topic: str) -> None:
-    """The first settings bring an answer with status OK within 100 ms, of every kind of client."""
+    """The first settings of every kind of client are answered with status OK within 100 ms."""
     for settings in (producer_settings(topic), consumer_settings("g", topic)):
         async with client.other().telemetry() as stream:
             await stream.write(**settings)
@@ -40,13 +40,13 @@ async def test_042_answered_at_once(client: RawClient, topic: str) -> None:
 
 
 async def test_043_headers_first(client: RawClient) -> None:
-    """Rust's client writes nothing before it has seen the headers of the response."""
+    """Rust's client writes nothing before it gets the response's headers."""
     async with client.telemetry() as stream:
         await asyncio.wait_for(stream.call.initial_metadata(), 60)
 
 
 async def test_044_producer(client: RawClient, topic: str) -> None:
-    """Attempts, exponential backoff, the largest body, that types are checked, and its topics."""
+    """Attempts, exponential backoff, maximum body size, type validation, and its topics."""
     async with client.telemetry() as stream:
         told = await stream.told(**producer_settings(topic, f"{topic}-b"))
     assert told.backoff_policy.max_attempts >= 1
@@ -74,7 +74,7 @@ async def test_045_push_consumer(client: RawClient, topic: str, group: str) -> N
 
 @pytest.mark.parametrize(("language", "strategy"), [("PYTHON", "customized_backoff"), ("HTTP", "exponential_backoff")])
 async def test_046_backoff_by_language(client: RawClient, group: str, language: str, strategy: str) -> None:
-    """Python's client knows only lists, Node's (its header says HTTP) only exponential delays."""
+    """Python's client supports only lists, Node.js's (its header says HTTP) only exponential delays."""
     async with client.other(language).telemetry() as stream:
         told = await stream.told(**consumer_settings(group))
     assert told.backoff_policy.WhichOneof("strategy") == strategy
@@ -87,7 +87,7 @@ async def test_046_backoff_by_language(client: RawClient, group: str, language: 
 
 
 async def test_047_simple_consumer(client: RawClient, topic: str, group: str) -> None:
-    """Keeps its subscriptions and its own polling time, and has a backoff policy."""
+    """It keeps its subscriptions and its own polling time, and gets a backoff policy."""
     settings = consumer_settings(group, topic, kind=Kind.SIMPLE_CONSUMER)
     settings["subscription"].long_polling_timeout.CopyFrom(duration(7))
     async with client.telemetry() as stream:
@@ -100,7 +100,7 @@ async def test_047_simple_consumer(client: RawClient, topic: str, group: str) ->
 
 @pytest.mark.parametrize("kind", [Kind.LITE_PUSH_CONSUMER, Kind.LITE_SIMPLE_CONSUMER], ids=Kind.Name)
 async def test_048_lite_consumer(client: RawClient, topic: str, group: str, kind: v2.ClientType.ValueType) -> None:
-    """How much it may subscribe to: Java's and Python's clients start from nothing."""
+    """The number of subscriptions allowed: Java's and Python's clients start with zero."""
     async with client.telemetry() as stream:
         told = await stream.told(**consumer_settings(group, topic, kind=kind))
     assert told.subscription.lite_subscription_quota > 0
@@ -108,7 +108,7 @@ async def test_048_lite_consumer(client: RawClient, topic: str, group: str, kind
 
 
 async def test_049_echo(client: RawClient, topic: str, group: str) -> None:
-    """What a client says about itself comes back unchanged."""
+    """A client's own settings are returned unchanged."""
     own: dict[str, Any] = {
         "access_point": v2.Endpoints(
             scheme=v2.AddressScheme.DOMAIN_NAME, addresses=[v2.Address(host="mq.example", port=80)]
@@ -124,7 +124,7 @@ async def test_049_echo(client: RawClient, topic: str, group: str) -> None:
 
 
 async def test_050_settings_again(client: RawClient, topic: str) -> None:
-    """Clients send them every few minutes over the same stream, each time for an answer."""
+    """Clients resend them every few minutes on the same stream, each time expecting an answer."""
     async with client.telemetry() as stream:
         for number in range(3):
             told = await stream.told(**producer_settings(f"{topic}-{number}"))
@@ -132,7 +132,7 @@ async def test_050_settings_again(client: RawClient, topic: str) -> None:
 
 
 async def test_051_producer_without_topics(client: RawClient) -> None:
-    """Several producers learn their topics only when they send."""
+    """Several producers learn their topics only on the first send."""
     async with client.telemetry() as stream:
         told = await stream.told(**producer_settings())
     assert told.publishing.max_body_size == 4 << 20
@@ -163,14 +163,14 @@ async def test_053_illegal_names(client: RawClient, settings: dict[str, Any]) ->
 
 @pytest.mark.parametrize("metadata", [(), (("x-mq-client-id", " "),)])
 async def test_054_no_client_id(client: RawClient, metadata: tuple[tuple[str, str], ...]) -> None:
-    """CLIENT_ID_REQUIRED once, then the end of the stream."""
+    """CLIENT_ID_REQUIRED once, then the stream ends."""
     stream = client.stub.Telemetry(metadata=metadata, timeout=10)
     assert [answer.status.code async for answer in stream] == [Code.CLIENT_ID_REQUIRED]
     assert await stream.code() == grpc.StatusCode.OK
 
 
 async def test_055_half_close(client: RawClient, topic: str) -> None:
-    """The client has said all: the stream ends with OK."""
+    """The client has finished sending: the stream ends with OK."""
     async with client.telemetry() as stream:
         await stream.told(**producer_settings(topic))
         await stream.call.done_writing()
@@ -179,11 +179,11 @@ async def test_055_half_close(client: RawClient, topic: str) -> None:
 
 
 async def test_056_client_that_never_reads(broker: BrokerProcess, client: RawClient, topic: str) -> None:
-    """It writes on and on; its other calls and those of others are answered meanwhile."""
+    """It keeps writing; its other calls and other clients' calls are answered meanwhile."""
     async with connected(broker.endpoint) as deaf, deaf.telemetry() as stream:
         agent = v2.UA(hostname="h" * 30_000)
         async with asyncio.timeout(60):
-            for _ in range(500):  # 15 MB of answers, far more than the connection can hold
+            for _ in range(500):  # 15 MB of answers, far more than the connection can buffer
                 await stream.write(**producer_settings(topic, user_agent=agent))
             assert await deaf.heartbeat(kind=Kind.PRODUCER) == Code.OK
             assert (await client.route(topic)).status.code == Code.OK
@@ -192,7 +192,7 @@ async def test_056_client_that_never_reads(broker: BrokerProcess, client: RawCli
 
 
 async def test_057_second_stream(client: RawClient, topic: str) -> None:
-    """A client that opens another stream is spoken to over that one; the first ends."""
+    """The broker uses a client's newest stream; the older one ends."""
     async with client.telemetry() as first:
         await first.told(**producer_settings(topic))
         async with client.telemetry() as second:
@@ -207,12 +207,12 @@ def _sockets(pid: int) -> int:
         try:
             count += os.readlink(path).startswith("socket:")
         except FileNotFoundError:
-            continue  # closed meanwhile
+            continue  # the stream was closed meanwhile
     return count
 
 
 async def test_058_abrupt_disconnect(own_broker: BrokerProcess, topic: str) -> None:
-    """The network breaks under twenty streams: their connections are freed, and the clients can come again."""
+    """The network breaks under twenty streams: their connections are freed, and the clients can reconnect."""
     before = _sockets(own_broker.pid)
     own_connection = (("grpc.use_local_subchannel_pool", 1),)
     port = await asyncio.to_thread(PortForwarder, own_broker.endpoint)
@@ -254,7 +254,7 @@ async def test_058_abrupt_disconnect(own_broker: BrokerProcess, topic: str) -> N
     ids=["longest", "most", "too many", "digit first", "long name", "long value", "too large"],
 )
 async def test_059_client_properties(client: RawClient, topic: str, properties: dict[str, str], legal: bool) -> None:
-    """Within their limits they come back; beyond, INVALID_CLIENT_PROPERTIES comes and the stream ends."""
+    """Properties within the limits are returned; beyond them INVALID_CLIENT_PROPERTIES ends the stream."""
     settings = producer_settings(topic, client_properties=properties)
     async with client.telemetry() as stream:
         if legal:
@@ -266,7 +266,7 @@ async def test_059_client_properties(client: RawClient, topic: str, properties: 
 
 
 async def test_060_answer_in_the_wrong_field(client: RawClient, topic: str) -> None:
-    """Node's client answers a command with the command itself; that is no reason to end its stream."""
+    """Node.js's client answers a command with the command itself; that does not end its stream."""
     async with client.telemetry() as stream:
         await stream.told(**producer_settings(topic))
         status = v2.Status(code=Code.NOT_IMPLEMENTED, message="not implemented")
@@ -277,7 +277,7 @@ async def test_060_answer_in_the_wrong_field(client: RawClient, topic: str) -> N
 
 
 async def test_061_reconnect(client: RawClient, topic: str, group: str) -> None:
-    """An operator may tell a client to open its stream anew; the old one ends then, and the new one has settings."""
+    """An operator can make a client reopen its stream: the old one ends, and the new one gets settings."""
     async with client.telemetry() as stream:
         await stream.told(**consumer_settings(group, topic))
         request = admin_v1.ReconnectClientRequest(client_id=client.client_id)
@@ -291,21 +291,23 @@ async def test_061_reconnect(client: RawClient, topic: str, group: str) -> None:
 
 
 async def _asked(client: RawClient, method: str, request: Any) -> asyncio.Task[Any]:
-    """A call of the Admin service that is answered once the client has answered the broker."""
+    """A call of the Admin service that waits for the client's answer to the broker."""
     admin: Any = v2.AdminStub(client.channel)
     return asyncio.ensure_future(getattr(admin, method)(request, timeout=5 * BUSY_MACHINE_FACTOR))
 
 
 async def test_062_print_stacks(client: RawClient, topic: str, group: str) -> None:
-    """The command has a nonce; the answer under it reaches whoever asked, and a refusal does, too. After 5 s without
-    an answer the call fails."""
+    """The command has a nonce; an answer or refusal with that nonce is returned to the caller.
+
+    After 5 s without an answer the call fails.
+    """
     async with client.telemetry() as stream:
         await stream.told(**consumer_settings(group, topic))
         request = v2.PrintThreadStackTraceRequest(client_id=client.client_id, group=resource(group))
         asked = await _asked(client, "PrintThreadStackTrace", request)
         nonce = (await stream.read()).print_thread_stack_trace_command.nonce
         assert nonce
-        for wrong in ("", nonce + "0"):  # of somebody else
+        for wrong in ("", nonce + "0"):  # another caller's
             stacks = v2.ThreadStackTrace(nonce=wrong, thread_stack_trace="wrong")
             await stream.call.write(v2.TelemetryCommand(thread_stack_trace=stacks))
         stacks = v2.ThreadStackTrace(nonce=nonce, thread_stack_trace="main: waiting")
@@ -327,7 +329,7 @@ async def test_062_print_stacks(client: RawClient, topic: str, group: str) -> No
 
 
 async def test_063_changed_group(client: RawClient, topic: str, group: str) -> None:
-    """What an operator changes is told with the client's next settings."""
+    """An operator's change reaches the client with its next settings."""
     await client.create_group(group, max_attempts=5)
     async with client.telemetry() as stream:
         told = await stream.told(**consumer_settings(group, topic))

@@ -1,4 +1,4 @@
-"""Items 176 to 185: messages that count only after their commit."""
+"""Items 176 to 185: messages that become visible only after their commit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNKNOWN = v2.TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED
 
 
 async def half(client: RawClient, topic: str, body: str = "hello", **system: Any) -> v2.SendResultEntry:
-    """Sent to a topic that takes such messages, which is created."""
+    """A half message, sent to a new topic for transactions."""
     await client.create_topic(topic, v2.MessageType.TRANSACTION)
     [entry] = await client.sent(message(topic, body, message_type=v2.MessageType.TRANSACTION, **system))
     return entry
@@ -36,7 +36,7 @@ async def check(stream: Telemetry, seconds: float = 10) -> v2.RecoverOrphanedTra
 
 
 async def test_176_commit(client: RawClient, topic: str, group: str) -> None:
-    """Delivered, once, under the id that it was sent with, as a message of a type that clients take."""
+    """It is delivered once, with the id it was sent with and a type that clients accept."""
     entry = await half(client, topic)
     waiting = asyncio.create_task(client.other().receive(topic, group, wait=19))
     await asyncio.sleep(0.1)
@@ -52,7 +52,7 @@ async def test_176_commit(client: RawClient, topic: str, group: str) -> None:
 
 
 async def test_177_rollback(traveller: Traveller, topic: str, group: str) -> None:
-    """Never delivered, and never asked about."""
+    """It is never delivered or checked."""
     client = traveller.client
     async with client.telemetry() as stream:
         await stream.told(**producer_settings(topic))
@@ -75,7 +75,10 @@ async def test_178_blank_id(client: RawClient, topic: str, transaction_id: str) 
 
 
 async def test_179_unknown_and_repeated(client: RawClient, topic: str, group: str) -> None:
-    """One that never was is an error; the same end once more is OK and delivers nothing twice; another end is not."""
+    """An unknown transaction is an error.
+
+    Repeating the decision is OK and delivers nothing twice; a different one is an error.
+    """
     entry = await half(client, topic)
     nobody = v2.SendResultEntry(message_id="nobody", transaction_id="nobody")
     assert await client.end_transaction(topic, nobody, COMMIT) >= 40_000
@@ -97,7 +100,7 @@ async def test_180_no_resolution(client: RawClient, topic: str, group: str) -> N
 
 @pytest.mark.parametrize("immunity", [None, 60])
 async def test_181_orphan(traveller: Traveller, topic: str, group: str, immunity: int | None) -> None:
-    """A producer of the topic is asked once the time is over that the message was given, or 6 s."""
+    """A producer of the topic is asked once the message's recovery duration is over, by default 6 s."""
     sender, producer, consumer = traveller.client, traveller.client.other(), traveller.client.other()
     fields: dict[str, Any] = {} if immunity is None else {"orphaned_transaction_recovery_duration": duration(immunity)}
     async with producer.telemetry() as stream:
@@ -118,7 +121,7 @@ async def test_181_orphan(traveller: Traveller, topic: str, group: str, immunity
 
 
 async def test_182_message_of_a_check(traveller: Traveller, topic: str) -> None:
-    """Is complete, as in a delivery: the clients decode it in the same way."""
+    """It is as complete as in a delivery: clients decode both alike."""
     client = traveller.client
     async with client.telemetry() as stream:
         await stream.told(**producer_settings(topic))
@@ -136,7 +139,7 @@ async def test_182_message_of_a_check(traveller: Traveller, topic: str) -> None:
 
 
 async def test_183_checks_end(traveller: Traveller, topic: str, group: str) -> None:
-    """They repeat, but not for ever: then the message is given up, and cannot be committed any more."""
+    """They repeat up to a limit; then the message is dropped, and can no longer be committed."""
     client = traveller.client
     checks = 0
     async with client.telemetry() as stream:
@@ -160,7 +163,7 @@ async def test_183_checks_end(traveller: Traveller, topic: str, group: str) -> N
 
 
 async def test_184_restart(tmp_path: Path, topic: str, group: str) -> None:
-    """A half message is there again, is asked about, and can be committed."""
+    """A half message is kept, checked again, and can be committed."""
     clock = TravellingClock()
     async with in_process_broker(tmp_path, clock=clock) as broker:
         entry = await half(RawClient(broker.channel), topic)
@@ -176,7 +179,7 @@ async def test_184_restart(tmp_path: Path, topic: str, group: str) -> None:
 
 
 async def test_185_another_client(client: RawClient, topic: str, group: str) -> None:
-    """A check may be answered by whoever was asked, which need not be the sender."""
+    """Any client that was asked may answer a check, not only the sender."""
     entry = await half(client, topic)
     source = v2.TransactionSource.SOURCE_SERVER_CHECK
     assert await client.other().end_transaction(topic, entry, COMMIT, source=source) == Code.OK

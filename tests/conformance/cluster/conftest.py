@@ -1,4 +1,4 @@
-"""The broker that most items share, in the event loop of a module."""
+"""The broker that most items share, in a module's event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.remoting_client import RemotingClient, remoting_broker
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A broker for the tests of a module; each uses topics and groups of its own."""
+    """A broker for the tests of a module; each test has its own topics and groups."""
 
     broker: InProcessBroker
     clock: TravellingClock
@@ -30,7 +30,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shar
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def client(shared: Shared) -> AsyncIterator[RemotingClient]:
-    """A connection of the test's own."""
+    """The test's own connection."""
     connected = await RemotingClient.connect(shared.broker.remoting)
     yield connected
     await connected.close()

@@ -1,6 +1,6 @@
-"""The checklist of RocketMQ's cluster protocols: what each item is about, where it is tested, which are still open.
+"""The checklist of RocketMQ's cluster protocols: the subject of each item, where it is tested, which are still open.
 
-Items with a test in this folder have it named `test_c<number>_...`. `test_checklist.py` holds the list to the truth.
+Items tested in this folder have a test named `test_c<number>_...`. `test_checklist.py` checks this list.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SECTIONS: Final[tuple[tuple[int, int, str], ...]] = (
     (116, 120, "auto-switch replication"),
     (121, 123, "robustness"),
 )
-"""First and last number, and what they are about."""
+"""First and last number, and their subject."""
 
 TITLES: Final[dict[int, str]] = {
     1: "requests split anywhere and glued",
@@ -187,12 +187,12 @@ COVERED_ELSEWHERE: Final[dict[int, tuple[str, ...]]] = {
     118: ("tests/unit/broker/replication/test_epochs.py::test_where_two_logs_begin_to_differ",),
     120: ("tests/unit/broker/replication/test_epochs.py::test_an_epoch_without_a_message_is_kept",),
 }
-"""Tests that assert the very same thing already."""
+"""Existing tests that assert the same."""
 
 LEFT_OUT: Final[dict[int, str]] = {
     119: "RocketMQ's controller protocol: a replica follows a default-HA master; frames and epoch file are read",
 }
-"""What the broker does not do on purpose, with the reason; docs/replication.md says what to use instead."""
+"""What the broker deliberately does not do, with the reason; docs/replication.md names alternatives."""
 
 OPEN: Final[frozenset[int]] = frozenset((101,))
 """What the broker does not do yet."""

@@ -1,4 +1,4 @@
-"""A pytest plugin: the table of the checklist of the cluster protocols at the end of a run."""
+"""A pytest plugin that prints the table of the cluster protocols' checklist at the end of a run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _NUMBER = re.compile(r"::test_c(\d{3})_")
 
 
 def item_number(nodeid: str) -> int | None:
-    """The number of the item that a test is about."""
+    """The number of a test's item."""
     match = _NUMBER.search(nodeid)
     return int(match[1]) if match else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How each item stands, once the whole checklist was run; a part of it needs no table."""
+    """Print each item's state, if the whole checklist was run."""
     outcomes: dict[int, set[str]] = {}
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.stats.get(outcome, []):

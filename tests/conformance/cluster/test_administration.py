@@ -1,4 +1,4 @@
-"""Items 61, 75, 79 and 86 to 92: what operators do, and calls to clients."""
+"""Items 61, 75, 79 and 86 to 92: operators' tasks, and calls to clients."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def topic_fields(name: str, **others: object) -> dict[str, object]:
 
 
 async def test_c061_a_reset_sends_the_next_pull_elsewhere(client: RemotingClient) -> None:
-    """With 21 and the offset; what is committed before does not count."""
+    """The next pull is answered with 21 and the new offset, which replaces the committed one."""
     for _ in range(4):
         await send(client, "Reset")
     await client.call(Request.HEART_BEAT, body=heartbeat_body("c61", "G61", "Reset"))
@@ -53,7 +53,7 @@ async def test_c061_a_reset_sends_the_next_pull_elsewhere(client: RemotingClient
     ignored = await client.call(Request.UPDATE_CONSUMER_OFFSET, {**place, "commitOffset": 4})
     assert (ignored.code, "pending" in (ignored.remark or "")) == (0, True)
     assert (await client.call(Request.QUERY_CONSUMER_OFFSET, place)).fields == {"offset": "1"}
-    await send(client, "Reset")  # ends the pull that was held before the reset
+    await send(client, "Reset")  # ends the pull held since before the reset
     await held
     moved = await client.call(Request.PULL_MESSAGE, pull_fields("Reset", group="G61", offset=4))
     assert (moved.code, moved.fields["nextBeginOffset"]) == (Answer.PULL_OFFSET_MOVED, "1")
@@ -69,7 +69,7 @@ async def test_c061_a_reset_sends_the_next_pull_elsewhere(client: RemotingClient
 
 
 async def test_c075_calls_to_consumers(client: RemotingClient, other: RemotingClient, shared: Shared) -> None:
-    """An operator's question goes to the client and its answer back; absent or silent clients are told."""
+    """An operator's request is forwarded to the client and its answer returned; absent or silent clients are errors."""
     sent = await send(client, "Direct", b"directly")
     await other.call(Request.HEART_BEAT, body=heartbeat_body("c75", "G75", "Direct"))
     await other.next_asked()
@@ -93,7 +93,7 @@ async def test_c075_calls_to_consumers(client: RemotingClient, other: RemotingCl
 
 
 async def test_c079_replies(client: RemotingClient, other: RemotingClient) -> None:
-    """Pushed to the client that waits; without it the answer is 1, and the reply is stored all the same."""
+    """A reply is pushed to the waiting client; if it is absent the answer is 1, and the reply is still stored."""
     await other.call(Request.HEART_BEAT, body={"clientID": "asker", "producerDataSet": [{"groupName": "PG79"}]})
     properties = "CORRELATION_ID\x01corr\x02REPLY_TO_CLIENT\x01{}\x02MSG_TYPE\x01reply\x02"
     fields = send_fields("DefaultCluster_REPLY_TOPIC", i=properties.format("asker"))
@@ -114,7 +114,7 @@ async def test_c079_replies(client: RemotingClient, other: RemotingClient) -> No
 
 
 async def test_c086_the_state_of_a_broker(client: RemotingClient) -> None:
-    """All keys that tools read, those that RocketMQ 4 spells otherwise included."""
+    """All keys that tools read, including those that RocketMQ 4 spells differently."""
     await send(client, "State")
     table = json_body(await client.call(Request.GET_BROKER_RUNTIME_INFO))["table"]
     for key in (
@@ -136,7 +136,7 @@ async def test_c086_the_state_of_a_broker(client: RemotingClient) -> None:
 
 
 async def test_c088_creating_and_changing_topics(tmp_path: Path) -> None:
-    """Queue counts, permission, attributes; routes follow at once, and a restart keeps it."""
+    """Queue counts, permission and attributes change routes at once, and are kept after a restart."""
     async with remoting_broker(tmp_path) as (_, client):
         create = topic_fields("Made", attributes="+message.type=FIFO")
         assert (await client.call(Request.UPDATE_AND_CREATE_TOPIC, create)).code == 0
@@ -157,7 +157,7 @@ async def test_c088_creating_and_changing_topics(tmp_path: Path) -> None:
 
 
 async def test_c089_groups(client: RemotingClient) -> None:
-    """Created, changed, listed, deleted; asking for an unknown one creates none."""
+    """Groups are created, changed, listed and deleted; querying an unknown one does not create it."""
     body = {"groupName": "G89", "retryMaxTimes": 3, "consumeMessageOrderly": True}
     assert (await client.call(Request.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP, body=body)).code == 0
     body = {"groupName": "G89", "retryMaxTimes": 5}
@@ -178,7 +178,7 @@ async def test_c089_groups(client: RemotingClient) -> None:
 
 
 async def test_many_topics_and_groups_at_once(client: RemotingClient) -> None:
-    """As one by one; those before one that is refused are there."""
+    """The result equals single calls; topics before a refused one are created."""
     topics = [{"topicName": f"List{number}", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6} for number in (1, 2)]
     many = Request.UPDATE_AND_CREATE_TOPIC_LIST
     assert (await client.call(many, body={"topicConfigList": topics})).code == 0
@@ -196,7 +196,7 @@ async def test_many_topics_and_groups_at_once(client: RemotingClient) -> None:
 
 
 async def test_the_units_of_a_queue(client: RemotingClient) -> None:
-    """Their places in the log, from an index on."""
+    """The entries' positions in the log, starting at an index."""
     sent = [await send(client, "Units", b"x", queue_id=1, properties="TAGS\x01a\x02") for _ in range(3)]
     place: dict[str, object] = {"topic": "Units", "queueId": 1, "index": 1, "count": 10}
     found = json_body(await client.call(Request.QUERY_CONSUME_QUEUE, place))
@@ -208,7 +208,7 @@ async def test_the_units_of_a_queue(client: RemotingClient) -> None:
 
 
 async def test_c090_changing_the_configuration(client: RemotingClient) -> None:
-    """What can change while the broker runs, under RocketMQ's name or ours; nothing else, and nothing by halves."""
+    """Settings that may change at run time, under RocketMQ's name or ours; others refuse the whole request."""
     assert (await client.call(Request.UPDATE_BROKER_CONFIG, body=b"fileReservedTime=48\n")).code == 0
     lines = (await client.call(Request.GET_BROKER_CONFIG)).body.decode().splitlines()
     assert {"fileReservedTime=48", "store.retention_hours=48"} <= {line.removesuffix(".0") for line in lines}
@@ -226,7 +226,7 @@ async def test_c090_changing_the_configuration(client: RemotingClient) -> None:
 
 
 async def test_c091_deleting_a_topic(client: RemotingClient) -> None:
-    """Its route and its messages are gone; one of the same name begins anew."""
+    """Its route and messages are removed; a new topic of the same name starts afresh."""
     await send(client, "Deleted")
     for code in (Request.DELETE_TOPIC_IN_BROKER, Request.DELETE_TOPIC_IN_NAME_SERVER):
         assert (await client.call(code, {"topic": "Deleted"})).code == 0
@@ -240,7 +240,7 @@ async def test_c091_deleting_a_topic(client: RemotingClient) -> None:
 
 
 async def test_c092_statistics_producers_and_consumers(client: RemotingClient) -> None:
-    """Stat sets by RocketMQ's names, who is connected, and how far groups are."""
+    """Statistics under RocketMQ's names, connected clients, and the groups' progress."""
     await send(client, "Stats")
     item = {"statsName": "TOPIC_PUT_NUMS", "statsKey": "Stats"}
     assert set(json_body(await client.call(Request.VIEW_BROKER_STATS_DATA, item))) == {

@@ -1,4 +1,4 @@
-"""Nothing of the checklist of the cluster protocols is forgotten."""
+"""Completeness of the cluster protocols' checklist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ ROOT = HERE.parents[2]
 
 
 def test_every_item_is_tested_or_listed() -> None:
-    """By exactly one test here, by tests elsewhere that exist, or as one that is open, or left out for a reason."""
+    """Each item has exactly one test here, existing tests elsewhere, or is listed as open or as left out for a
+    reason."""
     assert list(TITLES) == list(range(1, COUNT + 1))
     assert [number for first, last, _ in SECTIONS for number in range(first, last + 1)] == list(TITLES)
     tests = [name for path in HERE.glob("test_*.py") for name in names_of_tests(path)]

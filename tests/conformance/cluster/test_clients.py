@@ -1,4 +1,4 @@
-"""Items 62 to 74: heartbeats, groups, offsets, locks, retries, look-ups."""
+"""Items 62 to 74: heartbeats, groups, offsets, locks, retries, queries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def _ids(client: RemotingClient, group: str) -> object:
 
 
 async def test_c062_golden_heartbeats(client: RemotingClient) -> None:
-    """Those of Java 4.9 and 5.3 and of Go register every group that they name."""
+    """Recorded heartbeats of Java 4.9, Java 5.3 and Go register every group that they name."""
     count = 0
     for golden in golden_remoting.requests(Request.HEART_BEAT):
         [request] = FrameReader().feed(golden.data)
@@ -46,14 +46,14 @@ async def test_c062_golden_heartbeats(client: RemotingClient) -> None:
 
 
 async def test_c063_heartbeats_without_subscriptions_are_not_offered(client: RemotingClient) -> None:
-    """Clients go on to send whole ones; the version in the answer is one that has SQL filters."""
+    """Clients keep sending complete ones; the version in the answer is one with SQL filters."""
     answer = await client.call(Request.HEART_BEAT, body=heartbeat_body("c63", "G63", "T"))
     assert answer.fields == {"IS_SUPPORT_HEART_BEAT_V2": "false", "IS_SUB_CHANGE": "false"}
     assert answer.version == 479
 
 
 async def test_c064_a_change_of_members_is_told_once(client: RemotingClient, other: RemotingClient) -> None:
-    """To those that are there, for each that comes or goes; a heartbeat that changes nothing tells nobody."""
+    """Members are notified of each client that joins or leaves; an unchanged heartbeat notifies nobody."""
     await client.call(Request.HEART_BEAT, body=heartbeat_body("c1", "G64", "T"))
     await client.next_asked()
     await other.call(Request.HEART_BEAT, body=heartbeat_body("c2", "G64", "T"))
@@ -75,7 +75,7 @@ async def test_c064_a_change_of_members_is_told_once(client: RemotingClient, oth
 
 
 async def test_c065_clients_that_leave(client: RemotingClient, shared: Shared) -> None:
-    """By their goodbye, with their connection, and by two minutes of silence."""
+    """A client leaves by unregistering, by closing its connection, or after two minutes without a heartbeat."""
     for way in ("goodbye", "connection", "silence"):
         leaving = await RemotingClient.connect(shared.broker.remoting)
         await leaving.call(Request.HEART_BEAT, body=heartbeat_body("leaving", f"G65{way}", "T"))
@@ -95,19 +95,19 @@ async def test_c065_clients_that_leave(client: RemotingClient, shared: Shared) -
                 await shared.clock.advance(10)
                 await client.call(Request.HEART_BEAT, body=heartbeat_body("staying", f"G65{way}", "T"))
                 if way == "silence":
-                    await leaving.call(106)  # the connection lives
+                    await leaving.call(106)  # keeps the connection open
         assert await _ids(client, f"G65{way}") == ["staying"]
         await leaving.close()
 
 
 async def test_c066_a_group_without_consumers(client: RemotingClient) -> None:
-    """Answered with 1."""
+    """The answer is 1."""
     answer = await client.call(Request.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "G66"})
     assert (answer.code, answer.remark) == (1, "no consumer for this group, G66")
 
 
 async def test_c067_the_retry_topic_is_there_after_the_heartbeat(client: RemotingClient) -> None:
-    """With one queue, to be read and written."""
+    """The retry topic has one queue, readable and writable."""
     await client.call(Request.HEART_BEAT, body=heartbeat_body("c", "G67", "T"))
     route = await client.call(Request.GET_ROUTE_INFO_BY_TOPIC, {"topic": "%RETRY%G67"})
     [queues] = json_body(route)["queueDatas"]
@@ -115,7 +115,7 @@ async def test_c067_the_retry_topic_is_there_after_the_heartbeat(client: Remotin
 
 
 async def test_c068_checking_a_filter(client: RemotingClient) -> None:
-    """A good one and a bad one."""
+    """A valid filter and an invalid one."""
     body = {
         "clientId": "c",
         "group": "G",
@@ -128,7 +128,10 @@ async def test_c068_checking_a_filter(client: RemotingClient) -> None:
 
 
 async def test_c069_committed_offsets(client: RemotingClient) -> None:
-    """None yet: 0 or 22, as asked; a commit is seen at once; unknown topics and groups are refused; -1 is ignored."""
+    """Without an offset: 0 or 22, as requested.
+
+    A commit is visible at once, unknown topics and groups are refused, and -1 is ignored.
+    """
     await send(client, "Offsets")
     await client.call(Request.HEART_BEAT, body=heartbeat_body("c", "G69", "Offsets"))
     place: dict[str, object] = {"topic": "Offsets", "consumerGroup": "G69", "queueId": 0}
@@ -147,7 +150,7 @@ async def test_c069_committed_offsets(client: RemotingClient) -> None:
 
 
 async def test_c070_the_ends_of_queues(client: RemotingClient) -> None:
-    """Of a queue with messages, an empty one and an unknown one."""
+    """The first and end offsets of a queue with messages, an empty one and an unknown one."""
     for _ in range(2):
         await send(client, "QueueEnds")
     for topic, queue_id, high in (("QueueEnds", 0, 2), ("QueueEnds", 1, 0), ("No70", 0, 0)):
@@ -161,7 +164,7 @@ async def test_c070_the_ends_of_queues(client: RemotingClient) -> None:
 
 
 async def test_c071_sending_back(client: RemotingClient, shared: Shared) -> None:
-    """Comes again after its delay with one attempt more; after the last one it is a dead letter."""
+    """A returned message comes again after its delay as the next attempt, and after the last as a dead letter."""
     sent = await send(client, "Back", b"again", properties="UNIQ_KEY\x01U71\x02")
     await client.call(Request.HEART_BEAT, body=heartbeat_body("c", "G71", "Back"))
     offset = int(sent.fields["msgId"][16:], 16)
@@ -185,7 +188,7 @@ async def test_c071_sending_back(client: RemotingClient, shared: Shared) -> None
 
 
 async def test_c072_queue_locks(client: RemotingClient, shared: Shared) -> None:
-    """One client has a queue for a minute, and renews that; another gets it when it was freed, or not renewed."""
+    """A client locks a queue for a minute and may renew that; another gets it after unlocking or expiry."""
     queue = {"brokerName": "aerobee", "queueId": 0, "topic": "T"}
 
     async def lock(name: str) -> int:
@@ -204,7 +207,7 @@ async def test_c072_queue_locks(client: RemotingClient, shared: Shared) -> None:
 
 
 async def test_c073_looking_up_messages(client: RemotingClient) -> None:
-    """By key and by the client's id; none is 22."""
+    """Messages are found by key and by the client's id; no result is 22."""
     await send(client, "Query", b"found", properties="KEYS\x01k1 k2\x02UNIQ_KEY\x01U73\x02")
     fields: dict[str, object] = {"topic": "Query", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": 1 << 62}
     for key in ("k1", "k2", "U73"):
@@ -219,7 +222,7 @@ async def test_c073_looking_up_messages(client: RemotingClient) -> None:
 
 
 async def test_c074_a_place_without_a_message(client: RemotingClient) -> None:
-    """Beyond the end, in the middle of a record, and no place at all."""
+    """Offsets beyond the end, in the middle of a record, and invalid ones."""
     await send(client, "Places")
     for offset in (1 << 40, 5, -1):
         answer = await client.call(Request.VIEW_MESSAGE_BY_ID, {"offset": offset})

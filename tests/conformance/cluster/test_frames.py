@@ -35,7 +35,7 @@ async def _answers(reader: asyncio.StreamReader, count: int) -> list[Command]:
 
 
 async def test_c001_split_at_every_byte_and_glued(shared: Shared) -> None:
-    """A recorded request has the same answer however its bytes arrive."""
+    """A recorded request gets the same answer however its bytes are split."""
     golden = golden_remoting.requests(Request.GET_ROUTE_INFO_BY_TOPIC)[0].data
     reader, writer = await _raw(shared)
     writer.write(golden + golden)
@@ -50,7 +50,7 @@ async def test_c001_split_at_every_byte_and_glued(shared: Shared) -> None:
 
 
 async def _rest(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the broker closes the connection, orderly or not."""
+    """All bytes until the broker closes the connection, cleanly or not."""
     async with asyncio.timeout(60):
         try:
             return await reader.read()
@@ -85,26 +85,26 @@ async def test_c002_header_with_code_and_opaque_alone(shared: Shared) -> None:
     ],
 )
 async def test_c003_unknown_languages(shared: Shared, data: bytes) -> None:
-    """In lower case, unknown, and a byte that is none."""
+    """A language in lower case, an unknown one, and an invalid byte."""
     assert (await _ask_raw(shared, data)).code == 0
 
 
 @pytest.mark.parametrize("opaque", [-1, 0, 2**31 - 1])
 async def test_c004_an_answer_has_the_opaque_of_its_request(shared: Shared, opaque: int) -> None:
-    """And the response bit, in both kinds of header."""
+    """It also has the response bit, in both kinds of header."""
     for data in (encode(Command(106, opaque=opaque)), encode_binary(Command(106, opaque=opaque))):
         answer = await _ask_raw(shared, data)
         assert (answer.opaque, answer.flag) == (opaque, FLAG_RESPONSE)
 
 
 async def test_c005_unknown_codes(client: RemotingClient) -> None:
-    """Answered with 3 and the number."""
+    """The answer is 3, with the number."""
     answer = await client.call(4711)
     assert (answer.code, answer.remark) == (3, " request type 4711 not supported")
 
 
 async def test_c006_one_way_requests_are_executed_and_not_answered(client: RemotingClient) -> None:
-    """Also when they fail: what comes next is the answer to what was asked next."""
+    """No answer comes even after a failure: the next answer belongs to the next request."""
     client.one_way(4711)
     client.one_way(Request.SEND_MESSAGE_V2, {})
     client.one_way(Request.SEND_MESSAGE_V2, send_fields("OneWay"), b"stored")
@@ -114,7 +114,7 @@ async def test_c006_one_way_requests_are_executed_and_not_answered(client: Remot
         pulled = await client.call(Request.PULL_MESSAGE, pull_fields("OneWay"))
         return {record.body for record in records(pulled.body)} == {b"stored", b"after"}
 
-    await eventually(are_both_stored)  # nothing says when a request without an answer is done
+    await eventually(are_both_stored)  # a one-way request does not report its completion
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ async def test_c006_one_way_requests_are_executed_and_not_answered(client: Remot
     ],
 )
 async def test_c007_what_is_no_frame_closes_the_connection(shared: Shared, client: RemotingClient, data: bytes) -> None:
-    """Nothing is sent back, and other connections go on."""
+    """The broker sends nothing back, and other connections continue."""
     reader, writer = await _raw(shared)
     writer.write(data)
     assert await _rest(reader) == b""
@@ -138,7 +138,7 @@ async def test_c007_what_is_no_frame_closes_the_connection(shared: Shared, clien
 
 
 async def test_c010_a_binary_value_of_no_bytes_is_absent(shared: Shared) -> None:
-    """A topic of no bytes is like none."""
+    """An empty topic is treated as missing."""
     request = Command(Request.GET_ROUTE_INFO_BY_TOPIC, fields={"topic": ""})
     answer = await _ask_raw(shared, encode_binary(request))
     assert answer.code == Answer.TOPIC_NOT_EXIST
@@ -147,13 +147,13 @@ async def test_c010_a_binary_value_of_no_bytes_is_absent(shared: Shared) -> None
 
 
 async def test_c011_a_response_to_no_request_is_ignored(client: RemotingClient) -> None:
-    """The connection goes on."""
+    """The connection continues."""
     client.write(encode(Command(0, opaque=5, flag=FLAG_RESPONSE)))
     assert (await client.call(106)).code == 0
 
 
 async def test_c012_a_held_pull_does_not_delay_what_follows(client: RemotingClient) -> None:
-    """The second request of a connection is answered while the first is held."""
+    """A connection's second request is answered while the first is held."""
     await send(client, "HeldFirst")
     held = client.begin(Request.PULL_MESSAGE, pull_fields("HeldFirst", offset=1, sys_flag=6))
     assert (await client.call(106)).code == 0
@@ -169,7 +169,7 @@ _PROXY_2 = b"\r\n\r\n\0\r\nQUIT\n" + b"\x21\x11" + (12).to_bytes(2, "big") + byt
 @pytest.mark.parametrize("header", [_PROXY_1, _PROXY_2], ids=["version 1", "version 2"])
 @pytest.mark.parametrize("split", [0, 3, 14])
 async def test_c013_a_proxy_header_is_skipped(shared: Shared, header: bytes, split: int) -> None:
-    """However it is split; the request behind it is answered."""
+    """The header may be split anywhere; the request after it is answered."""
     reader, writer = await _raw(shared)
     writer.write(header[:split])
     await writer.drain()
@@ -182,7 +182,7 @@ async def test_c013_a_proxy_header_is_skipped(shared: Shared, header: bytes, spl
 
 @pytest.mark.parametrize("header", [b"PROXY " + b"x" * 200, _PROXY_2[:14] + b"\xff\xff"], ids=["no end", "too long"])
 async def test_a_proxy_header_without_an_end_closes_the_connection(shared: Shared, header: bytes) -> None:
-    """It is bounded."""
+    """The header's size is limited."""
     reader, writer = await _raw(shared)
     writer.write(header)
     assert await _rest(reader) == b""
@@ -190,7 +190,7 @@ async def test_a_proxy_header_without_an_end_closes_the_connection(shared: Share
 
 
 async def test_a_proxy_header_is_found_at_every_split() -> None:
-    """And nothing else is taken for one."""
+    """No other bytes are taken for a header."""
     for header in (_PROXY_1, _PROXY_2):
         for size in range(1, len(header)):
             assert proxy_header_size(header[:size]) is None
@@ -199,7 +199,7 @@ async def test_a_proxy_header_is_found_at_every_split() -> None:
 
 
 async def test_c019_large_headers_and_many_fields(client: RemotingClient, shared: Shared) -> None:
-    """Answered up to the limits; beyond them the connection is closed."""
+    """Requests up to the limits are answered; above them the connection is closed."""
     many = {f"field{number}": "x" for number in range(1000)}
     assert (await client.call(106, many)).code == 0
     assert (await client.call(106, {"large": "x" * 100_000})).code == 0

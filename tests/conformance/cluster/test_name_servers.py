@@ -1,4 +1,4 @@
-"""Items 36, 37 and 123: brokers and name servers that come and go."""
+"""Items 36, 37 and 123: brokers and name servers that start and stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ANY = Address("127.0.0.1", 0)
 
 @asynccontextmanager
 async def name_server(directory: Path, address: Address = _ANY) -> AsyncIterator[Address]:
-    """A name server in this loop, stopped at the end."""
+    """A name server in this event loop, stopped at the end."""
     stop = asyncio.Event()
     ready: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(server.run(address, directory, stop, ready.set_result))
@@ -45,12 +45,12 @@ async def _route(address: Address, topic: str) -> Any:
 
 
 async def _known_to(address: Address, topic: str) -> Any:
-    """The route, as soon as the name server has it."""
+    """The route, once the name server has it."""
     return await _eventually(lambda: _route(address, topic), bool)
 
 
 async def test_c036_a_name_server_restarts(tmp_path: Path) -> None:
-    """It answers at once as before, and with the broker's own word when that has registered again; values stay."""
+    """It answers at once with saved routes, then with the broker's own registration; stored values are kept."""
     value = {"namespace": "n", "key": "k", "value": "v"}
     async with name_server(tmp_path / "ns") as address:
         async with remoting_broker(tmp_path / "store", namesrv=(str(address),)) as (broker, client):
@@ -68,7 +68,7 @@ async def test_c036_a_name_server_restarts(tmp_path: Path) -> None:
 
 
 async def test_routes_survive_the_restart_of_a_name_server(tmp_path: Path) -> None:
-    """What one has saved another one answers at once, before any broker has registered with it."""
+    """A second name server answers with the saved routes at once, before any broker registers."""
     async with name_server(tmp_path / "ns") as address:
         names = (str(address),)
         async with remoting_broker(tmp_path / "store", namesrv=names) as (_, client):
@@ -82,7 +82,7 @@ async def test_routes_survive_the_restart_of_a_name_server(tmp_path: Path) -> No
 
 
 async def test_a_wiped_write_permission(tmp_path: Path) -> None:
-    """The broker's old and new topics are read-only for producers until it is restored, over a restart as well."""
+    """The broker's old and new topics are read-only for producers until it is restored, even after a restart."""
 
     async def permission(address: Address, topic: str) -> int:
         client = await RemotingClient.connect(address)
@@ -107,7 +107,7 @@ async def test_a_wiped_write_permission(tmp_path: Path) -> None:
             await _eventually(lambda: permission(address, "Old"), lambda found: found == 6)
             assert int((await told(address, Request.WIPE_WRITE_PERMISSION_OF_BROKER))["wipeTopicCount"]) > 0
             assert await permission(address, "Old") == 4
-            await send(client, "New")  # on the old connection; the broker itself still takes messages
+            await send(client, "New")  # on the old connection; the broker itself still accepts messages
             assert await _eventually(lambda: permission(address, "New"), bool) == 4
             await first.aclose()
             await servers.enter_async_context(name_server(tmp_path / "ns", address))
@@ -121,7 +121,8 @@ async def _exists(path: Path) -> bool:
 
 
 async def test_c037_two_name_servers(tmp_path: Path) -> None:
-    """Both learn of broker and topics; with one gone the other goes on, and the broker comes back to a new one."""
+    """Both receive broker and topics; the other continues when one stops, and the broker registers with its
+    successor."""
     async with name_server(tmp_path / "one") as one, AsyncExitStack() as second:
         two = await second.enter_async_context(name_server(tmp_path / "two"))
         names = (str(one), str(two))
@@ -140,7 +141,7 @@ async def test_c037_two_name_servers(tmp_path: Path) -> None:
 
 
 async def test_c123_an_orderly_stop(tmp_path: Path) -> None:
-    """Name servers are told, and held pulls end; the fixture sees that the broker's exit code is 0."""
+    """Name servers are informed, and held pulls end; the fixture checks the broker's exit code 0."""
     async with name_server(tmp_path / "ns") as address:
         names = (str(address),)
         async with remoting_broker(tmp_path / "store", namesrv=names) as (_, client):

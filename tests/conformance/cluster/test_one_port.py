@@ -1,4 +1,4 @@
-"""Item 14 and 15: remoting on the port of gRPC, with and without TLS; connections that are silent."""
+"""Items 14 and 15: remoting on gRPC's port, with and without TLS; silent connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ANY = Address("127.0.0.1", 0)
 
 
 async def test_c014_one_port_for_all(tmp_path: Path) -> None:
-    """The first bytes tell gRPC, remoting and TLS apart; a message sent with the one is consumed with the other."""
+    """The first bytes tell gRPC, remoting and TLS apart; a message sent with one is consumed with the other."""
     listen = ListenConfig(grpc=_ANY, tls=_ANY, metrics=_ANY, front="native", drain_seconds=0.5)
     async with in_process_broker(tmp_path, listen=listen) as broker:
         plain = Address.parse(broker.endpoint)
@@ -55,7 +55,7 @@ _BINARY_HEADER = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c" + bytes(12)
 
 @asynccontextmanager
 async def _balancer(target: Address, header: bytes) -> AsyncIterator[Address]:
-    """Adds a header before what each client sends."""
+    """A load balancer that adds a header before each client's bytes."""
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
@@ -97,7 +97,7 @@ async def test_a_balancer_before_the_port(tmp_path: Path, header: bytes) -> None
 
 @pytest.mark.parametrize("begin", [b"PROXY " + b"x" * 200, _BINARY_HEADER[:14] + b"\xff\xff", _TEXT_HEADER[:20]])
 async def test_a_balancer_whose_header_does_not_end(tmp_path: Path, begin: bytes) -> None:
-    """The connection is closed, after the time for a handshake at the latest; others are served."""
+    """The connection is closed within the handshake timeout; other clients are served."""
     listen = ListenConfig(grpc=_ANY, metrics=_ANY, front="native", drain_seconds=0.5)
     async with in_process_broker(tmp_path, listen=listen, front=FrontConfig(handshake_seconds=0.2)) as broker:
         address = Address.parse(broker.endpoint)
@@ -114,7 +114,7 @@ async def test_a_balancer_whose_header_does_not_end(tmp_path: Path, begin: bytes
 
 @pytest.mark.parametrize("traffic", [False, True])
 async def test_c015_silent_connections(tmp_path: Path, traffic: bool) -> None:
-    """Closed after two minutes without a byte either way; traffic keeps them."""
+    """They are closed after two minutes without a byte in either direction; traffic keeps them open."""
     clock = TravellingClock()
     async with remoting_broker(tmp_path, clock=clock) as (_, client):
         for _ in range(3):

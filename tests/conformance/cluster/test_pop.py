@@ -46,14 +46,14 @@ async def _pop(client: RemotingClient, topic: str, **others: Any) -> Command:
 
 
 async def _told(client: RemotingClient, code: Request, info: str, topic: str, **others: Any) -> Command:
-    """An acknowledgement or a change of the message with this POP_CK, as a Java client sends it."""
+    """Acknowledge or change the message with this POP_CK, as a Java client does."""
     parts = info.split(" ")
     fields = {"consumerGroup": "CG", "topic": topic, "queueId": parts[6], "offset": parts[7], "extraInfo": info}
     return await client.call(code, {**fields, **others})
 
 
 async def test_c080_modes_and_assignments(tmp_path: Path) -> None:
-    """POP gives queue -1, PULL a share; the mode survives a restart."""
+    """POP assigns queue -1, PULL a share; the mode is kept after a restart."""
     mode = {"topic": "Modes", "consumerGroup": "CG", "mode": "POP", "popShareQueueNum": 0}
     asked = {"topic": "Modes", "consumerGroup": "CG", "clientId": "c1", "strategyName": "AVG"}
     async with remoting_broker(tmp_path) as (_, client):
@@ -85,7 +85,7 @@ async def test_c080_modes_and_assignments(tmp_path: Path) -> None:
 async def test_consumers_that_share_queues(
     client: RemotingClient, consumers: int, share: int, expected: list[list[int]]
 ) -> None:
-    """With popShareQueueNum each receives from its share, and from those of so many after it."""
+    """With popShareQueueNum each consumer receives from its share and from those of that many consumers after it."""
     topic = f"Shared-{consumers}-{share}"
     await send(client, topic)
     names = [f"{topic}-c{number}" for number in range(consumers)]
@@ -103,7 +103,7 @@ async def test_consumers_that_share_queues(
 
 
 async def test_c081_what_a_pop_brings(client: RemotingClient) -> None:
-    """Infos are strings that name each message; nothing is answered when the time is over; 33 messages are too many."""
+    """Info strings name each message; an empty result comes at the timeout; a request for 33 messages is refused."""
     assert (await send(client, "Popped", b"one", queue_id=1)).code == 0
     assert (await send(client, "Popped", b"two", queue_id=1)).code == 0
     answer = await _pop(client, "Popped")
@@ -120,7 +120,7 @@ async def test_c081_what_a_pop_brings(client: RemotingClient) -> None:
 
 
 async def test_a_pop_waits_for_a_message(client: RemotingClient, other: RemotingClient) -> None:
-    """And passes over what its filter leaves out."""
+    """It also skips messages that do not match its filter."""
     await send(client, "Awaited", b"left out", properties="TAGS\x01b\x02")
     popped = client.begin(Request.POP_MESSAGE, _pop_fields("Awaited", pollTime=60_000, exp="a"))
     await send(other, "Awaited", b"wanted", properties="TAGS\x01a\x02")
@@ -128,7 +128,7 @@ async def test_a_pop_waits_for_a_message(client: RemotingClient, other: Remoting
 
 
 async def test_acknowledged_and_changed_messages(client: RemotingClient, shared: Shared) -> None:
-    """One is done for good, one comes again with its count, also after a change by an info that the client has made."""
+    """One is finished, one comes again with its attempt, also after a change with an info built by the client."""
     for body in (b"0", b"1", b"2"):
         await send(client, "Told", body, queue_id=0)
     first, second, third = (found.properties["POP_CK"] for found in records((await _pop(client, "Told")).body))
@@ -150,7 +150,7 @@ async def test_acknowledged_and_changed_messages(client: RemotingClient, shared:
 
 
 async def test_c082_the_other_calls(client: RemotingClient, other: RemotingClient, shared: Shared) -> None:
-    """Peeked at, notified of, and acknowledged together; what is in flight no more is left out."""
+    """Messages are peeked at, notified of and acknowledged together; those no longer in flight are ignored."""
     fields = _pop_fields("Others")
     for number in range(3):
         await send(client, "Others", str(number).encode(), queue_id=2)
@@ -186,9 +186,9 @@ async def test_c082_the_other_calls(client: RemotingClient, other: RemotingClien
     assert (await client.call(batch, body=acknowledged(b"\1", b="?"))).code == Answer.INVALID_PARAMETER
     assert (await client.call(batch, body=acknowledged(b"\xff" * 4096))).code == Answer.INVALID_PARAMETER
     assert (await client.call(batch, body=acknowledged(b"\1", t="Unknown"))).code == Answer.TOPIC_NOT_EXIST
-    assert (await client.call(batch, body=acknowledged(b"\5"))).code == 0  # the first and the third
+    assert (await client.call(batch, body=acknowledged(b"\5"))).code == 0  # the first and the third message
     assert (await client.call(batch, body=acknowledged(b"\5"))).code == 0
-    assert (await client.call(batch, body=acknowledged(b"\2", it=10))).code == 0  # of an earlier delivery: left out
+    assert (await client.call(batch, body=acknowledged(b"\2", it=10))).code == 0  # of an earlier delivery: ignored
     await shared.clock.advance(61)
     again = await _pop(client, "Others", pollTime=60_000, bornTime=shared.clock.now_ms())
     assert {found.body for found in records(again.body)} >= {b"1"}
@@ -197,7 +197,7 @@ async def test_c082_the_other_calls(client: RemotingClient, other: RemotingClien
 
 @pytest.mark.parametrize("info", ["", "x", "0 1 2 3", "0 x 60000 0 0 aerobee 0 0"])
 async def test_c084_an_extra_info_that_is_none(client: RemotingClient, info: str) -> None:
-    """Refused with a text for people."""
+    """It is refused with a readable text."""
     await send(client, "Bad")
     await _pop(client, "Bad")
     fields = {"consumerGroup": "CG", "topic": "Bad", "queueId": 0, "offset": 0, "extraInfo": info}

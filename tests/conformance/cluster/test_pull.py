@@ -31,7 +31,7 @@ async def _pull(client: RemotingClient, topic: str, **others: Any) -> Command:
 
 
 async def test_c051_a_pull_brings_the_bytes_of_the_log(client: RemotingClient, tmp_path: Path) -> None:
-    """What is in the answer lies in the log, byte for byte."""
+    """The bytes of the answer equal those in the log."""
     async with remoting_broker(tmp_path) as (_, own):
         for number in range(5):
             await send(own, "Bytes", f"m{number}".encode())
@@ -44,7 +44,7 @@ async def test_c051_a_pull_brings_the_bytes_of_the_log(client: RemotingClient, t
 
 
 async def test_c052_refusals(client: RemotingClient, shared: Shared, tmp_path: Path) -> None:
-    """Each code of a pull that brings nothing."""
+    """Each code of a pull without messages."""
     await send(client, "Refusals", properties="TAGS\x01a\x02")
     expected: list[tuple[Answer, dict[str, Any]]] = [
         (Answer.PULL_NOT_FOUND, {"offset": 1}),
@@ -80,7 +80,8 @@ async def test_c052_refusals(client: RemotingClient, shared: Shared, tmp_path: P
 
 
 async def test_c053_a_held_pull(client: RemotingClient, other: RemotingClient, shared: Shared) -> None:
-    """Answered when a message arrives, all that wait; at its deadline with 19; when its connection ends, it is gone."""
+    """All waiting pulls are answered when a message arrives, or at the deadline with 19; closing the connection drops
+    them."""
     await send(client, "Held")
     waiting = [
         c.begin(Request.PULL_MESSAGE, pull_fields("Held", offset=1, sys_flag=6)) for c in (client, client, other)
@@ -112,7 +113,7 @@ async def test_c053_a_held_pull(client: RemotingClient, other: RemotingClient, s
 
 
 async def test_c054_a_pull_commits_with_flag_1_only(client: RemotingClient) -> None:
-    """The offset that was finished comes with the next pull."""
+    """The offset of finished messages comes with the next pull."""
     for _ in range(3):
         await send(client, "Committing")
     place = {"topic": "Committing", "consumerGroup": "G54", "queueId": 0, "setZeroIfNotFound": False}
@@ -131,7 +132,7 @@ async def test_c055_lite_pull(client: RemotingClient) -> None:
 
 
 async def test_c056_every_answer_has_the_offsets(client: RemotingClient) -> None:
-    """Where to go on, and where the queue begins and ends."""
+    """The next offset, and the queue's first and end offsets."""
     for _ in range(2):
         await send(client, "Ends")
     for others, next_offset in (({}, 2), ({"offset": 2}, 2), ({"offset": 9}, 2), ({"subscription": "x"}, 2)):
@@ -142,7 +143,7 @@ async def test_c056_every_answer_has_the_offsets(client: RemotingClient) -> None
 
 
 async def test_c057_limits(client: RemotingClient) -> None:
-    """So many messages, so many bytes; a message larger than the limit comes alone."""
+    """Limits of messages and of bytes; a message above the byte limit comes alone."""
     for _ in range(40):
         await send(client, "Limits", b"x" * 100)
     assert len(records((await _pull(client, "Limits", maxMsgNums=100)).body)) == 32
@@ -155,7 +156,7 @@ async def test_c057_limits(client: RemotingClient) -> None:
 
 
 async def test_c058_filters(client: RemotingClient) -> None:
-    """By tag, and by an SQL expression; what is left out is passed over."""
+    """Filters by tag and by an SQL expression; messages that do not match are skipped."""
     for number in range(10):
         await send(client, "Filters", str(number).encode(), properties=f"TAGS\x01t{number % 3}\x02n\x01{number}\x02")
     answer = await _pull(client, "Filters", subscription="t1 || t2")

@@ -1,4 +1,4 @@
-"""Items 99 to 115: replication between our brokers, and with peers that only speak the protocol."""
+"""Items 99 to 115: replication between our brokers, and with peers that implement only the protocol."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Peer:
         self._writer.write(encode_report(offset, "plain"))
 
     async def units(self) -> list[Unit]:
-        """What has come; empty once the master closed."""
+        """The units received; empty once the master has closed."""
         async with asyncio.timeout(60):
             while data := await self._reader.read(1 << 16):
                 if found := self.frames.feed(data):
@@ -73,14 +73,14 @@ class _Peer:
 
 
 async def _fill(found: Master, count: int, body: bytes = b"x" * 300) -> int:
-    """Send messages; where the log ends then."""
+    """Send messages; returns the log's end afterwards."""
     for number in range(count):
         assert (await send(found.client, "T", body, queue_id=number % 4)).code == Answer.SUCCESS
     return int((await found.status())["masterCommitLogMaxOffset"])
 
 
 async def test_c099_a_new_replica_gets_the_log_from_its_beginning(tmp_path: Path) -> None:
-    """In units of at most 32 KiB that cross no file and end with a record; blanks are sent as well."""
+    """Units have at most 32 KiB, stay within one file and end with a record; blanks are sent, too."""
     async with master(tmp_path / "a") as found:
         end = await _fill(found, 120)
         peer = await _Peer.connect(found.ha)
@@ -97,7 +97,7 @@ async def test_c099_a_new_replica_gets_the_log_from_its_beginning(tmp_path: Path
 
 
 async def test_a_record_larger_than_a_unit_is_sent_whole(tmp_path: Path) -> None:
-    """So a replica of RocketMQ, which appends what comes, never ends within a record."""
+    """A RocketMQ replica appends each unit, so its log never ends inside a record."""
     async with master(tmp_path / "a", segment_size=1 << 20) as found:
         end = await _fill(found, 3, b"x" * 8000)
         end = await _fill(found, 30, b"y" * 3000)
@@ -114,7 +114,7 @@ async def test_a_record_larger_than_a_unit_is_sent_whole(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("offset", [5, -1, 1 << 60, 1 << 32])
 async def test_c104_requests_that_cannot_be_served(tmp_path: Path, offset: int) -> None:
-    """Within a record, behind the end, below zero: closed, and nothing was sent."""
+    """Offsets inside a record, beyond the end or negative: the connection is closed, and nothing is sent."""
     async with master(tmp_path / "a") as found:
         await _fill(found, 3)
         peer = await _Peer.connect(found.ha)
@@ -125,7 +125,7 @@ async def test_c104_requests_that_cannot_be_served(tmp_path: Path, offset: int) 
 
 
 async def test_c103_a_forged_report_does_not_count(tmp_path: Path) -> None:
-    """It is beyond what was sent: closed, and the next send still finds no replica."""
+    """A report beyond the bytes sent closes the connection, and the next send still finds no replica."""
     async with master(tmp_path / "a", acks="1", rocketmq_acks=True) as found:
         peer = await _Peer.connect(found.ha)
         peer.report(0)
@@ -141,7 +141,7 @@ async def test_c103_a_forged_report_does_not_count(tmp_path: Path) -> None:
 
 
 async def test_c105_a_send_waits_for_the_acknowledgement(tmp_path: Path) -> None:
-    """11 without a replica, 12 after the limit, 0 when the replica has confirmed; the message is stored each time."""
+    """11 without a replica, 12 after the timeout, 0 once the replica has confirmed; the message is stored each time."""
     async with master(tmp_path / "a", acks="1", rocketmq_acks=True, ack_timeout_seconds=0.2) as found:
         first = await send(found.client, "T")
         assert first.code == Answer.SLAVE_NOT_AVAILABLE
@@ -172,7 +172,7 @@ async def test_c105_a_send_waits_for_the_acknowledgement(tmp_path: Path) -> None
 
 
 async def test_c107_nothing_acknowledged_is_missing_on_the_replica(tmp_path: Path) -> None:
-    """It is stopped in the middle of sends, again and again; what was answered with 0 is in its log."""
+    """The replica is stopped repeatedly during sends; every message answered with 0 is in its log."""
     answered: set[bytes] = set()
     async with master(tmp_path / "a", acks="1") as found:
         for turn in range(3):
@@ -198,13 +198,13 @@ async def test_c107_nothing_acknowledged_is_missing_on_the_replica(tmp_path: Pat
 
 
 async def test_a_replica_of_ours_has_the_same_log_and_tables(tmp_path: Path) -> None:
-    """Across files, and after it was away; consumers read from it, and sends to it are refused."""
+    """This holds across files and after an interruption; consumers read from it, and it refuses sends."""
     async with master(tmp_path / "a") as found:
         async with replica(tmp_path / "b", found.broker.remoting) as copy:
             await copy.follows_to(await _fill(found, 80))
         end = await _fill(found, 80)
         group = {"consumerGroup": "CG", "topic": "T", "queueId": 0, "commitOffset": 3}
-        await found.client.call(Request.PULL_MESSAGE, pull_fields("T"))  # the group appears
+        await found.client.call(Request.PULL_MESSAGE, pull_fields("T"))  # creates the group
         assert (await found.client.call(Request.UPDATE_CONSUMER_OFFSET, group)).code == 0
         mode = {"topic": "T", "consumerGroup": "CG", "mode": "POP", "popShareQueueNum": 0}
         assert (await found.client.call(Request.SET_MESSAGE_REQUEST_MODE, body=mode)).code == 0
@@ -235,8 +235,8 @@ async def test_a_replica_of_ours_has_the_same_log_and_tables(tmp_path: Path) -> 
 
 
 async def test_c016_the_fast_port(tmp_path: Path) -> None:
-    """Two below the port: there replicas of RocketMQ ask for topics and the timer's state. Sends are taken as well."""
-    for turn in range(20):  # another program may have that port
+    """At the port minus two, RocketMQ's replicas ask for topics and the timer's state. Sends work there, too."""
+    for turn in range(20):  # another program may use that port
         async with master(tmp_path / str(turn)) as found:
             remoting = found.broker.remoting
             assert remoting is not None
@@ -245,7 +245,7 @@ async def test_c016_the_fast_port(tmp_path: Path) -> None:
             except ConnectionRefusedError:
                 continue
             if (await fast.call(Request.EXCHANGE_BROKER_HA_INFO)).fields.get("masterHaAddress") != str(found.ha):
-                continue  # it belongs to another broker
+                continue  # another broker uses it
             assert (await send(fast, "T")).code == 0
             assert "T" in json_body(await fast.call(Request.GET_ALL_TOPIC_CONFIG))["topicConfigTable"]
             assert len((await fast.call(Request.GET_TIMER_CHECK_POINT)).body) == 56
@@ -257,7 +257,7 @@ async def test_c016_the_fast_port(tmp_path: Path) -> None:
 
 
 async def test_c112_metadata_of_a_replica(tmp_path: Path) -> None:
-    """Equal tables, the timer's checkpoint as soon as the log has what it says; and nothing changes after that."""
+    """The tables are equal, and the timer's checkpoint arrives once the log has its data; then nothing changes."""
     codes = (
         Request.GET_ALL_TOPIC_CONFIG,
         Request.GET_ALL_CONSUMER_OFFSET,
@@ -308,7 +308,7 @@ async def test_c112_metadata_of_a_replica(tmp_path: Path) -> None:
 
 
 async def test_c114_a_replica_refuses_sends(tmp_path: Path) -> None:
-    """With the code for which producers try another broker; offsets are committed to the master alone."""
+    """The code makes producers try another broker; offsets are committed only on the master."""
     async with master(tmp_path / "a") as found, replica(tmp_path / "b", found.broker.remoting) as copy:
         refused = await send(copy.client, "T")
         assert (refused.code, refused.remark[:15] if refused.remark else "") == (Answer.SYSTEM_BUSY, "[REJECTREQUEST]")
@@ -319,7 +319,7 @@ async def test_c114_a_replica_refuses_sends(tmp_path: Path) -> None:
 
 
 async def test_a_promoted_replica_goes_on(tmp_path: Path) -> None:
-    """It has every message, takes new ones at the next offsets, in a new epoch; after a restart it is still master."""
+    """It has every message and appends at the next offsets in a new epoch; after a restart it is still master."""
     async with master(tmp_path / "a") as found:
         end = await _fill(found, 30)
         async with replica(tmp_path / "b", found.broker.remoting) as copy:
@@ -339,7 +339,7 @@ async def test_a_promoted_replica_goes_on(tmp_path: Path) -> None:
 
 
 async def test_c108_the_golden_master(tmp_path: Path) -> None:
-    """What a master of RocketMQ sent is our log then; every report is of bytes that are on the disk."""
+    """The bytes that a RocketMQ master sent become our log; every report covers only durable bytes."""
     stream = golden_remoting.streams()["default-5.3.3"].master_to_slave
     units = [unit for unit in MasterReader("plain").feed(stream) if unit.body]
     end = units[-1].offset + len(units[-1].body)
@@ -357,7 +357,7 @@ async def test_c108_the_golden_master(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", ["offset", "garbage", "zeros", "checksum", "size"])
 async def test_c109_what_does_not_continue_the_log(tmp_path: Path, bad: str) -> None:
-    """Nothing of it is appended, the connection ends, and the replica connects again; the right bytes it takes then."""
+    """Nothing is appended, the connection ends, and the replica reconnects; then it accepts the right bytes."""
     units = MasterReader("plain").feed(golden_remoting.streams()["default-4.9.7"].master_to_slave)
     first, second, *_ = [unit for unit in units if unit.body]
     body = bytearray(second.body)
@@ -376,7 +376,7 @@ async def test_c109_what_does_not_continue_the_log(tmp_path: Path, bad: str) -> 
         replica(tmp_path / "b", script.remoting, segment_size=1 << 20, master_ha=str(script.ha)) as copy,
     ):
         await copy.follows_to(len(first.body))
-        await script.closed(2)  # it came again, and went
+        await script.closed(2)  # the replica reconnected, and left
         assert (await copy.status())["masterCommitLogMaxOffset"] == len(first.body)
         script.stream = _unit(second.offset, second.body)
         await copy.follows_to(second.offset + len(second.body))
@@ -384,14 +384,14 @@ async def test_c109_what_does_not_continue_the_log(tmp_path: Path, bad: str) -> 
 
 
 async def test_c115_a_replica_that_has_what_the_master_has_not(tmp_path: Path) -> None:
-    """Its last record is another than the master's at that place; nothing is deleted, and the reason is told."""
+    """Its last record differs from the master's there; nothing is deleted, and the reason is reported."""
     async with master(tmp_path / "a") as found:
         async with replica(tmp_path / "b", found.broker.remoting) as copy:
             await copy.follows_to(await _fill(found, 20))
             client = await RemotingClient.connect((await copy.promote()).remoting)
             await send(client, "T", b"only here")
             await client.close()
-        (tmp_path / "b" / "replicationRole").unlink()  # by whoever wants it to follow the old master
+        (tmp_path / "b" / "replicationRole").unlink()  # an operator does this to make it follow the old master
         await _fill(found, 5)
         async with replica(tmp_path / "b", found.broker.remoting) as copy:
 
@@ -403,7 +403,7 @@ async def test_c115_a_replica_that_has_what_the_master_has_not(tmp_path: Path) -
 
 
 async def test_c113_the_master_comes_later(tmp_path: Path) -> None:
-    """Until then the replica tries again, and says why it does not follow."""
+    """Until the master is up, the replica retries and reports why it does not follow."""
     async with master(tmp_path / "a") as first:
         address = first.broker.remoting
     async with replica(tmp_path / "b", address) as copy:
@@ -415,7 +415,7 @@ async def test_c113_the_master_comes_later(tmp_path: Path) -> None:
 
 
 async def test_a_replica_finds_its_master_by_name_servers(tmp_path: Path) -> None:
-    """Routes have both; after the promotion the replica is the master there, too."""
+    """Routes list both; after the promotion they list the replica as the master."""
     async with name_server(tmp_path / "ns") as names:
         servers = (str(names),)
         asking = await RemotingClient.connect(names)
@@ -460,7 +460,7 @@ def _metrics_of(found: Master) -> str:
 
 
 class _Script:
-    """A master that says what the test wants, and what it heard."""
+    """A master with scripted output, and the reports it received."""
 
     def __init__(self, stream: bytes) -> None:
         self.stream = stream
@@ -471,7 +471,7 @@ class _Script:
         self._changed = asyncio.Condition()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection of a replica: all at once after its first report."""
+        """Handle one connection of a replica: send everything after its first report."""
         try:
             first = True
             while data := await reader.read(1 << 16):
@@ -490,11 +490,11 @@ class _Script:
                 self._changed.notify_all()
 
     async def answer(self, request: Command, _: Connection) -> Command:
-        """As a master of RocketMQ without a record at 0."""
+        """Answer like a RocketMQ master without a record at 0."""
         if request.code == Request.GET_BROKER_RUNTIME_INFO:
             return answer(body={"table": {"commitLogMinOffset": "0"}})
         if request.code == Request.VIEW_MESSAGE_BY_ID and self.reports:
-            return answer(body=self.first)  # of which the replica compares the last record
+            return answer(body=self.first)  # the replica compares its last record
         return answer(code=1, remark="no such thing")
 
     async def reported(self, offset: int) -> None:

@@ -24,7 +24,7 @@ IDLE_COUNT = 2000
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """Both ends of the connections are here."""
+    """Raise the descriptor limit: both ends of the connections are in this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * (IDLE_COUNT + 500) + 500
     if hard != resource.RLIM_INFINITY and hard < wanted:
@@ -35,7 +35,8 @@ def many_files() -> Iterator[None]:
 
 
 async def test_c121_fuzzed_requests(tmp_path: Path) -> None:
-    """Recorded requests with fields and bytes changed (always the same ones): answered or closed, and never a crash."""
+    """Recorded requests with fields and bytes changed (always the same ones) are answered or closed, without a
+    crash."""
     chance = random.Random(121)
     requests = [golden for golden in golden_remoting.frames() if golden.is_request]
     async with remoting_broker(tmp_path) as (broker, client):
@@ -57,12 +58,12 @@ async def test_c121_fuzzed_requests(tmp_path: Path) -> None:
                     answered = client.begin(code, fields, body)
                     done, _ = await asyncio.wait([answered], timeout=0.002)
                     if not done:
-                        answered.cancel()  # a decision of 0 is never answered, and a pull may be held
+                        answered.cancel()  # a decision of 0 gets no answer, and a pull may be held
         assert (await send(client, "After")).code == 0
 
 
 async def _fuzzed(address: Address, chance: random.Random, starts: Sequence[bytes]) -> None:
-    """Connections that begin as they should, or not, with bytes changed; each is closed in the middle of something."""
+    """Connections with valid or invalid beginnings and changed bytes; each is closed in the middle of a frame."""
     for number in range(150):
         data = bytearray(chance.choice(starts)) + chance.randbytes(chance.randrange(40))
         for _ in range(chance.randrange(1, 5)):
@@ -75,7 +76,7 @@ async def _fuzzed(address: Address, chance: random.Random, starts: Sequence[byte
 
 
 async def test_fuzzed_name_server(tmp_path: Path) -> None:
-    """Requests of brokers and clients with bytes changed; registrations and routes are answered after that."""
+    """Requests of brokers and clients with bytes changed; registrations and routes still work afterwards."""
     chance = random.Random(122)
     starts = [
         golden.data for golden in golden_remoting.frames() if golden.is_request and "> name server" in golden.link
@@ -91,7 +92,7 @@ async def test_fuzzed_name_server(tmp_path: Path) -> None:
 
 
 async def test_fuzzed_replication(tmp_path: Path) -> None:
-    """Reports, handshakes and noise at the port for replicas; a replica follows after that."""
+    """Reports, handshakes and random bytes at the replication port; a replica still follows afterwards."""
     chance = random.Random(123)
     starts = [
         struct.pack(">q", 0),
@@ -109,7 +110,7 @@ async def test_fuzzed_replication(tmp_path: Path) -> None:
 
 
 async def test_c122_idle_connections_and_slow_readers(tmp_path: Path, many_files: None) -> None:
-    """2,000 idle connections, and 500 others with a held pull; who does not read its answers is not read from."""
+    """2,000 idle connections and 500 with a held pull; a client that does not read its answers is not read from."""
     async with remoting_broker(tmp_path) as (broker, client):
         assert broker.remoting is not None
         silent = [

@@ -1,4 +1,4 @@
-"""Items 20 to 38: routes, registration, lists, as a broker and as a name server answer them."""
+"""Items 20 to 38: routes, registration and lists, on a broker and on a name server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 class NameServer:
-    """The requests of a name server without sockets; a connection is a name."""
+    """A name server's requests without sockets; a connection is a name."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -96,7 +96,7 @@ def registration_body(topics: tuple[str, ...], *, counter: int, queues: int = 4,
 
 
 async def test_c020_the_route_of_a_topic(client: RemotingClient, shared: Shared) -> None:
-    """Its members; keys quoted for those that want JSON, else bare as RocketMQ writes them."""
+    """The route's fields; keys are quoted for clients that require JSON, otherwise bare as RocketMQ writes them."""
     await send(client, "Routed")
     for version, strict, quoted in ((401, None, True), (400, None, False), (0, None, False), (0, True, True)):
         answer = await client.call(
@@ -120,7 +120,7 @@ async def test_c020_the_route_of_a_topic(client: RemotingClient, shared: Shared)
 
 
 async def test_c021_the_route_of_an_unknown_topic(client: RemotingClient) -> None:
-    """17 with RocketMQ's text; also without a topic."""
+    """17 with RocketMQ's text, also for a request without a topic."""
     for fields, shown in (({"topic": "No21"}, "No21"), ({}, "null")):
         answer = await client.call(Request.GET_ROUTE_INFO_BY_TOPIC, fields)
         assert answer.code == Answer.TOPIC_NOT_EXIST
@@ -128,7 +128,7 @@ async def test_c021_the_route_of_an_unknown_topic(client: RemotingClient) -> Non
 
 
 async def test_c022_golden_registrations() -> None:
-    """Those of RocketMQ 5.3.3 and 4.9.7 register all their topics."""
+    """Recorded registrations of RocketMQ 5.3.3 and 4.9.7 register all their topics."""
     count = 0
     for golden in golden_remoting.requests(Request.REGISTER_BROKER):
         [request] = FrameReader().feed(golden.data)
@@ -146,7 +146,7 @@ async def test_c022_golden_registrations() -> None:
 
 
 async def test_c023_the_checksum_of_a_registration() -> None:
-    """A wrong one is refused, 0 is none, and the top bit does not count."""
+    """A wrong checksum is refused, 0 means none, and the top bit is ignored."""
     server = NameServer()
     right = zlib.crc32(registration_body(("T1", "T2"), counter=1)) & 0x7FFFFFFF
     refused = await server.register(bodyCrc32=str(right ^ 1))
@@ -169,7 +169,7 @@ def _compressed(*topics: str, mappings: bool) -> bytes:
 
 @pytest.mark.parametrize("said", ["true", "false"])
 async def test_c024_compressed_registrations(said: str) -> None:
-    """With and without attributes and static topics; also under the label of RocketMQ 5, which says uncompressed."""
+    """With and without attributes and static topics; also with RocketMQ 5's label, which says uncompressed."""
     fields = {"brokerName": "b", "brokerAddr": "h:1", "clusterName": "C", "haServerAddr": "h:2", "brokerId": "0"}
     fields["compressed"] = said
     for body in (
@@ -186,7 +186,7 @@ async def test_c024_compressed_registrations(said: str) -> None:
 
 
 async def test_c025_a_slave_learns_its_master() -> None:
-    """A master is told nothing, nor is a slave without a master."""
+    """A master gets no master address, nor does a slave without a master."""
     server = NameServer()
     assert (await server.register(broker_id=1, address="h:2", connection="c2")).fields == {}
     assert (await server.register()).fields == {}
@@ -195,7 +195,7 @@ async def test_c025_a_slave_learns_its_master() -> None:
 
 
 async def test_c026_registering_again() -> None:
-    """The same version changes nothing, a new one does; one topic more comes alone."""
+    """The same version changes nothing, a new one does; a single additional topic is sent alone."""
     server = NameServer()
     await server.register(queues=4)
     await server.register(queues=8)
@@ -208,7 +208,7 @@ async def test_c026_registering_again() -> None:
 
 
 async def test_c027_a_first_registration_of_one_topic() -> None:
-    """Refused; with two it is accepted."""
+    """One topic is refused, two are accepted."""
     server = NameServer()
     assert (await server.register(topics=("T1",))).code == Answer.SYSTEM_ERROR
     assert await server.route("T1") is None
@@ -216,7 +216,7 @@ async def test_c027_a_first_registration_of_one_topic() -> None:
 
 
 async def test_c028_ids_and_addresses() -> None:
-    """An address moves to another id; another address gets an id when its holder is gone, and not before."""
+    """An address may move to another id; another address gets an id only after its holder is gone."""
     server = NameServer()
     await server.register(broker_id=1)
     await server.register(broker_id=0)
@@ -227,14 +227,14 @@ async def test_c028_ids_and_addresses() -> None:
     server.close("c1")
     assert (await server.register(address="other:1", connection="c2")).code == 0
     assert (await server.route("T1"))["brokerDatas"][0]["brokerAddrs"] == {"0": "other:1"}
-    # The master of a newer epoch takes the id of one that is alive, as after a fail-over.
+    # The master of a newer epoch takes the id of a live one, as after a fail-over.
     assert (await server.register(address="third:1", connection="c3", epoch=2)).code == 0
     assert (await server.register(address="other:1", connection="c2", epoch=1)).code == Answer.SYSTEM_ERROR
     assert (await server.route("T1"))["brokerDatas"][0]["brokerAddrs"] == {"0": "third:1"}
 
 
 async def test_c029_closed_and_silent_brokers() -> None:
-    """The end of the connection ends the registration, silence after its time; 322 and 904 are signs of life."""
+    """Closing the connection, or silence beyond the timeout, ends the registration; 322 and 904 count as heartbeats."""
     server = NameServer()
     await server.register()
     server.close("c1")
@@ -254,7 +254,7 @@ async def test_c029_closed_and_silent_brokers() -> None:
 
 
 async def test_c030_unregistration() -> None:
-    """Takes one address; the last one takes topics and cluster. Nobody can do it over another connection."""
+    """Removes one address; the last one removes topics and cluster. Another connection may not unregister it."""
     server = NameServer()
     await server.register()
     await server.register(broker_id=1, address="slave:1", connection="c2")
@@ -272,7 +272,7 @@ async def test_c030_unregistration() -> None:
 
 
 async def test_c031_lists_and_values() -> None:
-    """Clusters, topics, members, values, and the counts of permissions."""
+    """Clusters, topics, members, values, and counts of changed permissions."""
     server = NameServer()
     await server.register()
     info = json_body(await server.call(Request.GET_BROKER_CLUSTER_INFO))
@@ -312,7 +312,7 @@ async def test_c031_lists_and_values() -> None:
 
 
 async def test_c032_deleting_a_topic() -> None:
-    """In one cluster, or in all."""
+    """A topic is deleted in one cluster or in all."""
     server = NameServer()
     await server.register()
     await server.call(Request.DELETE_TOPIC_IN_NAME_SERVER, {"topic": "T1", "clusterName": "Other"})
@@ -324,7 +324,7 @@ async def test_c032_deleting_a_topic() -> None:
 
 
 async def test_c035_a_new_topic_is_routable_at_once(client: RemotingClient) -> None:
-    """Before the send that created it is answered: the route is there with the answer."""
+    """The route exists when the send that creates the topic is answered."""
     assert (await client.call(Request.GET_ROUTE_INFO_BY_TOPIC, {"topic": "New35"})).code == Answer.TOPIC_NOT_EXIST
     await send(client, "New35")
     assert (await client.call(Request.GET_ROUTE_INFO_BY_TOPIC, {"topic": "New35"})).code == 0
@@ -332,7 +332,7 @@ async def test_c035_a_new_topic_is_routable_at_once(client: RemotingClient) -> N
 
 
 async def test_c038_a_route_without_a_master() -> None:
-    """Nobody is shown as master who is none."""
+    """No broker is listed as master unless it is one."""
     server = NameServer()
     await server.register()
     await server.register(broker_id=1, address="slave:1", connection="c2")

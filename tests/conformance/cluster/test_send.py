@@ -44,7 +44,7 @@ def batch(*messages: tuple[bytes, str]) -> bytes:
 
 
 async def test_c039_golden_sends_of_every_form_are_stored(client: RemotingClient) -> None:
-    """310, 320 and 10 as Java and Go sent them: the answer has what the recorded one has."""
+    """310, 320 and 10 as Java and Go sent them: our answer has the fields of the recorded one."""
     count = 0
     for code in (Request.SEND_MESSAGE_V2, Request.SEND_BATCH_MESSAGE, Request.SEND_MESSAGE):
         for golden in golden_remoting.requests(code):
@@ -69,7 +69,7 @@ async def test_c039_golden_sends_of_every_form_are_stored(client: RemotingClient
 
 
 async def test_c040_the_id_says_where_the_message_lies(client: RemotingClient, shared: Shared) -> None:
-    """Store host and physical offset; 33 brings the record."""
+    """It encodes store host and physical offset; 33 returns the record."""
     answer = await send(client, "Placed", b"here")
     host, offset = parse_offset_message_id(answer.fields["msgId"])
     assert shared.broker.remoting is not None
@@ -80,7 +80,7 @@ async def test_c040_the_id_says_where_the_message_lies(client: RemotingClient, s
 
 
 async def test_c041_queue_ids(client: RemotingClient) -> None:
-    """-1 is any queue, one that the topic has not is refused."""
+    """-1 selects any queue; a queue that the topic does not have is refused."""
     assert 0 <= int((await send(client, "Queues", queue_id=-1)).fields["queueId"]) < 4
     assert (await send(client, "Queues", queue_id=3)).code == 0
     refused = await send(client, "Queues", queue_id=4)
@@ -88,7 +88,7 @@ async def test_c041_queue_ids(client: RemotingClient) -> None:
 
 
 async def test_c042_topics_that_cannot_be_sent_to(client: RemotingClient, tmp_path: Path) -> None:
-    """Illegal names, the broker's own; unknown ones are created with min(4, 8) queues, or refused."""
+    """Illegal names and the broker's own are refused; unknown topics are created with min(4, 8) queues, or refused."""
     assert (await send(client, "no topic")).code == Answer.INVALID_PARAMETER
     for topic in ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"):
         assert (await send(client, topic)).code == Answer.NO_PERMISSION
@@ -104,7 +104,7 @@ async def test_c042_topics_that_cannot_be_sent_to(client: RemotingClient, tmp_pa
 
 @pytest.mark.parametrize("name", ["a", "b", "e", "f", "g", "h"])
 async def test_c043_missing_fields_are_named(client: RemotingClient, name: str) -> None:
-    """Where RocketMQ answers with a NullPointerException; a message without a body is refused, too."""
+    """RocketMQ answers these with a NullPointerException; a message without a body is refused, too."""
     fields = {**send_fields("Missing"), name: None}
     answer = await client.call(Request.SEND_MESSAGE_V2, fields, b"x")
     assert answer.code == Answer.INVALID_PARAMETER
@@ -113,7 +113,7 @@ async def test_c043_missing_fields_are_named(client: RemotingClient, name: str) 
 
 
 async def test_c044_a_compressed_body_is_stored_unchanged(client: RemotingClient) -> None:
-    """With the bits that say so; the transaction bits of a request count for nothing."""
+    """The flag for compression is kept; the request's transaction bits are ignored."""
     body = zlib.compress(b"x" * 10_000)
     await send(client, "Compressed", body, f=0x301 | 0x4)
     [record] = await _pull(client, "Compressed")
@@ -121,7 +121,7 @@ async def test_c044_a_compressed_body_is_stored_unchanged(client: RemotingClient
 
 
 async def test_c045_a_batch(client: RemotingClient) -> None:
-    """Three ids, consecutive offsets, own properties; retry topics take none, and lengths must agree."""
+    """Three ids, consecutive offsets and separate properties; retry topics refuse batches, and lengths must match."""
     body = batch((b"one", "UNIQ_KEY\x01U1\x02KEYS\x01k\x02"), (b"two", "UNIQ_KEY\x01U2"), (b"three", ""))
     answer = await client.call(Request.SEND_BATCH_MESSAGE, send_fields("Batch", m=True, i="WAIT\x01true"), body)
     assert answer.code == 0, answer.remark
@@ -132,7 +132,7 @@ async def test_c045_a_batch(client: RemotingClient) -> None:
     assert [record.queue_offset for record in found] == [0, 1, 2]
     assert [record.flag for record in found] == [5, 5, 5]
     assert (found[0].unique_key, found[0].keys, found[1].unique_key) == ("U1", ["k"], "U2")
-    assert found[2].unique_key  # one is made where the client gives none
+    assert found[2].unique_key  # the broker makes one if the client sends none
     await client.call(Request.HEART_BEAT, body={"clientID": "c", "consumerDataSet": [{"groupName": "BatchGroup"}]})
     for topic, wrong in (("%RETRY%BatchGroup", body), ("Batch", body[:-1]), ("Batch", body + b"\0" * 21)):
         refused = await client.call(Request.SEND_BATCH_MESSAGE, send_fields(topic, m=True), wrong)
@@ -144,13 +144,13 @@ async def test_c045_a_batch(client: RemotingClient) -> None:
 
 
 async def test_c046_what_is_too_large(client: RemotingClient) -> None:
-    """Properties above 32,767 bytes, a body above 4 MiB."""
+    """Properties above 32,767 bytes, and a body above 4 MiB."""
     assert (await send(client, "Large", properties="k\x01" + "x" * 33_000)).code == Answer.MESSAGE_ILLEGAL
     assert (await send(client, "Large", b"x" * ((4 << 20) + 1))).code == Answer.MESSAGE_ILLEGAL
 
 
 async def test_c047_delayed_messages(client: RemotingClient, shared: Shared) -> None:
-    """By level through SCHEDULE_TOPIC_XXXX, by time through the timer; the latter can be recalled."""
+    """By level through SCHEDULE_TOPIC_XXXX, by time through the timer; only the latter can be recalled."""
     waiting = {"topic": "SCHEDULE_TOPIC_XXXX", "queueId": 0}
     before = int((await client.call(Request.GET_MAX_OFFSET, waiting)).fields["offset"])
     levelled = await send(client, "Delayed", b"level", properties="DELAY\x011\x02")
@@ -175,7 +175,7 @@ async def test_c047_delayed_messages(client: RemotingClient, shared: Shared) -> 
 
 
 async def test_c048_a_retry_that_was_tried_too_often_is_a_dead_letter(client: RemotingClient) -> None:
-    """What a consumer sends to its retry topic itself, after its last attempt."""
+    """A consumer sends the message to its retry topic itself, after its last attempt."""
     await client.call(Request.HEART_BEAT, body={"clientID": "c", "consumerDataSet": [{"groupName": "Dead"}]})
     assert (await send(client, "%RETRY%Dead", b"again", j=16)).code == 0
     assert (await send(client, "%RETRY%Dead", b"dead", j=17)).code == 0
@@ -186,7 +186,7 @@ async def test_c048_a_retry_that_was_tried_too_often_is_a_dead_letter(client: Re
 
 
 async def test_c049_region_and_trace(client: RemotingClient) -> None:
-    """In the answer to every send that was stored."""
+    """The answer to every stored send has them."""
     for answer in (
         await send(client, "Region"),
         await send(client, "Region", properties="DELAY\x011\x02"),
@@ -199,5 +199,5 @@ async def test_c049_region_and_trace(client: RemotingClient) -> None:
 
 
 async def test_c050_fields_of_namespaces_do_no_harm(client: RemotingClient) -> None:
-    """Clients of RocketMQ 5 send them with every request."""
+    """RocketMQ 5 clients send them with every request."""
     assert (await send(client, "Spaces", ns="x", nsd=True, bname="aerobee", oway=False, lo=False)).code == 0

@@ -55,7 +55,7 @@ def signed(account: str, fields: dict[str, object], body: bytes = b"", *, leave_
 
 
 async def test_c094_golden_signatures(tmp_path: Path) -> None:
-    """What Java clients signed is recognized; with another body, field or key it is not."""
+    """Signatures of Java clients are accepted; with another body, field or key they are not."""
     file = tmp_path / "accounts.toml"
     file.write_text('[accounts.AKtest]\nsecret_key = "SKsecret123"\nadmin = true\n')
     file.chmod(0o600)
@@ -81,7 +81,7 @@ async def test_c094_golden_signatures(tmp_path: Path) -> None:
 
 
 async def test_c095_wrong_signatures(signing: RemotingClient) -> None:
-    """A missing one, a wrong one, an unknown key: 16, and nothing happens."""
+    """A missing or wrong signature or an unknown key: 16, and the request has no effect."""
     good = signed("shop", send_fields("Orders"), b"x")
     for fields in (send_fields("Orders"), {**good, "Signature": "AAAA"}, {**good, "AccessKey": "nobody"}):
         assert (await signing.call(Request.SEND_MESSAGE_V2, fields, b"x")).code == Answer.NO_PERMISSION
@@ -91,7 +91,7 @@ async def test_c095_wrong_signatures(signing: RemotingClient) -> None:
 
 
 async def test_c096_a_field_that_old_clients_do_not_sign(signing: RemotingClient) -> None:
-    """They add it after they have signed; newer ones sign it."""
+    """Old clients add it after signing; newer ones sign it."""
     query: dict[str, object] = {"topic": "Orders", "key": "k", "maxNum": 1, "beginTimestamp": 0, "endTimestamp": 9}
     query["_UNIQUE_KEY_QUERY"] = "true"
     unsigned = signed("operator", query, leave_out="_UNIQUE_KEY_QUERY")
@@ -102,7 +102,7 @@ async def test_c096_a_field_that_old_clients_do_not_sign(signing: RemotingClient
 
 
 async def test_c097_what_accounts_may_do(signing: RemotingClient) -> None:
-    """One sends, one consumes, only the operator does what is left."""
+    """One account sends, one consumes, and only the operator may do everything else."""
     sends = send_fields("Orders")
     assert (await signing.call(Request.SEND_MESSAGE_V2, signed("shop", sends, b"x"), b"x")).code == 0
     other = send_fields("Other")

@@ -44,7 +44,7 @@ async def _bodies(client: RemotingClient, topic: str) -> list[bytes]:
 
 
 async def test_c076_commit_rollback_and_the_question(tmp_path: Path) -> None:
-    """Half messages are invisible; who does not decide is asked, and the message in the question is the original."""
+    """Half messages are invisible; a producer without a decision is checked with the original message."""
     clock = TravellingClock()
     config = TransactionsConfig(timeout_seconds=6.0, check_interval_seconds=30.0)
     async with remoting_broker(tmp_path, clock=clock, transactions=config) as (_, client):
@@ -78,7 +78,7 @@ async def test_c076_commit_rollback_and_the_question(tmp_path: Path) -> None:
 
 
 async def test_c077_decisions_that_are_refused(client: RemotingClient, shared: Shared) -> None:
-    """Of another group, about another message; the same decision twice is one message."""
+    """Decisions of another group or about another message are refused; a repeated decision stores one message."""
     half = await _half(client, "Tx77", "K77", b"once")
     for others in ({"producerGroup": "Other"}, {"commitLogOffset": 1 << 40}, {"tranStateTableOffset": 99}):
         answer = await client.call(Request.END_TRANSACTION, _decision(half, COMMIT, **others))
@@ -90,7 +90,7 @@ async def test_c077_decisions_that_are_refused(client: RemotingClient, shared: S
 
 
 async def test_c078_another_producer_of_the_group_is_asked(tmp_path: Path) -> None:
-    """After the sender has died, and only one at a time; without any, the first that comes."""
+    """After the sender has died one other producer is asked at a time; without any, the first to connect."""
     clock = TravellingClock()
     config = TransactionsConfig(timeout_seconds=6.0, check_interval_seconds=30.0)
     async with remoting_broker(tmp_path, clock=clock, transactions=config) as (broker, sender):
