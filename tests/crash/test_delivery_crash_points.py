@@ -41,7 +41,7 @@ QUEUES = {ORDERS: ORDERS, URGENT: URGENT, ROOM: ROOMS}
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Silence the log: recovery reports hundreds of damages here."""
+    """Silence the log: recovery reports hundreds of damaged ranges here."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

@@ -34,7 +34,7 @@ MODES: list[tuple[WriteMode, FlushMode]] = [
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Silence the log: recovery reports thousands of damages here."""
+    """Silence the log: recovery reports thousands of damaged ranges here."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

@@ -27,7 +27,7 @@ SEEDS = range(max(int(os.environ.get("AEROBEE_CRASH_CYCLES", "0")) // 20, 1))
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Silence the log: recovery reports hundreds of damages here."""
+    """Silence the log: recovery reports hundreds of damaged ranges here."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

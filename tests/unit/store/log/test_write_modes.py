@@ -295,7 +295,7 @@ def test_settings_that_cannot_work_are_refused(changes: dict[str, object]) -> No
 def test_a_commit_that_nobody_waited_for_to_its_end_counts() -> None:
     """Of two concurrent commits the one for a sync is cancelled; the other must report all written bytes.
 
-    They are never written again, so that waiters would otherwise wait forever.
+    The bytes are never written again, so their waiters would otherwise wait forever.
     """
     disk, config = MemoryFileSystem(), replace(config_of("pool"), segment_size=4096)
     log = CommitLog(

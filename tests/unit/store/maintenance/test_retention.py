@@ -150,7 +150,7 @@ async def test_watermarks(
 
 
 async def test_without_force_nothing_goes_before_its_time(harnesses: list[Harness]) -> None:
-    """With clean_forcibly off a full disk removes only expired segments, and refuses messages."""
+    """With clean_forcibly off, retention on a full disk removes only expired segments, and messages are refused."""
     harnesses.append(harness := Harness(clean_forcibly=False))
     harness.fill(3)
     harness.clock.advance(72 * HOUR)
@@ -218,7 +218,7 @@ async def test_the_file_time_counts_where_no_record_tells(harnesses: list[Harnes
     assert harness.segments == [2]
 
 
-# --- How many, and which never -------------------------------------------------------------------------------
+# --- How many, and which never ------------------------------------------------------------------------------
 
 
 async def test_ten_in_a_round(harness: Harness) -> None:
@@ -371,7 +371,7 @@ async def test_a_reader_keeps_the_bytes_of_a_removed_segment(tmp_path: Path, wri
 
 
 async def test_the_event_loop_unmaps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unmapping a removed segment of usual size takes 0.1 s, because the kernel frees its pages."""
+    """A thread unmaps removed segments. At the usual size that takes 0.1 s, because the kernel frees the pages."""
     unmapped: list[int] = []
 
     class Mapping(mmap.mmap):
@@ -649,7 +649,7 @@ def test_a_file_that_ends_in_a_filler_goes_with_its_messages() -> None:
     assert queue.files == [10, 20]
 
 
-# --- Listeners --------------------------------------------------------------------------
+# --- Listeners ----------------------------------------------------------------------------------------------
 
 
 async def test_listeners_are_asked_and_can_keep(harness: Harness) -> None:
