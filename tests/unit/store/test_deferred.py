@@ -25,7 +25,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_the_first_use_imports_it(module: str) -> None:
-    """Each name is the module's own; a missing name raises an error that names it."""
+    """Each attribute is the module's own; a missing one raises an error that names it."""
     stand_in = deferred(module)
     assert module not in sys.modules
     assert stand_in.value is sys.modules[module].value

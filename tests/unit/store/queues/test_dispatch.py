@@ -44,7 +44,7 @@ def store_fixture() -> Iterator[MessageStore]:
 def test_each_transaction_type_goes_where_the_table_says(
     kind: TransactionType, queued: bool, indexed: bool, recovered: bool
 ) -> None:
-    """Prepared and rolled-back messages enter no queue; recovery decides the same."""
+    """Prepared messages enter no queue, rolled-back ones neither queue nor index; recovery decides the same."""
     disk = MemoryFileSystem()
     store = MessageStore.open(StoreConfig.tiny(DIRECTORY), file_system=disk)
     store.append([Message("orders", 0, b"first", {"KEYS": "k"})])

@@ -134,7 +134,7 @@ def test_slots_of_one_and_of_several_entries_get_the_same_bytes() -> None:
 
 
 def test_times_narrow_the_search_and_leave_nothing_out() -> None:
-    """The result has all entries of the range, and others by at most a few seconds."""
+    """The result has all entries of the range; others are within a few seconds of it, or first in a file."""
     index = service(MemoryFileSystem())
     put(index, 0, 150)
     result = found(index, 3, NOW + 40_000, NOW + 80_000)
