@@ -232,7 +232,7 @@ async def test_every_torn_append_is_no_damage() -> None:
 
 
 async def test_a_shortened_log_is_reported() -> None:
-    """A shortened file is recognized by its size."""
+    """A shortened log is recognized, because the log states its own size."""
     disk = await with_log("second", "third")
     content = disk.contents()[LOG]
     assert (
