@@ -158,7 +158,8 @@ async def _live(
     announce: Callable[[Listening, Address], None],
     announce_replica: Callable[[Address, Address], None],
 ) -> bool:
-    """Open the store, be a master, a replica or a single broker, and close the store. True: go on in another role."""
+    """Open the store, run as a master, a replica or a single broker, and close the store. True: continue in another
+    role."""
     config = process.config
     batch_topics = BatchTopics(config.store.directory, process.clock)
     store = await asyncio.to_thread(MessageStore.open, config.store, clock=process.clock, is_batch_topic=batch_topics)

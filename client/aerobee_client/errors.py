@@ -108,7 +108,7 @@ def code_name(code: int) -> str:
 
 
 def status_error(status: v2.Status) -> ServerError | None:
-    """The error that `status` stands for; None if it is OK."""
+    """The error for `status`; None if it is OK."""
     if status.code == v2.Code.OK:
         return None
     digits = str(int(status.code))

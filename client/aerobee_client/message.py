@@ -221,8 +221,8 @@ def stored_message(wire: v2.Message) -> StoredMessage:
 
 
 def message_of_record(record: Record, topic: str) -> StoredMessage:
-    """The same of a record, with `topic` as the client names it. A body that was compressed is decompressed, whatever
-    the method."""
+    """The message of a record, with `topic` as the client names it. A compressed body is decompressed with any
+    method."""
     from aerobee_store.records import message_fields as fields
     from aerobee_store.records import properties as names
 

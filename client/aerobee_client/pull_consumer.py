@@ -114,8 +114,8 @@ class PullConsumer:
         self._routes = Routes(connection, self._telemetry.metadata)
         self._records = Records(connection)
         self.call: PullCall = "PullMessage"
-        """What the last fetch used. A backlog is fetched by ReadRecords, if the server has it and the filter is of
-        tags."""
+        """The call of the last fetch. A backlog is fetched by ReadRecords, if the server supports it and the filter
+        consists of tags."""
         self._flow = FlowControl(waiting_count_max, waiting_size_max, span_max)
         self._readings: dict[Queue, _Reading] = {}
         self._by_hand = False

@@ -41,7 +41,7 @@ class Sending:
         self._turn = random.randrange(1 << 16)  # noqa: S311  # so that producers do not begin with the same queue
 
     async def send_message(self, messages: Sequence[Outgoing]) -> list[Outcome]:
-        """Send by SendMessage: the server chooses the queue, anew for each attempt.
+        """Send by SendMessage: the server chooses the queue, again for each attempt.
 
         A request that failed as a whole is retried; single messages of it are not.
         """
@@ -128,7 +128,7 @@ class Sending:
         return chosen
 
     async def close(self) -> None:
-        """End what is under way beside the requests."""
+        """End the work that runs beside the requests."""
         for task in self._looking.values():
             task.cancel()
         await asyncio.gather(*self._looking.values(), return_exceptions=True)
@@ -159,7 +159,7 @@ class Sending:
         return [self._peer(endpoint) for endpoint in endpoints]
 
     async def _look(self, topic: str) -> None:
-        with suppress(ClientError):  # the send itself reports what is wrong with the topic
+        with suppress(ClientError):  # the send itself reports the error of the topic
             await self._routes.queues(topic, retry=_ONE_ATTEMPT)
 
     def _peer(self, endpoint: str) -> Peer:

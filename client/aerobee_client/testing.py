@@ -146,7 +146,7 @@ class BrokerProcess:
             self._advance(self._advanced_seconds)
 
     def advance(self, seconds: float) -> None:
-        """Let this much time pass for the broker, and perform what is due by then.
+        """Advance the time of the broker, and run everything that becomes due.
 
         Delayed messages are delivered, unacknowledged messages are redelivered, transactions are checked, messages
         expire. The clients' own time does not change. Waiting receives end, so receive afterwards. RuntimeError without

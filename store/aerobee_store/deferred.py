@@ -20,7 +20,7 @@ _NAMES: Final[dict[str, None]] = {}
 
 
 class _Deferred(ModuleType):
-    """Stands for a module. Names that were used become attributes, as fast as those of the module."""
+    """A proxy of a module. Used names become attributes, which are as fast as those of the module."""
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(import_module(self.__name__), name)

@@ -27,9 +27,9 @@ class StoreStatus:
     dispatched: int
     segments: int
     segments_prepared: int
-    """Preallocated, not counted in `segments`."""
+    """Preallocated segments, not counted in `segments`."""
     pool_buffers_free: int | None
-    """None without a pool, see write_modes.py."""
+    """The number of free buffers; None without a pool, see write_modes.py."""
     segment_size: int
     mapped_files: int
     """Files of log and index that are mapped into memory."""
@@ -39,9 +39,9 @@ class StoreStatus:
     unsynced_seconds: float
     """Age of the oldest answered byte that a power failure could lose; 0 with sync flush."""
     disk: DiskUsage
-    """Of the partition of the directory."""
+    """The usage of the partition of the directory."""
     log_disks: Mapping[Path, DiskUsage]
-    """Of each path of the log, read-only ones included; without those that cannot be read."""
+    """The disk usage of each path of the log, including read-only paths; unreadable paths are omitted."""
     oldest_timestamp: int | None
     running_flags: RunningFlags
     refusal: str

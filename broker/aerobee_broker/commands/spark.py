@@ -149,7 +149,7 @@ def _add_job(job: argparse.ArgumentParser) -> None:
 
 
 def _add_log_reading(job: argparse.ArgumentParser) -> None:
-    """The options of a job that reads logs and compares or makes what is derived from them."""
+    """The options of a job that reads logs and compares or rebuilds the derived files."""
     _add_stores(job, required=True)
     job.add_argument("--no-queues", action="store_true", help="skip the consume queues")
     job.add_argument("--no-index", action="store_true", help="skip the index")
@@ -256,7 +256,7 @@ def _jobs() -> Any:
 
 
 def _cause(error: Exception) -> str:
-    """The message of an error of ours that a worker returned as text with its traceback."""
+    """The message of a pipeline error that a worker returned as text with its traceback."""
     lines = [line for line in str(error).splitlines() if line.startswith("aerobee_pipeline.errors.")]
     return lines[-1].partition(": ")[2] if lines else str(error)
 

@@ -100,7 +100,7 @@ class Deliveries:
             seconds_max=math.inf if config.long_polling else SHORT_POLLING_SECONDS,
         )
         self.loop_share = LoopShare()
-        """For all long searches, here and elsewhere."""
+        """The share of the event loop for all long searches, here and elsewhere."""
         self.stats = DeliveryStats()
         self._run_number = secrets.randbits(32)
         self._subscriptions = Subscriptions(store, tables, settings)
@@ -297,7 +297,7 @@ class Deliveries:
         """Finish the messages of these handles; for each None or its InvalidReceiptHandleError.
 
         Acknowledging is idempotent: a repeated handle is valid. A handle from an earlier process is not remembered; it
-        is valid if the message is finished, whoever finished it.
+        is valid if the message is finished, by any consumer.
 
         On return, all acknowledgements are as safe as a sent message. Raises StoreError.
         """

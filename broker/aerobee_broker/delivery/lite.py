@@ -166,7 +166,7 @@ class LiteConsumers:
             self._forget(consumer)
 
     def drop(self, topic: str, group: str) -> None:
-        """A parent topic, a lite topic (by the name of its queue) or a group is deleted; "" stands for all.
+        """Remove the subscriptions of a deleted parent topic, lite topic (by the name of its queue) or group; "": all.
 
         The clients of a lite topic are notified.
         """

@@ -411,7 +411,7 @@ def _unquoted(token: Token) -> str:
     return token[1:-1].replace("''", "'")
 
 
-# --- What is wrong with an expression -----------------------------------------------------------------------
+# --- Errors in an expression --------------------------------------------------------------------------------
 
 
 def _refuse(place: Token | _Place | UnexpectedToken | UnexpectedCharacters | None, cause: str) -> NoReturn:

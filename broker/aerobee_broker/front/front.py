@@ -156,7 +156,7 @@ class Front:
         waiting: bool = False,
         proxied: bool = False,
     ) -> None:
-        """See whether the first bytes are there, and what they begin. `proxied`: a PROXY header was before them."""
+        """Detect the protocol from the first bytes, if they have arrived. `proxied`: a PROXY header preceded them."""
         try:
             first = accepted.recv(BEGINNING_SIZE, socket.MSG_PEEK)
         except BlockingIOError:

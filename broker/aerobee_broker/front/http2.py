@@ -52,7 +52,7 @@ _FREE_MAX: Final = 1000  # pings and window updates that a client may accumulate
 _SHUTDOWN_PING: Final = b"goodbye!"
 _STALL_PROGRESS_MIN: Final = 1024  # bytes of a stream that must be transferred between two checks for a stall
 _STREAMS_PER_CHEAP: Final = 100  # a setting that affects every stream costs accordingly
-_FREE_PER_FRAME: Final = 4  # free frames granted for each frame of ours
+_FREE_PER_FRAME: Final = 4  # free frames granted for each frame that the broker sends
 
 
 class Stream:
@@ -327,7 +327,7 @@ class Http2Connection:
             )
 
     def _spend_free(self) -> None:
-        """Count a frame that is free in response to frames of ours."""
+        """Count a frame that is free in response to frames of the broker."""
         if self._free > 0:
             self._free -= 1
         else:

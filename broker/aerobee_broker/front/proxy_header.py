@@ -23,7 +23,7 @@ _SIZE_MAX: Final = 4096  # bytes of version 2: addresses and the additions of lo
 
 
 BEGINNING_SIZE: Final = 6
-"""As many bytes tell whether a connection begins with a header; HTTP/2 begins with "PRI"."""
+"""The number of bytes that tell whether a connection begins with a header; HTTP/2 begins with "PRI"."""
 
 
 class ProxyHeaderError(BrokerError):

@@ -22,7 +22,7 @@ else:
 
 MESSAGE_SIZE_BOUNDS: Final = (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)  # bytes, RocketMQ's buckets
 RPC_MILLISECONDS_BOUNDS: Final = (1.0, 3.0, 5.0, 7.0, 10.0, 100.0, 1000.0, 2000.0, 3000.0)  # RocketMQ's buckets, too
-CREATE_MILLISECONDS_BOUNDS: Final = (10.0, 100.0, 1000.0, 3000.0, 5000.0)  # likewise
+CREATE_MILLISECONDS_BOUNDS: Final = (10.0, 100.0, 1000.0, 3000.0, 5000.0)  # RocketMQ's buckets
 LATENCY_MILLISECONDS_BOUNDS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 5000.0)
 
 
@@ -61,7 +61,7 @@ class ReceivedCounters:
     messages: int = 0
     bytes: int = 0  # on the wire
     milliseconds: Histogram = field(default_factory=lambda: Histogram(LATENCY_MILLISECONDS_BOUNDS))
-    """From the storing of a message to its delivery."""
+    """Durations from storing a message to its delivery."""
     acknowledged: int = 0
     changed: int = 0  # invisible times
 

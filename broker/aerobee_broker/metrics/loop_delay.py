@@ -84,7 +84,7 @@ class LoopDelay:
 
 
 def blocking_function(frame: FrameType | None) -> str:
-    """The innermost function of ours in a stack, and the call that it serves; empty if there is none."""
+    """The innermost function of the broker in a stack, and the call that it serves; empty if there is none."""
     innermost = call = ""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

@@ -177,7 +177,7 @@ class SendProcessor:
         return messages, queue_offsets, recall_handles
 
     async def _check(self, messages: Sequence[v2.Message], turns: Turns, now_ms: int) -> None:
-        """Each message by itself, and that they go together. InvalidRequestError."""
+        """Check each message, and that the messages may be in one request. InvalidRequestError."""
         resource = messages[0].topic
         transactional = messages[0].system_properties.message_type == TRANSACTION
         keys_left = _KEYS_MAX

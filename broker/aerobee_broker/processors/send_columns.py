@@ -22,7 +22,7 @@ from aerobee_store.records.message_fields import LAST_MS, RESERVED_NAMES
 from aerobee_store.records.record_columns import Booleans, Integers, all_true
 
 COUNT_MIN: Final = 8
-"""Fewer messages are as fast one by one."""
+"""The minimum number of messages: fewer are as fast one by one."""
 COUNT_MAX: Final = 1024
 """Entry limit of one request, as of every repeated field."""
 _COUNTED_FROM: Final = 1 << 20  # bytes; protobuf reads a larger request with unusual messages, and limits its fields
@@ -65,10 +65,10 @@ class SendColumns:
     message_id: list[bytes]
     tag: list[bytes]
     keys: list[bytes]
-    """Joined by single spaces."""
+    """The keys of each message, joined by single spaces."""
     key_count: Integers
     user_properties: list[bytes]
-    """In stored form, by name."""
+    """The user properties of each message in stored form, sorted by name."""
     encoding: Integers
     type: Integers
     born_ms: Integers

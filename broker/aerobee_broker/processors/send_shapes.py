@@ -75,7 +75,7 @@ class Fields(NamedTuple):
     tag: Span | None
     keys: tuple[Span, ...]
     user_properties: tuple[tuple[Span, Span], ...]
-    """Name and value of each."""
+    """The name and value of each user property."""
     seconds: Span | None
     nanos: Span | None
 
@@ -91,9 +91,9 @@ class Shape:
     """The messages of one shape in a request."""
 
     rows: Integers
-    """Their numbers in the request."""
+    """The numbers of these messages in the request."""
     data: Bytes
-    """Their bytes, a row each."""
+    """The bytes of these messages, one message per row."""
     fields: Fields
 
 

@@ -42,7 +42,7 @@ class Subscription:
     expression_type: str
     version: int
     body: Bean = field(default_factory=Bean, compare=False)
-    """As received, for queries."""
+    """The subscription as received, for queries."""
 
 
 @dataclass(slots=True)

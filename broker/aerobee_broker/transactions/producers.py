@@ -16,7 +16,7 @@ from aerobee_store.records import properties as p
 _SENDERS_PER_TOPIC_MAX: Final = 16
 _TOPICS_MAX: Final = 10_000
 REMOTING_SENDER: Final = "remoting "
-"""Prefix of sender names of the remoting protocol. No client id has a blank there."""
+"""Prefix of sender names of the remoting protocol. No client id has a space at this position."""
 _BACKLOG_MAX: Final = 32  # unread commands of a client: half of what its stream holds before it drops some
 
 

@@ -170,7 +170,7 @@ class Transactions:
         self._wake = asyncio.Event()
         self._has_topics = False
         self.topics: dict[str, TopicTransactions] = {}
-        """By stored name, for the metrics."""
+        """The counters of each topic, by stored name, for the metrics."""
         # The distance between the oldest and newest half message is limited, which bounds what a start reads. Twice the
         # most that can wait, so that renewing, which adds as many, terminates.
         self._span_max = 2 * settings.current.transactions.pending_max

@@ -33,7 +33,7 @@ _STORE_NAMES: Final = frozenset(
 ABORT: Final = "abort"
 """Exists while a store is in use, and after an unclean stop."""
 REBUILD_OLD: Final = "rebuild.old"
-"""Where a rebuild (tools/rebuild.py) moves the files that it replaces, until it is done."""
+"""The directory to which a rebuild (tools/rebuild.py) moves the replaced files until it is complete."""
 REBUILT_NAMES: Final = ("consumequeue", "batchconsumequeue", "index")
 
 

@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class Beginning(Enum):
-    """Where recovery begins to read the log: (the last stop, what is known, the place)."""
+    """The place where recovery begins to read the log: (the last stop, the known facts, the place)."""
 
     CLEAN = "clean", "the last queue unit names a valid record of its size", "the end of that record"
     CLEAN_INDEX_BEHIND = (
@@ -44,7 +44,7 @@ class Beginning(Enum):
 
 
 class Found(Enum):
-    """What recovery does with what it finds: (what it found, what it does). Nothing that still parses is deleted."""
+    """The actions of recovery: (finding, action). Nothing that still parses is deleted."""
 
     RECORD = "a valid record", "its unit and index entries are compared or added"
     BLANK = "a blank that reaches the end of its segment", "go on with the next segment"

@@ -63,7 +63,7 @@ from aerobee_store.stats import StoreStats
 _log = logging.getLogger(__name__)
 
 RetentionListener = Callable[[int], Awaitable[int]]
-"""Called with a physical offset before everything in front of it is removed; returns the offset from which the log must
+"""Called with a physical offset before the log up to this offset is removed; returns the offset from which the log must
 be kept, possibly the same. If it raises StoreError or OSError, nothing is removed, and it is called again in the next
 round."""
 

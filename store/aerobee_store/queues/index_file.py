@@ -218,7 +218,7 @@ class IndexFile:
 
     @property
     def mapping(self) -> memoryview:
-        """The whole file. Whoever releases it last also unmaps the file, which takes a while."""
+        """The whole file. Releasing the last reference also unmaps the file, which takes a while."""
         return self._view
 
     def close(self) -> None:
@@ -473,7 +473,7 @@ class IndexService:
         self.files.append(file)
 
     def _create_file(self, path: Path) -> File:
-        """A new file, on the last of a few tries; an index that cannot be written stops the store. OSError."""
+        """Create a file, with a few attempts; an index that cannot be written stops the store. OSError."""
         for left in reversed(range(_CREATION_TRIES)):
             try:
                 self._file_system.make_directory(self._directory)

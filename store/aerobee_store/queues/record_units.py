@@ -24,7 +24,7 @@ from aerobee_store.records.record import SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED
 from aerobee_store.records.record_batch import RecordBatch
 
 ROCKETMQ_LEVELS: Final = DelayLevels(DELAY_LEVELS_SECONDS)
-"""Those of a store whose settings are not known."""
+"""The delay levels of a store with unknown settings: RocketMQ's defaults."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ REQUEST_SIZE_MAX: Final = 16 << 20
 _HEAD: Final = struct.Struct(">iiiii")
 _PROPERTIES_SIZE: Final = struct.Struct(">h")
 FLAG_POSITION: Final = 12
-"""Of the flag in a message."""
+"""The position of the flag in a message."""
 _ITEM_SIZE_MIN: Final = _HEAD.size + _PROPERTIES_SIZE.size
 assert _ITEM_SIZE_MIN == 22, "the table above and the structs must agree"
 _I32: Final = np.dtype(">i4")

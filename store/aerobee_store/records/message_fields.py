@@ -18,7 +18,7 @@ from aerobee_store.records import properties as p
 from aerobee_store.records.record import Record
 
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
-"""Where delayed messages are, in queue 0, until they are due; `REAL_TOPIC` and `REAL_QID` say where they go then."""
+"""Holds delayed messages in queue 0 until they are due; `REAL_TOPIC` and `REAL_QID` are their destination."""
 TIMER_QUEUE_ID: Final = 0
 
 TRACE_CONTEXT: Final = "TRACE_CONTEXT"

@@ -49,14 +49,14 @@ from aerobee_store.records import properties as property_codec
 from aerobee_store.records.properties import Host, decode_host, encode_host
 
 ReadableBuffer = bytes | bytearray | memoryview | mmap
-"""What records are read from; memoryviews must be of single bytes."""
+"""Bytes that contain records; memoryviews must have items of one byte."""
 WritableBuffer = bytearray | memoryview
 
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
 BLANK_MAGIC: Final = 0xCBD43194
 BLANK_SIZE_MIN: Final = 8
-"""Size and magic. A record is appended only where this much stays free behind it."""
+"""Bytes of size and magic. A record is appended only if this many bytes remain free after it."""
 
 SYS_FLAG_COMPRESSED: Final = 0x1
 SYS_FLAG_MULTI_TAGS: Final = 0x2
@@ -80,9 +80,9 @@ SYS_FLAG_POSITION: Final = 36
 BORN_TIMESTAMP_POSITION: Final = 40
 BORN_HOST_POSITION: Final = 48
 STORE_TIMESTAMP_POSITION: Final = 56
-"""For an IPv4 born host; `HOST_V6_EXTRA` more for IPv6."""
+"""The position of the field for an IPv4 born host; `HOST_V6_EXTRA` bytes later for IPv6."""
 FIXED_SIZE: Final = 88
-"""Everything before the body, for two IPv4 hosts."""
+"""Bytes before the body, for two IPv4 hosts."""
 HOST_V6_EXTRA: Final = 12
 RECORD_SIZE_MIN: Final = FIXED_SIZE + 3
 """Fixed part, topic size, properties size: no record is smaller."""
@@ -126,11 +126,11 @@ class Message:
     """An encoded property string to be stored as it is, instead of `properties`. A checksum at its end is dropped."""
     flag: int = 0
     sys_flag: int = 0
-    """The two host bits are set by the codec, whatever they are here."""
+    """The codec sets the two host bits and ignores their values here."""
     born_timestamp: int = 0
     born_host: Host = ("0.0.0.0", 0)  # noqa: S104 - an address in a record, nothing listens on it
     store_host: Host | None = None
-    """Instead of the store's own host."""
+    """Replaces the store's own host, if given."""
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
 
@@ -249,7 +249,7 @@ class Draft:
         split_batch: bool = False,
         version: int | None = None,
     ) -> None:
-        """Encode all that does not depend on the place. The parameters are those of `encode`."""
+        """Encode everything that does not depend on the offsets. The parameters are those of `encode`."""
         topic = _encode_topic(message.topic)
         topic_size = len(topic)
         if version is None:
@@ -274,7 +274,7 @@ class Draft:
         self._tail = b"".join((topic_length, topic, properties_size.to_bytes(2, "big"), raw))
         self._sys_flag = (message.sys_flag & ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)) | hosts << 4
         self._time_position = STORE_TIMESTAMP_POSITION + len(born_host) - 8
-        # Numbers that do not fit are an error of the caller's, and must show before room is taken for the record.
+        # Numbers out of range are an error of the caller, and must be reported before space is reserved for the record.
         try:
             self._start = fixed.pack(
                 self.size,
@@ -407,14 +407,14 @@ class StopReason(enum.Enum):
     """Why no record could be read at a position."""
 
     END_OF_DATA = "end of data"
-    """Nothing is left, or zeros follow."""
+    """No bytes are left, or zeros follow."""
     BLANK = "blank"
-    """The filler that ends a segment; whether its size reaches the segment's end is for the caller to compare."""
+    """The filler that ends a segment. The caller must check that its size reaches the end of the segment."""
     TRUNCATED = "truncated"
-    """The bytes at hand end before the record (or even its size field) does."""
+    """The available bytes end before the end of the record, or even within its size field."""
     CORRUPT = "corrupt"
     LIMIT = "limit"
-    """As many records as were asked for; more may follow."""
+    """The requested number of records was read; more may follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,14 +479,14 @@ def peek(
         checksums     of the record, else of the body, differ             CORRUPT, with the size
         otherwise                                                         the record's header
 
-    A stop with a size has lengths that add up, so a reader may look for the next record right behind. Without a size
-    nothing is known of where the next one begins: it has to be searched.
+    A stop with a size has consistent lengths, so a reader may expect the next record directly after it. Without a size
+    the start of the next record is unknown and must be searched for.
 
-    `end`: where the bytes end (default: with the buffer). `physical_offset`: where in the log `position` lies; the
-    record's own must equal it (None: not compared). `check_crc`: the record checksum, or the body's where there is
-    none. `placed=False`: the record has not been appended yet, so offsets and record checksum are not looked at.
-    `require_property_crc`: a record without the record checksum is corrupt. `record_size_max`: a larger total size is
-    corrupt, not truncated.
+    `end`: the end of the bytes (default: the end of the buffer). `physical_offset`: the offset of `position` in the
+    log; the record's own offset must equal it (None: not compared). `check_crc`: verify the record checksum, or the
+    body's if there is none. `placed=False`: the record has not been appended yet, so offsets and record checksum are
+    ignored. `require_property_crc`: a record without the record checksum is corrupt. `record_size_max`: a larger total
+    size is corrupt, not truncated.
     """
     if end is None:
         end = len(buffer)
@@ -542,7 +542,7 @@ def peek(
         bytes(buffer[record_end - PROPERTY_CRC_SIZE : record_end])
     )
     if not has_property_crc and buffer[record_end - 1 if properties_size else properties_start - 3] == 0:
-        # No writer ends a record so: its last sector was not synced and is lost, and with it the record's checksum.
+        # No writer ends a record like this: its last sector was not synced and is lost, with the record's checksum.
         return corrupt("its last byte is zero", size)
     if require_property_crc and not has_property_crc:
         return corrupt("the record checksum is missing", size)

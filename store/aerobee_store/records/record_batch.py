@@ -76,12 +76,12 @@ class RecordBatch:
     topics: tuple[str, ...]
     """The distinct topics."""
     topic_index: Integers
-    """Which of `topics` each record has."""
+    """The index in `topics` of each record's topic."""
     stop: ScanStop
-    """Why there is no further record."""
+    """The reason why no further record was read."""
     _head: npt.NDArray[np.void] = field(repr=False)
     _same_layout: bool = field(repr=False)
-    """Whether the parts of all records have the same sizes, and lie without gaps."""
+    """Whether the parts of all records have the same sizes, and the records are contiguous."""
     _source: Source | None = field(default=None, repr=False)
     _pairs: PropertyPairs | None = field(default=None, init=False, repr=False)
 

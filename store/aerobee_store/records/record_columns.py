@@ -29,7 +29,7 @@ Integers = npt.NDArray[np.int64]
 Booleans = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 Source = tuple[ReadableBuffer, int]
-"""What is best sliced instead of a buffer, and where in the buffer it begins."""
+"""The best object to slice in place of a buffer, and the position of its start in the buffer."""
 
 # The fixed part of a record; the fields after `born_host` are valid only if both hosts are IPv4.
 HEAD: Final = np.dtype(

@@ -198,7 +198,7 @@ class MemoryFileSystem:
         self.may_lock_memory = True
         self.together_min = together_min
         self.boots = 1
-        """How often the machine was booted: once more after each `crash`."""
+        """The number of boots of the machine: one more after each `crash`."""
         self._clock = clock or ManualClock()
         self._root = Directory()
         self._name_changes: list[NameChange] = []

@@ -56,7 +56,7 @@ UNIT_DTYPE: Final = [
 ]
 _CHECKED_SIZE: Final = 44
 CHECKED: Final = 1 << 32
-"""Marks a checksum of ours; RocketMQ writes 0."""
+"""Marks a checksum written by Aerobee; RocketMQ writes 0."""
 BLANK_MAGIC: Final = 0xCBD43194
 _BLANK: Final = struct.Struct(">iqI")
 BLANK_SIZE_MIN: Final = 16

@@ -37,7 +37,7 @@ assert SLOT.size == SLOT_SIZE, "the table above and the struct must agree"
 SLOT_DTYPE: Final = [("time", ">i8"), ("first", ">i8"), ("last", ">i8"), ("pending", ">i4"), ("magic", ">i4")]
 
 SLOT_COUNT: Final = 604_800 * 2
-"""RocketMQ's: with steps of a second, two weeks."""
+"""RocketMQ's number of slots: two weeks with steps of a second."""
 
 _BLOCK_SLOTS: Final = 4096
 _READ_SIZE: Final = 1 << 20

@@ -34,7 +34,7 @@ class _Entries:
     physical_offset: Integers
     seconds: Integers
     begin_timestamp: Integers
-    """The base of the seconds: for the first entry of a file the end of the file before it, -1 if that is gone."""
+    """The base of the seconds: for the first entry of a file the end of the previous file, -1 if that was removed."""
 
     def __len__(self) -> int:
         return len(self.key_hash)

@@ -52,7 +52,7 @@ class IndexCounts:
 
 
 DEFAULT_COUNTS: Final = IndexCounts(5_000_000, 20_000_000)
-"""RocketMQ's default, and ours."""
+"""The default of RocketMQ and of Aerobee."""
 
 
 class IndexFileReader:

@@ -180,7 +180,7 @@ class StoreFiles:
     batch_queues: dict[QueueKey, QueueFiles] = field(default_factory=dict)
     index_files: list[Path] = field(default_factory=list)
     timer_log: dict[int, int] = field(default_factory=dict)
-    """The sizes of the files of the timer log, by where each begins."""
+    """The sizes of the files of the timer log, by start position."""
     not_looked_at: list[str] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
     _has_topic: Callable[[str], bool] = field(default=lambda topic: True)
