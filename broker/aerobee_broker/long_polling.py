@@ -1,11 +1,11 @@
 """Receives that wait for a message, without polling.
 
-Receives wait in one line for each (group, topic), or for each queue if they take from one queue only. A wait ends when
-a message arrives or becomes ready again (`wake`), the client terminates, the broker drains, or the time is over.
+Each (group, topic) has one waiting queue (`line`), or each queue if a receive takes from one queue only. A wait ends
+when a message arrives or becomes ready again (`wake`), the client terminates, the broker drains, or the time is over.
 
-A wake wakes one receive of a line, however many messages there are. That receive takes what it can, and wakes the next
-one if more may be left (the baton). So a message costs one look at the queues instead of a thousand, and no receive
-waits while messages are available: a woken receive that ends without looking also passes the baton on.
+A wake wakes one receive of a line, however many messages there are. That receive takes all it can, and wakes the next
+one if more may be left. A message therefore costs one examination of the queues instead of a thousand, and no receive
+waits while messages are available: a woken receive that ends without examining the queues also wakes the next one.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class LongPolling:
     ) -> bool:
         """Return True when a message may be available, False when the wait is over (timeout, drain, client gone).
 
-        Must be called in the same step of the loop in which the caller looked and found nothing. `again`: the caller
-        was woken before and keeps its place at the head of the line. `queue_id` None: any queue. Raises
+        Must be called in the same step of the loop in which the caller examined the queues and found nothing. `again`:
+        the caller was woken before and keeps its place at the head of the line. `queue_id` None: any queue. Raises
         TooManyRequestsError when too many receives wait.
         """
         seconds = min(seconds, self._seconds_max)
@@ -149,7 +149,7 @@ class LongPolling:
     def end_line(self, topic: str | None = None, group: str | None = None) -> None:
         """After a change or deletion of topic or group: wake all waiting receives, so that they notice it.
 
-        Includes groups whose names begin with the group's name and a blank.
+        Includes groups whose names begin with the group's name and a space.
         """
         for place, lines in self._lines.items():
             if topic is None or topic == (place if isinstance(place, str) else place[0]):
@@ -170,7 +170,7 @@ class LongPolling:
             return
         waiter, _ = line.waiters.popitem(last=False)
         line.awake += 1
-        # A receive that timed out or was cancelled in this same step passes the baton on when it runs.
+        # A receive that timed out or was cancelled in this same step wakes the next one when it runs.
         _resolve(waiter.future, True)
 
     def _forget(self, waiter: _Waiter) -> None:

@@ -1,1 +1,1 @@
-"""Load for `aerobee bench`, and the baselines that its figures are compared with."""
+"""Load for `aerobee bench`, and the baselines with which its figures are compared."""

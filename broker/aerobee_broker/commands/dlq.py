@@ -293,7 +293,7 @@ def _written(path: Path | None) -> Iterator[TextIO]:
 
 
 def _json(letter: admin_v1.DeadLetter) -> dict[str, Any]:
-    """The message with the known facts of its death as JSON; without a body if it was read without one."""
+    """The message and the details of its dead-lettering as JSON; without a body if it was read without one."""
     from aerobee_client.message import stored_message
 
     fields = output.message_json(stored_message(letter.message))

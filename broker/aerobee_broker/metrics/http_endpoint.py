@@ -44,7 +44,7 @@ class Readiness(Protocol):
     """The state of readiness for /readyz."""
 
     def unreadiness(self) -> str | None:
-        """Why the broker is not ready; None if it is."""
+        """The reason why the broker is not ready; None if it is ready."""
         ...
 
     def note(self) -> str:

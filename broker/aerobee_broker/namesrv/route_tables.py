@@ -51,7 +51,7 @@ class QueueData:
     permission: int
     sys_flag: int = 0
     message_type: str = ""
-    """As in topic attributes of RocketMQ 5; empty if the broker did not say."""
+    """As in topic attributes of RocketMQ 5; empty if the broker did not send it."""
 
 
 @dataclass(frozen=True, slots=True)

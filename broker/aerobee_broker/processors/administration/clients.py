@@ -1,7 +1,7 @@
 """Connected clients, their subscriptions, and whether the clients of a group agree; from the clients' own settings.
 
-Subscriptions are not stored: the broker delivers by the filter of each receive. So the expression of a group is known
-while a client of it is connected; that it reads a topic is known from its offsets.
+Subscriptions are not stored: the broker delivers by the filter of each receive. The expression of a group is therefore
+known only while one of its clients is connected; its offsets show which topics it reads.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Subscribed:
 
     @property
     def meaning(self) -> tuple[int, str]:
-        """Equal for expressions that select the same messages, as far as their text shows."""
+        """A key that is equal for expressions that select the same messages, as far as their text shows."""
         text = self.expression.expression.strip()
         if self.expression.type == v2.FilterType.SQL:
             return v2.FilterType.SQL, text
@@ -276,7 +276,7 @@ class ClientAdministration:
     async def _infos(
         self, topic: str | None, group: str | None
     ) -> AsyncIterator[tuple[v2.SubscriptionInfo, list[_Subscribed]]]:
-        """Each with its clients, in order of their ids."""
+        """The subscriptions, each with its clients in order of their ids."""
         by_group: dict[str, list[Client]] = {}
         for each in self._clients.all():
             if each.group is not None and (group is None or each.group == group):

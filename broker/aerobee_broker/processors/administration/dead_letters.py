@@ -1,9 +1,9 @@
 """The dead letters of groups: list, show, resend.
 
-Resending stores a dead letter again in its original topic, under its id. The property RESENT_FROM names the dead letter
-and later tells which ones were resent: nothing else is recorded, so this cannot disagree with the log. The property
-ONLY_GROUP hides the message from all other groups of the topic. If the operator names a topic, every group of that
-topic gets the message.
+Resending stores a dead letter again in its original topic, with its id. The property RESENT_FROM names the dead letter
+and shows later which ones were resent. Nothing else is recorded, so the record cannot disagree with the log. The
+property ONLY_GROUP hides the message from all other groups of the topic. If the operator names a topic, every group of
+that topic gets the message.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class DeadLetterAdministration:
         request: admin_v1.ResendDeadLettersRequest,
         result: admin_v1.ResendDeadLettersResponse.Result,
     ) -> int:
-        """Returns the physical offset behind the new record."""
+        """Resend one dead letter; returns the physical offset after the new record."""
         record = self._letter(topic, request.group, offset)
         target_name = request.topic or origin_topic(record)
         if not target_name:

@@ -117,7 +117,7 @@ class MessageAdministration:
         return admin_v1.DescribeMessageResponse(status=OK, timelines=timelines)
 
     async def _records(self, request: admin_v1.DescribeMessageRequest, topic: str) -> list[Record]:
-        """Records in the topic; otherwise those in the topic where the message waits, or where it ended."""
+        """Records in the topic; otherwise records in the topic where the message waits, or where it was stored last."""
         if request.HasField("queue_id") and request.HasField("queue_offset"):
             found = self._store.read(topic, request.queue_id, request.queue_offset, max_count=1).records
             return [record for record in found if record.queue_offset == request.queue_offset]

@@ -1,6 +1,6 @@
 """The rules of SendMessage for the records of AppendRecords, beyond their layout, checked for a whole request at once.
 
-numpy finds the first record that breaks a rule, if any; only that record is examined by itself.
+numpy finds the first record that breaks a rule, if any; only that record is examined individually.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def check_records(
 ) -> None:
     """Raise BadRecordError for the first record that SendMessage would not have stored in this form.
 
-    `delayed`: they are for the timer; delayed.py checks the properties that they have for it.
+    `delayed`: the records are for the timer; delayed.py checks their timer properties.
     """
     _check_bodies(batch, body_size_max)
     takes_batches = topic.takes_batches and not delayed

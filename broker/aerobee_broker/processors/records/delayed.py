@@ -1,8 +1,8 @@
-"""Delayed messages of AppendRecords: records that are laid out for the timer already.
+"""Delayed messages of AppendRecords: records that the client has laid out for the timer.
 
-A client writes all of the record: the timer's topic, and behind the message's own properties those with which the timer
-finds its time and its queue. The broker checks them by columns, and writes the one number that it alone knows into its
-place: TIMER_OUT_MS, where the slot of the time begins.
+The client writes the whole record: the timer's topic and, after the message's own properties, the timer's properties
+for the time and the queue. The broker checks them as columns, and fills in the only number that a client cannot know:
+TIMER_OUT_MS, the beginning of the slot of that time.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _DIGITS_DTYPE: Final = np.dtype(f"V{_DIGITS}")
 def timer_records(
     batch: RecordBatch, topic: str, queue_id: int, timer: Timer, limits: LimitsConfig, now_ms: int
 ) -> RecordBatch:
-    """The records with their TIMER_OUT_MS, in a buffer of their own. BadRecordError for one that is not as
-    records.proto says."""
+    """The records with their TIMER_OUT_MS, in a new buffer. BadRecordError for a record that does not follow
+    records.proto."""
     _check_value(batch, p.REAL_TOPIC, topic)
     _check_value(batch, p.REAL_QUEUE_ID, str(queue_id))
     deliver_ms = _times(batch, p.TIMER_DELIVER_MS, 1)
@@ -54,7 +54,7 @@ def timer_records(
 
 
 def _check_value(batch: RecordBatch, name: str, expected: str) -> None:
-    """That all records have this property, with this value."""
+    """Check that all records have this property, with this value."""
     text, start, end = _places(batch, name)
     value = expected.encode()
     wrong = end - start != len(value)
@@ -92,7 +92,7 @@ def _shown(text: bytes, start: np.int64, end: np.int64) -> str:
 
 
 def _places(batch: RecordBatch, name: str) -> tuple[bytes, Integers, Integers]:
-    """Where the values lie. BadRecordError for the first record without the property."""
+    """The positions of the values. BadRecordError for the first record without the property."""
     text, rows, start, end = batch.property_places(name)
     if len(rows) < len(batch):
         missing = int(np.isin(np.arange(len(batch)), rows, invert=True).argmax())

@@ -72,7 +72,7 @@ class ReadProcessor:
         end = request.end_queue_offset if request.HasField("end_queue_offset") else None
         frame_size = min(max(request.frame_bytes_max, 0) or FRAME_SIZE_DEFAULT, FRAME_SIZE_MAX)
         left = request.bytes_max if request.bytes_max > 0 else None
-        line = f"records {next(self._waits)}"  # each reader waits in its own line; no group can have this name
+        line = f"records {next(self._waits)}"  # each reader has its own waiting queue; no group can have this name
         while end is None or offset < end:
             result = self._store.read_runs(
                 topic,
@@ -127,7 +127,7 @@ class ReadProcessor:
     async def _counters_of(
         self, request: records_v1.ReadRecordsRequest, topic: str, client: Client
     ) -> ReceivedCounters | None:
-        """Those of the group that reads, if there is one."""
+        """The counters of the reading group, if there is one."""
         if not request.group.name:
             return None
         group = group_name(request.group, client)
