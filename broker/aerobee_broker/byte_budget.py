@@ -88,7 +88,7 @@ class ByteBudget:
             raise
 
     async def wait_free(self, owners: Sequence[str], *, seconds: float) -> None:
-        """Return when at least one byte is free. TooManyRequestsError as `take`."""
+        """Return when at least one byte is free. TooManyRequestsError like `take`."""
         if not self.has_free(1, owners):
             await self.take(1, owners, seconds=seconds)
             self.give(1, owners)
@@ -173,16 +173,16 @@ class Share:
         return self._budget.has_free(1, self._owners)
 
     async def wait_free(self, seconds: float) -> None:
-        """As ByteBudget.wait_free."""
+        """Like ByteBudget.wait_free."""
         await self._budget.wait_free(self._owners, seconds=seconds)
 
     async def take(self, size: int, seconds: float) -> None:
-        """As ByteBudget.take."""
+        """Like ByteBudget.take."""
         await self._budget.take(size, self._owners, seconds=seconds)
         self.size += size
 
     def take_now(self, size: int) -> None:
-        """As ByteBudget.take_now."""
+        """Like ByteBudget.take_now."""
         self._budget.take_now(size, self._owners)
         self.size += size
 

@@ -30,7 +30,7 @@ async def find_by_key(
     begin: int = 0,
     end: int = _TIME_MAX,
 ) -> list[Record]:
-    """As `MessageStore.query`: the newest messages with the key, oldest first."""
+    """Like `MessageStore.query`: the newest messages with the key, oldest first."""
     found: list[Record] = []
     size = 0
     async with aclosing(newest_with_key(store, loop_share, topic, key, begin=begin, end=end)) as records:

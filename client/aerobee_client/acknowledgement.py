@@ -43,7 +43,7 @@ class Acknowledgement:
         return outcomes
 
     async def ack_one(self, message: ReceivedMessage) -> ClientError | None:
-        """As `ack`, in one request together with messages acknowledged while the last request was in flight."""
+        """Like `ack`, in one request together with messages acknowledged while the last request was in flight."""
         outcome: asyncio.Future[ClientError | None] = asyncio.get_running_loop().create_future()
         self._waiting.append((message, outcome))
         if self._gathering is None or self._gathering.done():

@@ -257,7 +257,7 @@ class Admin:
         return answer.thread_stack_trace
 
     async def verify_message(self, client_id: str, group: str, topic: str, message_id: str) -> None:
-        """Deliver a stored message to a push consumer as a test; nothing is acknowledged. Timeouts as `client_stacks`.
+        """Deliver a stored message to a push consumer as a test; nothing is acknowledged. Timeout: see `client_stacks`.
 
         ServerError with FAILED_TO_CONSUME_MESSAGE if the listener fails.
         """

@@ -94,7 +94,7 @@ class BlockingClient:
         queue_selector: QueueSelector | None = None,
         transaction_checker: TransactionChecker | None = None,
     ) -> BlockingProducer:
-        """As `Client.producer`."""
+        """Like `Client.producer`."""
 
         async def make() -> Producer:
             return self.asynchronous.producer(
@@ -116,7 +116,7 @@ class BlockingClient:
         return BlockingProducer(self, self.run(make()))
 
     def simple_consumer(self, group: str, subscriptions: Subscriptions) -> BlockingSimpleConsumer:
-        """As `Client.simple_consumer`."""
+        """Like `Client.simple_consumer`."""
 
         return BlockingSimpleConsumer(self, self.call(self.asynchronous.simple_consumer, group, subscriptions))
 
@@ -132,7 +132,7 @@ class BlockingClient:
         span_max: int = 100_000,
         drain_seconds: float = 30.0,
     ) -> BlockingPushConsumer:
-        """As `Client.push_consumer`; plain functions run in threads."""
+        """Like `Client.push_consumer`; plain functions run in threads."""
 
         async def make() -> PushConsumer:
             return self.asynchronous.push_consumer(
@@ -163,7 +163,7 @@ class BlockingClient:
         span_max: int = 2000,
         on_rebalance: Callable[[frozenset[Queue], frozenset[Queue]], None] | None = None,
     ) -> BlockingPullConsumer:
-        """As `Client.pull_consumer`."""
+        """Like `Client.pull_consumer`."""
 
         async def make() -> PullConsumer:
             return self.asynchronous.pull_consumer(
@@ -225,18 +225,18 @@ class _Face:
 
 
 class BlockingProducer(_Face):
-    """As `Producer`."""
+    """Like `Producer`."""
 
     def __init__(self, client: BlockingClient, producer: Producer) -> None:
         super().__init__(client, producer.close)
         self._producer = producer
 
     def send(self, message: Message) -> SendResult:
-        """As `Producer.send`."""
+        """Like `Producer.send`."""
         return self._client.run(self._producer.send(message))
 
     def send_many(self, messages: Sequence[Message]) -> list[SendResult]:
-        """As `Producer.send_many`."""
+        """Like `Producer.send_many`."""
         return self._client.run(self._producer.send_many(messages))
 
     def submit(self, message: Message) -> Future[SendResult]:
@@ -248,20 +248,20 @@ class BlockingProducer(_Face):
         return self._client.start(self._client.run(submit()))
 
     def send_one_way(self, message: Message) -> None:
-        """As `Producer.send_one_way`."""
+        """Like `Producer.send_one_way`."""
         self._client.run(self._producer.send_one_way(message))
 
     def recall(self, topic: str, recall_handle: str) -> str:
-        """As `Producer.recall`."""
+        """Like `Producer.recall`."""
         return self._client.run(self._producer.recall(topic, recall_handle))
 
     def flush(self) -> None:
-        """As `Producer.flush`."""
+        """Like `Producer.flush`."""
         self._client.run(self._producer.flush())
 
     @contextmanager
     def transaction(self) -> Iterator[Callable[[Message], SendResult]]:
-        """As `Producer.transaction`; yields the function that sends a message within it."""
+        """Like `Producer.transaction`; yields the function that sends a message within it."""
         transaction = self._producer.transaction()
         try:
             yield lambda message: self._client.run(transaction.send(message))
@@ -272,7 +272,7 @@ class BlockingProducer(_Face):
 
 
 class BlockingSimpleConsumer(_Face):
-    """As `SimpleConsumer`."""
+    """Like `SimpleConsumer`."""
 
     def __init__(self, client: BlockingClient, consumer: SimpleConsumer) -> None:
         super().__init__(client, consumer.close)
@@ -281,20 +281,20 @@ class BlockingSimpleConsumer(_Face):
     def receive(
         self, max_count: int = 16, *, invisible_seconds: float = 30.0, wait_seconds: float = 10.0
     ) -> list[ReceivedMessage]:
-        """As `SimpleConsumer.receive`."""
+        """Like `SimpleConsumer.receive`."""
         work = self._consumer.receive(max_count, invisible_seconds=invisible_seconds, wait_seconds=wait_seconds)
         return self._client.run(work)
 
     def ack(self, messages: ReceivedMessage | Sequence[ReceivedMessage]) -> None:
-        """As `SimpleConsumer.ack`."""
+        """Like `SimpleConsumer.ack`."""
         self._client.run(self._consumer.ack(messages))
 
     def nack(self, message: ReceivedMessage, delay_seconds: float = 0.0) -> None:
-        """As `SimpleConsumer.nack`."""
+        """Like `SimpleConsumer.nack`."""
         self._client.run(self._consumer.nack(message, delay_seconds))
 
     def change_invisible(self, message: ReceivedMessage, invisible_seconds: float) -> ReceivedMessage:
-        """As `SimpleConsumer.change_invisible`."""
+        """Like `SimpleConsumer.change_invisible`."""
         return self._client.run(self._consumer.change_invisible(message, invisible_seconds))
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
@@ -306,14 +306,14 @@ class BlockingSimpleConsumer(_Face):
 
 
 class BlockingPushConsumer(_Face):
-    """As `PushConsumer`."""
+    """Like `PushConsumer`."""
 
     def __init__(self, client: BlockingClient, consumer: PushConsumer) -> None:
         super().__init__(client, consumer.close)
         self._consumer = consumer
 
     def start(self) -> None:
-        """As `PushConsumer.start`."""
+        """Like `PushConsumer.start`."""
         self._client.run(self._consumer.start())
 
     def wait(self, timeout_seconds: float | None = None) -> None:
@@ -326,7 +326,7 @@ class BlockingPushConsumer(_Face):
 
 
 class BlockingPullConsumer(_Face):
-    """As `PullConsumer`; other methods are available through `client.run` and `asynchronous`."""
+    """Like `PullConsumer`; other methods are available through `client.run` and `asynchronous`."""
 
     def __init__(self, client: BlockingClient, consumer: PullConsumer) -> None:
         super().__init__(client, consumer.close)
@@ -337,11 +337,11 @@ class BlockingPullConsumer(_Face):
         return self
 
     def getmany(self, *, max_count: int = 500, wait_seconds: float = 10.0) -> list[StoredMessage]:
-        """As `PullConsumer.getmany`."""
+        """Like `PullConsumer.getmany`."""
         return self._client.run(self.asynchronous.getmany(max_count=max_count, wait_seconds=wait_seconds))
 
     def getone(self) -> StoredMessage:
-        """As `PullConsumer.getone`."""
+        """Like `PullConsumer.getone`."""
         return self._client.run(self.asynchronous.getone())
 
     def __iter__(self) -> Iterator[StoredMessage]:
@@ -349,47 +349,47 @@ class BlockingPullConsumer(_Face):
             yield self.getone()
 
     def assignment(self) -> frozenset[Queue]:
-        """As `PullConsumer.assignment`."""
+        """Like `PullConsumer.assignment`."""
         return self.asynchronous.assignment()
 
     def assign(self, queues: Iterable[Queue]) -> None:
-        """As `PullConsumer.assign`."""
+        """Like `PullConsumer.assign`."""
         self._client.run(self.asynchronous.assign(queues))
 
     def seek(self, queue: Queue, offset: int) -> None:
-        """As `PullConsumer.seek`."""
+        """Like `PullConsumer.seek`."""
         self._client.run(self.asynchronous.seek(queue, offset))
 
     def seek_to_beginning(self, *queues: Queue) -> None:
-        """As `PullConsumer.seek_to_beginning`."""
+        """Like `PullConsumer.seek_to_beginning`."""
         self._client.run(self.asynchronous.seek_to_beginning(*queues))
 
     def seek_to_end(self, *queues: Queue) -> None:
-        """As `PullConsumer.seek_to_end`."""
+        """Like `PullConsumer.seek_to_end`."""
         self._client.run(self.asynchronous.seek_to_end(*queues))
 
     def seek_to_time(self, timestamp: int, *queues: Queue) -> None:
-        """As `PullConsumer.seek_to_time`."""
+        """Like `PullConsumer.seek_to_time`."""
         self._client.run(self.asynchronous.seek_to_time(timestamp, *queues))
 
     def pause(self, *queues: Queue) -> None:
-        """As `PullConsumer.pause`."""
+        """Like `PullConsumer.pause`."""
         self._client.call(self.asynchronous.pause, *queues)
 
     def resume(self, *queues: Queue) -> None:
-        """As `PullConsumer.resume`."""
+        """Like `PullConsumer.resume`."""
         self._client.call(self.asynchronous.resume, *queues)
 
     def position(self, queue: Queue) -> int:
-        """As `PullConsumer.position`."""
+        """Like `PullConsumer.position`."""
         return self._client.run(self.asynchronous.position(queue))
 
     def committed(self, queue: Queue) -> int | None:
-        """As `PullConsumer.committed`."""
+        """Like `PullConsumer.committed`."""
         return self._client.run(self.asynchronous.committed(queue))
 
     def commit(self, offsets: Mapping[Queue, int] | None = None) -> None:
-        """As `PullConsumer.commit`."""
+        """Like `PullConsumer.commit`."""
         self._client.run(self.asynchronous.commit(offsets))
 
 

@@ -257,7 +257,7 @@ def message_of_record(record: Record, topic: str) -> StoredMessage:
 
 
 def received_message(wire: v2.Message, endpoint: str = "") -> ReceivedMessage:
-    """As `stored_message`, for a delivery."""
+    """Like `stored_message`, for a delivery."""
     stored = stored_message(wire)
     return ReceivedMessage(
         **{name: getattr(stored, name) for name in StoredMessage.__dataclass_fields__},

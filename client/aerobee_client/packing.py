@@ -59,7 +59,7 @@ def pack(
     compress_above: int,
     hosts: Hosts,
 ) -> bytes:
-    """The records of messages for one queue. BadRequestError as `check_packable`."""
+    """The records of messages for one queue. BadRequestError like `check_packable`."""
     rows = []
     for message in messages:
         check_packable(message)
@@ -92,7 +92,7 @@ def pack_outgoing(
 def pack_batch(
     stored_topic: str, queue_id: int, messages: Sequence[Message], *, compression: Compression | None, hosts: Hosts
 ) -> bytes:
-    """One record that holds all messages, for a batch topic. BadRequestError as `check_packable`."""
+    """One record that holds all messages, for a batch topic. BadRequestError like `check_packable`."""
     from aerobee_store.records import inner_batch
     from aerobee_store.records.properties import encode_properties
     from aerobee_store.records.record import Draft

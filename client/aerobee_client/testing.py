@@ -292,11 +292,11 @@ class Namespace:
         return self.broker.connect(namespace=self.name, **options)
 
     def create_topic(self, name: str, message_type: MessageType = "normal", *, queue_count: int = 0) -> str:
-        """As `BrokerProcess.create_topic`."""
+        """Like `BrokerProcess.create_topic`."""
         return self.broker.create_topic(name, message_type, queue_count=queue_count, namespace=self.name)
 
     def create_group(self, name: str, *, fifo: bool = False, max_attempts: int = 0) -> str:
-        """As `BrokerProcess.create_group`."""
+        """Like `BrokerProcess.create_group`."""
         return self.broker.create_group(name, fifo=fifo, max_attempts=max_attempts, namespace=self.name)
 
     def close(self) -> None:

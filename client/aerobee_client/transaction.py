@@ -43,7 +43,7 @@ class Transaction:
         self._ended = False
 
     async def send(self, message: Message) -> SendResult:
-        """Return once the broker holds the message. Errors as `Producer.send`."""
+        """Return once the broker holds the message. Errors like `Producer.send`."""
         if self._ended:
             raise ClientError("this transaction has ended; begin a new one")
         result = await self._producer.send_half(message)

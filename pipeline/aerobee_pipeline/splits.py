@@ -1,6 +1,6 @@
 """Splits the commit logs of stores into byte ranges, so that many tasks can read one log without consume queues.
 
-A task owns the records that begin in its range; the last one may end behind it. If the range does not begin with its
+A task owns the records that begin in its range; the last one may end after it. If the range does not begin with its
 segment, `LogScan.first_record` searches for the first record. A body that contains a record crafted for this offset
 could mislead this search. Each task therefore also searches from the end of its range, as the next task does, and
 compares the result with the end of its own records. If all neighbours agree, all are correct, because the first range
@@ -36,7 +36,7 @@ _SMALLEST_SPLIT: Final = 4096
 class LogSplit:
     """The records of one segment that begin at physical offsets [begin, end).
 
-    `is_last`: the log ends in this segment, so zeros behind its records are not data loss. `log_end`: records from
+    `is_last`: the log ends in this segment, so zeros after its records are not data loss. `log_end`: records from
     there on were appended after planning and do not count.
     """
 

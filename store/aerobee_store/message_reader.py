@@ -77,7 +77,7 @@ class MessageReader:
         max_bytes: int = 4 << 20,
         tags: frozenset[str] | None = None,
     ) -> ReadResult:
-        """As MessageStore.read, which has checked that the store may be read."""
+        """Like MessageStore.read, which has checked that the store may be read."""
         queue = self._queues.simple.get((topic, queue_id))
         if queue is None:
             batch_queue = self._queues.batch.get((topic, queue_id))
@@ -126,7 +126,7 @@ class MessageReader:
     def _read_inner_batches(
         self, queue: BatchConsumeQueue, queue_offset: int, max_count: int, max_bytes: int, tags: frozenset[str] | None
     ) -> ReadResult:
-        """As `read`, but each message of a batch on its own. Filters by the message's tag, because the unit has the
+        """Like `read`, but each message of a batch on its own. Filters by the message's tag, because the unit has the
         record's tag."""
         low, high = queue.min_offset, queue.max_offset
         if not low <= queue_offset < high:
@@ -208,7 +208,7 @@ class MessageReader:
             raise
 
     def record_bytes(self, found: Record) -> bytes:
-        """As MessageStore.record_bytes."""
+        """Like MessageStore.record_bytes."""
         data = bytes(self._log.bytes_at(found.physical_offset, found.size))
         if record.place_of(data) == (found.size, found.queue_id, found.queue_offset, found.physical_offset):
             return data
@@ -235,7 +235,7 @@ class MessageReader:
         )
 
     def query(self, topic: str, key: str, *, max_count: int, max_bytes: int, begin: int, end: int) -> list[Record]:
-        """As MessageStore.query."""
+        """Like MessageStore.query."""
         found: list[Record] = []
         size = 0
         for physical_offset in self.places_of_key(topic, key, begin, end):
@@ -253,7 +253,7 @@ class MessageReader:
         return sorted(found, key=lambda item: item.physical_offset)
 
     def places_of_key(self, topic: str, key: str, begin: int, end: int) -> Iterator[int | None]:
-        """As MessageStore.places_of_key."""
+        """Like MessageStore.places_of_key."""
         seen: set[int] = set()
         for physical_offset in self._index.find(properties.index_hash(topic, key), begin, end):
             if physical_offset is None:
@@ -263,7 +263,7 @@ class MessageReader:
                 yield physical_offset
 
     def record_with_key(self, topic: str, key: str, physical_offset: int, begin: int, end: int) -> Record | None:
-        """As MessageStore.record_with_key."""
+        """Like MessageStore.record_with_key."""
         try:
             candidate = self.record_at(physical_offset)
         except (RecordNotFoundError, CorruptRecordError):
@@ -277,7 +277,7 @@ class MessageReader:
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Literal["lower", "upper"] = "lower"
     ) -> int:
-        """As MessageStore.offset_by_time."""
+        """Like MessageStore.offset_by_time."""
         queue = self._queues.find(topic, queue_id)
         if isinstance(queue, BatchConsumeQueue):
             return queue.offset_by_time(timestamp, boundary)

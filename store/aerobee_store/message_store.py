@@ -383,7 +383,7 @@ class MessageStore:
         """Append records in store layout, all for one queue, and none of them prepared or rolled back.
 
         Their queue and physical offsets, store time, host and record checksum are written into a copy. `born_host`
-        replaces a born host of 0.0.0.0:0, if it is an IPv4 address. Raises as `append`.
+        replaces a born host of 0.0.0.0:0, if it is an IPv4 address. Raises like `append`.
         """
         self._check_open()
         self.running.check_writable(internal=False)
@@ -509,7 +509,7 @@ class MessageStore:
         return self._log.bytes_at(record.physical_offset, record.size)
 
     def flushed_range(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """As `queue_range`, but only of durable messages. The two differ with async flush only."""
+        """Like `queue_range`, but only of durable messages. The two differ with async flush only."""
         low, high = self.queue_range(topic, queue_id)
         # the usual case; checking further would read the queue's file
         if self._log.flushed >= self._dispatch.dispatched:

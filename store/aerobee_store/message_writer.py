@@ -111,7 +111,7 @@ class MessageWriter:
         split_batch: bool = False,
         internal: bool = False,
     ) -> list[Appended]:
-        """As MessageStore.append, which has checked that the store may be written."""
+        """Like MessageStore.append, which has checked that the store may be written."""
         config = self._config
         named = False
         for message in messages:
@@ -181,7 +181,7 @@ class MessageWriter:
             stats.record_sizes[size.bit_length()] += 1
 
     def draft(self, message: Message) -> Draft:
-        """As MessageStore.draft."""
+        """Like MessageStore.draft."""
         return Draft(message, store_host=self._config.store_host, property_crc=self._config.property_crc)
 
     def _named_queues(self, messages: Sequence[Message]) -> tuple[Sequence[Message], dict[int, dict[QueueKey, int]]]:
@@ -251,7 +251,7 @@ class MessageWriter:
     def append_records(
         self, topic: str, queue_id: int, batch: RecordBatch, born_host: Host | None = None
     ) -> AppendedBatch:
-        """As MessageStore.append_records, which has checked that the store may be written."""
+        """Like MessageStore.append_records, which has checked that the store may be written."""
         count = len(batch)
         if not count:
             raise InvalidMessageError(f"no valid record: {batch.stop.reason.value}: {batch.stop.detail}")

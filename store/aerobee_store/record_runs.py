@@ -82,7 +82,7 @@ class RunReader:
         tags: Collection[str] | None,
         flushed_only: bool,
     ) -> RecordRuns:
-        """As MessageStore.read_runs."""
+        """Like MessageStore.read_runs."""
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return RecordRuns("empty", [], _none(), 0, 0, 0)

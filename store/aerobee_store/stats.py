@@ -42,7 +42,7 @@ class Histogram:
         self.last = value
 
     def observe_many(self, values: npt.NDArray[np.float64]) -> None:
-        """As `observe` for each of them in turn."""
+        """Like `observe` for each of them in turn."""
         if not len(values):
             return
         buckets = np.searchsorted(self.bounds, values, side="left")

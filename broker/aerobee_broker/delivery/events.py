@@ -45,7 +45,7 @@ class Delivered:
 
     @property
     def passes_over(self) -> bool:
-        """Whether messages of an orderly group wait behind others of their message group."""
+        """Whether messages of an orderly group wait for others of their message group."""
         return any(not run.attempt for run in self.runs)
 
 

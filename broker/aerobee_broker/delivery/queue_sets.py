@@ -34,7 +34,7 @@ class QueueSet(Protocol):
         ...
 
     async def wait(self, seconds: float, *, again: bool) -> bool:
-        """As LongPolling.wait."""
+        """Like LongPolling.wait."""
         ...
 
 

@@ -354,7 +354,7 @@ class Call:
             self._step(None)
 
     def cancel(self, msg: object = None) -> bool:
-        """As `asyncio.Task.cancel`."""
+        """Like `asyncio.Task.cancel`."""
         if self._coroutine is None:
             return False
         self._cancels += 1
@@ -363,11 +363,11 @@ class Call:
         return True
 
     def cancelling(self) -> int:
-        """As `asyncio.Task.cancelling`."""
+        """Like `asyncio.Task.cancelling`."""
         return self._cancels
 
     def uncancel(self) -> int:
-        """As `asyncio.Task.uncancel`."""
+        """Like `asyncio.Task.uncancel`."""
         self._cancels = max(0, self._cancels - 1)
         return self._cancels
 

@@ -88,7 +88,7 @@ class Context(Protocol):
         """
 
     async def write_all(self, responses: Sequence[bytes]) -> None:
-        """As `write`, with several messages at once: up to some 64 KiB together, or a single larger one."""
+        """Like `write`, with several messages at once: up to some 64 KiB together, or a single larger one."""
 
 
 class Admission(Protocol):

@@ -238,7 +238,7 @@ class BlockDecoder:
 
 
 def _integer(block: bytes, position: int, mask: int) -> tuple[int, int]:
-    """An integer with a prefix of the bits in `mask`, and the offset behind it (RFC 7541, section 5.1)."""
+    """An integer with a prefix of the bits in `mask`, and the offset after it (RFC 7541, section 5.1)."""
     number = block[position] & mask
     position += 1
     if number == mask:
@@ -253,7 +253,7 @@ def _integer(block: bytes, position: int, mask: int) -> tuple[int, int]:
 
 
 def _text(block: bytes, position: int) -> tuple[bytes, int]:
-    """A string, and the offset behind it (section 5.2)."""
+    """A string, and the offset after it (section 5.2)."""
     first = block[position]
     size, position = _integer(block, position, 0x7F)
     end = position + size

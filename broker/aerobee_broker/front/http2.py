@@ -93,7 +93,7 @@ class Stream:
         self.local_open = True  # we may send more
         self.pending: deque[bytes | memoryview] = deque()  # data that waits for a window or for the end of the tick
         self.pending_size = 0
-        self.trailers: bytes | None = None  # a header block to send behind `pending`
+        self.trailers: bytes | None = None  # a header block to send after `pending`
         self.watched = False  # report when nothing is pending any more
         self.stall_size = self.stall_ticks = 0  # see `stalled`
         self.stall_received = -1  # see `stalled_requests`
@@ -275,7 +275,7 @@ class Http2Connection:
         self._frame_stream = self.streams.get(stream_id)
 
     def _rest_of_frame(self, data: bytes) -> int:
-        """Pass on the part of that frame that `data` has; return the offset behind it."""
+        """Pass on the part of that frame that `data` has; return the offset after it."""
         payload = _part(data, 0, min(len(data), self._frame_left))
         self._frame_left -= len(payload)
         stream = self._frame_stream

@@ -103,7 +103,7 @@ class SendProcessor:
         self._topics_revision = -1
 
     async def answer(self, request: AnySendRequest, client: Client) -> v2.SendMessageResponse | bytes:
-        """As `process`, for a request that may have been read as columns; the answer may then be encoded bytes."""
+        """Like `process`, for a request that may have been read as columns; the answer may then be encoded bytes."""
         if isinstance(request, send_columns.SendShapes):
             answer = await self._process_batch(request, client)
             if answer is not None:

@@ -91,7 +91,7 @@ class Follower:
     async def _follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         frames = MasterReader(self._protocol)
         units: list[Unit] = []
-        # Bytes from the previous connection are appended but may not be synced; the master continues behind them.
+        # Bytes from the previous connection are appended but may not be synced; the master continues after them.
         await self._store.wait_stored(self._store.positions[0], durable=True)
         if self._protocol == "epochs":
             writer.write(ReplicaHandshake(self._replica_id).encode())

@@ -274,7 +274,7 @@ class ReplicaBroker:
             pause = min(2 * pause, longest)
 
     async def _follow_until_other_master(self) -> None:
-        """Raises as `_follow_once`; returns if another broker takes the lease."""
+        """Raises like `_follow_once`; returns if another broker takes the lease."""
         following = self._following = asyncio.create_task(self._follow_once(), name="replica-connection")
         try:
             await asyncio.wait((following,))

@@ -133,21 +133,21 @@ class MethodAdmission:
         return self.budget.has_free_for_all()
 
     def caller(self, context: Context) -> Client:
-        """The client of a call, by its headers alone. Raises as `identify`."""
+        """The client of a call, by its headers alone. Raises like `identify`."""
         if context.caller is None:
             context.caller = self._identify(context)
         client: Client = context.caller
         return client
 
     def introduced(self, context: Context) -> Client:
-        """The client of a call, with its address and language. Raises as `identify`."""
+        """The client of a call, with its address and language. Raises like `identify`."""
         client = self.caller(context)
         if not client.peer[1]:
             introduce(client, context)
         return client
 
     def read(self, data: bytes, client: Client) -> Any:
-        """Parse the request and check the permission. Raises as RequestReader and `check_permission`."""
+        """Parse the request and check the permission. Raises like RequestReader and `check_permission`."""
         if self._read is None or len(data) > self.request_size_max:
             request: Any = self.reader.read(data)
         else:

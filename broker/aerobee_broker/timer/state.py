@@ -8,7 +8,7 @@
                           marks_begin               end
 
 Messages delivered from the slot being read, and messages relocated from later ones, have a mark in the log
-(TIMER_ORIGIN). After a crash, opening searches for these marks behind `marks_begin`.
+(TIMER_ORIGIN). After a crash, opening searches for these marks after `marks_begin`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TimerState:
     enqueued: int = 0  # queue offset: the next message of the timer topic to enqueue
     enqueue_first: int = 0  # queue offset: no further slot is read before the messages up to here are enqueued
     slot_ms: int = 0  # the slot that is being read; all before it are done
-    marks_begin: int = 0  # physical offset: marks of this slot and of later ones are behind it
+    marks_begin: int = 0  # physical offset: marks of this slot and of later ones are after it
     recovered_until_ms: int = 0  # slots up to here may have been read by an earlier process
     delivered_until_ms: int = 0  # by the clock, which may have been set back since
     # Units before this queue offset whose slots are before this time are done, although the topic is read again.
@@ -55,7 +55,7 @@ class TimerState:
     # Queue offsets of messages stored again before the time of their slot because of retention -> that time.
     relocated: dict[int, int] = field(default_factory=dict)
     relocated_before: int = 0  # physical offset: pending messages before it were relocated
-    relocation_begin: int = 0  # physical offset: the copies of `relocated` are behind it
+    relocation_begin: int = 0  # physical offset: the copies of `relocated` are after it
     recalls: Recalls = field(default_factory=Recalls)
     stats: TimerStats = field(default_factory=TimerStats)
     changed: bool = False  # since the last flush

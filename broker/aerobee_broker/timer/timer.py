@@ -17,7 +17,7 @@ late.
 Each message is delivered once. A slot is done when its time is over and all its messages are in the log; the checkpoint
 records this after the log is durable. After a crash, all slots from the first one that is not done are due again.
 Messages already delivered from them are in the log: each message that leaves the timer topic has its queue offset there
-as a property (TIMER_ORIGIN). Opening searches for these marks behind the position in the checkpoint.
+as a property (TIMER_ORIGIN). Opening searches for these marks after the position in the checkpoint.
 """
 
 from __future__ import annotations

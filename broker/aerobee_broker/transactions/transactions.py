@@ -5,7 +5,7 @@ messages. A decision appends the final message and the op that settles the half 
 both before the call is answered. The next start repairs what a crash may leave:
 
     the final message without its op    the end of the log is torn. Found by the transaction id; the op is written
-    the op without the final message    a power cut: unsynced data reaches the disk in any order. An op behind a damaged
+    the op without the final message    a power cut: unsynced data reaches the disk in any order. An op after a damaged
                                         range of the log counts only if its message exists
 
     half -> commit     final message + op

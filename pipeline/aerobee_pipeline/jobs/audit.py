@@ -193,7 +193,7 @@ def _holes(splits: list[LogSplit]) -> Iterator[tuple[str, int, int]]:
 
 
 def _units_ahead(directories: Stores, ends: dict[tuple[str, str, int], int]) -> Iterator[tuple[Any, ...]]:
-    """Queues with units behind their last message in the log, in stores that are not in use."""
+    """Queues with units after their last message in the log, in stores that are not in use."""
     for broker, directory in directories.items():
         files = store_files(directory)
         for (topic, queue_id), queue in files.queues.items():

@@ -81,7 +81,7 @@ def _everything(
 def _increment(
     spark: SparkSession, options: dict[str, str], output: str, checkpoint: str, file_format: str
 ) -> tuple[list[str], dict[tuple[str, str], int]]:
-    """As `_everything`."""
+    """Like `_everything`."""
     before = _counts(spark, output)
     frame = _dated(spark.readStream.format("aerobee").options(**options).load())
     writer = _partitioned(frame, file_format).writeStream.format("parquet").outputMode("append")

@@ -179,7 +179,7 @@ def _rebuild_queues(
 
 
 def _write_queue_file(layout: _Layout, topic: str, queue_id: int, number: int, blocks: bytes) -> dict[str, Any]:
-    """One file of a consume queue: fillers before its first unit and for gaps, zeros behind its last."""
+    """One file of a consume queue: fillers before its first unit and for gaps, zeros after its last."""
     found = np.frombuffer(blocks, _BLOCK)
     places = found["queue_offset"].astype(np.int64) - number * layout.units_per_file
     last = int(places.max())

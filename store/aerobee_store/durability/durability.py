@@ -18,7 +18,7 @@ share the next one (after LevelDB's writer queue). The steps of a sync, with one
     idle       no waiter, no sync due                  -> gathering, by a waiter or the flush interval (step 1)
     gathering  a moment for the rest of the batch      -> syncing, when it is complete or the moment is over (step 2)
     syncing    the thread syncs what was committed     -> answering (steps 3 and 4); waiters that come now stay
-    answering  listeners, waiters, dispatch (step 5)   -> idle; or gathering, if waiters lie behind the noted end
+    answering  listeners, waiters, dispatch (step 5)   -> idle; or gathering, if waiters need bytes after the noted end
     failed     every waiter has the error              final
 
 So `flushed` never exceeds what was committed before the sync began, and a waiter is answered by the first sync that
@@ -353,7 +353,7 @@ class Durability:
             self._loop.call_soon(self._commit_if_running)
 
     def _committed(self) -> None:
-        """Dispatch committed bytes where that is sufficient, and answer their waiters. Fails as `commit`."""
+        """Dispatch committed bytes where that is sufficient, and answer their waiters. Fails like `commit`."""
         self._stats.commits += 1
         for timer in (self._commit_timer, self._batch_timer):
             if timer is not None:

@@ -3,7 +3,7 @@ all of them.
 
 A torn tail and damage look alike; the checkpoint's offset distinguishes them. Bytes before it were synced. Bytes behind
 it may or may not have been synced by the last sync. If the machine has stopped since, a hole there is nearly always a
-write lost in the power cut, and the bytes behind it, written later, were not synced either. If only the process has
+write lost in the power cut, and the bytes after it, written later, were not synced either. If only the process has
 died, no write is lost, and a hole is always damage (`store_directory.writes_may_be_lost`).
 """
 

@@ -13,7 +13,7 @@ preallocated segments are removed first, and the disk is checked again. Then:
 
 Otherwise expired segments are removed in the local hours of delete_when_hours. One round removes at most
 retention_batch_max of them, oldest first, up to the first that must stay. It never removes the current segment,
-preallocated ones behind it, or one whose bytes are not yet synced and dispatched. Files in quarantine are not segments
+preallocated ones after it, or one whose bytes are not yet synced and dispatched. Files in quarantine are not segments
 and stay.
 
 The age of a segment is that of its end, given by the first record of the next segment. RocketMQ uses the file's

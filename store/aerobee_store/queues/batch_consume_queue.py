@@ -86,11 +86,11 @@ class BatchConsumeQueue:
 
     @property
     def extends(self) -> bool:
-        """As ConsumeQueue's; its units never need an extended unit."""
+        """See ConsumeQueue; its units never need an extended unit."""
         return False
 
     def extended(self, units: bytes, store_timestamps: Sequence[int]) -> bytes:
-        """As ConsumeQueue's."""
+        """See ConsumeQueue."""
         raise AssertionError("a batch consume queue has no extended units")
 
     @property
@@ -113,7 +113,7 @@ class BatchConsumeQueue:
 
     @property
     def has_files(self) -> bool:
-        """As ConsumeQueue's."""
+        """See ConsumeQueue."""
         return self._units.has_files
 
     @property
@@ -236,7 +236,7 @@ class BatchConsumeQueue:
         return sum(self.last_unit())
 
     def offset_by_time(self, timestamp: int, boundary: Literal["lower", "upper"]) -> int:
-        """As ConsumeQueue's; all messages of a record have its time."""
+        """See ConsumeQueue; all messages of a record have its time."""
         units = self._units
         if self.min_offset >= self.max_offset:
             return self.max_offset
@@ -257,20 +257,20 @@ class BatchConsumeQueue:
         return released
 
     def take_dirty(self) -> list[File]:
-        """As ConsumeQueue's."""
+        """See ConsumeQueue."""
         return self._units.take_dirty()
 
     def end_messages(self) -> None:
-        """As ConsumeQueue's; but messages that are not dispatched yet are served until their files are removed."""
+        """See ConsumeQueue; but messages that are not dispatched yet are served until their files are removed."""
         self._units.min_offset = self._units.max_offset
         self._moved()
 
     def ends_before(self, physical_offset: int) -> bool:
-        """As ConsumeQueue's."""
+        """See ConsumeQueue."""
         return self._units.ends_before(physical_offset)
 
     def give_up_files(self) -> list[Path]:
-        """As ConsumeQueue's."""
+        """See ConsumeQueue."""
         paths = self._units.give_up_files()
         self.begin_at(self.next_offset)
         return paths

@@ -199,7 +199,7 @@ class ConsumeQueueExt:
         self._dirty.update(start for start in self._starts if start + self._run.file_size > offset)
 
     def give_up_files(self) -> list[Path]:
-        """As ConsumeQueue's."""
+        """See ConsumeQueue."""
         starts = sorted(self._starts, reverse=True)
         for start in starts:
             self._forget(start)

@@ -8,7 +8,7 @@
         32     8  state_version    of RocketMQ's data version
         40     8  timestamp        of RocketMQ's data version
         48     8  counter          of RocketMQ's data version
-        56     8  begin            deliveries of the slots from read_time on are behind this offset of the commit log
+        56     8  begin            deliveries of the slots from read_time on are after this offset of the commit log
         64     4  precision        of the wheel, in ms
         68     4  clean            1: wheel and timer log were durable as a whole, and nothing was written since
         72     4  crc              CRC-32 of the 72 bytes before

@@ -1,6 +1,6 @@
 """The three files of RocketMQ's timer together: wheel, log, and the checkpoint of their progress.
 
-They are derived from the timer topic in the commit log. After a crash, the units behind the checkpoint are rebuilt from
+They are derived from the timer topic in the commit log. After a crash, the units after the checkpoint are rebuilt from
 the topic's messages, and the wheel from the units. If a file is missing or damaged, everything is rebuilt from the
 topic.
 """
