@@ -1,1 +1,1 @@
-"""Benchmarks, each beside the physical baseline it is compared with. `make bench`; see docs/performance.md."""
+"""Benchmarks, each with the physical baseline it is compared with. `make bench`; see docs/performance.md."""

@@ -1,6 +1,6 @@
-"""`python -m tests.benchmarks`: all benchmarks one after the other.
+"""`python -m tests.benchmarks`: run all benchmarks in sequence.
 
-Those of the store (`tests.benchmarks.store`) and of the broker (`tests.benchmarks.broker`) can be run alone.
+Those of the store (`tests.benchmarks.store`) and of the broker (`tests.benchmarks.broker`) can also be run alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main() -> None:
     arguments.directory.mkdir(parents=True, exist_ok=True)
     print(machine())
     with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
-        store.run(Path(directory))  # begins with the disk, the baseline of all
+        store.run(Path(directory))  # begins with the disk, the baseline of all others
         broker.run(Path(directory))
 
 

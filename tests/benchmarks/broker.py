@@ -1,8 +1,8 @@
-"""`python -m tests.benchmarks.broker [--short] [NAME ...]`: a broker as clients see it, beside what gRPC costs alone.
+"""`python -m tests.benchmarks.broker [--short] [NAME ...]`: a broker as clients see it, compared with gRPC alone.
 
-The normal form takes seven minutes and needs about 2 GiB of disk; `--short` goes through all of it in seconds, with
-sizes of which no figure says anything. Brokers and empty servers are child processes; the load is in this one, or one
-more.
+The normal form takes seven minutes and needs about 2 GiB of disk; `--short` runs everything in seconds, with sizes too
+small for meaningful figures. Brokers and empty servers are child processes; the load runs in this process or in
+another one.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ PARTS: Mapping[str, tuple[Callable[..., None], Mapping[str, Any]]] = {
     "scrapes": (broker_scrapes.run, {"topics": 20, "seconds": 0.3}),
     "startup": (startup.run, {"starts": 1, "rest_seconds": 0.1}),
 }
-"""Each part, and what it is given for the short form."""
+"""Each part, and its arguments for the short form."""
 
 
 def run(directory: Path, names: Sequence[str] = (), *, short: bool = False) -> None:
-    """Print the parts of these names, or all."""
+    """Print the parts with these names, or all parts."""
     for name in names or PARTS:
         part, sizes = PARTS[name]
         part(directory, **(sizes if short else {}))

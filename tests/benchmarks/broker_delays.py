@@ -1,8 +1,8 @@
-"""Delayed messages by the million: how fast they are taken, what they cost in memory, how late those are that fall due
-meanwhile, and how long a start takes with all of them.
+"""Millions of delayed messages: send rate, memory, lateness of those due meanwhile, and the time to start with all of
+them.
 
-Most wait for hours and days, at times spread evenly. A few are due while the others are still being sent, and a few
-more when all wait; lateness is what a consumer sees, from the time that was asked for to its receive.
+Most wait for hours and days, evenly distributed. A few are due while the others are still being sent, and a few more
+when all wait. Lateness is what a consumer sees: from the requested time to its receive.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FAR_SECONDS = (3600.0, 20 * 86_400.0)  # ahead
 
 
 def run(directory: Path, pending: int = 1_000_000, near: int = 1000, near_seconds: float = 8.0) -> None:
-    """Print everything of one store, in sync flush mode."""
+    """Print all figures of one store, in sync flush mode."""
     rows: list[tuple[object, ...]] = []
     with tempfile.TemporaryDirectory(dir=directory) as store:
         with broker_on(Path(store), "sync") as running:
@@ -56,12 +56,12 @@ def run(directory: Path, pending: int = 1_000_000, near: int = 1000, near_second
 
 
 async def _fill(running: Server, pending: int, near: int, near_seconds: float, rows: list[tuple[object, ...]]) -> None:
-    """Send all of the far ones, and near ones all the while."""
+    """Send all far messages, and near ones meanwhile."""
     async with (
         connect(running.endpoint, request_timeout_seconds=60) as client,
         grpc.aio.insecure_channel(running.endpoint) as channel,
     ):
-        send: Any = v2.MessagingServiceStub(channel).SendMessage  # a client would be slower than the broker
+        send: Any = v2.MessagingServiceStub(channel).SendMessage  # our client would be slower than the broker
         producer = client.producer()
         left = iter(range(0, pending, _REQUEST))
         sending = True
@@ -114,7 +114,7 @@ async def _fill(running: Server, pending: int, near: int, near_seconds: float, r
 
 
 async def _wait(running: Server, near: int, near_seconds: float, rows: list[tuple[object, ...]]) -> None:
-    """Near ones only, while the far ones wait."""
+    """Send only near messages while the far ones wait."""
     lateness: list[float] = []
     async with connect(running.endpoint, request_timeout_seconds=60) as client:
         producer, consumer = client.producer(), client.simple_consumer("punctual", _NEAR)
@@ -139,13 +139,13 @@ def _far_request() -> v2.SendMessageRequest:
 
 
 def _message(topic: str, seconds: float) -> Message:
-    """Due so long from now."""
+    """A message that is due in `seconds`."""
     due_ms = time.time_ns() // 1_000_000 + round(seconds * 1000)
     return Message(topic=topic, body=bytes(BODY_SIZE), delivery_timestamp=due_ms)
 
 
 def _lateness(received: Sequence[ReceivedMessage]) -> list[float]:
-    """Seconds, of each; none may have come early."""
+    """The lateness of each message in seconds; none may be early."""
     now = time.time()
     late = [now - (message.delivery_timestamp or 0) / 1000 for message in received]
     assert all(seconds > -0.001 for seconds in late), f"a message came early: {min(late)} s"

@@ -1,7 +1,7 @@
 """Messages sent, then received and acknowledged, with the official Python SDK and with `aerobee_client`.
 
-The baseline is the same client on a server that keeps nothing: what is left between the two is the broker. Both
-phases have the load in a process of its own.
+The baseline is the same client on a server that stores nothing: the difference is the broker's cost. In both phases
+the load runs in a separate process.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _TOPIC, _GROUP = "bench", "benchmarks"
 
 
 Load = Callable[[str, str, int], float]
-"""Endpoint, `send` or `receive`, and how many; the seconds that it took."""
+"""Endpoint, `send` or `receive`, and the number of messages; returns the seconds it took."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds, and the server's processor seconds, of the sends, and of the receives with their acknowledgements."""
+    """Seconds and the server's CPU seconds, of sends, and of receives with acknowledgements."""
 
     sent: float
     sent_cpu: float
@@ -92,7 +92,7 @@ def _row(measured: Measured, reference: Measured, count: int) -> tuple[object, .
 
 
 def _through_client(endpoint: str, phase: str, count: int) -> float:
-    """Seconds; in this process."""
+    """The seconds it took in this process."""
     return loop.run((_send if phase == "send" else _receive)(endpoint, count))
 
 
@@ -125,7 +125,7 @@ async def _receive(endpoint: str, count: int) -> float:
                 taken += len(received)
                 if received:
                     await consumer.ack(received)
-                    ended = time.perf_counter()  # others may wait for a message in vain at the end
+                    ended = time.perf_counter()  # at the end, other tasks may wait without getting a message
 
         started = time.perf_counter()
         async with asyncio.timeout(120):
@@ -134,7 +134,7 @@ async def _receive(endpoint: str, count: int) -> float:
 
 
 def _through_sdk(endpoint: str, phase: str, count: int) -> float:
-    """Seconds; in a process of its own, for the SDK brings its own code of the protocol."""
+    """The seconds it took in a separate process, because the SDK has its own code of the protocol."""
     command = [sys.executable, "-m", "tests.benchmarks.sdk_load", endpoint, phase, _TOPIC, _GROUP, str(count)]
     printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
     return float(printed.split()[-1])

@@ -1,6 +1,6 @@
-"""From a send to its receive while nothing else happens: a long poll waits, one message at a time.
+"""Time from a send to its receive on an idle broker: a waiting long poll, one message at a time.
 
-The baselines: a server that passes the message from the one call to the other in memory, and one sync of the disk.
+The baselines: a server that passes the message between the two calls in memory, and one sync of the disk.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tests.benchmarks.processes import FLUSH_MODES, broker, empty_server
 from tests.benchmarks.report import milliseconds, percentile, table
 
 BODY_SIZE = 256
-_PAUSE_SECONDS = 0.005  # until the receive waits
+_PAUSE_SECONDS = 0.005  # time for the receive to start waiting
 
 
 def run(directory: Path, messages: int = 300, flush_modes: Sequence[str] = FLUSH_MODES) -> None:
-    """Print relay and broker; the time until the sender has its answer stands beside."""
+    """Print relay and broker, each with the time until the sender gets its answer."""
     rows = []
     with empty_server() as empty:
         rows.append(_row("relay in memory", *loop.run(_one_by_one(empty.endpoint, RELAY, messages))))
@@ -38,7 +38,7 @@ async def _one_by_one(endpoint: str, topic: str, count: int) -> tuple[list[float
         producer, consumer = client.producer(), client.simple_consumer("idle-group", topic)
         for number in range(-5, count):
             receiving = asyncio.ensure_future(consumer.receive(1, invisible_seconds=60, wait_seconds=20))
-            await asyncio.sleep(_PAUSE_SECONDS if number > -5 else 0.5)  # the first one opens its stream before
+            await asyncio.sleep(_PAUSE_SECONDS if number > -5 else 0.5)  # the first receive also opens its stream
             started = time.perf_counter()
             await producer.send(Message(topic=topic, body=bytes(BODY_SIZE)))
             answered = time.perf_counter()
@@ -46,7 +46,7 @@ async def _one_by_one(endpoint: str, topic: str, count: int) -> tuple[list[float
             ended = time.perf_counter()
             assert len(received) == 1
             await consumer.ack(received)
-            if number >= 0:  # the first ones warm up
+            if number >= 0:  # negative numbers warm up
                 received_after.append(ended - started)
                 answered_after.append(answered - started)
     return received_after, answered_after

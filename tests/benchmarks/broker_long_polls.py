@@ -1,6 +1,6 @@
-"""Receives that wait by the thousand: memory each, how fast one is woken, and what they cost while nothing comes.
+"""Thousands of waiting receives: memory of each, wake-up time, and idle CPU time.
 
-The baseline for the memory is the same on a server that does nothing.
+The baseline for memory is the same load on a server that does nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TOPICS = 50
 
 
 def run(directory: Path, polls: int = 4000, messages: int = 200, idle_seconds: float = 5.0) -> None:
-    """Print memory, processor time and wake-up, of both servers."""
+    """Print memory, CPU time and wake-up time of both servers."""
     rows = []
     with empty_server() as empty:
         rows.append(("empty server", *loop.run(_measured(empty, [RELAY], polls, messages, idle_seconds))))
@@ -39,7 +39,7 @@ async def _measured(
 ) -> tuple[str, ...]:
     async with connect(running.endpoint, request_timeout_seconds=60) as client:
         producer = client.producer()
-        async with waiting(running.endpoint, "pollers", topics, _CLIENTS):  # what the topics themselves cost
+        async with waiting(running.endpoint, "pollers", topics, _CLIENTS):  # the cost of the topics alone
             await asyncio.sleep(1)
         before = running.memory()
         lines = [topics[number % len(topics)] for number in range(polls)]
@@ -63,11 +63,11 @@ async def _measured(
 
 
 async def _all_wait(running: Server, polls: int) -> None:
-    """Until the server has them all, as far as it can tell."""
+    """Return once the server has all polls, as far as its CPU time shows."""
     async with asyncio.timeout(60):
         if running.metrics:
             await asyncio.to_thread(running.wait_for, "aerobee_long_polls", polls)
         before = -1.0
-        while (cpu := running.cpu_seconds()) - before > 0.02:  # it has nothing to do any more
+        while (cpu := running.cpu_seconds()) - before > 0.02:  # the server has become idle
             before = cpu
             await asyncio.sleep(0.5)

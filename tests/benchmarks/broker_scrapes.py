@@ -1,4 +1,4 @@
-"""Sends while /metrics is scraped again and again, with series of thousands of topics."""
+"""Sends while /metrics is scraped repeatedly, with the series of thousands of topics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.benchmarks.processes import Server, broker
 from tests.benchmarks.report import milliseconds, percentile, table
 
 _PAUSE_SECONDS = 0.002  # between two sends
-# In a process of its own, which prints the bytes and seconds of each scrape.
+# Runs in a separate process, and prints the bytes and seconds of each scrape.
 _SCRAPER = """
 import sys, time, urllib.request
 while True:
@@ -26,7 +26,7 @@ while True:
 
 
 def run(directory: Path, topics: int = 5000, seconds: float = 10.0) -> None:
-    """Print the time of a send without scrapes and beside them, and what a scrape takes. A second is between two."""
+    """Print the time of a send without and with scrapes, and the time of a scrape. Scrapes are one second apart."""
     with broker(directory, "async") as running:
         loop.run(_run(running, topics, seconds))
 

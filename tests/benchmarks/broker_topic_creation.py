@@ -1,4 +1,4 @@
-"""Creating many topics: the time of each thousand, and the bytes that the broker writes for them."""
+"""Creating many topics: the time per thousand, and the bytes that the broker writes for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IN_FLIGHT = 16
 
 
 def run(directory: Path, topics: int = 34_000, parts: int = 4) -> None:
-    """Print a line for each of `parts` equal parts of these topics."""
+    """Print one line for each of `parts` equal parts of these topics."""
     rows: list[tuple[object, ...]] = []
     with broker(directory, "sync") as running:
         loop.run(_create(running, topics, parts, rows))
@@ -40,7 +40,7 @@ async def _create(running: Server, topics: int, parts: int, rows: list[tuple[obj
 
 
 def _written(running: Server) -> int:
-    """Bytes that the broker has given to the system calls that write."""
+    """Bytes that the broker has passed to system calls that write."""
     for line in Path(f"/proc/{running.process.pid}/io").read_text().splitlines():
         name, _, value = line.partition(": ")
         if name == "wchar":

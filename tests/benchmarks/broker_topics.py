@@ -1,7 +1,7 @@
-"""Many topics with many clients: what they cost in memory while they are there and little happens.
+"""The memory cost of many topics and clients that are connected but nearly idle.
 
-Each client has a connection of its own, a Telemetry stream with its settings, and a receive that waits. The same
-clients on a server that does nothing are the baseline.
+Each client has its own connection, a Telemetry stream with its settings, and a waiting receive. The same clients on a
+server that does nothing are the baseline.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _QUEUES = 8  # of a topic that is created on first use
 
 
 def run(directory: Path, topics: int = 1000, clients: int = 500, hold_seconds: float = 3.0) -> None:
-    """Print the memory of each step."""
+    """Print the memory after each step."""
     rows: list[tuple[object, ...]] = []
     with empty_server() as empty:
         rows.append(("empty server", *_memory(empty), "-"))
@@ -31,7 +31,7 @@ def run(directory: Path, topics: int = 1000, clients: int = 500, hold_seconds: f
     with broker(directory, "async") as running:
         rows.append(("broker", *_memory(running), "-"))
         loop.run(_fill(running, names, rows))
-        # Of every second topic somebody waits for messages, and gets those that are there.
+        # Half of the topics have a waiting receive, which gets the stored messages.
         loop.run(_hold(running, names, clients, hold_seconds, rows, f"broker, {clients} clients that wait"))
     head = ("step", "resident", "own memory", "figure")
     table(f"{topics} topics of {_QUEUES} queues with a message of {BODY_SIZE} bytes in each, async flush", head, rows)
@@ -54,7 +54,7 @@ async def _hold(
     started = time.perf_counter()
     async with waiting(running.endpoint, "watchers", topics[:clients], clients):
         seconds = time.perf_counter() - started
-        await asyncio.sleep(hold_seconds)  # the receives get what is there, and wait again
+        await asyncio.sleep(hold_seconds)  # the receives get the stored messages, and wait again
         rows.append((name, *_memory(running), f"{rate(clients, seconds)} clients"))
 
 

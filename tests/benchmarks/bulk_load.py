@@ -1,4 +1,4 @@
-"""The load of the benchmarks of RecordService: requests that are packed before, and a client that parses nothing."""
+"""The load of RecordService's benchmarks: prepared requests, and a client that parses nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HOST = ("0.0.0.0", 0)
 
 
 def plain_requests(count: int, messages: int, topic: str = "bench") -> list[bytes]:
-    """Requests of so many records of 256-byte bodies each, with the id and tag that SDKs give their messages."""
+    """Requests with `messages` records of 256-byte bodies each, with id and tag as from SDKs."""
     found = []
     for number in range(count):
         body = os.urandom(BODY_SIZE)
@@ -44,7 +44,7 @@ def plain_requests(count: int, messages: int, topic: str = "bench") -> list[byte
 
 
 def batch_requests(count: int, messages: int, topic: str = "batches") -> list[bytes]:
-    """Requests of one record each, which holds so many messages of 256 bytes."""
+    """Requests with one record each, which holds `messages` messages of 256 bytes."""
     found = []
     for _ in range(count):
         body = inner_batch.body_of([(os.urandom(BODY_SIZE), b"")] * messages)
@@ -62,7 +62,7 @@ def _request(topic: str, records: Sequence[bytes]) -> bytes:
 
 
 def send_requests(count: int, messages: int) -> list[bytes]:
-    """SendMessage requests of so many messages each, as the official SDKs fill them."""
+    """SendMessage requests with `messages` messages each, with the fields that official SDKs set."""
     found = []
     for number in range(count):
         request = v2.SendMessageRequest()
@@ -82,7 +82,7 @@ def send_requests(count: int, messages: int) -> list[bytes]:
 
 @dataclass(slots=True)
 class Run:
-    """What a load has done."""
+    """The result of a load."""
 
     requests: int = 0
     seconds: float = 0.0
@@ -91,7 +91,7 @@ class Run:
 
 
 async def append(endpoint: str, requests: Sequence[bytes], in_flight: int, seconds: float) -> Run:
-    """Send the requests in turn on one stream, so many unanswered at a time."""
+    """Send the requests in turn on one stream, with `in_flight` unanswered at a time."""
     run = Run()
     async with grpc.aio.insecure_channel(endpoint, options=_OPTIONS) as channel:
         method: Any = channel.stream_stream
@@ -108,7 +108,7 @@ async def append(endpoint: str, requests: Sequence[bytes], in_flight: int, secon
             await call.done_writing()
 
         writing = asyncio.create_task(write())
-        while isinstance(answer := await call.read(), bytes):  # else the mark of the end
+        while isinstance(answer := await call.read(), bytes):  # otherwise the end marker
             if not run.requests:
                 status = records_v1.AppendRecordsResponse.FromString(answer).status
                 assert status.code == v2.Code.OK, status
@@ -120,7 +120,7 @@ async def append(endpoint: str, requests: Sequence[bytes], in_flight: int, secon
 
 
 async def send(endpoint: str, requests: Sequence[bytes], in_flight: int, seconds: float) -> Run:
-    """Send the requests in turn, so many at a time."""
+    """Send the requests in turn, `in_flight` at a time."""
     run = Run()
     async with grpc.aio.insecure_channel(endpoint, options=_OPTIONS) as channel:
         method: Any = channel.unary_unary
@@ -143,7 +143,7 @@ async def send(endpoint: str, requests: Sequence[bytes], in_flight: int, seconds
 
 
 async def read(endpoint: str, size: int, topic: str = "bench") -> Run:
-    """Read so many bytes of records from the beginning of the topic's first queue."""
+    """Read `size` bytes of records from the start of the topic's first queue."""
     run = Run()
     request = records_v1.ReadRecordsRequest(
         topic=v2.Resource(name=topic), bytes_max=size, frame_bytes_max=FRAME_SIZE

@@ -1,6 +1,6 @@
-"""RecordService that stores nothing: it throws away what is appended, and reads send the same bytes from memory.
+"""A RecordService that stores nothing: appends are discarded, and reads return the same bytes from memory.
 
-The baseline for what moving the bytes costs: the same front as the broker's, and the least that a handler can do.
+The baseline for the cost of transferring the bytes: the broker's front with a minimal handler.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _OK = v2.Status(code=v2.Code.OK, message="OK")
 
 
 async def append(requests: AsyncIterator[bytes], context: Context) -> None:
-    """Answer each request without a look at it."""
+    """Answer each request without reading it."""
     answer = records_v1.AppendRecordsResponse(status=_OK, message_count=1).SerializeToString()
     async for _ in requests:
         await context.write(answer)
 
 
 async def read(request: bytes, context: Context) -> None:
-    """Frames until as many bytes are sent as the request asks for."""
+    """Send frames until the requested number of bytes is reached."""
     left = records_v1.ReadRecordsRequest.FromString(request).bytes_max
     records = records_v1.AppendRecordsRequest.FromString(plain_requests(1, 4000)[0]).records[:FRAME_SIZE]
     while left > 0:

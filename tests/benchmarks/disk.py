@@ -1,4 +1,4 @@
-"""The baselines: how long this disk takes for one `fdatasync`, how fast it takes bytes, and how fast memory copies."""
+"""The baselines: the time of one `fdatasync`, and the bandwidth of disk and memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _CHUNK = 1 << 20
 
 
 def run(directory: Path) -> None:
-    """Print both tables, of 256 MiB."""
+    """Print both tables, for 256 MiB."""
     fdatasync(directory, 2000)
     bandwidth(directory, 256 << 20)
 
 
 def fdatasync(directory: Path, count: int) -> None:
-    """Write and sync 400-byte records in a file whose blocks exist already, as the store does; then 64 KiB."""
+    """Write and sync 400-byte records, then 64 KiB, in a file with allocated blocks, as the store does."""
     path = directory / "fdatasync"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -50,10 +50,10 @@ def fdatasync(directory: Path, count: int) -> None:
 
 
 def bandwidth(directory: Path, size: int) -> None:
-    """Bytes a second of memory, checksum, page cache and disk, in steps of 1 MiB through `size` bytes."""
+    """Bytes per second of memory, checksum, page cache and disk, in steps of 1 MiB through `size` bytes."""
     path = directory / "bandwidth"
     data = os.urandom(_CHUNK)
-    source = os.urandom(min(size, 64 << 20))  # more than the processor's own cache
+    source = os.urandom(min(size, 64 << 20))  # larger than the CPU cache
     target = bytearray(source)
     steps = max(1, size // _CHUNK)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -84,5 +84,5 @@ def bandwidth(directory: Path, size: int) -> None:
 
 
 def gigabytes(size: float, seconds: float) -> str:
-    """GB/s, of 10^9 bytes."""
+    """GB/s, where 1 GB is 10^9 bytes."""
     return f"{size / seconds / 1e9:.2f} GB/s"

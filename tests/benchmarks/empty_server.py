@@ -1,8 +1,7 @@
-"""A grpc.aio server that parses the requests of producers and consumers, builds the replies that the broker would, and
-does nothing else: the baseline for what gRPC and the client cost.
+"""A grpc.aio server that only parses requests of producers and consumers and builds the broker's replies.
 
-Receives get a full batch at once, but of the topic `relay`: there a receive waits for the next send and gets that
-message, which is the least that an idle broker could do.
+It is the baseline for the cost of gRPC and the client. Receives get a full batch at once, except from the topic
+`relay`: there a receive waits for the next send and gets that message, the minimum that an idle broker could do.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ def _message(topic: v2.Resource, number: int) -> v2.Message:
 
 async def main() -> None:
     limits = ("grpc.server.max_pending_requests", "grpc.server.max_pending_requests_hard_limit")
-    server = grpc.aio.server(options=[(name, 100_000) for name in limits])  # as the broker's
+    server = grpc.aio.server(options=[(name, 100_000) for name in limits])  # the same limits as the broker
     v2.add_MessagingServiceServicer_to_server(EmptyService(), server)  # type: ignore[abstract]  # what clients need
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

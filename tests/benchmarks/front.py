@@ -1,7 +1,7 @@
-"""Both fronts, alone with an empty handler and in front of the broker's durable and asynchronous SendMessage.
+"""Both fronts, with an empty handler and with the broker's durable and asynchronous SendMessage.
 
-Processor time is the server's, a call. The load generator is on grpc-go, whose cost lies in a process of its own; where
-Go is missing grpcio's client takes its place, which is slower, and the table says so.
+CPU time is the server's, per call. The load generator is grpc-go in a separate process. Without Go, grpcio's slower
+client replaces it, and the table says so.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _PATH: Final = "/apache.rocketmq.v2.MessagingService/SendMessage"
 FRONTS: Final = ("native", "grpcio")
 IN_FLIGHT: Final = (1, 16, 64, 256)
 _JAVA_OPTIONS: Final = ("-Xmx512m", "-XX:MaxDirectMemorySize=512m")
-_WARM_UP_SECONDS: Final = 15.0  # for the compiler of the virtual machine
+_WARM_UP_SECONDS: Final = 15.0  # for the JVM's compiler
 Load = Callable[[Server, int, float], Measured]
 
 
 async def _serve(kind: str) -> None:
-    """Answer every send alike, until killed."""
+    """Give every send the same answer, until killed."""
     answer = v2.SendMessageResponse(status=v2.Status(code=v2.Code.OK, message="OK")).SerializeToString()
 
     async def empty(request: bytes, context: Context) -> bytes:
@@ -61,7 +61,7 @@ async def _serve(kind: str) -> None:
 
 
 def go_load(directory: Path) -> Load:
-    """The load generator on grpc-go, built there."""
+    """The grpc-go load generator, built in `directory`."""
     program, request = directory.resolve() / "front_load", directory.resolve() / "request"
     request.write_bytes(unary_send.request_bytes())
     subprocess.run(["go", "build", "-o", program, "."], cwd=_LOAD, check=True)
@@ -92,8 +92,10 @@ def go_load(directory: Path) -> Load:
 
 
 def _rocketmq_rows(load: Load, directory: Path, seconds: float, levels: Sequence[int]) -> list[tuple[object, ...]]:
-    """Durable sends to Apache RocketMQ: name server, broker and proxy with small heaps. None, with the reason printed,
-    where it cannot be started."""
+    """Durable sends to Apache RocketMQ: name server, broker and proxy with small heaps.
+
+    Without rows, and with the reason printed, if it cannot be started.
+    """
     try:
         release = rocketmq_proxy.prepare()
     except pytest.skip.Exception as missing:
@@ -131,8 +133,11 @@ def run(
     with_go: bool = True,
     with_rocketmq: bool = True,
 ) -> None:
-    """Print the table. `with_go` False: with grpcio's client in any case. `with_rocketmq`: durable sends to RocketMQ's
-    proxy as well, where Java and Maven are installed."""
+    """Print the table.
+
+    `with_go` False: always use grpcio's client. `with_rocketmq`: also measure durable sends to RocketMQ's proxy, if
+    Java and Maven are installed.
+    """
     rows: list[tuple[object, ...]] = []
     with ExitStack() as stack:
         if with_go and shutil.which("go") is not None:

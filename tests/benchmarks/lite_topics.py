@@ -1,9 +1,9 @@
-"""Thousands of lite topics of one parent, and clients that have subscribed a hundred each: what each of them costs.
+"""The cost of thousands of lite topics of one parent, and of clients with a hundred subscriptions each.
 
     python -m tests.benchmarks.lite_topics [--lite-topics N] [--clients N] [--subscriptions N]
 
-In one process, without gRPC. Seconds are CPU time of the process, all threads, but for the longest pause, for which the
-event loop did nothing else. Memory is what the process has more of than before, divided by the number.
+In one process, without gRPC. Seconds are CPU time of all threads, except for the longest pause, during which the event
+loop did nothing else. Memory is the growth of the process, divided by the number.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Broker:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Stopped in order when it is left."""
+        """Run the services, and stop them cleanly at the end."""
         services = [asyncio.create_task(service.run()) for service in (self.store, self.deliveries)]
         await asyncio.sleep(0)
         try:
@@ -63,13 +63,13 @@ class Broker:
 
 
 class Pauses:
-    """The longest time for which the event loop did not come back."""
+    """The longest interval in which the event loop was blocked."""
 
     def __init__(self) -> None:
         self.longest = 0.0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Measure until cancelled."""
         while True:
             before = time.perf_counter()
             await asyncio.sleep(0.001)
@@ -77,13 +77,13 @@ class Pauses:
 
 
 def resident() -> int:
-    """Bytes of memory that the process has."""
+    """The process's resident memory in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_SIZE
 
 
 @contextmanager
 def measured(what: str, count: int, unit: str) -> Iterator[None]:
-    """Print what the block cost."""
+    """Print the cost of the block."""
     cpu, wall, memory = time.process_time(), time.perf_counter(), resident()
     yield
     cpu, wall, memory = time.process_time() - cpu, time.perf_counter() - wall, resident() - memory
@@ -93,7 +93,7 @@ def measured(what: str, count: int, unit: str) -> Iterator[None]:
 
 @asynccontextmanager
 async def pauses() -> AsyncIterator[None]:
-    """Print the longest pause of the event loop in the block."""
+    """Print the event loop's longest pause within the block."""
     watch = Pauses()
     task = asyncio.create_task(watch.run())
     await asyncio.sleep(0.01)
@@ -170,7 +170,7 @@ async def run(directory: Path, lite_count: int, client_count: int, subscription_
 
 
 def main() -> None:
-    """Parse, run, clear up."""
+    """Parse the arguments, run, and clean up."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lite-topics", type=int, default=10_000)
     parser.add_argument("--clients", type=int, default=200)

@@ -1,4 +1,4 @@
-"""The one event loop of the loads: gRPC's own thread does not take well to a second one."""
+"""The single event loop of the loads: gRPC's thread has problems with a second one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The servers that are measured, each a child process with what it uses of the machine."""
+"""The measured servers, each a child process, and their resource use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 FLUSH_MODES = ("sync", "async")
-# How full the machine's disk is must not change what is measured: above these ratios no segment is made in advance.
+# Disk usage must not affect the results: above these ratios no segment is created in advance.
 _ANY_DISK = {f"AEROBEE_STORE_DISK_{name}_RATIO": "1" for name in ("CLEAN", "FORCE_CLEAN", "FULL")}
 
 
@@ -29,17 +29,17 @@ class Server:
     process: subprocess.Popen[Any]
 
     def cpu_seconds(self) -> float:
-        """Processor time of all its threads since it was started."""
-        # Of those that live: a server's do. The sum in /proc/PID/stat is in hundredths.
+        """CPU time of all its threads since the start."""
+        # Only of live threads, but a server's do not end. The sum in /proc/PID/stat is in hundredths.
         tasks = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
         return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
     def memory(self) -> int:
-        """Resident bytes that are its own: without pages of files, which the kernel takes back when it wants to."""
+        """The server's own resident bytes, without file pages, which the kernel can reclaim."""
         return self._status("RssAnon") << 10
 
     def resident(self) -> int:
-        """Resident bytes, files and libraries included."""
+        """Resident bytes, including files and libraries."""
         return self._status("VmRSS") << 10
 
     def _status(self, name: str) -> int:
@@ -49,23 +49,23 @@ class Server:
         raise AssertionError(f"no {name}")
 
     def metric(self, name: str) -> float:
-        """The sum of all samples of this name."""
+        """The sum of all samples with this name."""
         text = urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=30).read().decode()
         return sum(map(float, re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)))
 
     def wait_for(self, name: str, at_least: float) -> None:
-        """Return when the metric is there."""
+        """Return once the metric has reached `at_least`."""
         while self.metric(name) < at_least:
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """End it without a chance to do anything."""
+        """Kill the process."""
         self.process.kill()
         self.process.wait(30)
 
 
 def environment() -> dict[str, str]:
-    """For a process that keeps its compiled modules, as an installed one does; the first start compiles them."""
+    """Variables for a process that keeps its compiled modules, like an installed one; the first start compiles them."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
@@ -73,8 +73,10 @@ def environment() -> dict[str, str]:
 def server(
     arguments: Sequence[str], settings: Mapping[str, str] | None = None, log: Path = Path(os.devnull)
 ) -> Iterator[Server]:
-    """Run `python ARGUMENTS`, which prints where it serves. `settings`: environment variables. `log`: where its
-    standard error goes."""
+    """Run `python ARGUMENTS`, which prints its addresses.
+
+    `settings` are environment variables. `log` is the file for standard error.
+    """
     command = [sys.executable, *arguments]
     with (
         log.open("w") as errors,
@@ -95,14 +97,14 @@ def server(
 
 @contextlib.contextmanager
 def empty_server() -> Iterator[Server]:
-    """What gRPC itself costs: see empty_server.py."""
+    """The server for the cost of gRPC alone: see empty_server.py."""
     with server(["-m", "tests.benchmarks.empty_server"]) as running:
         yield running
 
 
 @contextlib.contextmanager
 def broker_on(store: Path, flush: str, front: str = "") -> Iterator[Server]:
-    """A broker as a user starts it, on this store. `front`: what serves gRPC, if not the default."""
+    """A broker as users start it, on this store. `front` is the gRPC front, if not the default."""
     arguments = ["serve", "--dev", "--store", str(store), "--flush", flush]
     arguments += ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
     settings = _ANY_DISK | ({"AEROBEE_LISTEN_FRONT": front} if front else {})
@@ -112,6 +114,6 @@ def broker_on(store: Path, flush: str, front: str = "") -> Iterator[Server]:
 
 @contextlib.contextmanager
 def broker(directory: Path, flush: str, front: str = "") -> Iterator[Server]:
-    """The same on an empty store that is gone afterwards."""
+    """A broker on an empty store, which is deleted afterwards."""
     with tempfile.TemporaryDirectory(dir=directory) as store, broker_on(Path(store), flush, front) as running:
         yield running

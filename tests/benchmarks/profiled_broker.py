@@ -1,9 +1,9 @@
-"""A broker that samples its own stack by processor time, from SIGUSR1 on, and writes the samples at its end.
+"""A broker that samples its own stack by CPU time from SIGUSR1 on, and writes the samples when it ends.
 
     python -m tests.benchmarks.profiled_broker FILE serve ...
 
-A line for each stack: functions as `module:name`, outermost first, with `;` between them, and the number of samples.
-Samples are taken of the thread of the event loop; while it waits, processor time of other threads counts for its wait.
+One line per stack: functions as `module:name`, outermost first, separated by `;`, and the number of samples.
+Samples show the event loop's thread; while it waits, CPU time of other threads counts as its wait.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 
 from aerobee_broker.cli import main
 
-_SECONDS: Final = 0.001  # of processor time between samples; the kernel may take more
+_SECONDS: Final = 0.001  # CPU time between samples; the kernel may take more
 _samples: Counter[tuple[tuple[str, str], ...]] = Counter()
 
 

@@ -1,6 +1,6 @@
-"""`python -m tests.benchmarks.records [--short] [NAME ...]`: RecordService, beside a server that stores nothing.
+"""`python -m tests.benchmarks.records [--short] [NAME ...]`: RecordService compared with a server that stores nothing.
 
-Each server is a process of its own, and so is the load: with two cores each has one. It takes a minute and some GiB.
+Each server and the load are separate processes: with two cores, each has one. It takes a minute and some GiB.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _discarding(front: str) -> AbstractContextManager[Server]:
 def append(
     directory: Path, *, seconds: float = 3, messages: int = 2000, in_flight: int = 8, fronts: Sequence[str] = FRONTS
 ) -> None:
-    """Records of 256-byte bodies on one stream: a plain topic, and one whose records hold many messages."""
+    """Records of 256-byte bodies on one stream: to a plain topic, and to one whose records hold many messages."""
     for title, requests in (
         ("a plain topic", bulk_load.plain_requests(16, messages)),
         ("a batch topic", bulk_load.batch_requests(16, messages)),
@@ -44,7 +44,7 @@ def append(
                 with _discarding(front) if not flush else broker(directory, flush, front) as running:
                     if flush:
                         create_batch_topic(running)
-                    # First a few, so that the topic is there and caches are warm.
+                    # A short run first creates the topic and warms caches.
                     uvloop.run(bulk_load.append(running.endpoint, requests[:1], 1, seconds / 10))
                     before = running.cpu_seconds()
                     run = uvloop.run(bulk_load.append(running.endpoint, requests, in_flight, seconds))
@@ -69,7 +69,7 @@ def create_batch_topic(running: Server) -> None:
 
 
 def read(directory: Path, *, seconds: float = 3, messages: int = 2000, fronts: Sequence[str] = FRONTS) -> None:
-    """What was just appended, from the page cache."""
+    """Read the records just appended, from the page cache."""
     rows = []
     requests = bulk_load.plain_requests(4, messages)
     for front in fronts:
@@ -95,7 +95,7 @@ def read(directory: Path, *, seconds: float = 3, messages: int = 2000, fronts: S
 def send_many(
     directory: Path, *, seconds: float = 3, messages: int = 500, in_flight: int = 8, fronts: Sequence[str] = FRONTS
 ) -> None:
-    """SendMessage with many messages, 256-byte bodies with id, tag and key."""
+    """SendMessage with many messages of 256-byte bodies with id, tag and key."""
     rows = []
     requests = bulk_load.send_requests(8, messages)
     for front in fronts:
@@ -118,7 +118,7 @@ PARTS: Mapping[str, tuple[Callable[..., None], Mapping[str, Any]]] = {
     "read": (read, _SHORT),
     "send-many": (send_many, _SHORT),
 }
-"""Each part, and what it is given for the short form."""
+"""Each part, and its arguments for the short form."""
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A lean client of RocketMQ's older protocol: durable sends on one connection, so many at once."""
+"""A minimal client of RocketMQ's remoting protocol: durable sends on one connection, several in flight."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SUCCESS = b'"code":0,'
 
 
 async def measure(address: Address, seconds: float, in_flight: int, body_size: int) -> tuple[float, float]:
-    """Messages a second, and the p99 of a send in seconds. RuntimeError for a send that was not stored."""
+    """Messages per second, and the p99 of a send in seconds. RuntimeError if a send is not stored."""
     reader, writer = await asyncio.open_connection(address.host, address.port)
     fields = {name: str(value) for name, value in send_fields("aerobee-bench").items()}
     template = encode(Command(Request.SEND_MESSAGE_V2, opaque=1_000_000_000, fields=fields, body=bytes(body_size)))
     began: dict[int, float] = {}
     durations: list[float] = []
-    number = 1_000_000_000  # always as many digits, so the lengths of the frame stay as they are
+    number = 1_000_000_000  # the number of digits is constant, so the frame's lengths are, too
 
     def begin() -> None:
         nonlocal number

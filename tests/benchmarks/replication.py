@@ -1,7 +1,7 @@
-"""`make bench-replication`: sends by both protocols, durable sends with and without a replica's acknowledgement, and
-the rate of catching up beside the disk's.
+"""`make bench-replication`: sends by both protocols, durable sends with and without a replica, and the rate of
+catching up compared with the disk's.
 
-Master and replica share the machine and its disk, so two brokers do the work of two on the processors of one.
+Master and replica share the machine and its disk, so one machine's CPUs do the work of two brokers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.benchmarks import remoting_send
 from tests.benchmarks.report import machine
 
 _IN_FLIGHT = (1, 16, 64)
-_ROUNDS = 3  # of acks none and acks 1, in turn
+_ROUNDS = 3  # rounds of acks none and acks 1, in turn
 _BODY_SIZE = 256
 _TICKS = os.sysconf("SC_CLK_TCK")
 _AEROBEE = (sys.executable, "-m", "aerobee_broker")
@@ -47,20 +47,20 @@ def _serve(store: Path, *arguments: str) -> Iterator[dict[str, str]]:
 
 
 def _bench(endpoint: str, seconds: float, *arguments: str) -> float:
-    """Messages a second."""
+    """Messages per second."""
     command = [*_AEROBEE, "bench", "--endpoint", endpoint, "--duration", str(seconds), "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(json.loads(done.stdout)["broker"]["messagesPerSecond"])
 
 
 def _processor_seconds(broker: dict[str, str]) -> float:
-    """What the process has used so far."""
+    """CPU seconds that the process has used."""
     fields = Path(f"/proc/{broker['pid']}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def _protocols(root: Path, seconds: float) -> None:
-    """Single durable sends by gRPC and by the older protocol, of the same broker."""
+    """Single durable sends to one broker by gRPC and by remoting."""
     with _serve(root / "protocols") as broker:
         for in_flight in _IN_FLIGHT:
             grpc = _bench(broker["grpc"], seconds, "--in-flight", str(in_flight), "--size", str(_BODY_SIZE))
@@ -74,7 +74,7 @@ def _protocols(root: Path, seconds: float) -> None:
 
 
 def _acknowledged(root: Path, acks: str, number: int, seconds: float) -> tuple[float, float]:
-    """Messages a second, and processor microseconds a message of master and replica together."""
+    """Messages per second, and CPU microseconds per message of master and replica together."""
     with ExitStack() as stack:
         role = ("--role", "master", "--listen-replicas", "127.0.0.1:0", "--acks", acks)
         master = stack.enter_context(_serve(root / f"a{acks}{number}", *role))
@@ -90,7 +90,7 @@ def _acknowledged(root: Path, acks: str, number: int, seconds: float) -> tuple[f
 
 
 def _disk(root: Path, size: int) -> float:
-    """Bytes a second of a file written in steps of 1 MiB and synced at the end."""
+    """Bytes per second for a file written in steps of 1 MiB and synced at the end."""
     block = os.urandom(1 << 20)
     began = time.monotonic()
     with (root / "disk").open("wb") as file:

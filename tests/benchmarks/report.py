@@ -1,4 +1,4 @@
-"""How a benchmark prints: one table a subject, plain text that can go into a document as it is."""
+"""The output of a benchmark: one table per subject, as plain text that can be copied into a document."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def machine() -> str:
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table; numbers to the right."""
+    """Print a table, with right-aligned numbers."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(len(head[i]), *(len(row[i]) for row in cells)) for i in range(len(head))]
     print(f"\n{title}")
@@ -36,7 +36,7 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> 
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` (0..1) of the values lie."""
+    """The value below which `share` (0..1) of the values are."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
@@ -62,5 +62,5 @@ def milliseconds(seconds: float) -> str:
 
 
 def mebibytes(size: float) -> str:
-    """MiB, of 2^20 bytes."""
+    """MiB, where 1 MiB is 2^20 bytes."""
     return f"{size / (1 << 20):,.0f} MiB"

@@ -1,6 +1,6 @@
-"""`python -m tests.benchmarks.sdk_load ENDPOINT send|receive TOPIC GROUP COUNT`: the official Python SDK at work.
+"""`python -m tests.benchmarks.sdk_load ENDPOINT send|receive TOPIC GROUP COUNT`: a load from the official Python SDK.
 
-Prints the seconds that it took, without the start of the client.
+Prints the seconds it took, without the client's start.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ THREADS = 16
 
 def main() -> None:
     endpoint, phase, topic, group, count = sys.argv[1:]
-    # Only here: the SDK registers its own code of the protocol, which is not for the process that imports THREADS.
+    # Imported here: the SDK registers its own protocol code, which must not happen in the process that imports THREADS.
     from rocketmq import ClientConfiguration, Credentials
 
     configuration = ClientConfiguration(endpoint, Credentials())
@@ -61,7 +61,7 @@ def _receive(configuration: Any, topic: str, group: str, count: int) -> float:
                 taken += len(received)
             for message in received:
                 consumer.ack(message)
-                ended = time.perf_counter()  # other threads may wait in vain at the end
+                ended = time.perf_counter()  # at the end, other threads may wait without getting a message
 
     started = time.perf_counter()
     _in_threads(work)

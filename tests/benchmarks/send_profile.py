@@ -1,9 +1,9 @@
-"""Where the broker's processor time goes during durable sends, as a picture.
+"""A picture of the broker's CPU time during durable sends.
 
     python -m tests.benchmarks.send_profile docs/send-profile.svg
 
-The width of a box is the share of a function and of all that it calls, in samples by processor time; what it calls is
-below it. The load is that of `make bench-front`: grpc-go where Go is installed, else grpcio.
+A box's width is the share of samples, by CPU time, of a function and its callees; the callees are
+below it. The load is that of `make bench-front`: grpc-go if Go is installed, otherwise grpcio.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.benchmarks.report import microseconds
 _WIDTH: Final = 1200
 _ROW: Final = 17
 _SHARE_MIN: Final = 0.006  # narrower boxes are left out
-_LETTER: Final = 6.2  # pixels, about
+_LETTER: Final = 6.2  # approximate width in pixels
 _COLOURS: Final = {
     "aerobee_broker.front": "#8fb8de",
     "aerobee_broker.services": "#b5d6a7",
@@ -69,7 +69,7 @@ def run(picture: Path, directory: Path, in_flight: int = 64, seconds: float = 10
 
 
 def _tree(samples: str) -> _Function:
-    """All stacks merged, from the event loop on."""
+    """All stacks merged into a tree below the event loop."""
     root = _Function()
     for line in samples.splitlines():
         names, _, count = line.rpartition(" ")
@@ -97,11 +97,11 @@ def _drawn(root: _Function, title: str) -> str:
 
 
 def _draw(boxes: list[str], function: _Function, depth: int, left: float, scale: float, total: int) -> int:
-    """Draw what `function` calls, the widest first; return the depth reached."""
+    """Draw the callees of `function`, the widest first; return the depth reached."""
     reached = depth
     own = function.samples - sum(called.samples for called in function.calls.values())
     parts = sorted(function.calls.items(), key=lambda call: -call[1].samples)
-    if not depth:  # the loop itself has no function to be drawn in
+    if not depth:  # the loop itself has no box
         parts.append((("", "event loop, system calls, sync thread"), _Function(own)))
     for (module, name), called in parts:
         if called.samples < total * _SHARE_MIN:

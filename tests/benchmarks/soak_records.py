@@ -1,9 +1,8 @@
-"""`python -m tests.benchmarks.soak_records [--seconds N]`: durable appends at full speed while a reader follows.
+"""`python -m tests.benchmarks.soak_records [--seconds N]`: durable appends at full speed with a concurrent reader.
 
-One broker in a process of its own with sync flush; one client appends records of 256-byte bodies to a plain topic,
-another one reads them as they come. Old segments are removed on the way, so the disk holds some GiB at most. It prints
-the broker's memory, its longest delay of the event loop, the times to the acknowledgement, and what the broker logged
-as a warning or an error.
+One broker in a separate process with sync flush; one client appends records of 256-byte bodies to a plain topic,
+another reads them as they arrive. Old segments are removed meanwhile, so the disk holds at most some GiB. It prints
+the broker's memory, its longest event-loop delay, acknowledgement times, and logged warnings and errors.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from tests.benchmarks.report import machine, milliseconds, percentile, rate, tab
 
 _MIB = 1 << 20
 _WARM_UP_SECONDS = 5.0
-_LINES_MAX = 40  # of the broker's log
+_LINES_MAX = 40  # lines of the broker's log
 _SETTINGS = {
     "AEROBEE_STORE_SEGMENT_SIZE": str(256 * _MIB),
     "AEROBEE_STORE_RETENTION_HOURS": "0.003",
     "AEROBEE_STORE_RETENTION_INTERVAL_SECONDS": "2",
-    "AEROBEE_STORE_DISK_CLEAN_RATIO": "0.99",  # or no segment is made in advance on a disk that is rather full
+    "AEROBEE_STORE_DISK_CLEAN_RATIO": "0.99",  # otherwise a rather full disk prevents creating segments in advance
     "AEROBEE_STORE_DISK_FORCE_CLEAN_RATIO": "0.99",
     "AEROBEE_STORE_DISK_FULL_RATIO": "1",
     "AEROBEE_STORE_DELETE_WHEN_HOURS": ",".join(map(str, range(24))),
@@ -42,26 +41,26 @@ _SETTINGS = {
 
 @dataclass(slots=True)
 class Reader:
-    """What a reader has seen."""
+    """What a reader has read."""
 
     bytes: int = 0
-    skipped: int = 0  # messages that were removed before they were read
+    skipped: int = 0  # messages removed before they were read
     frames: int = 0
 
 
 @dataclass(slots=True)
 class Memory:
-    """The broker's own memory in bytes, once a second."""
+    """The broker's own memory in bytes, sampled once per second."""
 
     samples: list[int] = field(default_factory=list)
 
 
 async def follow(endpoint: str, reader: Reader, topic: str = "bench") -> None:
-    """Read the first queue from its beginning and wait for more, until cancelled."""
+    """Read the first queue from its start and wait for more, until cancelled."""
     metadata = (("x-mq-client-id", "reader@1@0@0"), ("x-mq-language", "PYTHON"))
     offset = 0
     async with grpc.aio.insecure_channel(endpoint, options=(("grpc.max_receive_message_length", -1),)) as channel:
-        stub: Any = records_v1.RecordServiceStub(channel)  # the asyncio face exists in stub files only
+        stub: Any = records_v1.RecordServiceStub(channel)  # the asyncio types exist only in stub files
         while True:
             request = records_v1.ReadRecordsRequest(
                 topic=v2.Resource(name=topic), start_queue_offset=offset, frame_bytes_max=bulk_load.FRAME_SIZE
@@ -76,7 +75,7 @@ async def follow(endpoint: str, reader: Reader, topic: str = "bench") -> None:
 
 
 async def watch(running: Server, memory: Memory) -> None:
-    """Look at the broker's memory once a second, until cancelled."""
+    """Sample the broker's memory once per second, until cancelled."""
     while True:
         memory.samples.append(running.memory())
         await asyncio.sleep(1)
@@ -95,7 +94,7 @@ async def load(running: Server, seconds: float, messages: int, in_flight: int) -
 
 
 def loop_delays(running: Server) -> list[tuple[float, float]]:
-    """Of each bucket of the histogram its upper bound in seconds and how many delays were not longer."""
+    """For each histogram bucket, its upper bound in seconds and the number of delays up to it."""
     text = urllib.request.urlopen(f"http://{running.metrics}/metrics", timeout=30).read().decode()
     found = re.findall(r'^aerobee_event_loop_delay_seconds_bucket{.*le="([^"]+)".*} (\S+)$', text, re.MULTILINE)
     return [(float(bound), float(count)) for bound, count in found]

@@ -1,12 +1,12 @@
-"""`python -m tests.benchmarks.spark [--short] [--log-size SIZE] [NAME ...]`: the pipeline beside what bounds it.
+"""`python -m tests.benchmarks.spark [--short] [--log-size SIZE] [NAME ...]`: the pipeline and its limits.
 
-    source          rows of files and of a broker, without Spark and with it; Parquet and Kafka by Spark's own sources
+    source          rows of files and of a broker, without and with Spark; Parquet and Kafka with Spark's sources
     sink            rows to a broker
-    micro-batches   what a streaming query costs by micro-batch
-    jobs            rebuild and audit of a log, beside the tools of one machine
+    micro-batches   the cost of a streaming query per micro-batch
+    jobs            rebuild and audit of a log, compared with the single-machine tools
 
-"per core" is the rate divided by the cores that may work on it: Spark has all, plain Python one. CPU is that of all
-processes that take part but for the broker, which is listed apart.
+"per core" is the rate divided by the available cores: Spark has all, plain Python one. CPU is that of all participating
+processes except the broker, which is listed separately.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NUMBERS = "queueId int, queueOffset bigint, physicalOffset bigint, storeTimesta
 
 @dataclass(frozen=True)
 class Measured:
-    """One way: how many rows, in which time, with how much processor time."""
+    """One measurement: rows, wall time and CPU time."""
 
     rows: int
     seconds: float
@@ -63,7 +63,7 @@ class Measured:
 
 
 def measured(work: Callable[[], int], cores: int, *, repeats: int = 2, server: Server | None = None) -> Measured:
-    """The best of some runs, after one that warms up."""
+    """The best of several runs, after a warm-up run."""
     work()
     best: Measured | None = None
     for _ in range(repeats):
@@ -84,7 +84,7 @@ def measured(work: Callable[[], int], cores: int, *, repeats: int = 2, server: S
 
 
 def _cpu_seconds(left_out: Server | None) -> dict[int, float]:
-    """Processor time of this process and of all that descend from it, by process."""
+    """CPU time of this process and its descendants, by process."""
     parents: dict[int, list[int]] = {}
     times: dict[int, float] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -105,7 +105,7 @@ def _cpu_seconds(left_out: Server | None) -> dict[int, float]:
 
 
 def _cpu_since(before: Mapping[int, float], left_out: Server | None) -> float:
-    """Processor time since then. A process that has ended does not count: Spark ends workers that had nothing to do."""
+    """CPU time since then. Ended processes do not count: Spark ends idle workers."""
     now = _cpu_seconds(left_out)
     return sum(max(seconds - before.get(process, 0.0), 0.0) for process, seconds in now.items())
 
@@ -128,7 +128,7 @@ def _row(name: str, found: Measured, plain: Measured) -> tuple[str, ...]:
 
 
 def source(directory: Path, *, size: int = 256 << 20) -> None:
-    """All rows of a store, its bodies too, read and thrown away."""
+    """Read and discard all rows of a store, including bodies."""
     store = directory / "store"
     count = write_store(store, size)
     columns = default_columns(properties=False, system=False)
@@ -172,7 +172,7 @@ def source(directory: Path, *, size: int = 256 << 20) -> None:
 
 
 def _kafka(directory: Path, spark: Any, messages: Any, plain: Measured) -> list[tuple[str, ...]]:
-    """Spark's Kafka source on the same messages; no row, and the reason printed, where it cannot be had."""
+    """Spark's Kafka source on the same messages; without it no rows, and the reason is printed."""
     jars, connector = spark_kafka.broker_jars(), spark_kafka.connector_jars()
     if isinstance(jars, str) or isinstance(connector, str):
         print(f"\nSpark's Kafka source was left out: {jars if isinstance(jars, str) else connector}")
@@ -211,7 +211,7 @@ def _plain_files(store: Path, columns: list[str]) -> int:
 
 
 def _plain_broker(endpoint: str, columns: list[str]) -> int:
-    """The stream of every queue, one after the other, decoded."""
+    """The streams of all queues in sequence, decoded."""
     options = SourceOptions.parse({"endpoint": endpoint, "subscribePattern": "bench-.*"}, streaming=False)
     access = open_access(options)
     decoder = Decoder(columns)
@@ -223,7 +223,7 @@ def _plain_broker(endpoint: str, columns: list[str]) -> int:
 
 
 def _frames(endpoint: str) -> int:
-    """The stream of every queue, one after the other, not looked at."""
+    """The streams of all queues in sequence, not decoded."""
     broker = Broker(Address(endpoint, None, None, 30_000, 3, 200))
     count = 0
     for number in range(TOPICS):
@@ -241,7 +241,7 @@ def _frames(endpoint: str) -> int:
 
 
 def sink(directory: Path, *, count: int = 400_000) -> None:
-    """Rows of 256-byte bodies with keys and tags to a broker that writes to its page cache."""
+    """Rows of 256-byte bodies with keys and tags, to a broker that writes to the page cache."""
     spark = _session()
     rows = []
     frame = spark.range(0, count, 1, CORES).selectExpr(
@@ -279,7 +279,7 @@ def sink(directory: Path, *, count: int = 400_000) -> None:
 
 
 def _create_topics(endpoint: str, *names: str, kind: v2.MessageType.ValueType = v2.MessageType.NORMAL) -> None:
-    """A broker knows only topics that were created, whatever its store has."""
+    """Create the topics: a broker knows only those, whatever its store contains."""
 
     async def work() -> None:
         async with connect(endpoint) as client:
@@ -290,7 +290,7 @@ def _create_topics(endpoint: str, *names: str, kind: v2.MessageType.ValueType = 
 
 
 def micro_batches(directory: Path, *, batches: int = 20) -> None:
-    """A stream of small micro-batches: what each costs beside its rows."""
+    """A stream of small micro-batches: the overhead of each."""
     spark = _session()
     rows = []
     try:
@@ -306,7 +306,7 @@ def micro_batches(directory: Path, *, batches: int = 20) -> None:
             for name, way in ways.items():
                 reader = spark.readStream.format("aerobee").options(**way, subscribePattern="bench-.*")
                 frame = reader.options(startingOffsets="earliest", maxOffsetsPerTrigger=each).load()
-                for attempt in range(2):  # the first warms up
+                for attempt in range(2):  # the first run warms up
                     writer = frame.select("queueId", "queueOffset").writeStream.format("noop")
                     checkpoint = directory / f"checkpoint-{name}-{attempt}"
                     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
@@ -322,7 +322,7 @@ def micro_batches(directory: Path, *, batches: int = 20) -> None:
 
 
 def jobs(directory: Path, *, log_size: int = 1 << 30) -> None:
-    """Rebuild and audit of one log, beside `aerobee store verify` and `rebuild`."""
+    """Rebuild and audit of one log, compared with `aerobee store verify` and `rebuild`."""
     store = directory / "large"
     count = write_store(store, log_size)
     rows = []
@@ -337,14 +337,14 @@ def jobs(directory: Path, *, log_size: int = 1 << 30) -> None:
     timed("aerobee store verify", 1, lambda: _all_well(verify(store).ok))
     spark = _session()
     try:
-        spark.range(100).mapInArrow(lambda batches: batches, "id bigint").count()  # workers are there, modules loaded
+        spark.range(100).mapInArrow(lambda batches: batches, "id bigint").count()  # starts workers and loads modules
         timed("aerobee spark audit", CORES, lambda: _all_well(audit(spark, store).exit_status == 0))
         output = directory / "rebuilt"
         timed("aerobee spark rebuild", CORES, lambda: _all_well(rebuild(spark, store, output).exit_status == 0))
         shutil.rmtree(output)
     finally:
         spark.stop()
-    # Last, because it writes into the store.
+    # Last, because it writes to the store.
     timed("aerobee store rebuild", 1, lambda: _all_well(not store_rebuild.rebuild(store, apply=True).left))
     shutil.rmtree(store)
     head = ("job", "time", "log", "messages", "CPU")
@@ -362,7 +362,7 @@ PARTS: Mapping[str, tuple[Callable[..., None], Mapping[str, Any]]] = {
     "micro-batches": (micro_batches, {"batches": 2}),
     "jobs": (jobs, {"log_size": _SHORT_SIZE}),
 }
-"""Each part, and what it is given for the short form."""
+"""Each part, and its arguments for the short form."""
 
 
 def main(arguments: list[str] | None = None) -> None:

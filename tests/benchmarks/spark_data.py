@@ -1,4 +1,4 @@
-"""What the benchmarks of the pipeline read: a store of records with random bodies, an id, a key, a tag and a number."""
+"""The data of the pipeline's benchmarks: a store of records with random bodies, an id, a key, a tag and a number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUEUES = 4
 BODY_SIZE = 256
 _BATCH = 256
 _BATCHES = 8
-"""Batches with bodies of their own for each queue: beyond what a compressor looks back."""
+"""Batches with distinct bodies per queue: more than a compressor's window."""
 _HOST = ("127.0.0.1", 8081)
 _ROUND = b"R0000000"
 
@@ -24,7 +24,7 @@ def topic(number: int) -> str:
 
 
 def write_store(directory: Path, size: int) -> int:
-    """Write a log of about `size` bytes, the queues in turn; return how many messages it has."""
+    """Write a log of about `size` bytes to the queues in turn; return the number of messages."""
     templates = [
         [(topic(of), queue, _template(topic(of), queue, part)) for of in range(TOPICS) for queue in range(QUEUES)]
         for part in range(_BATCHES)
@@ -33,7 +33,7 @@ def write_store(directory: Path, size: int) -> int:
     written = count = round_number = 0
     with MessageStore.open(config) as store:
         while written < size:
-            # Other keys in each round; encoding each record anew would take longer than all the rest.
+            # Only keys change in each round; encoding every record again would dominate the time.
             for name, queue, template in templates[round_number % _BATCHES]:
                 data = template.replace(_ROUND, b"R%07X" % round_number)
                 store.append_records(name, queue, RecordBatch.parse(data, base_physical_offset=None, placed=False))
@@ -41,7 +41,7 @@ def write_store(directory: Path, size: int) -> int:
                 count += _BATCH
             store.commit()
             round_number += 1
-    os.sync()  # otherwise what is measured first pays for it
+    os.sync()  # otherwise the first measurement includes it
     return count
 
 

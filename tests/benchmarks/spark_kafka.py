@@ -1,4 +1,5 @@
-"""Spark's own Kafka source on a local Kafka, where Java, Maven and its registry are there: what users come from."""
+"""Spark's own Kafka source on a local Kafka, if Java, Maven and its registry are available, as a comparison for users
+of Kafka."""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ from tests.support.maven_jars import maven_jars
 _POM = Path(__file__).with_name("kafka.xml")
 _CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
 _START_SECONDS = 60
-# Of the connector; one of an older release works with a newer Spark as long as Spark's interfaces allow it.
+# Connector releases; an older one works with a newer Spark as long as Spark's interfaces allow it.
 _OLDER_CONNECTORS = ("4.0.0",)
 
 
 @cache
 def connector_jars() -> tuple[Path, ...] | str:
-    """What `spark.jars` needs for format kafka, or why it cannot be had."""
+    """The jars in `spark.jars` for format kafka, or the reason why they are unavailable."""
     reason = ""
     for version in (importlib.metadata.version("pyspark"), *_OLDER_CONNECTORS):
         found = maven_jars(_POM, "connector", spark_version=version)
@@ -44,7 +45,7 @@ def connector_version() -> str:
 
 @contextmanager
 def kafka(directory: Path) -> Iterator[str]:
-    """A broker on a directory of its own; yields its address. Call it only if `broker_jars` has found it."""
+    """A broker on its own directory; yields its address. Call it only if `broker_jars` has found the jars."""
     jars = broker_jars()
     assert not isinstance(jars, str), jars
     with socket() as one, socket() as two:
@@ -77,19 +78,19 @@ def kafka(directory: Path) -> Iterator[str]:
 
 @cache
 def broker_jars() -> tuple[Path, ...] | str:
-    """The class path of a Kafka broker, or why it cannot be had."""
+    """The class path of a Kafka broker, or the reason why it is unavailable."""
     return maven_jars(_POM, "broker")
 
 
 def fill(frame: Any, address: str) -> None:
-    """The same messages in Kafka: the topics with four partitions each, keys as keys."""
+    """Write the same messages to Kafka: topics with four partitions each, keys as keys."""
     rows = frame.selectExpr("topic", "keys key", "body value", "queueId partition")
-    # The first rows make the topics, which takes seconds; with all of them waiting, some would wait too long.
+    # One row per topic creates the topics first, which takes seconds; with all rows waiting, some would time out.
     for part in (rows.dropDuplicates(["topic"]), rows):
         part.write.format("kafka").option("kafka.bootstrap.servers", address).mode("append").save()
 
 
 def frame(spark: Any, address: str) -> Any:
-    """All of them."""
+    """All messages, as a frame."""
     reader = spark.read.format("kafka").option("kafka.bootstrap.servers", address)
     return reader.option("subscribePattern", "bench-.*").load()

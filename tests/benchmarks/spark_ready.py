@@ -1,6 +1,6 @@
-"""A data source that has its Arrow batches in memory: what Spark itself takes to bring the rows of a source to a query.
+"""A data source with prepared Arrow batches in memory: the time Spark itself needs to pass a source's rows to a query.
 
-No source in Python can be faster, whatever it reads and however it decodes.
+No Python source can be faster, whatever it reads and however it decodes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from aerobee_pipeline.source import coalesced
 from aerobee_pipeline.splits import plan_log, read_split, store_files
 
 _BATCHES: dict[tuple[str, tuple[str, ...]], list[pa.RecordBatch]] = {}
-"""By store and columns: a worker makes them once, in the run that warms up."""
+"""By store and columns: each worker makes them once, in the warm-up run."""
 
 
 def ready_batches(store: str, columns: list[str]) -> list[pa.RecordBatch]:
-    """A few batches as the source `aerobee` makes them of this store."""
+    """A few batches of this store, as the source `aerobee` makes them."""
     found = _BATCHES.get((store, tuple(columns)))
     if found is None:
         decoder = Decoder(columns)
@@ -35,7 +35,7 @@ def ready_batches(store: str, columns: list[str]) -> list[pa.RecordBatch]:
 
 
 class ReadySource(DataSource):
-    """Options: `store`, `rows` in all, `tasks`."""
+    """Options: `store`, the total number of `rows`, and `tasks`."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,4 +1,4 @@
-"""Start to ready on an empty store, and the memory of a broker that has nothing to do."""
+"""The time from start to ready on an empty store, and the memory of an idle broker."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.benchmarks.report import mebibytes, percentile, table
 
 
 def run(directory: Path, starts: int = 10, rest_seconds: float = 5.0) -> None:
-    """Start the broker a few times as a user does; the time includes the interpreter's start and all imports."""
+    """Start the broker several times as a user does; the time includes the interpreter's start and all imports."""
     seconds, interpreter, grpc = [], [], []
     resident = own = 0
     with broker(directory, "sync"):
-        pass  # whose modules may have to be compiled
+        pass  # the first start may have to compile modules
     for _ in range(starts):
         started = time.perf_counter()
         with broker(directory, "sync") as running:
@@ -47,7 +47,7 @@ def run(directory: Path, starts: int = 10, rest_seconds: float = 5.0) -> None:
 
 
 def _fixture(starts: int) -> tuple[list[float], list[float], list[float]]:
-    """Seconds until a broker of `aerobee_client.testing` serves: by itself, as the first one, as a further one."""
+    """Seconds until a broker of `aerobee_client.testing` serves: started alone, as the first, and as a further one."""
     alone, first, next_one = [], [], []
     for _ in range(starts):
         alone.append(_test_broker())

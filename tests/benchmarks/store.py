@@ -1,7 +1,7 @@
-"""`python -m tests.benchmarks.store [--short | --large]`: the store without gRPC, beside this machine's baselines.
+"""`python -m tests.benchmarks.store [--short | --large]`: the store without gRPC, with this machine's baselines.
 
-The normal form takes some minutes and needs about 6 GiB of disk; `--large` adds what needs 10 GiB more; `--short` goes
-through all of it in seconds, with sizes of which no figure says anything.
+The normal form takes some minutes and needs about 6 GiB of disk; `--large` adds parts that need 10 GiB more; `--short`
+runs everything in seconds, with sizes too small for meaningful figures.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.benchmarks.report import machine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much of everything. Sizes in bytes."""
+    """The sizes of all parts, in bytes."""
 
     syncs: int = 2000
     bandwidth: int = 256 << 20
@@ -48,7 +48,7 @@ SHORT = Sizes(
 
 
 def run(directory: Path, sizes: Sizes | None = None) -> None:
-    """Print everything."""
+    """Print all tables."""
     sizes = sizes or Sizes()
     disk.fdatasync(directory, sizes.syncs)
     disk.bandwidth(directory, sizes.bandwidth)

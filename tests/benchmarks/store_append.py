@@ -1,4 +1,4 @@
-"""The store without gRPC: appends one by one and in batches, in every write mode and both flush modes."""
+"""The store without gRPC: single and batched appends, in every write mode and both flush modes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tests.benchmarks.report import rate, table
 
 _HOST = ("127.0.0.1", 8081)
 BATCH = 500
-_DISPATCHED_TOGETHER = 16  # batches; as a sync brings them, of some 3 MiB
+_DISPATCHED_TOGETHER = 16  # batches; about 3 MiB, as after one sync
 BODY_SIZES = (256, 4096)
 
 
 def message(number: int, body: bytes, *, topic: str = "bench", queue_id: int = 0, tag: str = "tag") -> Message:
-    """As the official SDKs send it: a message id and a tag."""
+    """A message with id and tag, as the official SDKs send it."""
     return Message(topic, queue_id, body, {"UNIQ_KEY": f"0102FC000000014AB00B130107{number:08X}", "TAGS": tag})
 
 
 def frame(body_size: int, first: int = 0, *, property_crc: bool = True, tags: tuple[str, ...] = ("tag",)) -> bytes:
-    """A batch of records in store layout, numbered from `first` on, with `tags` in turn."""
+    """A batch of records in store layout, numbered from `first`, with `tags` in turn."""
     body = os.urandom(body_size)
     drafts = (
         Draft(message(number, body, tag=tags[number % len(tags)]), store_host=_HOST, property_crc=property_crc)
@@ -81,7 +81,7 @@ def _one_by_one(store: MessageStore, count: int, in_flight: int, body: bytes) ->
 
 
 def append_one_by_one(directory: Path, count: int, segment_size: int) -> None:
-    """Each message is appended alone and waited for; `count` of them with 64 in flight, a tenth with one."""
+    """Append each message alone and wait for it: `count` of them with 64 in flight, a tenth with one."""
     rows = []
     for body_size in BODY_SIZES:
         body = os.urandom(body_size)
@@ -99,7 +99,7 @@ def append_one_by_one(directory: Path, count: int, segment_size: int) -> None:
 
 
 def append_waiting(directory: Path, size: int, segment_size: int) -> None:
-    """Batches in store layout, parsed, appended and waited for, four in flight; `size` bytes of each kind."""
+    """Parse, append and wait for batches in store layout, four in flight; `size` bytes of each kind."""
     rows = []
     for body_size in BODY_SIZES:
         data = frame(body_size)
@@ -128,16 +128,16 @@ def _batches(store: MessageStore, data: bytes, rounds: int) -> float:
 
 
 def append_steps(directory: Path, size: int) -> None:
-    """The processor's part: parse and check, place, write to the page cache, dispatch, of several together.
+    """CPU time of parse and check, place, write to the page cache, and dispatch of several batches.
 
-    Nothing waits.
+    No step waits for the disk.
     """
     rows: list[tuple[object, ...]] = []
     for body_size, property_crc in ((256, True), (256, False), (4096, True)):
         data = frame(body_size, property_crc=property_crc)
         rounds = max(4, size // len(data))
         seconds = dict.fromkeys(("parse, check", "place", "page cache", "dispatch"), 0.0)
-        with fresh_store(directory, "sync") as store:  # in async mode the commit dispatches by itself
+        with fresh_store(directory, "sync") as store:  # in async mode the commit itself dispatches
             for number in range(rounds):
                 times = [time.process_time()]
                 batch = RecordBatch.parse(data, base_physical_offset=None, placed=False)
@@ -167,7 +167,7 @@ def append_steps(directory: Path, size: int) -> None:
 
 
 def single_steps(directory: Path, count: int) -> None:
-    """The processor's part of appends of one message each, 32 of them a commit."""
+    """CPU time of appends of one message each, with 32 per commit."""
     rows = []
     for body_size in BODY_SIZES:
         messages = [message(number, os.urandom(body_size)) for number in range(32)]

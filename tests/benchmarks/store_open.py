@@ -1,4 +1,4 @@
-"""Opening a store after an orderly stop and after a crash, and verifying it."""
+"""Opening a store after a clean stop and after a crash, and verifying it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.benchmarks.disk import gigabytes
 from tests.benchmarks.report import table
 from tests.benchmarks.store_append import frame
 
-_ANY_KEY = b"0102FC00"  # how all keys of a frame begin
+_ANY_KEY = b"0102FC00"  # the prefix of all keys in a frame
 
 
 def run(directory: Path, size: int) -> None:
-    """A log of `size` bytes of 419-byte records, in segments of 1 GiB at the most."""
+    """Use a log of `size` bytes of 419-byte records, in segments of at most 1 GiB."""
     with tempfile.TemporaryDirectory(dir=directory) as name:
         config = StoreConfig(directory=Path(name), flush="async", segment_size=min(size, 1 << 30))
         rows = [("written", *_fill(config, size))]
@@ -41,18 +41,18 @@ def _fill(config: StoreConfig, size: int) -> tuple[str, ...]:
         number = written = 0
         template = frame(256)
         while written < size:
-            # Other keys in each batch; encoding each record anew would take longer than all the rest.
+            # Only keys change in each batch; encoding every record again would dominate the time.
             data = template.replace(_ANY_KEY, b"%08X" % number)
             store.append_records("bench", 0, RecordBatch.parse(data, base_physical_offset=None, placed=False))
             store.commit()
             written += len(data)
             number += 1
-    os.sync()  # otherwise the next step pays for it
+    os.sync()  # otherwise the next step includes it
     return _row(written, time.perf_counter() - started, time.process_time() - cpu)
 
 
 def _crash(config: StoreConfig) -> None:
-    """What a killed process leaves of an orderly store."""
+    """Turn a cleanly closed store into what a killed process leaves."""
     (config.directory / "abort").touch()
 
 

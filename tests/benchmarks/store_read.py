@@ -1,4 +1,4 @@
-"""The store without gRPC: reading a queue, with and without a filter; by key, by time."""
+"""The store without gRPC: reading a queue with and without a filter, by key and by time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STEP = 1 << 20
 
 
 def run(directory: Path, messages: int, index_entries: int, queries: int) -> None:
-    """`messages` of 256 bytes in one queue; an index of `index_entries`, of which theirs are a part."""
+    """Use `messages` of 256 bytes in one queue, and an index of `index_entries` that includes theirs."""
     random.seed(1)
     with tempfile.TemporaryDirectory(dir=directory) as name:
         config = StoreConfig(directory=Path(name), flush="async", index_entry_count=index_entries)
@@ -43,7 +43,7 @@ def run(directory: Path, messages: int, index_entries: int, queries: int) -> Non
 
 
 def _fill_index(config: StoreConfig, physical_offset: int) -> int:
-    """Entries of keys that nobody asks for, until the file is nearly full: they lengthen the chains that are walked."""
+    """Add entries of keys that are never queried until the file is nearly full: they lengthen the hash chains."""
     index = IndexService(
         DiskFileSystem(), config.directory / "index", config.index_slot_count, config.index_entry_count
     )

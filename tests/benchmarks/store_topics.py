@@ -1,4 +1,4 @@
-"""What many topics cost: memory, and appends that go to another queue each time."""
+"""The cost of many topics: memory, and appends to a different queue each time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.benchmarks.report import rate, table
 from tests.benchmarks.store_append import fresh_store, message
 
 _QUEUES = 4
-_TOGETHER = 32  # messages that one tick of the event loop appends
-_ROUNDS = 2  # of one topic and all in turn, for the speed of a machine drifts
+_TOGETHER = 32  # messages appended in one iteration of the event loop
+_ROUNDS = 2  # rounds of one topic and all topics in turn, because a machine's speed drifts
 
 
 def run(directory: Path, topics: int, messages: int) -> None:
-    """`messages` of 256 bytes to one topic, then to all of `topics` in turn, each with four queues; twice."""
+    """Append `messages` of 256 bytes to one topic, then to all `topics` in turn, with four queues each; twice."""
     with fresh_store(directory, "async") as store:
         found = uvloop.run(_measure(store, topics, messages))
     queues = topics * _QUEUES
@@ -47,7 +47,7 @@ def run(directory: Path, topics: int, messages: int) -> None:
 
 @dataclass(slots=True)
 class _Found:
-    """Seconds of the clock and of the processor, KiB, and how many."""
+    """Wall seconds, CPU seconds, KiB, and the number of messages."""
 
     created_seconds: float
     created_cpu: float
@@ -62,7 +62,7 @@ async def _measure(store: MessageStore, topics: int, messages: int) -> _Found:
     services = asyncio.create_task(store.run())
 
     async def send(names: list[str], count: int) -> float:
-        """The processor time, of all threads."""
+        """The CPU time of all threads."""
         targets = [(name, queue_id) for queue_id in range(_QUEUES) for name in names]
         started = time.process_time()
         for first in range(0, count, _TOGETHER):

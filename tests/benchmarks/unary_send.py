@@ -1,7 +1,7 @@
-"""Unary SendMessage against a server that does nothing but parse the same request and build the same reply.
+"""Unary SendMessage compared with a server that only parses the same request and builds the same reply.
 
-Server and load each have a process, so with two cores each has one. The load sends the same serialized request over and
-over and does not parse replies: what is measured is the server.
+Server and load are separate processes, so with two cores each has one. The load repeats one serialized request and
+does not parse replies, so that the server is measured.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def request_bytes() -> bytes:
 
 @dataclass(frozen=True)
 class Measured:
-    """Calls a second, their latencies in seconds, and the server's processor time per call in seconds."""
+    """Calls per second, their latencies in seconds, and the server's CPU seconds per call."""
 
     calls_per_second: float
     p50: float
@@ -69,7 +69,7 @@ async def _load(endpoint: str, in_flight: int, seconds: float) -> tuple[int, lis
 
 
 def measure(server: Server, in_flight: int, seconds: float) -> Measured:
-    """Load the server for so long, after a short warm-up."""
+    """Load the server for `seconds`, after a short warm-up."""
     loop.run(_load(server.endpoint, in_flight, seconds / 8))
     cpu = server.cpu_seconds()
     count, latencies = loop.run(_load(server.endpoint, in_flight, seconds))
@@ -112,7 +112,7 @@ def run(
 
 
 def row(in_flight: int, measured: Measured) -> tuple[object, ...]:
-    """What both tables print of a measurement."""
+    """The columns of a measurement that both tables have."""
     return (
         in_flight,
         rate(measured.calls_per_second, 1),

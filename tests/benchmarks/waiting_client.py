@@ -1,4 +1,4 @@
-"""Clients that wait for messages, by the thousand: the protocol's calls without a client library around them."""
+"""Thousands of clients that wait for messages, using the protocol's calls without a client library."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ import grpc.aio
 
 from aerobee_proto import v2
 
-_OPTIONS = [("grpc.use_local_subchannel_pool", 1)]  # a connection each; gRPC would share one
+_OPTIONS = [("grpc.use_local_subchannel_pool", 1)]  # one connection each; otherwise gRPC shares one
 _POLL_SECONDS = 20
 _number = itertools.count()
 
 Arrivals = asyncio.Queue[tuple[float, bytes]]
-"""time.perf_counter() and body of each message."""
+"""`time.perf_counter()` and the body of each message."""
 
 
 class WaitingClient:
-    """A simple consumer with one connection and a Telemetry stream. What it gets goes into `arrivals`, and is not
-    acknowledged."""
+    """A simple consumer with one connection and a Telemetry stream.
+
+    Received messages go to `arrivals` and are not acknowledged.
+    """
 
     def __init__(self, endpoint: str, group: str, arrivals: Arrivals) -> None:
         self._arrivals = arrivals
@@ -44,7 +46,7 @@ class WaitingClient:
         await self._telemetry.read()
 
     async def receive(self, topic: str) -> None:
-        """One message after the other, until cancelled."""
+        """Receive messages one by one, until cancelled."""
         request = v2.ReceiveMessageRequest(group=self._group, batch_size=1)
         request.message_queue.topic.name = topic
         request.filter_expression.expression = "*"
@@ -59,7 +61,7 @@ class WaitingClient:
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.CANCELLED:
                     raise
-                return  # cancelling the task sometimes shows as this
+                return  # cancelling the task sometimes appears as this error
 
     async def close(self) -> None:
         if self._telemetry is not None:
@@ -69,7 +71,7 @@ class WaitingClient:
 
 @contextlib.asynccontextmanager
 async def waiting(endpoint: str, group: str, topics: Sequence[str], clients: int) -> AsyncIterator[Arrivals]:
-    """So many clients, among which the topics' receives are divided; all of them have been sent on entry."""
+    """This many clients, which share the receives of the topics; on entry all receives have been sent."""
     arrivals: Arrivals = asyncio.Queue()
     all_clients = [WaitingClient(endpoint, group, arrivals) for _ in range(clients)]
     try:

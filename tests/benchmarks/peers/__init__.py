@@ -1,1 +1,1 @@
-"""Other brokers beside ours, on one machine and one disk: `make bench-peers`."""
+"""Other brokers compared with ours, on one machine and one disk: `make bench-peers`."""

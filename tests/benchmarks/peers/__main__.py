@@ -1,8 +1,8 @@
-"""`python -m tests.benchmarks.peers [--seconds N]`: durable appends of 256-byte bodies, ours and of other brokers.
+"""`python -m tests.benchmarks.peers [--seconds N]`: durable appends of 256-byte bodies, ours and other brokers'.
 
-One broker at a time, on loopback and on one disk. Each answers only when the messages are synced. Each is loaded by the
-client that it is fastest with: ours by requests of 2,000 packed records, Kafka by its ProducerPerformance, Redis by
-redis-benchmark. A peer that is not available is left out, and the table says why.
+One broker runs at a time, on loopback and on one disk. Each answers only when the messages are synced. Each is loaded
+by its fastest client: ours by requests of 2,000 packed records, Kafka by its ProducerPerformance, Redis by
+redis-benchmark. An unavailable peer is left out, and the table says why.
 """
 
 from __future__ import annotations

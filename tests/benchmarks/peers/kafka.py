@@ -1,4 +1,4 @@
-"""Apache Kafka from its published artefacts: one node, a sync for each write, loaded by its own ProducerPerformance."""
+"""Apache Kafka from its published artefacts: one node, one sync per write, loaded by its ProducerPerformance."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ num.partitions=1
 offsets.topic.replication.factor=1
 message.max.bytes=4194304
 """
-# Batches of a size that Kafka is fast with; a request holds one of them, as there is one partition.
+# A batch size with which Kafka is fast; with one partition, a request holds one batch.
 _PRODUCER: Final = ("acks=all", "enable.idempotence=true", "batch.size=524288", "linger.ms=5", "buffer.memory=67108864")
 
 
 def prepare(directory: Path) -> Path:
-    """Fetch the artefacts with Maven, once. LeftOutError without Java, Maven or the registry."""
+    """Download the artefacts with Maven, once. LeftOutError without Java, Maven or the registry."""
     for program in ("java", "mvn"):
         if shutil.which(program) is None:
             raise LeftOutError(f"{program} is not installed")
@@ -62,7 +62,7 @@ def running(libraries: Path, directory: Path) -> Iterator[Peer]:
 
 
 def append(libraries: Path, peer: Peer, payloads: Path, seconds: float) -> Result:
-    """Messages of these payloads, a line each; the first run warms up both JVMs and estimates how many it takes."""
+    """Send these payloads, one per line; a first run warms up both JVMs and estimates the number for `seconds`."""
     _load(libraries, peer, payloads, 200_000)
     rate = _load(libraries, peer, payloads, 500_000).rate
     return _load(libraries, peer, payloads, int(rate * seconds))

@@ -1,4 +1,4 @@
-"""Processes that are measured, and what is known of each."""
+"""The measured processes, and their results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class LeftOutError(Exception):
-    """Why a peer is not measured."""
+    """A peer is not measured, for the given reason."""
 
 
 class Peer(NamedTuple):
@@ -23,7 +23,7 @@ class Peer(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Messages a second, the server's processor time for each in seconds, and times to the answer in milliseconds."""
+    """Messages per second, the server's CPU seconds per message, and answer times in milliseconds."""
 
     rate: float
     cpu: float
@@ -32,7 +32,7 @@ class Result(NamedTuple):
 
 
 def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
-    """Processor time of all its threads, those that have ended included."""
+    """CPU time of all threads of the process, including ended ones."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100
 
@@ -47,7 +47,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def started(command: Sequence[str], port: int, seconds: float, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server until the end of the block. LeftOutError if nothing listens on the port within so many seconds."""
+    """Run a server until the end of the block. LeftOutError if nothing listens on the port within `seconds`."""
     log = directory / "server.log"
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output, cwd=directory) as process:
         try:

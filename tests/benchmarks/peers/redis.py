@@ -1,4 +1,4 @@
-"""Redis Streams, where `redis-server` and `redis-benchmark` are installed: every write synced before its answer."""
+"""Redis Streams, if `redis-server` and `redis-benchmark` are installed: every write is synced before its answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PIPELINE: Final = 500
 
 
 def prepare() -> None:
-    """LeftOutError without the programs."""
+    """Raise LeftOutError if the programs are missing."""
     for program in ("redis-server", "redis-benchmark"):
         if shutil.which(program) is None:
             raise LeftOutError(f"{program} is not installed: apt-get install redis-server redis-tools")
