@@ -1,4 +1,4 @@
-"""A standalone Spark cluster on this machine, made of what the pip package has."""
+"""A standalone Spark cluster on this machine, from the programs in the pip package."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SECONDS = 240
-"""How long anything may take on a busy machine."""
+"""Timeout of any step on a busy machine."""
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Return when it holds."""
+    """Return once the condition holds."""
     deadline = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {SECONDS} s"
@@ -29,13 +29,13 @@ def spark_class(*arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """For programs that start Spark themselves."""
+    """Environment variables for programs that start Spark themselves."""
     return {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 @contextmanager
 def standalone(directory: Path, *, cores: int = 2) -> Iterator[str]:
-    """A master and a worker; yields the master's URL."""
+    """Run a master and a worker; yields the master's URL."""
     common = ["--host", "127.0.0.1", "--webui-port", "0"]
     master = ["org.apache.spark.deploy.master.Master", *common, "--port", "0"]
     with _daemon(master, directory / "master.log", r"Starting Spark master at (spark://\S+)") as url:
@@ -47,7 +47,7 @@ def standalone(directory: Path, *, cores: int = 2) -> Iterator[str]:
 
 @contextmanager
 def connect_server(directory: Path) -> Iterator[str]:
-    """A server of Spark Connect with two cores; yields the URL for its clients."""
+    """Run a Spark Connect server with two cores; yields the URL for its clients."""
     command = ["org.apache.spark.deploy.SparkSubmit", "--master", "local[2,3]"]
     command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
     settings = {
@@ -85,11 +85,11 @@ def _daemon(arguments: list[str], log: Path, ready: str) -> Iterator[str]:
 
 
 def processes() -> Iterator[tuple[int, int, str]]:
-    """Every process of this machine: its id, that of its parent, its command line."""
+    """Every process of this machine: its id, its parent's id, its command line."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
             command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
         yield int(path.name), parent, command

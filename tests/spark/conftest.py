@@ -1,4 +1,4 @@
-"""One Spark session for all tests of this folder: it costs 15 seconds and a gigabyte."""
+"""One Spark session for all tests in this folder: it costs 15 seconds and a gigabyte."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ collect_ignore_glob = [] if SPARK_TESTS else ["test_*.py"]
 
 SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
-    # A short start counts for more than fast code.
+    # A short start matters more than fast code.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.streaming.stopTimeout": "30s",
-    # A task that fails is tried again, as on a cluster.
+    # A failed task is retried, as on a cluster.
     "spark.task.maxFailures": "3",
     # On a busy machine a Python worker takes longer to start than Spark's 15 seconds.
     "spark.python.authenticate.socketTimeout": "300s",
@@ -27,7 +27,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A session with two slots whose tasks are tried three times."""
+    """A session with two slots, whose tasks have three attempts."""
     from aerobee_pipeline import local_session
 
     warehouse = tmp_path_factory.mktemp("warehouse")
@@ -41,7 +41,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of the master of a standalone cluster with one worker."""
+    """The master URL of a standalone cluster with one worker."""
     from tests.spark.cluster import standalone
 
     with standalone(tmp_path_factory.mktemp("cluster")) as url:

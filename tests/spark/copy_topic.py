@@ -1,7 +1,7 @@
-"""A driver that is meant to be killed: `python -m tests.spark.copy_topic MASTER ENDPOINT DIRECTORY`.
+"""A driver for tests to kill: `python -m tests.spark.copy_topic MASTER ENDPOINT DIRECTORY`.
 
-Follows topic `original` and writes it to topic `copy`. The checkpoint is in DIRECTORY, whose name is also among the
-arguments of the executors. It ends only when the query fails.
+It follows topic `original` and writes to topic `copy`. The checkpoint is in DIRECTORY, whose name is also among the
+executors' arguments. It ends only if the query fails.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    # Tasks of killed executors are tried elsewhere, however many are killed.
+    # Tasks of killed executors are retried elsewhere, however many are killed.
     "spark.task.maxFailures": "100",
     "spark.deploy.maxExecutorRetries": "-1",
-    # A busy machine is no failure.
+    # A busy machine is not a failure.
     "spark.python.authenticate.socketTimeout": "300s",
     "spark.network.timeout": "600s",
 }

@@ -1,4 +1,4 @@
-"""Programs that start a session of their own: `python -m tests.spark.programs NAME ARGUMENT...`. Each prints JSON."""
+"""Programs that start their own session: `python -m tests.spark.programs NAME ARGUMENT...`. Each prints JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def count(store: str) -> Any:
-    """A local session with whatever Java is found."""
+    """A local session with the Java that Spark finds."""
     from aerobee_pipeline import local_session
 
     spark = local_session("count", cores="1")
@@ -51,7 +51,7 @@ def connect(url: str, store: str, endpoint: str, checkpoint: str) -> Any:
 
 
 def submitted(store: str) -> Any:
-    """For spark-submit: the session is the one that it configured, the package comes from a zip."""
+    """Run under spark-submit: it configures the session, and the package comes from a zip file."""
     from pyspark.sql import SparkSession
 
     import aerobee_pipeline

@@ -11,7 +11,7 @@ HOST = ("127.0.0.1", 10911)
 
 
 def config(directory: Path, *, segment_size: int = 64 << 10) -> StoreConfig:
-    """Segments of some pages, so that small logs have several."""
+    """Segments of a few pages, so that small logs have several."""
     return StoreConfig(
         directory=directory,
         segment_size=segment_size,
@@ -22,7 +22,7 @@ def config(directory: Path, *, segment_size: int = 64 << 10) -> StoreConfig:
 
 
 def write(directory: Path, messages: Iterable[Message], *, segment_size: int = 64 << 10) -> None:
-    """Append messages to a store, new or not, and close it."""
+    """Append messages to a new or existing store, and close it."""
     with MessageStore.open(config(directory, segment_size=segment_size)) as store:
         for message in messages:
             store.append([message])
@@ -32,7 +32,7 @@ def write(directory: Path, messages: Iterable[Message], *, segment_size: int = 6
 def orders(
     count: int, *, topics: Sequence[str] = ("orders",), queues: int = 2, first: int = 0, size: int = 100
 ) -> list[Message]:
-    """Messages with tags, keys and ids, spread over the queues in turn."""
+    """Messages with tags, keys and ids, distributed over the queues in turn."""
     return [
         Message(
             topics[number % len(topics)],

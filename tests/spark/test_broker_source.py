@@ -24,7 +24,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 def send(broker: BrokerProcess, topic: str, count: int, first: int = 0, tag: str | None = None) -> None:
-    """Send messages that are told apart by their bodies."""
+    """Send messages with distinct bodies."""
 
     async def work() -> None:
         async with connect(broker.endpoint) as client:
@@ -50,7 +50,7 @@ def numbers(frame: Any) -> list[int]:
 
 
 def test_a_topic_as_a_frame(spark: Any, broker: BrokerProcess) -> None:
-    """All columns, the same as from the files of the store; tags, pattern, partitions and times."""
+    """All columns equal those from the store's files; tags, pattern, partitions and times work."""
     send(broker, "orders", 1000)
     options = {"endpoint": broker.endpoint, "includeProperties": "true", "includeSystem": "true"}
     frame = spark.read.format("aerobee").options(**options).option("subscribe", "orders").load()
@@ -73,7 +73,7 @@ def test_a_topic_as_a_frame(spark: Any, broker: BrokerProcess) -> None:
 
 
 def test_errors_name_what_is_missing(spark: Any, broker: BrokerProcess) -> None:
-    """An unknown topic, an offset beyond the end, and nobody who answers."""
+    """An unknown topic, an offset beyond the end, and an unreachable broker."""
     reader = spark.read.format("aerobee").option("endpoint", broker.endpoint)
     with pytest.raises(Exception, match=r"topic 'nobody'.*has no queue of this topic"):
         reader.option("subscribe", "nobody").load().collect()
@@ -90,7 +90,7 @@ def test_errors_name_what_is_missing(spark: Any, broker: BrokerProcess) -> None:
 
 
 def test_a_stream_with_limits_and_a_group(spark: Any, broker: BrokerProcess, checkpoint: str) -> None:
-    """Micro-batches keep the limit; the group's offset is what the last committed batch had read."""
+    """Micro-batches keep the limit; the group's offset is the end of the last committed batch."""
     send(broker, "streamed", 500)
     reader = spark.readStream.format("aerobee").option("endpoint", broker.endpoint).option("subscribe", "streamed")
     frame = reader.options(startingOffsets="earliest", maxOffsetsPerTrigger="200", group="spark-group").load()
@@ -104,7 +104,8 @@ def test_a_stream_with_limits_and_a_group(spark: Any, broker: BrokerProcess, che
 
 
 def test_latest_with_a_live_producer_and_a_restarted_broker(spark: Any, tmp_path: Path, checkpoint: str) -> None:
-    """From the latest offsets on nothing is lost or repeated while messages come, also over a kill of the broker."""
+    """From the latest offsets, no message is lost or repeated while messages arrive, also after a kill of the
+    broker."""
     with run_broker(tmp_path) as broker:
         send(broker, "live", 100)
         stop = threading.Event()
@@ -114,7 +115,7 @@ def test_latest_with_a_live_producer_and_a_restarted_broker(spark: Any, tmp_path
             while not stop.is_set():
                 try:
                     send(broker, "live", 20, first=sent[0])
-                except Exception:  # the broker is being killed; what it stored is known below
+                except Exception:  # the broker is being killed; the stored messages are read below
                     continue
                 finally:
                     sent[0] += 20

@@ -1,4 +1,4 @@
-"""Stored records to Arrow, compared with what the store's own codec says, one record at a time."""
+"""Decoding of stored records to Arrow, compared with the store's own codec, one record at a time."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def sorted_properties(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", golden.names())
 def test_every_record_of_the_golden_stores(name: str, tmp_path: Path) -> None:
-    """Every column of every record that Apache RocketMQ wrote, also where only some rows are asked for."""
+    """Every column of every record written by Apache RocketMQ, also for a subset of rows."""
     case = golden.load(name, tmp_path)
     decoder = Decoder(list(COLUMNS), broker_name="b", decompress=False)
     for offset, data in case.segments().items():
@@ -90,7 +90,7 @@ def test_every_record_of_the_golden_stores(name: str, tmp_path: Path) -> None:
 
 
 def test_odd_records() -> None:
-    """Empty and repeated properties, empty bodies, text beyond ASCII, hosts of both kinds, the largest sizes."""
+    """Empty and repeated properties, empty bodies, non-ASCII text, IPv4 and IPv6 hosts, the largest sizes."""
     messages = [
         Message("t", 0, b""),
         Message("größe", 1, b"x", {"KEYS": "ключ", "TAGS": "標籤"}, flag=-1, reconsume_times=7),
@@ -107,7 +107,7 @@ def test_odd_records() -> None:
 
 
 def test_columns_come_in_the_order_that_was_asked_for_and_nothing_else_is_decoded() -> None:
-    """A narrow schema is the only column pruning that there is."""
+    """A narrow schema is the only form of column pruning."""
     batch = RecordBatch.parse(encoded([Message("t", 5, b"x")]), base_physical_offset=0)
     table = Decoder(["body", "queueId"]).decode(batch)
     assert table.schema == pa.schema([("body", pa.binary()), ("queueId", pa.int32())])
@@ -115,13 +115,13 @@ def test_columns_come_in_the_order_that_was_asked_for_and_nothing_else_is_decode
 
 
 def test_times_that_spark_cannot_show_are_null() -> None:
-    """A client may write any 64-bit number; it must not stop a query."""
+    """A client may write any 64-bit number, which must not stop a query."""
     rows = decoded([Message("t", 0, b"x", born_timestamp=value) for value in (0, 1 << 62, -(1 << 62))])
     assert [row["bornTimestamp"] for row in rows] == [EPOCH, None, None]
 
 
 def test_compressed_bodies() -> None:
-    """What the sender compressed is what the application sent; asked to, it comes as it is stored."""
+    """A body compressed by the sender is decompressed; on request it is returned as stored."""
     body = b"compressible " * 1000
     lz4 = pa.BufferOutputStream()
     with pa.CompressedOutputStream(lz4, "lz4") as stream:
@@ -134,14 +134,14 @@ def test_compressed_bodies() -> None:
 
 
 def test_a_body_that_cannot_be_decompressed_is_named() -> None:
-    """The error says topic, queue and offset, and how to read the body nevertheless."""
+    """The error has topic, queue and offset, and says how to read the body anyway."""
     messages = [Message("t", 0, b"x"), Message("orders", 3, b"nothing compressed", sys_flag=1)]
     with pytest.raises(RecordDecodeError, match=r"topic 'orders', queue 3, offset 1.*decompress=false"):
         decoded(messages)
 
 
 def test_a_compressed_body_has_a_bound() -> None:
-    """A few bytes cannot fill the memory of a worker."""
+    """A few compressed bytes cannot exhaust a worker's memory."""
     with pytest.raises(RecordDecodeError, match="grows beyond 67108864 bytes"):
         decoded([Message("t", 0, zlib.compress(bytes(70 << 20)), sys_flag=1)])
 
@@ -166,7 +166,7 @@ def test_messages_of_inner_batches(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compression", [0, 0x300], ids=["plain", "zlib"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_unpacked_by_column_as_one_by_one(host: str, compression: int) -> None:
-    """Ordinary records between inner batches, neighbours of other topics and hosts, parts of all sizes."""
+    """Ordinary records between inner batches, neighbours with other topics and hosts, parts of all sizes."""
     inner = [(b"x" * (number % 5), f"KEYS\x01k{number}\x02".encode() * (number % 3)) for number in range(40)]
     data = bytearray()
     for number in range(6):
@@ -203,7 +203,7 @@ def test_unpacked_by_column_as_one_by_one(host: str, compression: int) -> None:
 
 
 def test_an_inner_batch_that_is_none() -> None:
-    """Which message of it is bad, and where the record lies."""
+    """The error names the bad message and the record's position."""
     message = inner_batch.message_of("t", 0, b"no batch at all", 3)
     batch = RecordBatch.parse(encoded([message]), base_physical_offset=0)
     with pytest.raises(CorruptRecordError, match="message 0 of the inner batch"):
@@ -211,7 +211,7 @@ def test_an_inner_batch_that_is_none() -> None:
 
 
 def test_a_message_that_goes_on_in_the_next_inner_batch() -> None:
-    """Bodies of neighbours are decoded together, but a message may not lie in two of them."""
+    """Neighbouring bodies are decoded together, but a message may not span two of them."""
     body = inner_batch.body_of([(b"%d" % number, b"") for number in range(4)])
     parts = (body[:30], body[30:])
     batch = RecordBatch.parse(
@@ -222,6 +222,6 @@ def test_a_message_that_goes_on_in_the_next_inner_batch() -> None:
 
 
 def test_gather_takes_stretches_and_nulls() -> None:
-    """Arrow copies the stretches; their buffer is not kept."""
+    """Arrow copies the ranges and does not keep their buffer."""
     values = gather(pa.py_buffer(b"0123456789"), np.array([1, 4, 8]), np.array([3, 4, 10]), np.array([2, -1, 0, 1]))
     assert values.to_pylist() == [b"89", None, b"12", b""]

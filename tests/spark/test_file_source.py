@@ -1,4 +1,4 @@
-"""`spark.read.format("aerobee")` on the files of stores."""
+"""`spark.read.format("aerobee")` on store files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNT = 1800
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Messages of three topics in some dozen segments."""
+    """Messages of three topics in about a dozen segments."""
     directory = tmp_path_factory.mktemp("stores") / "store"
     write(directory, orders(COUNT, topics=("orders", "payments", "größe"), queues=3))
     return directory
@@ -38,7 +38,7 @@ def places(frame: Any) -> set[tuple[str, int, int]]:
 
 
 def test_both_ways_give_equal_frames(spark: Any, store: Path) -> None:
-    """By the log in splits and by the consume queues: the same rows, every column."""
+    """Reading the log in splits and reading by consume queues give the same rows and columns."""
     options = {"subscribe": "orders,größe", "includeProperties": "true", "includeSystem": "true"}
     frames = [read(spark, store, readBy=by, splitBytes="20k", **options) for by in ("log", "queue")]
     rows = [sorted(map(repr, frame.collect())) for frame in frames]
@@ -49,7 +49,7 @@ def test_both_ways_give_equal_frames(spark: Any, store: Path) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "kinds", "wide", "propcrc", "v43", "batch-cq", "deleted-head"])
 def test_stores_written_by_rocketmq(spark: Any, name: str, tmp_path: Path) -> None:
-    """Both ways give what the manifest of the golden store says."""
+    """Both ways return what the golden store's manifest lists."""
     case = golden.load(name, tmp_path)
     expected = {
         (topic, int(queue_id), number)
@@ -64,7 +64,7 @@ def test_stores_written_by_rocketmq(spark: Any, name: str, tmp_path: Path) -> No
 
 
 def test_a_narrow_schema_in_any_order(spark: Any, store: Path) -> None:
-    """A user's schema is the column pruning; unknown columns fail at planning."""
+    """A user's schema prunes columns; unknown columns fail at planning."""
     frame = read(spark, store, "tags string, queueOffset bigint", subscribe="orders")
     assert frame.columns == ["tags", "queueOffset"]
     assert {row.tags for row in frame.collect()} == {"paid", "refunded", "größer"}
@@ -73,7 +73,7 @@ def test_a_narrow_schema_in_any_order(spark: Any, store: Path) -> None:
 
 
 def test_starts_and_ends(spark: Any, store: Path) -> None:
-    """By offset and by time; both ways agree."""
+    """Both ways agree for limits by offset and by time."""
     starting = json.dumps({"orders": {"0": 10, "1": -2, "2": 150}})
     ending = json.dumps({"orders": {"0": 20, "1": 5}})
     for by in ("log", "queue"):
@@ -94,7 +94,7 @@ def test_starts_and_ends(spark: Any, store: Path) -> None:
 
 
 def test_what_is_empty_and_what_is_not_there(spark: Any, store: Path) -> None:
-    """An empty range is an empty frame; a topic that nobody knows is an error."""
+    """An empty range gives an empty frame; an unknown topic is an error."""
     nothing = json.dumps({"orders": {"0": 5, "1": 5, "2": 5}})
     for by in ("log", "queue"):
         frame = read(spark, store, subscribe="orders", startingOffsets=nothing, endingOffsets=nothing, readBy=by)
@@ -118,7 +118,7 @@ def test_tags_queues_and_partitions(spark: Any, store: Path) -> None:
 
 
 def test_filters_are_pushed_down(spark: Any, store: Path) -> None:
-    """With option and setting the filters reach the source; the answers are the same with and without."""
+    """With option and setting, filters reach the source; the results are the same with and without."""
     condition = "topic = 'orders' and queueId in (0, 2) and queueOffset >= 40 and tags is not null"
     plain = places(read(spark, store, subscribePattern=".*").where(condition))
     spark.conf.set(PUSHDOWN_SETTING, "true")
@@ -133,7 +133,7 @@ def test_filters_are_pushed_down(spark: Any, store: Path) -> None:
 
 
 def test_several_stores_in_one_frame(spark: Any, store: Path, tmp_path: Path) -> None:
-    """Each with the name of its broker."""
+    """Each row has its broker's name."""
     write(tmp_path / "other", orders(100))
     stores = {"broker-a": str(store), "broker-b": str(tmp_path / "other")}
     for by in ("log", "queue"):
@@ -143,7 +143,7 @@ def test_several_stores_in_one_frame(spark: Any, store: Path, tmp_path: Path) ->
 
 
 def test_lost_messages_are_an_error_or_a_gap(spark: Any, store: Path, tmp_path: Path) -> None:
-    """A damaged record and a start before the earliest message."""
+    """A damaged record, and a start before the earliest message."""
     shutil.copytree(store, tmp_path / "store")
     path = tmp_path / "store" / "commitlog" / f"{0:020d}"
     data = bytearray(path.read_bytes())
@@ -164,13 +164,13 @@ def test_lost_messages_are_an_error_or_a_gap(spark: Any, store: Path, tmp_path: 
 
 
 def test_the_names_of_kafka(spark: Any, store: Path) -> None:
-    """A ported job finds its columns."""
+    """A job ported from Kafka finds its columns."""
     frame = kafka_view(read(spark, store, subscribe="orders"))
     assert {"key", "value", "topic", "partition", "offset", "timestamp"} <= set(frame.columns)
 
 
 def test_arrow_schema_is_what_spark_expects() -> None:
-    """Spark compares only the first batch of a task with its schema; a later mismatch is an obscure error."""
+    """Spark checks only a task's first batch against the schema; a later mismatch gives an obscure error."""
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import _parse_datatype_string
 

@@ -1,4 +1,4 @@
-"""`spark.readStream.format("aerobee")` on the files of a store that goes on being written."""
+"""`spark.readStream.format("aerobee")` on the files of a store that is still being written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def stream(spark: Any, store: Path, **options: Any) -> Any:
 
 
 def run(frame: Any, checkpoint: str, rows: list[tuple[Any, ...]], fail_at: int | None = None) -> list[int]:
-    """Run all that is available now; return the sizes of the micro-batches."""
+    """Process all available data; return the sizes of the micro-batches."""
     sizes: list[int] = []
     writer = frame.writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
 
@@ -41,7 +41,7 @@ def run(frame: Any, checkpoint: str, rows: list[tuple[Any, ...]], fail_at: int |
 
 
 def caught_up(writer: Any) -> Any:
-    """Start a query that goes on; return when it has read what is there."""
+    """Start a continuous query; return once it has read all stored messages."""
     query = writer.start()
     try:
         query.processAllAvailable()
@@ -52,7 +52,7 @@ def caught_up(writer: Any) -> Any:
 
 
 def test_limits_restarts_and_new_queues(spark: Any, tmp_path: Path, checkpoint: str) -> None:
-    """Micro-batches keep the limit; a failed one is repeated as it was; a new queue begins at its first message."""
+    """Micro-batches keep the limit; a failed one is repeated unchanged; a new queue starts at its first message."""
     store = tmp_path / "store"
     write(store, orders(500))
     rows: list[tuple[Any, ...]] = []
@@ -69,7 +69,7 @@ def test_limits_restarts_and_new_queues(spark: Any, tmp_path: Path, checkpoint: 
 
 
 def test_latest_keeps_its_place_over_a_failure(spark: Any, tmp_path: Path, checkpoint: str) -> None:
-    """A query from the latest offsets that fails in its first batch with rows loses none of them."""
+    """A query from the latest offsets whose first batch with rows fails loses none of them."""
     store = tmp_path / "store"
     write(store, orders(100))
     rows: list[tuple[Any, ...]] = []
@@ -85,7 +85,7 @@ def test_latest_keeps_its_place_over_a_failure(spark: Any, tmp_path: Path, check
 
 
 def test_a_trimmed_queue(spark: Any, tmp_path: Path, checkpoint: str) -> None:
-    """Messages that retention removed before they were read: an error, or a gap."""
+    """Messages removed by retention before they were read cause an error or a gap."""
     store = tmp_path / "store"
     write(store, orders(300))
     rows: list[tuple[Any, ...]] = []
@@ -101,7 +101,7 @@ def test_a_trimmed_queue(spark: Any, tmp_path: Path, checkpoint: str) -> None:
 
 
 def test_an_idle_source_makes_no_batches(spark: Any, tmp_path: Path, checkpoint: str) -> None:
-    """Offsets are compared as text: the same ones must be the same text."""
+    """Offsets are compared as text, so equal offsets must be equal text."""
     store = tmp_path / "store"
     write(store, orders(20))
     seen: list[int] = []

@@ -1,4 +1,4 @@
-"""The example on the real flights: broker, stream, windows with a watermark and late data, Parquet, plot."""
+"""The example with real flights: broker, stream, windows with a watermark and late data, Parquet, plot."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def publish(broker: BrokerProcess, flights: list[data.Flight]) -> None:
 
 
 def test_the_stream_agrees_exactly_with_pandas(spark: Any, tmp_path: Path) -> None:
-    """Two runs; the second brings late flights of hours that the first has counted. Every number is the same."""
+    """Two runs; the second adds late flights to hours that the first has counted. Every number equals pandas'."""
     flights = list(islice(data.flights(), COUNT))
     with run_broker(tmp_path) as broker:
         publish(broker, flights[::2])
@@ -48,7 +48,7 @@ def test_the_stream_agrees_exactly_with_pandas(spark: Any, tmp_path: Path) -> No
 
 
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a kernel of its own, on a broker that has some flights; it compares its numbers with pandas itself."""
+    """It runs in its own kernel on a broker with some flights, and compares its numbers with pandas itself."""
     nbformat = pytest.importorskip("nbformat", reason="needs the extra examples-spark")
     nbclient = pytest.importorskip("nbclient", reason="needs the extra examples-spark")
     path = Path(data.__file__).parent / "delays.ipynb"

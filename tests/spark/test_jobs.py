@@ -45,7 +45,7 @@ def kinds(result: Any) -> list[str]:
 
 
 def test_a_clean_store_has_no_findings(spark: Any, store: Path) -> None:
-    """Queues and index are compared, too; the figures are those of `aerobee store verify`."""
+    """Queues and index are compared, too; the figures equal those of `aerobee store verify`."""
     result = audit(spark, store, split_bytes=SPLIT)
     report = verify(store)
     assert (result.rows, result.exit_status, report.ok) == ([], 0, True)
@@ -54,7 +54,7 @@ def test_a_clean_store_has_no_findings(spark: Any, store: Path) -> None:
 
 
 def test_what_is_injected_is_found(spark: Any, store: Path, tmp_path: Path) -> None:
-    """A flipped bit in the log, a wrong unit, a unit that is missing, an entry of the index that is gone."""
+    """A flipped bit in the log, a wrong queue entry, a missing one, and a missing index entry."""
     shutil.copytree(store, tmp_path / "store")
     copy = tmp_path / "store"
     log = copy / "commitlog" / f"{0:020d}"
@@ -82,7 +82,7 @@ def test_what_is_injected_is_found(spark: Any, store: Path, tmp_path: Path) -> N
 
 
 def log_of(directory: Path, queue_offsets: list[int]) -> Path:
-    """A store that is one segment, with messages of these queue offsets."""
+    """A store with one segment of messages with these queue offsets."""
     data = bytearray()
     for number, message in enumerate(orders(len(queue_offsets), queues=1)):
         data += record.encode(
@@ -116,7 +116,7 @@ def log_of(directory: Path, queue_offsets: list[int]) -> Path:
     ids=["in order", "gap", "duplicate", "swapped"],
 )
 def test_offsets_out_of_order(spark: Any, tmp_path: Path, offsets: list[int], found: list[Any]) -> None:
-    """Gaps, duplicates and swapped messages, wherever the log is cut."""
+    """Gaps, duplicates and swapped messages are found, wherever the log is split."""
     directory = log_of(tmp_path / "store", offsets)
     for size in (4096, 1 << 30):
         result = audit(spark, directory, queues=False, index=False, split_bytes=size)
@@ -128,7 +128,7 @@ def test_offsets_out_of_order(spark: Any, tmp_path: Path, offsets: list[int], fo
     "name", ["plain", "kinds", "wide", "batch-cq", "v43", "deleted-head", "cq-behind-clean", "crash-mid"]
 )
 def test_audit_agrees_with_verify(spark: Any, name: str, tmp_path: Path) -> None:
-    """On stores that RocketMQ wrote: whether there is damage, and what kind."""
+    """Both report the same kinds of damage in stores written by RocketMQ, or none."""
     case = golden.load(name, tmp_path)
     slots, entries = int(case.config["maxHashSlotNum"]), int(case.config["maxIndexNum"])
     report = verify(case.store, index_slot_count=slots, index_entry_count=entries)
@@ -140,7 +140,7 @@ def test_audit_agrees_with_verify(spark: Any, name: str, tmp_path: Path) -> None
 
 
 def test_rebuilt_queues_are_the_live_files(spark: Any, store: Path, tmp_path: Path) -> None:
-    """Byte for byte; and the store with rebuilt queues and index is clean and answers as before."""
+    """The files are equal byte for byte; a store with rebuilt queues and index is clean and answers as before."""
     result = rebuild(spark, {"b": store}, tmp_path / "out", split_bytes=SPLIT)
     assert result.exit_status == 0
     out = tmp_path / "out" / "b"
@@ -162,7 +162,7 @@ def test_rebuilt_queues_are_the_live_files(spark: Any, store: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["plain", "kinds", "wide", "v43", "batch-cq"])
 def test_rebuilt_queues_of_rocketmq(spark: Any, name: str, tmp_path: Path) -> None:
-    """What RocketMQ's dispatcher wrote is what the rebuild writes."""
+    """The rebuild writes the same bytes as RocketMQ's dispatcher."""
     case = golden.load(name, tmp_path)
     sizes = int(case.config["maxHashSlotNum"]), int(case.config["maxIndexNum"])
     rebuild(spark, case.store, tmp_path / "out", index=False, index_counts=sizes, split_bytes=8192)
@@ -172,7 +172,7 @@ def test_rebuilt_queues_of_rocketmq(spark: Any, name: str, tmp_path: Path) -> No
 
 
 def test_export_and_replay(spark: Any, store: Path, tmp_path: Path) -> None:
-    """To Parquet by topic and date, increment by increment, and back into a broker in order."""
+    """Incremental exports to Parquet by topic and date, and an ordered replay into a broker."""
     shutil.copytree(store, tmp_path / "store")
     source = {"storePath": str(tmp_path / "store"), "subscribePattern": ".*", "readBy": "log"}
     whole = export(spark, source, str(tmp_path / "whole"))
@@ -205,7 +205,7 @@ def test_export_and_replay(spark: Any, store: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_export_to_tables(spark: Any, store: Path, kind: str, tmp_path: Path) -> None:
-    """A table of all files, whatever the topic's name; later runs add what is new, and what a dead run left out."""
+    """A table has all files, for any topic name; later runs add new ones and those that a failed run left out."""
     shutil.copytree(store, tmp_path / "store")
     source = {"storePath": str(tmp_path / "store"), "subscribePattern": ".*"}
     output, state = str(tmp_path / "archive"), str(tmp_path / "state")
@@ -235,7 +235,7 @@ def test_export_to_tables(spark: Any, store: Path, kind: str, tmp_path: Path) ->
 
 
 def rows_of_table(kind: str, output: Path) -> list[dict[str, Any]]:
-    """All rows, read by the format's own package."""
+    """All rows, read with the format's own package."""
     found: list[dict[str, Any]]
     if kind == "delta":
         from deltalake import DeltaTable
@@ -254,7 +254,7 @@ def rows_of_table(kind: str, output: Path) -> list[dict[str, Any]]:
 def test_formats_that_cannot_be_written(
     spark: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unknown ones, one without its package, and a place that is no directory."""
+    """An unknown format, one without its package, and an output that is not a directory."""
     source = {"storePath": str(store), "subscribe": "orders"}
     with pytest.raises(OptionError, match="format 'orc' is unknown; choose one of parquet, delta, iceberg"):
         export(spark, source, "out", file_format="orc")
@@ -272,7 +272,7 @@ def test_formats_that_cannot_be_written(
 
 
 def test_the_command_replays_at_a_rate_and_shows_progress(spark: Any, tmp_path: Path) -> None:
-    """240 messages of two queues at 48 a second take four seconds or more; a terminal sees Spark's progress bar."""
+    """240 messages of two queues at 48 per second take at least four seconds; a terminal shows Spark's progress bar."""
     write(tmp_path / "store", orders(240))
     export(spark, {"storePath": str(tmp_path / "store"), "subscribe": "orders"}, str(tmp_path / "archive"))
     (tmp_path / "broker").mkdir()
@@ -290,7 +290,7 @@ def test_the_command_replays_at_a_rate_and_shows_progress(spark: Any, tmp_path: 
 
 
 def on_terminal(command: list[str]) -> tuple[str, str]:
-    """Run a command whose standard error is a terminal; return its standard output and what the terminal saw."""
+    """Run a command with a terminal as standard error; return its standard output and the terminal's content."""
     primary, secondary = os.openpty()
     shown = b""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=secondary, text=True) as process:
@@ -299,7 +299,7 @@ def on_terminal(command: list[str]) -> tuple[str, str]:
             if select.select([primary], [], [], 0.2)[0]:
                 try:
                     shown += os.read(primary, 65536)
-                except OSError:  # the other side is closed
+                except OSError:  # the other end is closed
                     break
         assert process.stdout is not None
         found = process.stdout.read()
@@ -309,7 +309,7 @@ def on_terminal(command: list[str]) -> tuple[str, str]:
 
 
 def test_statistics(spark: Any, store: Path) -> None:
-    """By queue, tag, key and hour; bytes are those of the records."""
+    """Counts by queue, tag, key and hour; bytes are record sizes."""
     source = {"storePath": str(store), "subscribePattern": ".*"}
     by_queue = statistics(spark, source)
     assert len(by_queue.rows) == 6
@@ -324,7 +324,7 @@ def test_statistics(spark: Any, store: Path) -> None:
 
 
 def test_lag_from_the_files(tmp_path: Path) -> None:
-    """Committed offsets against the ends of the queues."""
+    """Committed offsets compared with the queues' ends."""
     write(tmp_path / "store", orders(100))
     (tmp_path / "store" / "config").mkdir(exist_ok=True)
     offsets = {"offsetTable": {"orders@billing": {"0": 20, "1": 50}}}
@@ -337,7 +337,7 @@ def test_lag_from_the_files(tmp_path: Path) -> None:
 
 
 def test_the_command(store: Path) -> None:
-    """`aerobee spark` runs a job by itself and ends with its exit code."""
+    """`aerobee spark` runs a job by itself and returns its exit code."""
     command = [sys.executable, "-m", "aerobee_broker", "spark"]
     done = subprocess.run(
         [*command, "audit", "--store", str(store), "--json"], capture_output=True, text=True, timeout=240

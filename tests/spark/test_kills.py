@@ -1,4 +1,4 @@
-"""A stream from topic to topic on a cluster, whose broker, driver and executor are killed without warning."""
+"""A stream between two topics on a cluster, while broker, driver and executor are killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.spark.test_broker_source import send
 ROOT = Path(__file__).parents[2]
 ROUNDS = int(os.environ.get("AEROBEE_SPARK_KILL_ROUNDS", "1"))
 MESSAGES_A_KILL = 200
-"""Two micro-batches: whatever is killed after the first of them has work left."""
+"""Two micro-batches: a process killed after the first one still has work."""
 
 
 class Driver:
@@ -43,7 +43,7 @@ class Driver:
             )
 
     def runs(self) -> bool:
-        """AssertionError with its log if it has ended: its query may not fail."""
+        """Whether the driver runs. AssertionError with its log if it has ended, because its query may not fail."""
         assert self._process.poll() is None, self._log.read_text()[-4000:]
         return True
 
@@ -59,7 +59,7 @@ class Driver:
             os.kill(executor, signal.SIGKILL)
 
     def kill(self) -> None:
-        """The driver, its JVM and their Python processes."""
+        """Kill the driver, its JVM and their Python processes."""
         below: dict[int, list[int]] = {}
         for process, parent, _ in processes():
             below.setdefault(parent, []).append(process)
@@ -82,7 +82,7 @@ def driving(master: str, broker: BrokerProcess, directory: Path) -> Iterator[Dri
 
 
 def stored(broker: BrokerProcess, topic: str) -> int:
-    """How many messages a topic has."""
+    """The number of messages in a topic."""
     options = SourceOptions.parse({"endpoint": broker.endpoint, "subscribe": topic}, streaming=False)
     bounds = open_access(options).bounds(options.subscription)
     return sum(found.end - found.start for found in bounds.values())
@@ -90,7 +90,7 @@ def stored(broker: BrokerProcess, topic: str) -> int:
 
 @pytest.mark.timeout(1800 * ROUNDS)
 def test_nothing_is_lost_when_executor_broker_and_driver_are_killed(spark: Any, master: str, tmp_path: Path) -> None:
-    """Every message is copied; one that is copied twice has the same id both times."""
+    """Every message is copied; a message copied twice has the same id in both copies."""
     directory = tmp_path / "driver"
     directory.mkdir()
     (tmp_path / "broker").mkdir()

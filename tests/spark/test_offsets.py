@@ -1,4 +1,4 @@
-"""Offsets: what users write, what checkpoints hold, and how a trigger's limit is shared out."""
+"""Offsets: the users' notation, the content of checkpoints, and the distribution of a trigger's limit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ A0, A1, B0 = Queue("a", "x", 0), Queue("a", "x", 1), Queue("b", "y", 0)
 
 
 def test_what_users_write() -> None:
-    """With and without broker names."""
+    """Offsets with and without broker names."""
     assert parse_user_offsets("o", '{"a": {"0": 23, "1": -2}}', ["x"]) == {A0: 23, A1: -2}
     assert parse_user_offsets("o", '{"a": {"x": {"0": 1}}, "b": {"y": {"0": -1}}}', ["x", "y"]) == {A0: 1, B0: -1}
 
@@ -41,19 +41,19 @@ def test_what_users_write() -> None:
     ],
 )
 def test_what_users_may_not_write(text: str, message: str) -> None:
-    """The error names the option and what is expected."""
+    """The error names the option and the expected form."""
     with pytest.raises(OptionError, match=message):
         parse_user_offsets("startingOffsets", text, ["x"])
 
 
 def test_several_brokers_need_names() -> None:
-    """Queue ids alone say nothing there."""
+    """With several brokers queue ids alone are ambiguous."""
     with pytest.raises(OptionError, match="name the broker for topic"):
         parse_user_offsets("startingOffsets", '{"a": {"0": 3}}', ["x", "y"])
 
 
 def test_the_checkpoint_form_is_the_same_text_whatever_the_order() -> None:
-    """Spark compares offsets as text: another order of keys would be new data for ever."""
+    """Spark compares offsets as text: a different order of keys would look like new data for ever."""
     one = Position({A0: 1, B0: 2, A1: 3}, {B0: 0, A0: 1})
     other = Position({B0: 2, A1: 3, A0: 1}, {A0: 1, B0: 0})
     assert json.dumps(one.to_json()) == json.dumps(other.to_json())
@@ -62,13 +62,13 @@ def test_the_checkpoint_form_is_the_same_text_whatever_the_order() -> None:
 
 
 def test_another_version_is_refused() -> None:
-    """A checkpoint of a later release is not misread."""
+    """A checkpoint of a later release is refused, not misread."""
     with pytest.raises(OptionError, match="version 2, but this release reads version 1"):
         Position.from_json({"v": 2, "q": {}})
 
 
 def test_the_first_trigger_keeps_the_start() -> None:
-    """The start is in the first offset that Spark stores, so a restart finds it there."""
+    """The first offset that Spark stores contains the start, so a restart finds it."""
     end, left = next_position(Position({A0: 5}, initial=True), {A0: Bounds(0, 9)}, rows_max=2)
     assert (end.next, end.start, left) == ({A0: 7}, {A0: 5}, {A0: 2})
     assert ranges_between(Position({A0: 6}, initial=True), end) == [Range(A0, 5, 7)], (
@@ -77,7 +77,7 @@ def test_the_first_trigger_keeps_the_start() -> None:
 
 
 def test_a_new_queue_begins_at_its_earliest_message() -> None:
-    """Also when it appears in mid-stream; a replay gives the same range."""
+    """This also holds for a queue that appears during a stream; a replay gives the same range."""
     start = Position({A0: 5})
     end, _ = next_position(start, {A0: Bounds(0, 5), A1: Bounds(3, 8)})
     assert ranges_between(start, end) == [Range(A1, 3, 8)]
@@ -86,7 +86,7 @@ def test_a_new_queue_begins_at_its_earliest_message() -> None:
 
 
 def test_a_limit_is_shared_by_backlog() -> None:
-    """Each queue with a backlog gets at least one message, and what rounding leaves is given out."""
+    """Each queue with a backlog gets at least one message, and the rounding remainder is distributed."""
     assert share_out({A0: 900, A1: 90, B0: 0}, 100) == {A0: 91, A1: 9, B0: 0}
     assert share_out({A0: 10_000, A1: 1}, 10) == {A0: 9, A1: 1}
     assert share_out({A0: 3, A1: 4}, 100) == {A0: 3, A1: 4}
@@ -94,7 +94,7 @@ def test_a_limit_is_shared_by_backlog() -> None:
 
 
 def test_losses() -> None:
-    """Trimmed, reset and deleted queues: an error that says what is lost, or what is left and a warning."""
+    """Trimmed, reset and deleted queues: an error that names the loss, or the remaining messages and a warning."""
     bounds = {A0: Bounds(10, 20), A1: Bounds(0, 5)}
     cases = [
         (Range(A0, 5, 15), "messages 5 to 10 are gone", [Range(A0, 10, 15)]),
@@ -111,7 +111,7 @@ def test_losses() -> None:
 
 
 def test_long_ranges_are_cut() -> None:
-    """Evenly, and into about as many parts as were asked for."""
+    """Ranges are split evenly, into about the requested number."""
     ranges = [Range(A0, 0, 900), Range(A1, 50, 150), Range(B0, 7, 7)]
     assert cut(ranges, parts_min=None, rows_max=1000) == ranges[:2]
     parts = cut(ranges, parts_min=10, rows_max=1000)

@@ -1,4 +1,4 @@
-"""Options: every wrong one is refused at planning, with its name and what is expected."""
+"""Options: each wrong one is refused at planning, with its name and the expected form."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_wrong_options(given: dict[str, str], message: str) -> None:
 
 
 def test_names_of_other_connectors() -> None:
-    """Where the meaning is the same, so is the name."""
+    """Options with the same meaning as in other connectors have the same names."""
     options = SourceOptions.parse(
         {"kafka.bootstrap.servers": "h:1", "topic": "a, b", "includeHeaders": "true"}, streaming=True
     )
@@ -56,13 +56,13 @@ def test_names_of_other_connectors() -> None:
 
 
 def test_a_stream_has_no_end() -> None:
-    """An end would be ignored, so it is refused."""
+    """An end option would have no effect, so it is refused."""
     with pytest.raises(OptionError, match="a stream has no end"):
         SourceOptions.parse({**STORE, "endingoffsets": "latest"}, streaming=True)
 
 
 def test_sizes_and_defaults() -> None:
-    """Sizes take units."""
+    """Sizes accept units."""
     options = SourceOptions.parse({**STORE, "splitbytes": "64m", "subexpression": "a||b"}, streaming=False)
     assert (options.split_bytes, options.tags) == (64 << 20, frozenset({"a", "b"}))
     sink = SinkOptions.parse({"endpoint": "h:1"})
@@ -72,7 +72,7 @@ def test_sizes_and_defaults() -> None:
 
 
 def test_schemas_of_users() -> None:
-    """Any subset in any order; unknown names and other types are refused."""
+    """Any subset of columns in any order; unknown names and other types are refused."""
     assert checked_columns([("body", "binary"), ("queueId", "int")]) == ["body", "queueId"]
     with pytest.raises(OptionError, match="unknown column 'value'"):
         checked_columns([("value", "binary")])

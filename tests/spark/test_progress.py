@@ -1,4 +1,4 @@
-"""How far queries are behind, by queue; when a micro-batch begins; how fast a task may send."""
+"""The lag of queries by queue, the start of a micro-batch, and the send rate of a task."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def report(end: Any, latest: Any) -> str:
 
 
 def test_lag_of_a_report() -> None:
-    """The latest offsets less the ends; sources of others, and reports without offsets, have none."""
+    """The latest offsets minus the ends; other sources, and reports without offsets, have no lag."""
     end, latest = Position({A: 5, B: 7}).to_json(), Position({A: 25, B: 7}).to_json()
     assert lag_of(report(end, latest)) == {A: 20, B: 0}
     assert lag_of(report(json.dumps(end), json.dumps(latest))) == {A: 20, B: 0}
@@ -37,7 +37,7 @@ def test_lag_of_a_report() -> None:
 
 
 def test_the_listener_of_a_stream(spark: Any, tmp_path: Path, checkpoint: str) -> None:
-    """Lags reach the callback and the gauge, and are forgotten when the query ends."""
+    """Lags reach the callback and the gauge, and are removed when the query ends."""
     write(tmp_path / "store", orders(100))
     registry = CollectorRegistry()
     seen: list[int] = []
@@ -63,7 +63,7 @@ def test_the_listener_of_a_stream(spark: Any, tmp_path: Path, checkpoint: str) -
 
 
 def test_a_micro_batch_waits_for_enough_messages(tmp_path: Path) -> None:
-    """With minOffsetsPerTrigger fewer messages than that wait, but no longer than maxTriggerDelay."""
+    """With minOffsetsPerTrigger, fewer messages wait, but at most maxTriggerDelay."""
     write(tmp_path / "store", orders(10))
 
     def reader(**more: str) -> StreamReader:
@@ -88,7 +88,7 @@ def test_a_micro_batch_waits_for_enough_messages(tmp_path: Path) -> None:
 
 
 def test_a_pace_is_kept() -> None:
-    """Rows of a second at once, then a pause until they may have been sent; without a rate no row waits."""
+    """One second's rows are sent at once, then the task pauses until more may be sent; without a rate no row waits."""
     now = 100.0
     pauses: list[float] = []
 

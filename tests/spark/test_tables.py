@@ -1,4 +1,4 @@
-"""Parquet files become tables of Delta Lake and Iceberg: what is added, once, and what is read back."""
+"""Parquet files become Delta Lake and Iceberg tables: each file is added once, and rows are read back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DAY = date(2026, 1, 31)
 
 
 def exported(kind: str, output: Path, topic: str, directory: str, count: int, number: int) -> str:
-    """A file as Spark leaves it, by its URI; `directory`: the topic as Spark writes it in paths."""
+    """The URI of a file as Spark leaves it; `directory` is the topic as Spark writes it in paths."""
     rows: dict[str, list[Any]] = {
         "topic": [topic] * count,
         "queueId": [number] * count,
@@ -39,7 +39,7 @@ def exported(kind: str, output: Path, topic: str, directory: str, count: int, nu
 
 
 def rows_of(kind: str, output: Path) -> list[dict[str, Any]]:
-    """All rows, read by the format's own package."""
+    """All rows, read with the format's own package."""
     found: list[dict[str, Any]]
     if kind == "delta":
         found = pytest.importorskip("deltalake").DeltaTable(str(output)).to_pyarrow_table().to_pylist()
@@ -55,7 +55,7 @@ def rows_of(kind: str, output: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("kind", "package"), [("delta", "deltalake"), ("iceberg", "pyiceberg")])
 def test_each_file_is_added_once(kind: str, package: str, tmp_path: Path) -> None:
-    """Whatever the names of topics; files of a run that died are added by the next one."""
+    """This holds for any topic name; the next run adds the files of a failed run."""
     pytest.importorskip(package)
     assert list(table_files(kind, str(tmp_path))) == []
     assert add_files(kind, str(tmp_path), [], COLUMNS) == 0, "nothing was written yet"
