@@ -67,7 +67,7 @@ def message_type(system: v2.SystemProperties) -> v2.MessageType.ValueType:
 def to_store_message(message: v2.Message, stored_topic: str, queue_id: int, peer: p.Host, now_ms: int) -> Message:
     """The stored form of `message`, which is already validated.
 
-    `peer` is the address of the connection; `now_ms` (Unix milliseconds) replaces a missing birth time.
+    `peer` is the address of the connection; `now_ms` (Unix milliseconds) replaces a missing born timestamp.
     """
     system = message.system_properties
     properties = {p.UNIQ_KEY: system.message_id}
@@ -92,7 +92,9 @@ def to_store_message(message: v2.Message, stored_topic: str, queue_id: int, peer
         properties[p.TRANSACTION_MESSAGE] = "true"
         properties[p.PRODUCER_GROUP] = stored_topic
         immunity = system.orphaned_transaction_recovery_duration
-        if seconds := immunity.seconds + (immunity.nanos > 0):  # 0 means none: nobody wants to be asked at once
+        if seconds := immunity.seconds + (
+            immunity.nanos > 0
+        ):  # 0 means none, because no producer wants to be asked at once
             properties[p.CHECK_IMMUNITY_TIME_SECONDS] = str(seconds)
     if system.born_host and system.born_host != peer[0]:
         properties[p.BORN_HOST] = system.born_host

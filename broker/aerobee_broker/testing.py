@@ -11,7 +11,7 @@
 The broker writes to the pipes that came with its order, and reads from them:
 
                                       <-  ready grpc=HOST:PORT metrics=HOST:PORT
-    {"advance_seconds": 3600}         ->  moves the clock, and what is due happens
+    {"advance_seconds": 3600}         ->  moves the clock, and runs everything that becomes due
                                       <-  advanced
     end of the input                  ->  stops, as for SIGTERM: a parent that died leaves nothing behind
 """

@@ -37,7 +37,7 @@ def has_control_character(text: str) -> bool:
 
 
 def check_message(message: v2.Message, limits: LimitsConfig, body_size_max: int, now_ms: int) -> None:
-    """Every rule about one message that does not depend on its topic, in RocketMQ's order."""
+    """Check every rule about one message that does not depend on its topic, in RocketMQ's order."""
     system = message.system_properties
     check_body(message.body, body_size_max)
     size = check_user_properties(message, limits)
@@ -152,7 +152,7 @@ def check_transaction_recovery(system: v2.SystemProperties) -> None:
 
 
 def check_delivery_timestamp(timestamp: v2.Timestamp, limits: LimitsConfig, now_ms: int) -> None:
-    """A moment in the past is legal: it means at once."""
+    """A time in the past is valid: the message is delivered at once."""
     if timestamp.seconds < 0 or timestamp.seconds * 1000 > now_ms + limits.delay_seconds_max * 1000:
         raise InvalidRequestError(
             _Code.ILLEGAL_DELIVERY_TIME,
@@ -213,7 +213,7 @@ def check_endpoints(endpoints: v2.Endpoints) -> None:
 
 
 def address_scheme(host: str) -> v2.AddressScheme.ValueType:
-    """What clients must take `host` for."""
+    """The kind of address that clients must assume for `host`."""
     try:
         version = ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).version
     except ValueError:

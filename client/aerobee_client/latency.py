@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-# A send that took at least so many seconds -> its endpoint is avoided for so many. As RocketMQ 4.
+# The minimum duration of a send in seconds -> how many seconds its endpoint is avoided. As in RocketMQ 4.
 AVOIDANCE: Final = (
     (15.0, 600.0),
     (3.0, 180.0),

@@ -1,4 +1,4 @@
-"""Reads queues from offsets that the reader controls: forwards, again, from a time, or all queues by every reader."""
+"""Reads queues from offsets that the reader controls: in order, repeatedly, from a time, or by broadcasting."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ class _Reading:
 
 
 class PullConsumer:
-    """Reads queues of topics and keeps track of its place in each. `Client.pull_consumer` makes one.
+    """Reads queues of topics and keeps track of its position in each. `Client.pull_consumer` makes one.
 
         async with client.pull_consumer("audit", "orders") as consumer:
             async for message in consumer:
                 print(message.queue_id, message.queue_offset, message.body)
 
     The consumers of a group share the queues, by the strategy of allocation, and the committed offsets are kept by the
-    broker; with `broadcasting` each of them reads all queues and keeps its own offsets. `assign` takes queues by hand
-    instead. There are no attempts and no invisible times.
+    broker; with `broadcasting` each of them reads all queues and keeps its own offsets. `assign` selects queues
+    explicitly instead. There are no attempts and no invisible times.
 
     A message from iteration counts as handled when the next one is requested. Handled offsets are committed every
     `commit_seconds` and at the end, or by `commit`. Only Aerobee serves these calls.

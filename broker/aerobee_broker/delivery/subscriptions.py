@@ -131,7 +131,7 @@ class Subscriptions:
         for group_name, topics in list(self._groups.items()):
             if group not in ("", group_name):
                 continue
-            if topic.startswith(LIGHT_PREFIX):  # by the thousand
+            if topic.startswith(LIGHT_PREFIX):  # there may be thousands
                 names = [topic] if topic in topics else []
             else:
                 names = [name for name in topics if topic in ("", name) or _is_lite_topic_of(name, topic)]

@@ -1,4 +1,4 @@
-"""Registers this broker with name servers, ours or RocketMQ's, while it runs.
+"""Registers this broker with name servers of Aerobee or RocketMQ while it runs.
 
 Each name server has its own connection and task. The broker registers at the start, when a topic was created or
 changed, and every 30 seconds as a heartbeat; at the end it unregisters.

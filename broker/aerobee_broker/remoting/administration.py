@@ -258,7 +258,7 @@ class AdministrationRequests:
     # --- Settings ---------------------------------------------------------------------------------------------
 
     async def configuration(self, _request: Command, _: Connection) -> Command:
-        """The settings, under RocketMQ's names where they exist, and under ours."""
+        """The settings, under RocketMQ's names where they exist, and under Aerobee's."""
         config = self._settings.current
         values = {
             "brokerClusterName": config.cluster,
@@ -273,7 +273,7 @@ class AdministrationRequests:
             "maxMessageSize": str(config.store.body_size_max),
             "storePathRootDir": str(config.store.directory),
             "messageDelayLevel": " ".join(f"{seconds}s" for seconds in config.store.delay_levels_seconds),
-            # Of the rest, mqadmin's exportConfigs needs some value.
+            # mqadmin's exportConfigs needs some value for these settings.
             "filterServerNums": "0",
             "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC",
             "slaveReadEnable": "true",
@@ -291,7 +291,7 @@ class AdministrationRequests:
         return answer()
 
     async def update_configuration(self, request: Command, _: Connection) -> Command:
-        """Change run-time settings, by RocketMQ's name or ours; all or none."""
+        """Change run-time settings, by the name of RocketMQ or of Aerobee; all or none."""
         if len(request.body) > _PROPERTIES_SIZE_MAX:
             raise RemotingError(Answer.INVALID_PARAMETER, f"the body has {len(request.body)} bytes")
         changes: dict[str, str] = {}

@@ -44,8 +44,8 @@ FLAG_RESPONSE: Final = 1
 FLAG_ONE_WAY: Final = 2
 
 VERSION: Final = 479
-"""The version that we report: RocketMQ 5.3.3. Clients use SQL filters only if the answer to a heartbeat says 4.1.0 or
-later."""
+"""The version that the broker reports: RocketMQ 5.3.3. Clients use SQL filters only if the answer to a heartbeat has
+4.1.0 or later."""
 LANGUAGES: Final = (
     *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER"),
     *("HTTP", "GO", "PHP", "OMS", "RUST", "NODE_JS"),

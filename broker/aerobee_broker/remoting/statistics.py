@@ -111,7 +111,7 @@ class StatisticsRequests:
         return answer(body=Bean(offsetTable=ObjectMap.of(table), topicPutTps=rate))
 
     async def consume_queue(self, request: Command, _: Connection) -> Command:
-        """The places of some messages of a queue, as its units have them."""
+        """The positions of some messages of a queue, from its units."""
         topic = self._tables.topics.require(text(request, "topic"))
         queue_id, index = integer(request, "queueId", bits=32), integer(request, "index")
         count = min(max(integer(request, "count", bits=32), 0), _UNITS_MAX)

@@ -17,7 +17,7 @@ from aerobee_broker.errors import InvalidRequestError
 from aerobee_proto import v2
 
 SIZE_MAX_DEFAULT: Final = 1 << 20  # bytes
-_BATCH_SIZE_MAX: Final = 16 << 20  # RocketMQ accepts batches of one largest message, 4 MiB; ours may have four of them
+_BATCH_SIZE_MAX: Final = 16 << 20  # RocketMQ accepts batches of one largest message, 4 MiB; Aerobee of four
 _SIZES_MAX: Final = {
     "apache.rocketmq.v2.SendMessageRequest": _BATCH_SIZE_MAX,
     "apache.rocketmq.v2.AdminSendMessageRequest": 6 << 20,  # a body of 4 MiB, and its properties

@@ -1,4 +1,4 @@
-"""The standard services health and reflection, with our own request parsing.
+"""The standard services health and reflection, with their own request parsing.
 
 grpcio's services answer invalid requests with the name of a Python class and log a traceback for each; and their
 streams would delay a stop until the end of the drain time.

@@ -3,14 +3,14 @@
 Each task reads one range and returns *runs*: records of one queue with consecutive offsets. A queue is correct if its
 runs, in the order of the log, follow each other. Kinds and severities of findings are those of `aerobee store verify`:
 
-    segment-missing         a hole between two segments
+    segment-missing         a gap between two segments
     log-damaged             bytes that are not a record, followed by valid records
-    split-mismatch          ranges that do not meet: a body there contains what looks like a record
+    split-mismatch          ranges that do not meet: a body there contains bytes like those of a record
     queue-offset-gap        offsets without a message, without damage that would explain them
     queue-offset-repeated   an offset twice, or offsets that go back (a warning)
     unit-missing            messages without a unit in their consume queue
     unit-wrong              units with a wrong physical offset, size or tag
-    unit-ahead              units behind the last message of the log
+    unit-ahead              units after the last message of the log
     index-entry-missing     keys of messages that are missing in the index
     index-entry-wrong       entries without a message with such a key
     index-counts-unknown    the counts of an index file are unknown: it was not checked (a warning)

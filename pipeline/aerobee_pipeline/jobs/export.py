@@ -53,7 +53,7 @@ def export(
 
 @contextmanager
 def _timestamps_for_all(spark: SparkSession) -> Iterator[None]:
-    """Spark's default is a type of Parquet that few other readers understand."""
+    """Write timestamps as a type that other readers understand: few support Spark's default Parquet type."""
     before = spark.conf.get(_TIMESTAMPS)
     spark.conf.set(_TIMESTAMPS, "TIMESTAMP_MICROS")
     try:
@@ -102,7 +102,7 @@ def _increment(
 
 
 def _archive(spark: SparkSession, output: str) -> DataFrame | None:
-    """What an export has written: of streams the files of finished micro-batches alone. None: nothing yet."""
+    """The files written by an export, for streams only those of finished micro-batches. None: nothing yet."""
     from pyspark.errors import AnalysisException
 
     try:

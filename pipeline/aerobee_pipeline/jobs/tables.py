@@ -62,7 +62,7 @@ def check_layout(file_format: str, output: str) -> None:
 
 
 def add_files(file_format: str, output: str, files: Collection[str], columns: Sequence[str]) -> int:
-    """Add those of the export's Parquet files that the table lacks, in one commit; return how many these are.
+    """Add the export's Parquet files that the table lacks, in one commit; return their number.
 
     `files`: paths or `file:` URIs. `columns`: those of the table. It is created with its first files.
     """
@@ -145,7 +145,7 @@ def _iceberg_table(root: Path, schema: pa.Schema | None) -> Any:
 
 
 def _path(file: str) -> Path:
-    """Of a path as it is, or of a URI, in which special characters are encoded."""
+    """The path of a file given as a path, or as a URI with encoded special characters."""
     if file.startswith("file:"):
         return Path(unquote("/" + file.removeprefix("file:").lstrip("/")))
     return Path(file)

@@ -33,7 +33,7 @@ _RESEND_COUNT_MAX: Final = 1000
 _COPIES_MAX: Final = 64
 _RESEND_SIZE: Final = 4 << 10  # bytes whose handling takes as long as one resend
 _TIME_MAX: Final = (1 << 63) - 1
-# Properties of the earlier deliveries, ours and RocketMQ's.
+# Properties of the earlier deliveries, of Aerobee and of RocketMQ.
 _ENDED: Final = (
     *(p.DLQ_ORIGIN_TOPIC, p.DLQ_ORIGIN_MESSAGE_ID, p.REAL_TOPIC, p.REAL_QUEUE_ID, p.CRC32, p.DELAY, TIMER_ORIGIN),
     ONLY_GROUP,
