@@ -92,9 +92,8 @@ def to_store_message(message: v2.Message, stored_topic: str, queue_id: int, peer
         properties[p.TRANSACTION_MESSAGE] = "true"
         properties[p.PRODUCER_GROUP] = stored_topic
         immunity = system.orphaned_transaction_recovery_duration
-        if seconds := immunity.seconds + (
-            immunity.nanos > 0
-        ):  # 0 means none, because no producer wants to be asked at once
+        # 0 means none, because no producer wants to be asked at once.
+        if seconds := immunity.seconds + (immunity.nanos > 0):
             properties[p.CHECK_IMMUNITY_TIME_SECONDS] = str(seconds)
     if system.born_host and system.born_host != peer[0]:
         properties[p.BORN_HOST] = system.born_host
