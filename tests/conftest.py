@@ -1,4 +1,4 @@
-"""What every test may use: `aerobee_broker`, a real broker as a child process."""
+"""The fixture for every test: `aerobee_broker`, a real broker as a child process."""
 
 import hypothesis
 import pytest

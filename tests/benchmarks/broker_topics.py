@@ -18,7 +18,7 @@ from tests.benchmarks.report import mebibytes, rate, table
 from tests.benchmarks.waiting_client import waiting
 
 BODY_SIZE = 256
-_QUEUES = 8  # of a topic that is created on first use
+_QUEUES = 8  # queues of a topic that is created on first use
 
 
 def run(directory: Path, topics: int = 1000, clients: int = 500, hold_seconds: float = 3.0) -> None:

@@ -36,7 +36,7 @@ _PAGE_SIZE: Final = 4096
 
 
 class Broker:
-    """A store, the tables and deliveries."""
+    """A store, its tables and deliveries."""
 
     def __init__(self, directory: Path, clock: MovableClock) -> None:
         config = BrokerConfig(store=StoreConfig(directory=directory, segment_size=64 << 20), delivery=DeliveryConfig())
@@ -107,7 +107,7 @@ async def pauses() -> AsyncIterator[None]:
 
 
 async def run(directory: Path, lite_count: int, client_count: int, subscription_count: int) -> None:
-    """Everything, one after the other."""
+    """Run all measurements in sequence."""
     clock = MovableClock()
     names = [f"room-{number:05}" for number in range(lite_count)]
     source = random.Random(1)

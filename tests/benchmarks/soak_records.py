@@ -41,7 +41,7 @@ _SETTINGS = {
 
 @dataclass(slots=True)
 class Reader:
-    """What a reader has read."""
+    """The progress of a reader."""
 
     bytes: int = 0
     skipped: int = 0  # messages removed before they were read

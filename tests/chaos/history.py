@@ -285,7 +285,7 @@ class _Message:
 
 @dataclass(slots=True)
 class _Taken:
-    """What one group has seen of one message at one position."""
+    """The history of one message at one position, as one group saw it."""
 
     last: Delivered
     consuming: bool = False  # an acknowledgement was sent since its last delivery

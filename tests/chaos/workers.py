@@ -537,7 +537,7 @@ class Workers:
                     if messages:
                         await self._acknowledge(stub, name, topic, group, messages)
 
-    # --- Those who read -------------------------------------------------------------------------------------
+    # --- Readers --------------------------------------------------------------------------------------------
 
     async def _puller(self, queue_id: int) -> None:
         """Reads one queue from its first message on, without changing any state."""

@@ -1,4 +1,4 @@
-"""Clients through an automatic fail-over: they are not restarted, and have everything that was answered."""
+"""Clients through an automatic fail-over: they are not restarted, and get every confirmed message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = MARKS
 
 
 class RouteFollower:
-    """As clients of RocketMQ 4: asks the name server who the master is, and again when that does not answer."""
+    """A client that, like RocketMQ 4's, asks the name server for the master, and asks again after a failure."""
 
     def __init__(self, namesrv: str, topic: str) -> None:
         self._namesrv = Address.parse(namesrv)
@@ -32,7 +32,7 @@ class RouteFollower:
         self._offset = 0
 
     async def send(self, body: bytes) -> None:
-        """Until it is answered with success."""
+        """Retry until the send succeeds."""
         while not await self._sent(body):
             await self.leave()
             await asyncio.sleep(0.1)
@@ -46,7 +46,7 @@ class RouteFollower:
             return False
 
     async def consume(self) -> None:
-        """Until cancelled."""
+        """Consume until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(3):
@@ -74,15 +74,15 @@ class RouteFollower:
         return self._client
 
     async def leave(self) -> None:
-        """Look for the master again."""
+        """Disconnect, so that the next call looks for the master again."""
         client, self._client = self._client, None
         if client is not None:
-            with suppress(OSError):  # its broker was killed
+            with suppress(OSError):  # the broker was killed
                 await client.close()
 
 
 async def test_clients_go_on_by_themselves(tmp_path: Path) -> None:
-    """A client with the addresses of both brokers, and one that asks the name server; the master is killed."""
+    """One client knows both brokers' addresses, one asks the name server; the master is killed."""
     with running_etcd(tmp_path) as etcd, our_name_server(tmp_path / "ns") as namesrv:
         first, second = (Member(tmp_path, number, etcd, namesrv=namesrv) for number in (1, 2))
         async with running(first, second):
@@ -105,7 +105,7 @@ async def test_clients_go_on_by_themselves(tmp_path: Path) -> None:
 
                 async with client.push_consumer("group", "G", handle):
                     sender, reader = RouteFollower(namesrv, "R"), RouteFollower(namesrv, "R")
-                    await first.send(b"0", topic="R")  # makes the topic
+                    await first.send(b"0", topic="R")  # creates the topic
 
                     async def produce_by_remoting() -> None:
                         while True:
@@ -132,7 +132,7 @@ async def test_clients_go_on_by_themselves(tmp_path: Path) -> None:
 
 
 async def _more(*answered: list[bytes]) -> None:
-    """Every sender has 20 more answers. What was answered before the call may be from another broker."""
+    """Wait until every sender has 20 more answers. Answers from before the call may be from the other broker."""
     wanted = [len(each) + 20 for each in answered]
     async with asyncio.timeout(_SECONDS):
         while any(len(each) < count for each, count in zip(answered, wanted, strict=True)):  # noqa: ASYNC110
@@ -140,7 +140,7 @@ async def _more(*answered: list[bytes]) -> None:
 
 
 async def _has_topics(replica: Member, names: set[str]) -> None:
-    """The replica has copied these topics, which it does every three seconds."""
+    """Wait until the replica has copied these topics, which it does every three seconds."""
     async with asyncio.timeout(_SECONDS):
         while True:
             client = await RemotingClient.connect(replica.remoting)

@@ -59,7 +59,7 @@ _COMMANDS: Final = (
     ("deleteSubGroup -c DefaultCluster -g AdmGroup", "delete subscription group [AdmGroup]"),
     ("deleteTopic -c DefaultCluster -t AdmTopic", "delete topic [AdmTopic] from cluster [DefaultCluster] success."),
 )
-"""What is typed, and what must be in what it prints."""
+"""Each command, and a part of its expected output."""
 
 _COMMANDS_OF_5: Final = (
     ("setConsumeMode -b {address} -t AdmTopic -g AdmGroup -m POP -q 0", "success"),
@@ -67,7 +67,7 @@ _COMMANDS_OF_5: Final = (
     ("updateTopicList -b {address} -f {home}/topics.json", "success"),
     ("updateSubGroupList -b {address} -f {home}/groups.json", "success"),
 )
-"""Those that release 4.9 does not have; before the last ones, which delete."""
+"""Commands that release 4.9 lacks. They run before the last ones, which delete."""
 
 
 def test_commands_print_what_they_print_with_rocketmq(release: Release, remoting_address: str, tmp_path: Path) -> None:

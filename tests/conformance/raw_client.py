@@ -263,7 +263,7 @@ class RawClient:
         )
         return int((await self.call("ForwardMessageToDeadLetterQueue", request)).status.code)
 
-    # --- Life -------------------------------------------------------------------------------------------------
+    # --- Clients ----------------------------------------------------------------------------------------------
 
     async def route(self, topic: str, *addresses: tuple[str, int], namespace: str = "") -> v2.QueryRouteResponse:
         endpoints = v2.Endpoints(addresses=[v2.Address(host=host, port=port) for host, port in addresses])

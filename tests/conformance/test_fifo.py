@@ -1,4 +1,4 @@
-"""Items 152 to 161: groups that consume in order."""
+"""Items 152 to 161: ordered consumer groups."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from tests.support.random_requests import RandomRequests
 pytestmark = pytest.mark.timeout(300)
 
 SEED = seeds.seed("AEROBEE_INPUT_SEED")
-COUNT = int(os.environ.get("AEROBEE_INPUT_COUNT", "25"))  # random requests of each method
+COUNT = int(os.environ.get("AEROBEE_INPUT_COUNT", "25"))  # random requests per method
 METADATA = (("x-mq-client-id", "bad@1@0@abc"), ("x-mq-language", "JAVA"))
 SERVICE = "apache.rocketmq.v2.MessagingService"
 # 20 rounds of all requests here grow a broker by less; 5 MB bodies and fragmentation make its memory vary.

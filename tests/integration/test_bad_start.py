@@ -156,7 +156,7 @@ def test_a_foreign_file_in_the_log(home: Path, name: str, words: str) -> None:
 
 @pytest.mark.parametrize("name", ["commitlog", "lock"])
 def test_a_file_where_a_directory_belongs_and_the_other_way_round(tmp_path: Path, name: str) -> None:
-    """The line names it."""
+    """The error line names the file or directory."""
     (tmp_path / "aerobee.toml").write_text(SMALL)
     (tmp_path / "store").mkdir()
     if name == "lock":

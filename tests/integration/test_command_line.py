@@ -246,7 +246,7 @@ class TestServe:
             assert second.running
 
     def test_a_store_that_another_broker_has(self, broker: BrokerProcess) -> None:
-        """The second broker is refused and changes nothing; the first goes on."""
+        """The second broker is refused and changes nothing; the first keeps running."""
         before = content(broker.store)
         ended = serve(broker.store)
         assert ended.returncode == 1

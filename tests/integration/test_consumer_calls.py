@@ -148,7 +148,7 @@ async def test_old_clients_keep_half_of_their_request_timeout(
     """Clients before Java 5.0.5 send no polling time; half of their timeout is left for transferring the answer."""
     client = harness.client()
     settings = v2.Settings()
-    if seconds is not None:  # without settings or with none in them: half of 3 s
+    if seconds is not None:  # without settings or a timeout in them: half of 3 s
         settings.request_timeout.FromMilliseconds(round(seconds * 1000))
     client.settings_data = settings.SerializeToString()
     waits_of: list[float] = []

@@ -203,7 +203,7 @@ async def test_what_a_fifo_topic_does_not_take(talk: Conversation) -> None:
     assert told(await talk.receive()) == [("fits", 1)]
 
 
-# What clients are told
+# Settings and assignments
 
 
 async def test_settings_of_an_orderly_group_say_fifo(talk: Conversation) -> None:

@@ -237,7 +237,7 @@ async def test_many_headers(broker: BrokerProcess) -> None:
     await attack(broker, once, "header_count_max")
 
 
-# --- Windows, sizes and numbers -----------------------------------------------------------------------------
+# --- Windows, sizes and counts ------------------------------------------------------------------------------
 
 
 async def test_too_many_calls(impatient: BrokerProcess) -> None:

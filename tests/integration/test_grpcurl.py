@@ -35,7 +35,7 @@ def program() -> Path:
         pytest.skip("needs Go on the PATH, to build grpcurl")
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one test run builds, the others wait
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one test run builds while others wait
         if not built.exists():
             command = [go, "install", f"github.com/fullstorydev/grpcurl/cmd/grpcurl@{VERSION}"]
             environment = {**os.environ, "GOBIN": str(cache)}
@@ -73,7 +73,7 @@ def call(grpcurl: Grpcurl, method: str, request: dict[str, Any]) -> list[dict[st
     done = grpcurl(f"{MESSAGING}/{method}", flags=("-H", "x-mq-client-id: x", "-d", json.dumps(request)))
     assert (done.returncode, done.stderr) == (0, "")
     responses, decoder, text = [], json.JSONDecoder(), done.stdout.strip()
-    while text:  # one JSON document after the other
+    while text:  # one JSON document after another
         response, end = decoder.raw_decode(text)
         responses.append(response)
         text = text[end:].lstrip()

@@ -15,7 +15,7 @@ from tests.support.replicating import Master, RunningReplica, eventually, master
 
 
 async def _store(found: Master, topic: str) -> str:
-    """Create a topic and store a message there; the message's id."""
+    """Create a topic and store one message; returns the message's id."""
     async with connect(found.broker.endpoint) as client:
         await client.admin.create_topic(topic, queue_count=2)
         return (await client.producer().send(Message(topic=topic, body=topic.encode()))).message_id
@@ -31,7 +31,7 @@ async def _everything(found: Master, following: RunningReplica) -> None:
 
 
 async def test_a_topic_that_was_not_copied_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The master dies before its tables are copied again: the answered message of the new topic is received."""
+    """The master dies before its tables are copied again; a consumer receives the new topic's confirmed message."""
     monkeypatch.setattr(replica_module, "METADATA_SECONDS", 3600.0)
     async with master(tmp_path / "a") as found:
         await _store(found, "early")

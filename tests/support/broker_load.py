@@ -51,7 +51,7 @@ class Sent:
 
 @dataclass(slots=True)
 class Taken:
-    """What one group has seen of one message."""
+    """The history of one message, as one group saw it."""
 
     message_id: str
     attempt: int = 0
@@ -89,7 +89,7 @@ class Load:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
 
-    # --- While the broker lives ---------------------------------------------------------------------------------
+    # --- While the broker runs ----------------------------------------------------------------------------------
 
     async def run(self, endpoint: str, until: Callable[[], Awaitable[None]]) -> None:
         """Send, receive and acknowledge until `until` returns, having ended the broker."""
@@ -263,7 +263,7 @@ class Load:
         group.taken[system.queue_id, system.queue_offset].hidden_until_ms = 0
         await stub.ChangeInvisibleDuration(request, metadata=_METADATA, timeout=_SECONDS)
 
-    # --- After it lives again -----------------------------------------------------------------------------------
+    # --- After the restart --------------------------------------------------------------------------------------
 
     async def check_stored(self, endpoint: str, since_ms: int) -> None:
         """Compare every message that the store dates since then with the answers."""
@@ -378,7 +378,7 @@ class Load:
                 seen = "never delivered" if taken is None else f"delivered {taken.seen} times, acknowledged never"
                 self.violated("forgotten", f"group {group.name}: message {message_id} at {place}: {seen}")
 
-    # --- What was found -----------------------------------------------------------------------------------------
+    # --- Violations ---------------------------------------------------------------------------------------------
 
     def violated(self, kind: str, line: str) -> None:
         self.violation_count[kind] += 1

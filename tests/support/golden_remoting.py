@@ -1,4 +1,4 @@
-"""The golden remoting frames: what released RocketMQ programs sent to each other. tests/golden/remoting/README.md"""
+"""The golden remoting frames, recorded between released RocketMQ programs. See tests/golden/remoting/README.md."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def answer_to(request: GoldenFrame) -> GoldenFrame | None:
 
 @dataclass(frozen=True, slots=True)
 class GoldenStream:
-    """One replication connection: all that each side sent."""
+    """One replication connection: all bytes that each side sent."""
 
     name: str
     slave_to_master: bytes

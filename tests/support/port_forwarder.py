@@ -79,7 +79,7 @@ class PortForwarder:
 
 @contextmanager
 def forwarded_port(target: str) -> Iterator[PortForwarder]:
-    """A port that leads to `target` until the end of the block."""
+    """A port that forwards to `target` until the end of the block."""
     forwarder = PortForwarder(target)
     try:
         yield forwarder

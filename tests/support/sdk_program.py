@@ -1,4 +1,4 @@
-"""A program with an official SDK in it, as a child process that a test talks to in lines of JSON.
+"""A program that uses an official SDK, as a child process that exchanges lines of JSON with a test.
 
     test -> program     {"do": "receive", "count": 10}              one command a line; shut down at the end of input
     program -> test     {"event": "ready"}                          the client serves

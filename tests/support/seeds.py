@@ -26,7 +26,7 @@ def seed(variable: str) -> int:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[None] | pytest.TestReport:  # a generator, which the hook's type does not say
+) -> Iterator[None] | pytest.TestReport:  # a generator, although the hook's type does not say so
     report: pytest.TestReport = yield  # type: ignore[misc,assignment]
     module = getattr(item, "module", None)
     seed = getattr(module, "SEED", None)

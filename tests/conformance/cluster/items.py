@@ -192,9 +192,9 @@ COVERED_ELSEWHERE: Final[dict[int, tuple[str, ...]]] = {
 LEFT_OUT: Final[dict[int, str]] = {
     119: "RocketMQ's controller protocol: a replica follows a default-HA master; frames and epoch file are read",
 }
-"""What the broker deliberately does not do, with the reason; docs/replication.md names alternatives."""
+"""Items that the broker deliberately leaves out, with the reason; docs/replication.md names alternatives."""
 
 OPEN: Final[frozenset[int]] = frozenset((101,))
-"""What the broker does not do yet."""
+"""Items that the broker does not support yet."""
 
 COUNT: Final = SECTIONS[-1][1]

@@ -1,4 +1,4 @@
-"""Items 80 to 84: POP over the older protocol."""
+"""Items 80 to 84: POP over the remoting protocol."""
 
 from __future__ import annotations
 

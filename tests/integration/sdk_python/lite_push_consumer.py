@@ -1,4 +1,4 @@
-"""Tells of every message of the lite topics that it is told to subscribe.
+"""Reports every message of the lite topics that it subscribes on command.
 
 {"do": "subscribe", "lite_topic"}
 {"do": "unsubscribe", "lite_topic"}

@@ -1,4 +1,4 @@
-"""Sends what it is told to, and takes it back.
+"""Sends messages on command, and recalls them.
 
 {"do": "send", "messages": [{"body", "tag", "keys", "properties", "message_group", "lite_topic", "priority",
                            "due": Unix seconds}]}
@@ -42,7 +42,7 @@ def to_message(topic: str, fields: dict[str, Any]) -> Any:
     if fields.get("tag"):
         message.tag = fields["tag"]
     for key in fields.get("keys", ()):
-        message.keys = key  # the SDK's setter adds
+        message.keys = key  # the SDK's setter appends
     if fields.get("message_group"):
         message.message_group = fields["message_group"]
     if "priority" in fields:

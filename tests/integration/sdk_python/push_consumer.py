@@ -1,8 +1,8 @@
-"""Tells of every message that its listener gets and of every acknowledgement that the broker has answered.
+"""Reports every message that its listener gets, and every acknowledgement that the broker answered.
 
 `failures`: the listener fails with that many first attempts of each message, the first of them by raising.
-`failing_calls`: body -> how many calls for that message fail, whatever the attempt (order is kept by calling again).
-`seconds`: how long it works on a message.
+`failing_calls`: body -> how many calls for that message fail, at any attempt (ordered messages are retried in place).
+`seconds`: processing time of a message.
 """
 
 from __future__ import annotations

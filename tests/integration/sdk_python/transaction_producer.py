@@ -1,7 +1,7 @@
-"""Sends transactional messages and decides about them: {"do": "send", "body", "decision": "commit", "rollback", null}.
+"""Sends transactional messages and ends them: {"do": "send", "body", "decision": "commit", "rollback", null}.
 
-`answer`: what its checker says when the broker asks, `commit`, `rollback`, or anything else for "not known"; every time
-that it is asked it tells {"event": "checked", "body", "message_id", "corrupted"}.
+`answer`: its checker's answer to the broker: `commit`, `rollback`, or anything else for "not known". For each check
+it reports {"event": "checked", "body", "message_id", "corrupted"}.
 """
 
 from __future__ import annotations
