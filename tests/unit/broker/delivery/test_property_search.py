@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.delivery import filters, property_search
+from aerobee_broker.delivery import property_search
 from aerobee_broker.delivery.filters import MessageFilter, filter_of
 from aerobee_store import Message, MessageStore, ReadResult, StoreConfig
 from aerobee_store.records.inner_batch import body_of
@@ -151,7 +151,7 @@ def test_messages_of_another_queue_are_read_one_by_one(store: MessageStore) -> N
 
 def test_a_filter_by_tags_does_not_search(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tags are filtered by the consume queue, without a search."""
-    monkeypatch.setattr(filters.property_search, "search", None)
+    monkeypatch.setattr("aerobee_broker.delivery.filters.property_search.search", None)
     assert filter_of("a").read(store, TOPIC, QUEUE, 0, 9, "g").records == []
 
 
