@@ -1,5 +1,4 @@
-"""Spark's own Kafka source on a local Kafka, if Java, Maven and its registry are available, as a comparison for users
-of Kafka."""
+"""Spark's own Kafka source on a local Kafka, as a comparison, if Java, Maven and its registry are available."""
 
 from __future__ import annotations
 

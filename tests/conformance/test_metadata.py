@@ -262,8 +262,10 @@ async def test_021_only_the_configured_address(broker: BrokerProcess) -> None:
 
 
 async def test_023_the_oldest_clients(broker: BrokerProcess, topic: str, group: str) -> None:
-    """A receive without polling time and attempt id waits as long as its deadline allows; newer clients
-    interoperate."""
+    """A receive without polling time and attempt id waits as long as its deadline allows.
+
+    Clients that know neither can still send and receive.
+    """
     async with connected(broker.endpoint, language="PHP") as client:
         await client.sent(message(topic, message_type=v2.MessageType.MESSAGE_TYPE_UNSPECIFIED))
         assert (await client.receive(topic, group, wait=None)).bodies == ["hello"]

@@ -197,8 +197,7 @@ async def test_197_where_a_lite_subscription_begins(client: RawClient, topic: st
 
 
 async def test_198_two_lite_consumers(client: RawClient, topic: str, group: str) -> None:
-    """Two consumers of one group with different sets: each gets its own, and one of them gets a shared topic's
-    message."""
+    """Two consumers of one group with different sets each get their own; a shared topic's message goes to one."""
     await client.create_topic(topic, v2.MessageType.LITE)
     other = client.other()
     assert await synced(client, topic, group, "a", "both") == Code.OK

@@ -154,8 +154,7 @@ async def test_133_auto_renew_for_long(traveller: Traveller, topic: str, group: 
 
 
 async def test_134_auto_renew_ends(traveller: Traveller, topic: str, group: str) -> None:
-    """After a client dies without terminating, its message is redelivered once it is considered gone, to a waiting
-    receive."""
+    """A client dies without terminating: once it is considered gone, a waiting receive gets its message."""
     client, other = traveller.client, traveller.client.other()
     await client.sent(message(topic))
     dead = RawClient(client.channel)

@@ -88,8 +88,10 @@ def _subscriptions(**expressions: str) -> dict[str, Any]:
 
 
 async def test_list_and_describe_subscriptions(harness: Harness) -> None:
-    """Subscriptions are consistent while all clients of a group subscribe alike, whatever the spelling, and stay known
-    after the clients leave."""
+    """Subscriptions are consistent while all clients of a group subscribe alike, in any spelling.
+
+    They stay known after the clients have left.
+    """
     listing = v2.ListSubscriptionRequest(group=resource(GROUP))
     assert not (await harness.ok("ListSubscription", listing)).subscription_info
     one, two = harness.client, harness.client.other("GO")
@@ -151,8 +153,7 @@ async def test_delete_subscription(harness: Harness) -> None:
 
 
 async def test_group_accumulation(harness: Harness) -> None:
-    """Counts in flight and ready are exact in any order of acknowledgements; the oldest ready message's wait is
-    reported."""
+    """In-flight and ready counts are exact for any order of acknowledgements; so is the oldest ready message's wait."""
     request = v2.DescribeGroupAccumulationRequest(group=resource(GROUP))
     assert (await harness.ok("DescribeGroupAccumulation", request)).accumulation.accumulation == 0
     await harness.client.sent(*(message(TOPIC, str(number)) for number in range(5)))
@@ -191,8 +192,10 @@ async def test_list_consumer_connections(harness: Harness) -> None:
 
 
 async def test_reset_group_offset(harness: Harness) -> None:
-    """A reset to a time works in both directions: acknowledged messages come again as attempt 1, skipped ones do not
-    come."""
+    """A reset to a time moves in both directions.
+
+    Acknowledged messages come again as attempt 1, skipped ones do not.
+    """
     await harness.client.sent(message(TOPIC, "old"))
     await harness.clock.advance(60)
     between = harness.clock.now_ms() - 30_000
@@ -341,8 +344,7 @@ async def test_admin_send_message(harness: Harness) -> None:
 
 
 async def test_consumer_running_info(harness: Harness) -> None:
-    """The broker's view of a push consumer: subscriptions, positions, and messages kept invisible while it is
-    connected."""
+    """The broker's view of a push consumer: subscriptions, positions, and messages its connection keeps invisible."""
     await harness.client.sent(*(message(TOPIC, str(number)) for number in range(4)))
     async with harness.client.telemetry() as stream:
         await stream.told(**consumer_settings(GROUP, TOPIC))

@@ -372,8 +372,7 @@ class TestConnections:
 
 class TestStatus:
     async def test_what_the_broker_counts(self, harness: Harness) -> None:
-        """Messages stored, delivered and acknowledged, and last minute's rates, all without the broker's own
-        messages."""
+        """Messages stored, delivered and acknowledged, and recent rates, all without the broker's own messages."""
         await harness.client.sent(*(message(TOPIC, str(number)) for number in range(3)))
         received = await harness.client.receive(TOPIC, GROUP, wait=5)
         await harness.client.acknowledge(TOPIC, GROUP, *received.messages[:2])

@@ -77,8 +77,7 @@ async def channel(broker: BrokerProcess) -> AsyncIterator[Any]:
 
 
 async def test_an_account_does_what_it_may_and_nothing_else(broker: BrokerProcess) -> None:
-    """An account sends, receives, acknowledges and queries with its own topic and group; others, and administration,
-    are refused."""
+    """An account sends, receives, acknowledges and queries with its own topic and group. All else is refused."""
     async with connect(broker.endpoint, credentials=SHOP) as client:
         await client.producer().send(Message(topic="orders", body=b"hello"))
         consumer = client.simple_consumer("billing", "orders")
@@ -97,8 +96,7 @@ async def test_an_account_does_what_it_may_and_nothing_else(broker: BrokerProces
 
 
 async def test_an_unacknowledged_message_of_another_account_is_out_of_reach(broker: BrokerProcess) -> None:
-    """Another account cannot use the group, and the consumer's client id means a different client under that
-    account."""
+    """Another account cannot use the group, and the client id names a different client under that account."""
     async with connect(broker.endpoint, credentials=OPERATOR) as operator:
         await operator.producer().send(Message(topic="transfers", body=b"1000"))
         consumer = operator.simple_consumer("auditors", "transfers")

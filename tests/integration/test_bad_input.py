@@ -334,8 +334,7 @@ async def test_handles_of_others_change_nothing(channel: Any) -> None:
 
 
 async def test_missing_fields(channel: Any) -> None:
-    """Each field of a complete request is removed in turn, at every depth: the answer has a code, never an internal
-    error."""
+    """Each field of a complete request is left out in turn, at every depth: a code, never an internal error."""
     await call(channel, "SendMessage", send(message()))
     complete = [
         ("SendMessage", with_properties({"a": "b"}, tag="t", keys=["k"], message_type=v2.MessageType.NORMAL)),

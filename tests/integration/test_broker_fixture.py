@@ -140,8 +140,7 @@ class TestTimeThatMoves:
 
 
 def test_a_store_in_memory(tmp_path: Path) -> None:
-    """The store outlives the broker process but not the `with` block; the broker ends with the program that started
-    it."""
+    """The store outlives the broker process, but not the block. A broker ends with the program that started it."""
     with run_broker(memory=True) as broker, blocking.connect(broker.endpoint) as client:
         assert broker.store.is_relative_to("/dev/shm")
         client.producer().send(Message(topic="t", body=b"x"))

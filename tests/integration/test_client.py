@@ -144,8 +144,7 @@ async def test_a_group_in_use_is_not_deleted(client: Client) -> None:
 
 
 async def test_a_client_outlives_its_broker(aerobee_broker: BrokerProcess, caplog: pytest.LogCaptureFixture) -> None:
-    """The broker is killed and restarted: the client logs the outage, recovers by itself, and loses no confirmed
-    message."""
+    """The broker is killed and restarted: the client logs the outage, retries, and loses no confirmed message."""
     async with connect(aerobee_broker.endpoint) as client:
         producer = client.producer()
         consumer = client.simple_consumer("g", "kept")

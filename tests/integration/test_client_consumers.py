@@ -118,8 +118,10 @@ class TestPushConsumer:
             await asyncio.wait_for(done.wait(), 30)
 
     async def test_what_fails_comes_again(self, client: Client, caplog: pytest.LogCaptureFixture) -> None:
-        """A failed message returns after the handler's delay as the next attempt; returning False and raising also
-        fail."""
+        """RetryLater, another exception and False all fail the message, which comes again as attempt 2.
+
+        RetryLater names the delay.
+        """
         await client.admin.create_group("again", retry_policy=quick_retries())
         attempts: list[tuple[bytes, int]] = []
         done = asyncio.Event()
@@ -143,8 +145,7 @@ class TestPushConsumer:
         assert "as the test wants it" in caplog.text
 
     async def test_an_ordered_group(self, client: Client) -> None:
-        """One message of a message group runs at a time, in order despite failures; groups do not wait for each
-        other."""
+        """A message group runs one message at a time, in order despite failures; groups do not wait for each other."""
         await client.admin.create_topic("ordered", message_types=[v2.MessageType.FIFO])
         await client.admin.create_group("ordered", fifo=True, retry_policy=quick_retries())
         seen: dict[str | None, list[bytes]] = {"a": [], "b": []}

@@ -57,8 +57,7 @@ def messages(topic: str, count: int) -> list[Message]:
 
 
 async def test_records_are_what_sends_store(client: Client) -> None:
-    """Records equal sent messages in all bytes except position and time, for properties, keys and tags of every
-    kind."""
+    """Records equal sent messages except for position and time, with properties, keys and tags of every kind."""
     await client.admin.create_topic("same", queue_count=1)
     some = messages("same", 50)
     for message in some:

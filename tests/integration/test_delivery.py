@@ -702,8 +702,7 @@ async def test_new_group_begins_where_the_configuration_says(start: Start) -> No
 
 
 async def test_commit_offset_behind_the_log_is_corrected(start: Start) -> None:
-    """After a power failure with asynchronous flush the saved offset may exceed the log: new messages are not
-    skipped."""
+    """A power failure with async flush may leave a saved offset beyond the log: new messages are not skipped."""
     harness = await start()
     await harness.send("a")
     harness.tables.offsets.commit(TOPIC, GROUP, 0, 100)

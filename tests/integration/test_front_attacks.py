@@ -389,8 +389,8 @@ _LONG_SETTINGS: Final = frames.frame(frames.SETTINGS, 0, 0, bytes(600))
 
 
 async def test_connections_that_never_begin(impatient: BrokerProcess) -> None:
-    """Connections that send nothing, part of HTTP/2's preface, single bytes, half a TLS handshake, or a full one and
-    then nothing."""
+    """Connections that send nothing, HTTP/2's first bytes, or one byte at a time; half of a TLS handshake, or a whole
+    one and no more."""
 
     def silent(first: bytes, *, drip: bytes = b"") -> Callable[[], None]:
         def once() -> None:

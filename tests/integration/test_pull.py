@@ -318,8 +318,7 @@ async def test_an_offset_that_expired(tmp_path: Path) -> None:
 
 
 async def test_looking_for_what_passes_ends_with_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With many messages that do not match: MESSAGE_NOT_FOUND in time, and the next pull continues behind those
-    read."""
+    """If many messages do not match: MESSAGE_NOT_FOUND in time, and the next pull continues behind them."""
     monkeypatch.setattr(property_search, "_WORK_MAX", 2 * 128)  # one property, one condition
     delivery = DeliveryConfig(poll_reserve_seconds=10)
     async with in_process_broker(tmp_path / "store", delivery=delivery) as broker:

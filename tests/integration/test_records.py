@@ -105,8 +105,10 @@ async def records(tmp_path: Path) -> AsyncIterator[Records]:
 
 
 async def test_what_is_appended_is_read(records: Records) -> None:
-    """Records come in order with offsets from 0, in frames of the requested size; reads have start, end and byte
-    limits."""
+    """Records come in order, with offsets from 0, in frames of the requested size.
+
+    Reads have offset and byte limits.
+    """
     messages = some(500)
     answer = await records.append(b"".join(packed(messages[:300])))
     assert (answer.status.code, answer.first_queue_offset, answer.message_count) == (Code.OK, 0, 300)

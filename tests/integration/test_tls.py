@@ -182,8 +182,7 @@ def test_one_is_made_for_development(tmp_path: Path) -> None:
 
 
 async def test_the_authority_of_a_development_broker_can_be_trusted(tmp_path: Path) -> None:
-    """Its certificate is in the store; a client that trusts it verifies the broker's certificate, including its
-    name."""
+    """Its certificate is in the store. A client that trusts it verifies the broker's certificate and name."""
     with run_broker(tmp_path, ("--dev", "--listen-tls", "127.0.0.1:0")) as broker:
         authority = broker.store / "config" / "dev-ca.crt"
         assert f"trust {authority}" in broker.log_text()

@@ -104,8 +104,7 @@ def test_a_stream_with_limits_and_a_group(spark: Any, broker: BrokerProcess, che
 
 
 def test_latest_with_a_live_producer_and_a_restarted_broker(spark: Any, tmp_path: Path, checkpoint: str) -> None:
-    """From the latest offsets, no message is lost or repeated while messages arrive, also after a kill of the
-    broker."""
+    """From the latest offsets, no arriving message is lost or repeated, also after a kill of the broker."""
     with run_broker(tmp_path) as broker:
         send(broker, "live", 100)
         stop = threading.Event()

@@ -42,8 +42,10 @@ class Sender:
     sent: list[Sent] = field(default_factory=list)
 
     def message(self, size: int, topic: str = "orders", queue_id: int = 0) -> Message:
-        """A message with a body of `size` bytes, at least 8; its number is in the body and a key, and selects its
-        tag."""
+        """A message with a body of `size` bytes, at least 8.
+
+        Its number is in the body and a key, and selects its tag.
+        """
         number = self.next_number
         self.next_number += 1
         body = f"{number:08d}".encode() + b"." * max(0, size - 8)

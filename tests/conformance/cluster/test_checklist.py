@@ -13,8 +13,7 @@ ROOT = HERE.parents[2]
 
 
 def test_every_item_is_tested_or_listed() -> None:
-    """Each item has exactly one test here, existing tests elsewhere, or is listed as open or as left out for a
-    reason."""
+    """Each item has exactly one test here or existing tests elsewhere, or is listed as open or left out."""
     assert list(TITLES) == list(range(1, COUNT + 1))
     assert [number for first, last, _ in SECTIONS for number in range(first, last + 1)] == list(TITLES)
     tests = [name for path in HERE.glob("test_*.py") for name in names_of_tests(path)]

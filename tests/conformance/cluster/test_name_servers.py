@@ -121,8 +121,10 @@ async def _exists(path: Path) -> bool:
 
 
 async def test_c037_two_name_servers(tmp_path: Path) -> None:
-    """Both receive broker and topics; the other continues when one stops, and the broker registers with its
-    successor."""
+    """Both know the broker and its topics.
+
+    When one stops the other continues, and a successor gets the registration.
+    """
     async with name_server(tmp_path / "one") as one, AsyncExitStack() as second:
         two = await second.enter_async_context(name_server(tmp_path / "two"))
         names = (str(one), str(two))

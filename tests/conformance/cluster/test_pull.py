@@ -80,8 +80,7 @@ async def test_c052_refusals(client: RemotingClient, shared: Shared, tmp_path: P
 
 
 async def test_c053_a_held_pull(client: RemotingClient, other: RemotingClient, shared: Shared) -> None:
-    """All waiting pulls are answered when a message arrives, or at the deadline with 19; closing the connection drops
-    them."""
+    """A message answers all waiting pulls, the deadline answers with 19, and closing the connection drops a pull."""
     await send(client, "Held")
     waiting = [
         c.begin(Request.PULL_MESSAGE, pull_fields("Held", offset=1, sys_flag=6)) for c in (client, client, other)

@@ -35,8 +35,7 @@ def many_files() -> Iterator[None]:
 
 
 async def test_c121_fuzzed_requests(tmp_path: Path) -> None:
-    """Recorded requests with fields and bytes changed (always the same ones) are answered or closed, without a
-    crash."""
+    """Recorded requests with (fixed) changes of fields and bytes are answered or closed, without a crash."""
     chance = random.Random(121)
     requests = [golden for golden in golden_remoting.frames() if golden.is_request]
     async with remoting_broker(tmp_path) as (broker, client):

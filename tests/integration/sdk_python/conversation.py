@@ -19,8 +19,7 @@ def options() -> dict[str, Any]:
 
 
 def configuration(given: dict[str, Any]) -> Any:
-    """The SDK's configuration from `endpoint`, `namespace`, `access_key` and `secret_key`; a caller also passes
-    `tls`."""
+    """A configuration from `endpoint`, `namespace`, `access_key` and `secret_key`; callers also pass `tls`."""
     from rocketmq import ClientConfiguration, Credentials
 
     credentials = Credentials(given.get("access_key", ""), given.get("secret_key", ""))
