@@ -228,6 +228,7 @@ def test_export_to_tables(spark: Any, store: Path, kind: str, tmp_path: Path) ->
         assert (row["body"], row["storeTimestamp"].replace(tzinfo=None)) == (body, stored)
         assert str(row["date"]) == str(stored.date())
         assert dict(row["properties"])["n"]
+    (tmp_path / "broker").mkdir()
     with run_broker(tmp_path / "broker") as broker:
         sink = {"endpoint": broker.endpoint}
         again = replay(spark, output, sink, topic="größe", target="again", job_id="1", file_format=kind)
