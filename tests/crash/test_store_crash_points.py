@@ -156,8 +156,10 @@ def snapshots(
     def before(operation: Operation) -> None:
         if operation.name in CHANGES:
             for seed in seeds:
+                # First, because another thread may end a sync of the log between the two.
+                durable = list(harness.durable)
                 disk = harness.disk.crash(operation.number * 1000 + seed)
-                taken.append((operation, disk, list(harness.sender.sent), list(harness.durable)))
+                taken.append((operation, disk, list(harness.sender.sent), durable))
 
     harness.disk.before_operation = before
     yield taken

@@ -474,9 +474,9 @@ class IndexService:
 
     def _create_file(self, path: Path) -> File:
         """Create a file, with a few attempts; an index that cannot be written stops the store. OSError."""
+        self._file_system.make_directory(self._directory)
         for left in reversed(range(_CREATION_TRIES)):
             try:
-                self._file_system.make_directory(self._directory)
                 created = self._file_system.create(path, file_size(self._slot_count, self._entry_count))
                 break
             except OSError as error:
@@ -486,7 +486,9 @@ class IndexService:
                 with suppress(FileNotFoundError):
                     self._file_system.unlink(path)
                 time.sleep(_CREATION_PAUSE_SECONDS)
-        self._file_system.sync_directory(self._directory)  # once: a failed sync is final
+        self._file_system.sync_directory(
+            self._directory
+        )  # once, like the sync of a new directory: a failed one is final
         return created
 
     def _remove(self, file: IndexFile) -> None:
