@@ -5,18 +5,20 @@ one, whatever the clocks show. `check` is a pure function of a history. It does 
 recorded, so it is tested with handwritten histories (test_history.py).
 
 `at_ms` is always the time of the observers' clock, which never jumps, in Unix milliseconds. The broker's clock may
-jump: it is the observers' clock plus the offset of the latest `ClockSet`.
+jump: it is the observers' clock plus the offset of the latest `ClockSet`. Invisible times are measured by the broker's
+steady clock, which starts with the process and does not follow a jump of more than a second.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+_FOLLOWED_MS: Final = 1000  # the largest jump that the broker's steady clock follows
 _CLOCK_MS: Final = 50  # tolerance between two readings of one clock; a jump of the broker's clock takes about as long
 
 Place = tuple[int, int]
@@ -186,6 +188,7 @@ class Disturbed:
 
     at_ms: int
     what: str
+    is_restart: bool = False  # its process ends, and another starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +318,7 @@ class _Checker:
         self._places: dict[tuple[str, Place], str] = {}
         self._held: dict[str, set[tuple[str, str, Place]]] = {}  # by client: messages it holds as long as it lives
         self._clocks: list[tuple[int, int]] = [(0, 0)]  # start, offset
+        self._starts: list[int] = [0]  # when the broker was stopped or killed, to start again
         self._number = 0
         self._read_topics: set[str] = set()
 
@@ -356,6 +360,8 @@ class _Checker:
                 self._clocks.append((event.at_ms, event.offset_ms))
             case Disturbed():
                 self.findings.disturbances[event.what] += 1
+                if event.is_restart:
+                    self._starts.append(event.at_ms)
             case Read():
                 self._read(event)
             case Subscribed():
@@ -457,7 +463,7 @@ class _Checker:
         elif event.at_ms + _CLOCK_MS >= last.called_ms + last.hidden_ms:
             self.findings.duplicates["not acknowledged in time"] += 1
         else:
-            low, high = self._offsets(last.called_ms, event.at_ms)
+            low, high = self._steady_offsets(last.called_ms, event.at_ms)
             if event.at_ms + high + _CLOCK_MS >= last.called_ms + low + last.hidden_ms:
                 self.findings.duplicates["the broker's clock jumped ahead"] += 1
             else:
@@ -504,6 +510,26 @@ class _Checker:
             if since_ms - _CLOCK_MS <= to_ms and until_ms + _CLOCK_MS >= from_ms:
                 offsets.append(offset)
         return min(offsets), max(offsets)
+
+    def _steady_offsets(self, delivered_ms: int, again_ms: int) -> tuple[int, int]:
+        """The smallest offset of the steady clock of the process that delivered a message, and the largest one until
+        the message was delivered again, perhaps by a later process."""
+        first = bisect_right(self._starts, delivered_ms) - 1
+        low, high = self._steady_offsets_of(first, again_ms)
+        for process in range(first + 1, len(self._starts)):
+            high = max(high, self._steady_offsets_of(process, again_ms)[1])
+        return low, high
+
+    def _steady_offsets_of(self, process: int, until_ms: int) -> tuple[int, int]:
+        """The range of one process's steady clock: from the clock at its start, through the jumps that it follows."""
+        start_ms = self._starts[process]
+        end_ms = self._starts[process + 1] if process + 1 < len(self._starts) else until_ms
+        low, high = self._offsets(start_ms, start_ms)
+        for at_ms, offset in self._clocks:
+            reach = _FOLLOWED_MS + _CLOCK_MS
+            if start_ms < at_ms <= end_ms and low - reach <= offset <= high + reach:
+                low, high = min(low, offset), max(high, offset)
+        return low, high
 
     # --- The end --------------------------------------------------------------------------------------------
 

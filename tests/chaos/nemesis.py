@@ -100,15 +100,15 @@ class Nemesis:
         if self._clock is not None:
             self._set_clock(0)
 
-    def _disturbed(self, what: str) -> None:
-        self._note(Disturbed(_now_ms(), what))
+    def _disturbed(self, what: str, *, is_restart: bool = False) -> None:
+        self._note(Disturbed(_now_ms(), what, is_restart))
 
     async def _kill(self) -> None:
-        self._disturbed("killed")
+        self._disturbed("killed", is_restart=True)
         await self._broker.kill()
         BrokerClock.forget(self._broker.pid)
         while self._dice.random() < 0.25:
-            self._disturbed("killed at its start")
+            self._disturbed("killed at its start", is_restart=True)
             await self._broker.launch(self._dice.choice(FLUSH_MODES), self._dice.choice(WRITE_MODES))
             await asyncio.sleep(self._dice.uniform(0.3, 1.5))
             await self._broker.kill()
@@ -116,7 +116,7 @@ class Nemesis:
         await self._start()
 
     async def _stop(self) -> None:
-        self._disturbed("stopped")
+        self._disturbed("stopped", is_restart=True)
         code = await self._broker.stop()
         assert code == 0, f"exit code {code} after SIGTERM\n{self._broker.log.read_text()[-4000:]}"
         await self._start()
