@@ -200,13 +200,12 @@ class _Task:
         topics = self._topics(batch)
         texts = property_strings(batch, ids, (self._options.dedup_property, marks), self.rows)
         size_max = self._options.batch_bytes
-        # Message groups keep their order even if a request is retried.
-        ordered = "messageGroup" in batch.schema.names
         for topic, queue, rows in self._groups(batch, topics, np.flatnonzero(~delayed)):
             index = pa.array(rows)
             queues = self._rotation(topic) if queue is None else itertools.repeat(queue)
             for number, chunk in chunks(topic, bodies.take(index), texts.take(index), queues, size_max, self.rows):
-                self._appender.append(topic, number, chunk, ordered=ordered)
+                # Rows of a given queue or group keep their order even if the broker refuses a request at first.
+                self._appender.append(topic, number, chunk, ordered=queue is not None)
         for topic, queue, rows in self._groups(batch, topics, np.flatnonzero(delayed)):
             for begin in range(0, len(rows), _DELAYED_ROWS):
                 index = pa.array(rows[begin : begin + _DELAYED_ROWS])

@@ -6,15 +6,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_pipeline import sink
 from aerobee_pipeline.encode import chunks, message_ids, property_strings, row_ids
 from aerobee_pipeline.errors import RowError
+from aerobee_pipeline.options import SinkOptions
 from aerobee_pipeline.worker_start import retry_worker_start
+from aerobee_proto import records_v1, v2
 from aerobee_store.records.properties import jump_hash
 from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.tools.verify import verify
@@ -157,6 +161,38 @@ def test_order_in_a_queue(spark: Any, broker: BrokerProcess) -> None:
     rows = read(spark, broker, "ordered").orderBy("queueId", "queueOffset").collect()
     for queue in (0, 1):
         assert [int(row.body) for row in rows if row.queueId == queue] == list(range(queue, 6000, 2))
+
+
+class RefusingRecords:
+    """Answers appends like a broker that refuses every third request at first."""
+
+    def __init__(self) -> None:
+        self.stored: dict[int, list[bytes]] = {}
+        self._refused: set[bytes] = set()
+
+    def StreamAppendRecords(self, requests: Iterator[Any], metadata: Any) -> Iterator[Any]:
+        for number, request in enumerate(requests):
+            if number % 3 == 0 and request.records not in self._refused:
+                self._refused.add(request.records)
+                status = v2.Status(code=v2.Code.TOO_MANY_REQUESTS, message="busy")
+                yield records_v1.AppendRecordsResponse(status=status)
+                continue
+            batch = RecordBatch.parse(request.records, base_physical_offset=None, placed=False)
+            self.stored.setdefault(request.queue_id, []).extend(bytes(batch.body(row)) for row in range(len(batch)))
+            yield records_v1.AppendRecordsResponse(status=v2.Status(code=v2.Code.OK), message_count=len(batch))
+
+
+def test_order_with_a_busy_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused requests are sent again before later rows of their queue."""
+    records = RefusingRecords()
+    monkeypatch.setattr(sink, "Broker", lambda address: SimpleNamespace(records=records, metadata=tuple))
+    monkeypatch.setattr("aerobee_pipeline.record_appender.time.sleep", lambda seconds: None)
+    task = sink._Task(SinkOptions.parse({"endpoint": "h:1", "topic": "t", "batchBytes": "1k", "maxInFlight": "8"}), "j")
+    bodies = [b"%d" % number for number in range(400)]
+    queues = pa.array([number % 3 for number in range(400)], pa.int32())
+    task.take(pa.RecordBatch.from_arrays([pa.array(bodies), queues], ["body", "queueId"]))
+    task.finish()
+    assert records.stored == {queue: bodies[queue::3] for queue in range(3)}
 
 
 def test_ordered_groups(spark: Any, broker: BrokerProcess) -> None:
