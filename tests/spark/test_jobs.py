@@ -321,6 +321,7 @@ def test_statistics(spark: Any, store: Path) -> None:
     assert sum(tags.values()) == COUNT // 2
     keys = statistics(spark, source, by="key", top=2)
     assert [(row[1], row[2]) for row in keys.rows] == [("all", COUNT // 2)] * 2
+    assert 0.8 < keys.facts["distinct_about"] / (COUNT + 2) < 1.2
     assert sum(row[2] for row in statistics(spark, source, by="hour").rows) == COUNT
 
 

@@ -30,9 +30,10 @@ def statistics(spark: SparkSession, source: Mapping[str, str], *, by: By = "queu
     """Count messages by queue, topic, tag, key or hour. `source` are options of the data source.
 
     Each row has messages, bytes in the store, first and last store time and, except by hour, messages per hour between
-    the two. By tag and key: the `top` most frequent ones. By hour: the time from the creation of messages to their
-    storage, in ms. Bodies are not decoded.
+    the two. By tag and key: the `top` most frequent ones; the fact `distinct_about` says how many there are. By hour:
+    the time from the creation of messages to their storage, in ms. Bodies are not decoded.
     """
+    from pyspark.sql import Observation
     from pyspark.sql import functions as f
 
     if by not in _SCHEMA:
@@ -52,12 +53,16 @@ def statistics(spark: SparkSession, source: Mapping[str, str], *, by: By = "queu
     if by == "key":
         frame = frame.withColumn("key", f.explode(f.split("keys", " "))).where("key <> ''")
     columns = keys.get(by, ["topic", "key"])
+    observed = Observation()
+    frame = frame.observe(observed, f.approx_count_distinct(f.struct(*columns)).alias("distinct"))
     times = [f.min("storeTimestamp").alias("first"), f.max("storeTimestamp").alias("last")]
     grouped = frame.groupBy(*columns).agg(*total, *times)
     hours = (f.unix_millis("last") - f.unix_millis("first")) / 3_600_000
     grouped = grouped.withColumn("messages_an_hour", f.round(f.when(hours > 0, f.col("messages") / hours), 1))
     if by in ("tag", "key"):
-        return _result(grouped.orderBy(f.desc("messages"), *columns).limit(top))
+        result = _result(grouped.orderBy(f.desc("messages"), *columns).limit(top))
+        result.facts["distinct_about"] = observed.get["distinct"]
+        return result
     return _result(grouped.orderBy(*columns))
 
 
