@@ -22,13 +22,49 @@ _log = logging.getLogger(__name__)
 _TOPICS_A_CALL: Final = 500
 
 
-class BrokerQueues:
-    """The queues of one broker. Connections are opened on first use, so an instance can be created anywhere."""
+class BrokersAccess:
+    """The queues of one or several brokers, by the broker's name in the option `endpoint`."""
 
     def __init__(self, options: SourceOptions) -> None:
+        self._brokers = {broker: BrokerQueues(options, broker) for broker in options.endpoints}
+
+    def bounds(self, subscription: Subscription) -> dict[Queue, Bounds]:
+        found: dict[Queue, Bounds] = {}
+        for queues in self._brokers.values():
+            found.update(queues.bounds(subscription))
+        return found
+
+    def offset_at(self, queue: Queue, bounds: Bounds, timestamp_ms: int) -> int | None:
+        return self._brokers[queue.broker].offset_at(queue, bounds, timestamp_ms)
+
+    def read(
+        self, item: Range, tags: frozenset[str] | None, *, fail_on_data_loss: bool
+    ) -> Iterator[tuple[RecordBatch, Rows]]:
+        return self._brokers[item.queue.broker].read(item, tags, fail_on_data_loss=fail_on_data_loss)
+
+    def broker_name(self, queue: Queue) -> str:
+        return self._brokers[queue.broker].broker_name()
+
+    def report(self, group: str, offsets: Mapping[Queue, int]) -> None:
+        for queue, offset in offsets.items():
+            self._brokers[queue.broker].report(group, queue, offset)
+
+    def close(self) -> None:
+        """Nothing to do: channels are kept for the next task of the process."""
+
+
+class BrokerQueues:
+    """The queues of one broker. Connections are opened on first use, so an instance can be created anywhere.
+
+    `broker`: its name in the option `endpoint`, "" if there is none.
+    """
+
+    def __init__(self, options: SourceOptions, broker: str = "") -> None:
         self._options = options
+        self._name = broker
+        self._endpoint = options.endpoints[broker]
         self._address = Address(
-            options.endpoint,
+            self._endpoint,
             options.credentials_file,
             options.tls_ca,
             options.pull_timeout_ms,
@@ -43,9 +79,9 @@ class BrokerQueues:
             self._opened = Broker(self._address)
         return self._opened
 
-    def broker_name(self, queue: Queue) -> str:
-        """The broker's own name."""
-        return self._broker.name()
+    def broker_name(self) -> str:
+        """The name in the option `endpoint`, or the broker's own."""
+        return self._name or self._broker.name()
 
     def bounds(self, subscription: Subscription) -> dict[Queue, Bounds]:
         """The bounds of the selected queues; a missing topic has none."""
@@ -63,7 +99,8 @@ class BrokerQueues:
                 self._broker.checked(f"topic {name!r}", topic.status)
                 for queue in topic.queues:
                     if subscription.has_queue(name, queue.queue_id):
-                        found[Queue(name, "", queue.queue_id)] = Bounds(queue.min_queue_offset, queue.max_queue_offset)
+                        bounds = Bounds(queue.min_queue_offset, queue.max_queue_offset)
+                        found[Queue(name, self._name, queue.queue_id)] = bounds
         return found
 
     def offset_at(self, queue: Queue, bounds: Bounds, timestamp_ms: int) -> int | None:
@@ -102,22 +139,22 @@ class BrokerQueues:
                     yield from self._messages(item, frame)
                     position = frame.next_queue_offset
                     failures = 0
+                else:
+                    failures = self._broken(item, position, failures + (position == begin), "the stream ended early")
             except grpc.RpcError as error:
-                failures += position == begin
-                if failures > self._options.retries:
-                    raise BrokerCallError(
-                        f"{self._options.endpoint}: {item.queue}, offset {position}: {error.code().name}: "
-                        f"{error.details()}; {failures} attempts"
-                    ) from error
-                self._broker.name()  # waits until the broker answers, or raises
+                detail = f"{error.code().name}: {error.details()}"
+                failures = self._broken(item, position, failures + (position == begin), detail)
 
-    def report(self, group: str, offsets: Mapping[Queue, int]) -> None:
-        """Commit the progress of a group to the broker."""
-        for queue, offset in offsets.items():
-            self._broker.report(group, queue.topic, queue.queue_id, offset)
+    def _broken(self, item: Range, position: int, failures: int, detail: str) -> int:
+        """Return `failures` when the broker answers again. Raises BrokerCallError after too many."""
+        if failures > self._options.retries:
+            raise BrokerCallError(f"{self._endpoint}: {item.queue}, offset {position}: {detail}; {failures} attempts")
+        self._broker.name()  # waits until the broker answers, or raises
+        return failures
 
-    def close(self) -> None:
-        """Nothing to do: the channel is kept for the next task of the process."""
+    def report(self, group: str, queue: Queue, offset: int) -> None:
+        """Commit the progress of a group in a queue to the broker."""
+        self._broker.report(group, queue.topic, queue.queue_id, offset)
 
     def _frames(
         self, item: Range, position: int, tags: frozenset[str] | None
@@ -165,7 +202,7 @@ class BrokerQueues:
             yield messages, rows[inside[rows]]
 
     def _lose(self, queue: Queue, detail: str, fails: bool) -> None:
-        lost = f"{queue} at {self._options.endpoint}: {detail}"
+        lost = f"{queue} at {self._endpoint}: {detail}"
         if fails:
             raise DataLossError(f"{lost}. Set the option failOnDataLoss=false to continue with the remaining messages")
         _log.warning("%s", lost)

@@ -27,8 +27,15 @@ _ALIASES: Final = {
     "kafka.group.id": "group",
     "predefinedsubscription": "group",
     "includeheaders": "includeproperties",
-    "pullbatchsize": "pullbytes",
     "polltimeoutms": "pulltimeoutms",
+    "kafkaconsumer.polltimeoutms": "pulltimeoutms",
+    "fetchoffset.numretries": "retries",
+    "fetchoffset.retryintervalms": "retryintervalms",
+}
+# Options of other connectors that have no equal here, and what to use instead.
+_INSTEAD: Final = {
+    "maxbytespertrigger": "a broker knows the sizes of messages only after reading them; use maxOffsetsPerTrigger",
+    "pullbatchsize": "it counts messages; use pullBytes",
 }
 _SOURCE: Final = [
     "endpoint",
@@ -126,13 +133,19 @@ class Limit:
     timestamp: int | None = None
     timestamps: Offsets | None = None
 
+    @property
+    def has_time(self) -> bool:
+        """Whether a time precedes `place`."""
+        return self.timestamp is not None or self.timestamps is not None
+
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
     """The options of a query for the source."""
 
     mode: Literal["grpc", "store"]
-    endpoint: str
+    endpoints: Mapping[str, str]
+    """The brokers of mode `grpc`: address by broker name; a single one may have the name ""."""
     stores: Mapping[str, Path]
     """The stores of mode `store`: directory by broker name."""
     subscription: Subscription
@@ -163,7 +176,7 @@ class SourceOptions:
     @property
     def brokers(self) -> list[str]:
         """The names of the brokers, as far as known before a broker is asked."""
-        return list(self.stores) if self.mode == "store" else [""]
+        return list(self.stores if self.mode == "store" else self.endpoints)
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
@@ -172,16 +185,16 @@ class SourceOptions:
         mode = options.choice("mode", "store" if options.has("storePath") else "grpc", "grpc", "store")
         stores: dict[str, Path] = {}
         if mode == "store":
-            stores = _stores(options.text("storePath"))
+            stores = {name: Path(path) for name, path in _by_broker("storePath", options.text("storePath")).items()}
         elif options.has("storePath"):
             raise OptionError("storePath: valid only with mode=store; leave one of them out")
-        endpoint = options.text("endpoint") if mode == "grpc" else ""
-        brokers = list(stores) or [""]
+        endpoints = _endpoints(options.text("endpoint")) if mode == "grpc" else {}
+        brokers = list(stores or endpoints)
         starting = _limit(options, "starting", "latest" if streaming else "earliest", brokers)
         ending = _limit(options, "ending", "latest", brokers)
-        if streaming is False and starting.timestamp is None and starting.timestamps is None:
+        if streaming is False and not starting.has_time:
             _refuse(starting.place, LATEST, "latest", "startingOffsets")
-        if ending.timestamp is None and ending.timestamps is None:
+        if not ending.has_time:
             _refuse(ending.place, EARLIEST, "earliest", "endingOffsets")
         if streaming and any(options.has(f"ending{name}") for name in ("Offsets", "Timestamp", "OffsetsByTimestamp")):
             raise OptionError(
@@ -193,7 +206,7 @@ class SourceOptions:
             raise OptionError(f"minOffsetsPerTrigger: {offsets_min} is more than maxOffsetsPerTrigger, {offsets_max}")
         return cls(
             mode="store" if mode == "store" else "grpc",
-            endpoint=endpoint,
+            endpoints=endpoints,
             stores=stores,
             subscription=_subscription(options),
             starting=starting,
@@ -271,6 +284,8 @@ class _Given:
             name = _ALIASES.get(written.lower(), written.lower())
             if name in _SPARKS_OWN:
                 continue
+            if name in _INSTEAD:
+                raise OptionError(f"option {written!r} is not supported: {_INSTEAD[name]}")
             if name not in names:
                 raise OptionError(f"unknown option {written!r}; the options are {', '.join(known)}")
             self._values[name] = str(value)
@@ -330,13 +345,28 @@ class _Given:
         return int(match[1]) * _SECONDS[match[2]]
 
 
-def _stores(text: str) -> dict[str, Path]:
+_SEVERAL: Final = {
+    "endpoint": 'an address, or {"broker-a": "10.0.0.1:8081", "broker-b": "10.0.0.2:8081"}',
+    "storePath": 'a directory, or {"broker-a": "/stores/a", "broker-b": "/stores/b"}',
+}
+
+
+def _by_broker(option: str, text: str) -> dict[str, str]:
+    """One value, or several by the names of their brokers."""
     if not text.lstrip().startswith("{"):
-        return {"": Path(text)}
-    tree = _json("storePath", text)
-    if not tree or not all(isinstance(path, str) for path in tree.values()):
-        raise OptionError('storePath: expected a directory or {"broker-a": "/stores/a", "broker-b": "/stores/b"}')
-    return {name: Path(path) for name, path in tree.items()}
+        return {"": text}
+    tree = _json(option, text)
+    if not tree or not all(isinstance(value, str) and value for value in tree.values()):
+        raise OptionError(f"{option}: expected {_SEVERAL[option]}")
+    return tree
+
+
+def _endpoints(text: str) -> dict[str, str]:
+    found = _by_broker("endpoint", text)
+    for address in found.values():
+        if "," in address or ";" in address:
+            raise OptionError(f"endpoint: {address!r} is a list of addresses; expected {_SEVERAL['endpoint']}")
+    return found
 
 
 def _subscription(options: _Given) -> Subscription:

@@ -87,9 +87,9 @@ def open_access(options: SourceOptions) -> QueueAccess:
     """Access to the queues that the options name."""
     if options.mode == "store":
         return StoresAccess(options)
-    from aerobee_pipeline.broker_queues import BrokerQueues
+    from aerobee_pipeline.broker_queues import BrokersAccess
 
-    return BrokerQueues(options)
+    return BrokersAccess(options)
 
 
 def named_topics_exist(subscription: Subscription, bounds: Mapping[Queue, Bounds], where: str) -> None:

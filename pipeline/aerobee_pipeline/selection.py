@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aerobee_pipeline.decode import Rows, gather
-from aerobee_pipeline.offsets import EARLIEST, LATEST, Queue
-from aerobee_pipeline.options import Limit, SourceOptions, Subscription
+from aerobee_pipeline.offsets import EARLIEST, LATEST, Queue, Range
+from aerobee_pipeline.options import Limit, Subscription
 from aerobee_store.queues.record_units import rows_by_queue
 from aerobee_store.records import properties, record
 from aerobee_store.records.record_batch import RecordBatch
@@ -45,6 +45,10 @@ class Condition:
     operator: str
     value: Any
 
+    def allows(self, value: Any) -> bool:
+        """Whether it is true for one value of its column."""
+        return value in self.value if self.operator == "in" else bool(OPERATORS[self.operator](value, self.value))
+
     def holds(self, batch: RecordBatch, rows: Rows) -> npt.NDArray[np.bool_]:
         """The rows for which it is true, as a mask."""
         if self.column == "topic":
@@ -57,6 +61,28 @@ class Condition:
         return np.asarray(OPERATORS[self.operator](column, self.value), np.bool_)
 
 
+def queue_is_selected(conditions: Iterable[Condition], topic: str, queue_id: int) -> bool:
+    """Whether the conditions on topic and queue allow messages of this queue."""
+    values = {"topic": topic, "queueId": queue_id}
+    return all(item.allows(values[item.column]) for item in conditions if item.column in values)
+
+
+def selected_part(item: Range, conditions: Iterable[Condition]) -> Range | None:
+    """The part of a range that the conditions on topic, queue and queue offset leave; None for nothing."""
+    conditions = list(conditions)
+    start, end = item.start, item.end
+    for condition in conditions:
+        if condition.column == "queueOffset":
+            values = condition.value if condition.operator == "in" else (condition.value,)
+            if condition.operator in ("=", "in", ">", ">="):
+                start = max(start, min(values, default=end) + (condition.operator == ">"))
+            if condition.operator in ("=", "in", "<", "<="):
+                end = min(end, max(values, default=start) + (condition.operator != "<"))
+    if start >= end or not queue_is_selected(conditions, item.queue.topic, item.queue.queue_id):
+        return None
+    return Range(item.queue, start, end)
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The records that a task keeps of a log."""
@@ -67,16 +93,16 @@ class Selection:
     ending: Limit
     tags: frozenset[str] | None
     conditions: tuple[Condition, ...] = field(default=())
-
-    @classmethod
-    def of(cls, options: SourceOptions, broker: str, conditions: tuple[Condition, ...] = ()) -> Selection:
-        """The selection of a query at one broker."""
-        return cls(options.subscription, broker, options.starting, options.ending, options.tags, conditions)
+    deleted: Mapping[str, int] = field(default_factory=dict)
+    """Topics that were deleted: their records before this physical offset do not count."""
 
     def rows(self, batch: RecordBatch) -> Rows:
         """The selected records. Half messages and rolled-back ones are in no queue and never selected."""
         wanted = np.array([self.subscription.has_topic(topic) for topic in batch.topics], np.bool_)
         keep = wanted[batch.topic_index]
+        if self.deleted:
+            begins = np.array([self.deleted.get(topic, 0) for topic in batch.topics], np.int64)
+            keep = keep & (batch.physical_offset >= begins[batch.topic_index])
         if batch.any_has(record.SYS_FLAG_PREPARED):
             keep = keep & ((batch.sys_flag & record.SYS_FLAG_PREPARED) == 0)
         rows = np.flatnonzero(keep)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -35,13 +36,22 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from aerobee_pipeline.decode import Decoder, expanded
+from aerobee_pipeline.errors import OptionError
 from aerobee_pipeline.offsets import Position, Range, checked_ranges, cut, next_position, ranges_between
 from aerobee_pipeline.options import SourceOptions
 from aerobee_pipeline.queue_access import QueueAccess, named_topics_exist, offsets_at, open_access
 from aerobee_pipeline.schema import checked_columns, default_columns, spark_ddl
-from aerobee_pipeline.selection import PUSHED_COLUMNS, Condition, Selection, narrowed
-from aerobee_pipeline.splits import LogSplit, plan_log, read_split, store_files
+from aerobee_pipeline.selection import (
+    PUSHED_COLUMNS,
+    Condition,
+    Selection,
+    narrowed,
+    queue_is_selected,
+    selected_part,
+)
+from aerobee_pipeline.splits import LogSplit, load_deleted_topics, plan_log, read_split, store_files
 from aerobee_pipeline.store_queues import StoreQueues
+from aerobee_store.errors import StoreError
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +78,8 @@ class LogPartition(InputPartition):
     """Records of one range of a log."""
 
     split: LogSplit
+    deleted: dict[str, int]
+    """The selected topics that were deleted: their records before this physical offset do not count."""
 
 
 class AerobeeDataSource(DataSource):
@@ -106,19 +118,28 @@ class _Reading:
     def __init__(self, options: SourceOptions, columns: list[str]) -> None:
         self._options = options
         self._columns = columns
+        self._tags = options.tags
         self._conditions: tuple[Condition, ...] = ()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition. Runs in a worker."""
         if isinstance(partition, LogPartition):
-            yield from coalesced(self._log_rows(partition.split))
+            yield from coalesced(self._log_rows(partition.split, partition.deleted))
         elif isinstance(partition, QueuePartition):
             yield from coalesced(self._queue_rows(partition.item))
         # Spark replaces an empty list of partitions by one without a value.
 
-    def _log_rows(self, split: LogSplit) -> Iterator[pa.RecordBatch]:
+    def _log_rows(self, split: LogSplit, deleted: Mapping[str, int]) -> Iterator[pa.RecordBatch]:
         options = self._options
-        selection = Selection.of(options, split.broker, self._conditions)
+        selection = Selection(
+            options.subscription,
+            split.broker,
+            options.starting,
+            options.ending,
+            self._tags,
+            self._conditions,
+            deleted,
+        )
         decoder = Decoder(self._columns, broker_name=split.broker, decompress=options.decompress)
         for batch in read_split(split, fail_on_data_loss=options.fail_on_data_loss):
             for messages, rows in expanded(batch, selection.rows(batch)):
@@ -130,8 +151,8 @@ class _Reading:
         try:
             name = access.broker_name(item.queue) if "brokerName" in self._columns else ""
             decoder = Decoder(self._columns, broker_name=name, decompress=options.decompress)
-            for messages, rows in access.read(item, options.tags, fail_on_data_loss=options.fail_on_data_loss):
-                yield decoder.decode(messages, narrowed(messages, rows, options.tags, self._conditions))
+            for messages, rows in access.read(item, self._tags, fail_on_data_loss=options.fail_on_data_loss):
+                yield decoder.decode(messages, narrowed(messages, rows, self._tags, self._conditions))
         finally:
             access.close()
 
@@ -156,7 +177,8 @@ class BatchReader(_Reading, DataSourceReader):
         kept, losses = checked_ranges(ranges, bounds, fail_on_data_loss=options.fail_on_data_loss)
         for loss in losses:
             _log.warning("%s", loss)
-        return [QueuePartition(item) for item in cut(kept, parts_min=options.partitions_min, rows_max=_RANGE_ROWS_MAX)]
+        parts = [part for item in kept if (part := selected_part(item, self._conditions)) is not None]
+        return [QueuePartition(item) for item in cut(parts, parts_min=options.partitions_min, rows_max=_RANGE_ROWS_MAX)]
 
     def _reads_log(self) -> bool:
         options = self._options
@@ -166,43 +188,77 @@ class BatchReader(_Reading, DataSourceReader):
         for broker, directory in options.stores.items():
             queues = StoreQueues(broker, directory)
             try:
-                weights.append(queues.weight(options.subscription))
+                weights.append(queues.weight(self._is_selected))
             finally:
                 queues.close()
         return max(weights) >= _LOG_WEIGHT_MIN
 
+    def _is_selected(self, topic: str, queue_id: int) -> bool:
+        chosen = self._options.subscription
+        return (
+            chosen.has_topic(topic)
+            and chosen.has_queue(topic, queue_id)
+            and queue_is_selected(self._conditions, topic, queue_id)
+        )
+
     def _log_partitions(self) -> list[InputPartition]:
         options = self._options
-        splits: list[LogSplit] = []
+        self._check_offsets()
+        parts_min = options.partitions_min and -(-options.partitions_min // len(options.stores))
+        partitions: list[InputPartition] = []
         for broker, directory in options.stores.items():
-            splits += plan_log(
+            splits = plan_log(
                 broker,
                 store_files(directory),
                 options.split_bytes,
                 fail_on_data_loss=options.fail_on_data_loss,
                 since_ms=options.starting.timestamp,
+                parts_min=parts_min,
             )
-        self._check_start()
-        return [LogPartition(split) for split in splits]
+            deleted = self._deleted(directory)
+            partitions += [LogPartition(split, deleted) for split in splits]
+        return partitions
 
-    def _check_start(self) -> None:
-        """A start offset before the earliest message counts as data loss in this mode, too."""
+    def _check_offsets(self) -> None:
+        """Offsets that a queue does not have are data loss here, too, as far as the store has queues."""
         options = self._options
-        if not isinstance(options.starting.place, dict) or options.starting.timestamp is not None:
+        given = [
+            limit.place if isinstance(limit.place, dict) and not limit.has_time else {}
+            for limit in (options.starting, options.ending)
+        ]
+        if not any(given):
             return
         access = open_access(options)
         try:
             bounds = access.bounds(options.subscription)
+            if not bounds:
+                return  # the log is read because the queues are missing
+            starts, ends = (
+                offsets_at(access, limit, bounds, is_start=is_start, strategy=options.by_timestamp_strategy)
+                for limit, is_start in ((options.starting, True), (options.ending, False))
+            )
         finally:
             access.close()
-        asked = [
-            Range(queue, offset, max(offset, bounds[queue].end if queue in bounds else offset))
-            for queue, offset in options.starting.place.items()
-            if offset >= 0 and queue in bounds
-        ]
+        asked = [Range(queue, starts[queue], ends[queue]) for queue in sorted({*given[0], *given[1]})]
         _, losses = checked_ranges(asked, bounds, fail_on_data_loss=options.fail_on_data_loss)
         for loss in losses:
             _log.warning("%s", loss)
+
+    def _deleted(self, directory: Path) -> dict[str, int]:
+        """The selected topics that were deleted: their records before this physical offset do not count."""
+        options = self._options
+        try:
+            deleted = load_deleted_topics(directory)
+        except StoreError as error:
+            if options.fail_on_data_loss:
+                raise OptionError(f"{error}. With failOnDataLoss=false, deleted messages are read again") from None
+            _log.warning("%s", error)
+            return {}
+        return {
+            topic: entry.physical_offset
+            for topic, entry in deleted.content().items()
+            if options.subscription.has_topic(topic)
+        }
 
 
 _OPERATORS: Final = {
@@ -222,6 +278,10 @@ class PushdownReader(BatchReader):
         """Accept the filters that reduce decoding; return those that Spark must evaluate."""
         taken = []
         for item in filters:
+            tags = _tags(item)
+            if tags is not None:
+                self._tags = tags if self._tags is None else self._tags & tags
+                continue
             condition = _condition(item)
             if isinstance(item, IsNotNull) and item.attribute[0] in PUSHED_COLUMNS:
                 continue  # these columns are never null
@@ -230,6 +290,17 @@ class PushdownReader(BatchReader):
             else:
                 taken.append(condition)
         self._conditions = tuple(taken)
+
+
+def _tags(item: Filter) -> frozenset[str] | None:
+    """The tags that a filter asks for; None for other filters, and for texts that no sender uses as a tag."""
+    if not isinstance(item, EqualTo | In) or tuple(item.attribute) != ("tags",):
+        return None
+    values = list(item.value) if isinstance(item, In) else [item.value]
+    # A stored tag that is not UTF-8 is shown with U+FFFD, but is not equal to it.
+    if all(isinstance(tag, str) and tag and tag == tag.strip() and not {"|", "\ufffd"} & {*tag} for tag in values):
+        return frozenset(values)
+    return None
 
 
 def _condition(item: Filter) -> Condition | None:
@@ -378,4 +449,5 @@ def _columns(schema: StructType) -> list[str]:
 
 
 def _where(options: SourceOptions) -> str:
-    return f"the store at {', '.join(map(str, options.stores.values()))}" if options.stores else options.endpoint
+    places = ", ".join(map(str, (options.stores or options.endpoints).values()))
+    return f"the store at {places}" if options.stores else places

@@ -22,6 +22,7 @@ from aerobee_store.errors import StoreDirectoryError
 from aerobee_store.log.commit_log import DamagedRange
 from aerobee_store.log.log_scan import LogEnd, LogScan
 from aerobee_store.log.mapped_file import MappedFile
+from aerobee_store.queues.topic_removal import DeletedTopics
 from aerobee_store.records.record import RECORD_SIZE_MIN, ScanStop
 from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.tools.log_walk import log_scan, walk
@@ -75,12 +76,26 @@ def store_files(directory: Path, *, has_topic: Callable[[str], bool] | None = No
         raise OptionError(f"storePath: {error}") from None
 
 
-def plan_log(
-    broker: str, files: StoreFiles, split_bytes: int, *, fail_on_data_loss: bool, since_ms: int | None = None
-) -> list[LogSplit]:
-    """Split a log into ranges of about `split_bytes`. Only the first record of each segment is read.
+def load_deleted_topics(directory: Path) -> DeletedTopics:
+    """The deleted topics of a store, whose earlier records do not count. Raises StoreError for a damaged table."""
+    deleted = DeletedTopics(ReadOnlyDisk(), directory)
+    deleted.load()
+    return deleted
 
-    `since_ms`: segments that end before this store time are skipped. DataLossError for a missing segment.
+
+def plan_log(
+    broker: str,
+    files: StoreFiles,
+    split_bytes: int,
+    *,
+    fail_on_data_loss: bool,
+    since_ms: int | None = None,
+    parts_min: int | None = None,
+) -> list[LogSplit]:
+    """Split a log into ranges of about `split_bytes`, or into about `parts_min` smaller ones.
+
+    Only the first record of each segment is read. `since_ms`: segments that end before this store time are skipped.
+    DataLossError for a missing segment.
     """
     log = log_scan(files)
     used: list[tuple[MappedFile, int]] = []
@@ -92,7 +107,7 @@ def plan_log(
                 used.append((segment, 0))  # it has bytes; its reader reports the error
             continue
         used.append((segment, 0 if isinstance(header, ScanStop) else header.store_timestamp))
-    splits: list[LogSplit] = []
+    chosen: list[tuple[MappedFile, bool, int, int]] = []
     for number, (segment, _) in enumerate(used):
         if number and segment.start_offset != used[number - 1][0].end_offset:
             hole = f"[{used[number - 1][0].end_offset}, {segment.start_offset})"
@@ -107,8 +122,11 @@ def plan_log(
             continue
         data_end = segment.start_offset + segment.file.data_end(0)
         log_end = live_end(files, segment) if is_last and files.live else segment.end_offset
-        data_end = min(data_end, log_end)
-        step = max(split_bytes, _SMALLEST_SPLIT)
+        chosen.append((segment, is_last, min(data_end, log_end), log_end))
+    splits: list[LogSplit] = []
+    size = sum(data_end - segment.start_offset for segment, _, data_end, _ in chosen)
+    step = max(min(split_bytes, size // (parts_min or 1)), _SMALLEST_SPLIT)
+    for segment, is_last, data_end, log_end in chosen:
         count = max(1, round((data_end - segment.start_offset) / step))
         edges = [segment.start_offset + (data_end - segment.start_offset) * part // count for part in range(count)]
         for begin, end in zip(edges, [*edges[1:], segment.end_offset], strict=True):

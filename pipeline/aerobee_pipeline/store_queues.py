@@ -63,14 +63,14 @@ class StoreQueues:
                 found[Queue(topic, self._broker, queue_id)] = self._batch_bounds(files)
         return found
 
-    def weight(self, subscription: Subscription) -> float:
-        """The selected share of all messages, by the number of units."""
+    def weight(self, is_selected: Callable[[str, int], bool]) -> float:
+        """The share of the selected queues, by topic and id, in all messages, by the number of units."""
         asked = total = 0
         for queues in (self._files.queues, self._files.batch_queues):
             for (topic, queue_id), files in queues.items():
                 count = files.end() - files.first if files.starts else 0
                 total += count
-                if subscription.has_topic(topic) and subscription.has_queue(topic, queue_id):
+                if is_selected(topic, queue_id):
                     asked += count
         return asked / total if total else 1.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +71,30 @@ def test_a_topic_as_a_frame(spark: Any, broker: BrokerProcess) -> None:
     late = spark.read.format("aerobee").options(**options).option("subscribe", "orders")
     late = late.option("startingTimestamp", middle).option("startingOffsetsByTimestampStrategy", "latest").load()
     assert late.count() == frame.where(f"unix_millis(storeTimestamp) >= {middle}").count()
+
+
+def test_several_brokers_in_one_frame(spark: Any, broker: BrokerProcess, tmp_path: Path, checkpoint: str) -> None:
+    """Rows, offsets and checkpoints name the broker; a stream follows all of them."""
+    send(broker, "shared", 100)
+    with run_broker(tmp_path) as other:
+        send(other, "shared", 30, first=100)
+        options = {"endpoint": json.dumps({"a": broker.endpoint, "b": other.endpoint}), "subscribe": "shared"}
+        frame = spark.read.format("aerobee").options(**options).load()
+        counts = {row.brokerName: row["count"] for row in frame.groupBy("brokerName").count().collect()}
+        assert counts == {"a": 100, "b": 30}
+        queues = range(1 + max(row.queueId for row in frame.select("queueId").collect()))
+        ending = json.dumps({"shared": {"a": dict.fromkeys(map(str, queues), 0)}})
+        assert numbers(spark.read.format("aerobee").options(**options, endingOffsets=ending).load()) == [
+            *range(100, 130)
+        ]
+        stream = spark.readStream.format("aerobee").options(**options, startingOffsets="earliest", group="both").load()
+        places = stream.select("brokerName", "queueId", "queueOffset")
+        rows: list[tuple[Any, ...]] = []
+        assert run(places, checkpoint, rows) == [130]
+        send(other, "shared", 20, first=130)
+        assert run(places, checkpoint, rows) == [20]
+        assert len(rows) == len(set(rows))
+        assert [name for name, _, _ in rows[130:]] == ["b"] * 20
 
 
 def test_errors_name_what_is_missing(spark: Any, broker: BrokerProcess) -> None:

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from aerobee_pipeline import kafka_view
+from aerobee_pipeline.offsets import Queue, Range
+from aerobee_pipeline.selection import Condition, selected_part
 from aerobee_pipeline.session import PUSHDOWN_SETTING
-from tests.spark.stores import orders, write
+from aerobee_store import MessageStore
+from tests.spark.stores import config, orders, write
 from tests.support import golden
 
 COUNT = 1800
@@ -96,9 +99,17 @@ def test_starts_and_ends(spark: Any, store: Path) -> None:
 def test_what_is_empty_and_what_is_not_there(spark: Any, store: Path) -> None:
     """An empty range gives an empty frame; an unknown topic is an error."""
     nothing = json.dumps({"orders": {"0": 5, "1": 5, "2": 5}})
+    beyond = json.dumps({"orders": {"0": 5000}})
+    missing = json.dumps({"orders": {"7": 0}})
     for by in ("log", "queue"):
         frame = read(spark, store, subscribe="orders", startingOffsets=nothing, endingOffsets=nothing, readBy=by)
         assert frame.collect() == []
+        with pytest.raises(Exception, match=r"topic 'orders', queue 0: message 4999 is asked for, but it ends at 200"):
+            read(spark, store, subscribe="orders", endingOffsets=beyond, readBy=by).collect()
+        with pytest.raises(Exception, match=r"topic 'orders', queue 0: it ends at 200, before offset 5000"):
+            read(spark, store, subscribe="orders", startingOffsets=beyond, readBy=by).collect()
+        with pytest.raises(Exception, match=r"endingOffsets: topic 'orders', queue 7 does not exist"):
+            read(spark, store, subscribe="orders", endingOffsets=missing, readBy=by).collect()
     with pytest.raises(Exception, match=r"topic 'nobody'.* has no queue of this topic"):
         read(spark, store, subscribe="nobody", readBy="queue").collect()
     with pytest.raises(Exception, match="not a directory; name the directory that contains commitlog"):
@@ -115,21 +126,70 @@ def test_tags_queues_and_partitions(spark: Any, store: Path) -> None:
     frame = read(spark, store, subscribe="orders", readBy="queue", minPartitions=9)
     assert frame.rdd.getNumPartitions() == 9
     assert frame.count() == COUNT // 3
+    few = read(spark, store, subscribe="orders", readBy="log")
+    many = read(spark, store, subscribe="orders", readBy="log", minPartitions=3 * few.rdd.getNumPartitions())
+    assert many.rdd.getNumPartitions() > 2 * few.rdd.getNumPartitions()
+    assert places(many) == places(few)
 
 
 def test_filters_are_pushed_down(spark: Any, store: Path) -> None:
     """With option and setting, filters reach the source; the results are the same with and without."""
-    condition = "topic = 'orders' and queueId in (0, 2) and queueOffset >= 40 and tags is not null"
-    plain = places(read(spark, store, subscribePattern=".*").where(condition))
-    spark.conf.set(PUSHDOWN_SETTING, "true")
-    try:
-        for by in ("log", "queue"):
-            frame = read(spark, store, subscribePattern=".*", pushdown="true", readBy=by).where(condition)
-            assert places(frame) == plain
-            plan = frame._jdf.queryExecution().executedPlan().toString()
-            assert "queueOffset" not in plan.split("Filter", 1)[1].split("\n")[0]
-    finally:
-        spark.conf.set(PUSHDOWN_SETTING, "false")
+    conditions = [
+        "topic = 'orders' and queueId in (0, 2) and queueOffset >= 40 and tags is not null",
+        "topic in ('orders', 'payments') and queueId <= 1 and queueOffset > 10 and queueOffset < 13",
+        "topic = 'orders' and queueOffset in (7, 9, 300) and tags = 'größer'",
+        "tags in ('paid', 'refunded') and physicalOffset < 100000",
+    ]
+    whole = "topic string, queueId int, queueOffset bigint, tags string, physicalOffset bigint"
+    for condition in conditions:
+        plain = places(read(spark, store, whole, subscribePattern=".*").where(condition))
+        assert plain
+        spark.conf.set(PUSHDOWN_SETTING, "true")
+        try:
+            for by in ("auto", "log", "queue"):
+                frame = read(spark, store, whole, subscribePattern=".*", pushdown="true", readBy=by).where(condition)
+                assert places(frame) == plain
+                plan = frame._jdf.queryExecution().executedPlan().toString()
+                left = plan.split("Filter", 1)[1].split("\n")[0] if "Filter" in plan else ""
+                assert "queueOffset" not in left
+                assert "tags" not in left.replace("isnotnull(tags", "")
+        finally:
+            spark.conf.set(PUSHDOWN_SETTING, "false")
+
+
+def test_filters_reduce_what_is_read() -> None:
+    """Only selected queues are read, and of them only selected offsets."""
+    queue = Queue("orders", "", 2)
+    cases = [
+        ([Condition("topic", "=", "payments")], None),
+        ([Condition("topic", "in", ("orders", "x")), Condition("queueId", ">=", 2)], Range(queue, 10, 20)),
+        ([Condition("queueId", "in", (0, 1))], None),
+        ([Condition("queueOffset", ">", 12), Condition("queueOffset", "<", 15)], Range(queue, 13, 15)),
+        ([Condition("queueOffset", ">=", 12), Condition("queueOffset", "<=", 15)], Range(queue, 12, 16)),
+        ([Condition("queueOffset", "=", 19)], Range(queue, 19, 20)),
+        ([Condition("queueOffset", "=", 20)], None),
+        ([Condition("queueOffset", "in", (3, 14, 11))], Range(queue, 10, 15)),
+        ([Condition("storeTimestamp", ">", 5)], Range(queue, 10, 20)),
+    ]
+    for conditions, expected in cases:
+        assert selected_part(Range(queue, 10, 20), conditions) == expected
+
+
+def test_deleted_topics_stay_deleted(spark: Any, tmp_path: Path) -> None:
+    """The log still has their records, and neither way of reading returns them."""
+    write(tmp_path / "store", orders(60, topics=("orders", "payments"), queues=1))
+    with MessageStore.open(config(tmp_path / "store")) as store:
+        store.delete_topic("orders")
+    write(tmp_path / "store", orders(5, topics=("orders",), queues=1))
+    frames = [read(spark, tmp_path / "store", subscribePattern=".*", readBy=by) for by in ("log", "queue")]
+    expected = {("payments", 0, number) for number in range(30)} | {("orders", 0, 30 + number) for number in range(5)}
+    assert [places(frame) for frame in frames] == [expected, expected]
+    table = tmp_path / "store" / "config" / "deletedTopics.json"
+    table.write_text(table.read_text().replace('"physicalOffset":', '"physicalOffset":1'))
+    with pytest.raises(Exception, match=r"deletedTopics.json: not a table of deleted topics"):
+        read(spark, tmp_path / "store", subscribePattern=".*", readBy="log").collect()
+    kept = read(spark, tmp_path / "store", subscribePattern=".*", readBy="log", failOnDataLoss="false")
+    assert kept.count() == 65
 
 
 def test_several_stores_in_one_frame(spark: Any, store: Path, tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from aerobee_pipeline.errors import OptionError
+from aerobee_pipeline.offsets import Queue
 from aerobee_pipeline.options import SinkOptions, SourceOptions
 from aerobee_pipeline.schema import checked_columns, default_columns
 
@@ -35,7 +38,10 @@ STORE = {"storepath": "/s", "subscribe": "t"}
         ),
         ({**STORE, "failondataloss": "yes"}, "neither true nor false"),
         ({**STORE, "subexpression": "a || "}, "not a tag expression"),
-        ({**STORE, "maxbytespertrigger": "1m"}, "maxbytespertrigger"),
+        ({**STORE, "maxBytesPerTrigger": "1m"}, "maxBytesPerTrigger.* is not supported: .*maxOffsetsPerTrigger"),
+        ({**STORE, "pullBatchSize": "32"}, "pullBatchSize.* it counts messages; use pullBytes"),
+        ({"endpoint": "a:1,b:1", "subscribe": "t"}, "endpoint: 'a:1,b:1' is a list of addresses"),
+        ({"endpoint": '{"a": 1}', "subscribe": "t"}, "endpoint: expected an address, or"),
         ({**STORE, "path": "/x"}, "take no path"),
     ],
 )
@@ -50,9 +56,26 @@ def test_names_of_other_connectors() -> None:
     options = SourceOptions.parse(
         {"kafka.bootstrap.servers": "h:1", "topic": "a, b", "includeHeaders": "true"}, streaming=True
     )
-    assert (options.endpoint, options.subscription.topics) == ("h:1", frozenset({"a", "b"}))
+    assert (options.endpoints, options.subscription.topics) == ({"": "h:1"}, frozenset({"a", "b"}))
     assert options.include_properties
+    fetch = SourceOptions.parse(
+        {"nameServer": "h:1", "subscribe": "a", "fetchOffset.numRetries": "7", "fetchOffset.retryIntervalMs": "50"},
+        streaming=True,
+    )
+    assert (fetch.retries, fetch.retry_interval_ms) == (7, 50)
     assert options.starting.place == "latest"
+
+
+def test_several_brokers() -> None:
+    """Stores and addresses have the names of their brokers, as do offsets."""
+    addresses = {"broker-a": "h:1", "broker-b": "h:2"}
+    starting = '{"t": {"broker-b": {"0": 5}}}'
+    given = {"endpoint": json.dumps(addresses), "subscribe": "t", "startingOffsets": starting}
+    options = SourceOptions.parse(given, streaming=False)
+    assert options.endpoints == addresses
+    assert options.starting.place == {Queue("t", "broker-b", 0): 5}
+    with pytest.raises(OptionError, match="there are 2 brokers; name the broker for topic 't'"):
+        SourceOptions.parse({**given, "startingOffsets": '{"t": {"0": 5}}'}, streaming=False)
 
 
 def test_a_stream_has_no_end() -> None:

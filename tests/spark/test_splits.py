@@ -126,6 +126,14 @@ def test_a_torn_end_is_no_loss(store: Path) -> None:
     assert starts(plan(store, 4096)) == whole[:-1]
 
 
+def test_a_log_in_many_small_ranges(store: Path) -> None:
+    """A minimum number of ranges makes them smaller than `split_bytes`."""
+    whole = plan(store, 1 << 30)
+    more = plan_log("b", store_files(store), 1 << 30, fail_on_data_loss=True, parts_min=3 * len(whole))
+    assert 2 * len(whole) < len(more) < 5 * len(whole)
+    assert starts(more) == starts(whole)
+
+
 def test_segments_before_a_time_are_not_read(store: Path) -> None:
     """Planning by time skips segments that end earlier."""
     assert len(plan_log("b", store_files(store), 1 << 30, fail_on_data_loss=True, since_ms=1 << 50)) == 1

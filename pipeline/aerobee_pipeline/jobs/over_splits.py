@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from aerobee_pipeline.errors import OptionError
-from aerobee_pipeline.splits import LogSplit, plan_log, store_files
+from aerobee_pipeline.splits import LogSplit, load_deleted_topics, plan_log, store_files
 from aerobee_store.errors import StoreError
 from aerobee_store.queues.topic_removal import DeletedTopics
 from aerobee_store.tools.store_files import ReadOnlyDisk, StoreFiles
@@ -69,9 +69,7 @@ def files_of(directory: str, job: str) -> StoreFiles:
 @lru_cache(maxsize=8)
 def deleted_topics(directory: str, job: str) -> DeletedTopics:
     """The deleted topics of a store, whose earlier records do not count. Read once per job."""
-    deleted = DeletedTopics(ReadOnlyDisk(), Path(directory))
     try:
-        deleted.load()
+        return load_deleted_topics(Path(directory))
     except StoreError:
         return DeletedTopics(ReadOnlyDisk(), Path(directory))
-    return deleted

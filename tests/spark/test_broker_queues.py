@@ -1,0 +1,101 @@
+"""The messages of a broker's queue, when its streams break, end early, or lack messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from aerobee_pipeline.broker_queues import BrokerQueues
+from aerobee_pipeline.errors import BrokerCallError, DataLossError
+from aerobee_pipeline.offsets import Queue, Range
+from aerobee_pipeline.options import SourceOptions
+from aerobee_proto import records_v1, v2
+from aerobee_store import Message
+from aerobee_store.records import record
+from tests.spark.stores import HOST
+
+Frame = records_v1.ReadRecordsResponse
+WHOLE = Range(Queue("t", "", 0), 0, 10)
+
+
+class BrokenStreamError(grpc.RpcError):
+    """The connection is lost."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return "connection lost"
+
+
+def frame(first: int, end: int, *, lost: int = 0) -> Frame:
+    """The messages from `first` on; the last `lost` ones before `end` are missing."""
+    records = b"".join(
+        record.encode(
+            Message("t", 0, b"body %d" % number),
+            queue_offset=number,
+            physical_offset=number,
+            store_timestamp=1,
+            store_host=HOST,
+            property_crc=True,
+        )
+        for number in range(first, end - lost)
+    )
+    return Frame(records=records, start_queue_offset=first, next_queue_offset=end, lost_count=lost)
+
+
+def last(code: Any, next_offset: int, *, first: int = 0, end: int = 10) -> Frame:
+    """The last response of a stream."""
+    status = v2.Status(code=code)
+    return Frame(status=status, next_queue_offset=next_offset, min_queue_offset=first, max_queue_offset=end)
+
+
+def read(streams: Callable[[int], list[Any]], *, fails: bool = True) -> list[int]:
+    """The offsets read from a broker; `streams` gives the responses to a request that begins at an offset."""
+
+    def read_records(request: Any, metadata: Any) -> Iterator[Frame]:
+        for item in streams(request.start_queue_offset):
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    options = SourceOptions.parse({"endpoint": "h:1", "subscribe": "t"}, streaming=False)
+    queues = BrokerQueues(options)
+    queues._opened = SimpleNamespace(  # type: ignore[assignment]  # the calls of a broker that are used here
+        records=SimpleNamespace(ReadRecords=read_records),
+        metadata=tuple,
+        name=lambda: "b",
+        checked=lambda what, status: None,
+    )
+    found = queues.read(WHOLE, None, fail_on_data_loss=fails)
+    return [int(messages.queue_offset[row]) for messages, rows in found for row in rows]
+
+
+@pytest.mark.parametrize("end", [[], [BrokenStreamError()]])
+def test_a_broken_stream_continues_after_its_last_frame(end: list[Any]) -> None:
+    """Each message is read once; a stream that never continues is an error after the last attempt."""
+    assert read(lambda at: [frame(at, at + 5), *end] if at < 5 else [frame(5, 10), last(v2.Code.OK, 10)]) == [
+        *range(10)
+    ]
+    with pytest.raises(BrokerCallError, match=r"h:1: topic 't', queue 0, offset 3: .*(lost|early); 4 attempts"):
+        read(lambda at: [*([frame(0, 3)] if at == 0 else []), *end])
+
+
+@pytest.mark.parametrize(
+    ("responses", "message", "rest"),
+    [
+        ([frame(0, 10, lost=2), last(v2.Code.OK, 10)], "2 messages from 0 on cannot be read", [*range(8)]),
+        ([last(v2.Code.ILLEGAL_OFFSET, 4, first=4)], "message 0 is asked for, but there are 4 to 10", [*range(4, 10)]),
+        ([frame(0, 6), last(v2.Code.OK, 6, end=6)], "ends at 6, but was planned to be read up to 10", [*range(6)]),
+    ],
+)
+def test_lost_messages(responses: list[Frame], message: str, rest: list[int]) -> None:
+    """They are an error that names topic, queue and offset, or are skipped."""
+    streams = {0: responses, 4: [frame(4, 10), last(v2.Code.OK, 10)]}
+    with pytest.raises(DataLossError, match=f"topic 't', queue 0 at h:1: .*{message}"):
+        read(streams.__getitem__)
+    assert read(streams.__getitem__, fails=False) == rest
