@@ -15,6 +15,7 @@ here are available as coroutines: `client.run(client.asynchronous.admin.create_t
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -28,6 +29,7 @@ from aerobee_client import producer as producing
 from aerobee_client.allocation import Allocation, Queue
 from aerobee_client.client import Client
 from aerobee_client.compression import COMPRESS_ABOVE, Compression
+from aerobee_client.errors import ClientError
 from aerobee_client.filters import Subscriptions
 from aerobee_client.hooks import Hooks
 from aerobee_client.message import Message, ReceivedMessage, SendResult, StoredMessage
@@ -74,7 +76,11 @@ class BlockingClient:
         return self.run(called())
 
     def start(self, work: Awaitable[ResultT]) -> Future[ResultT]:
-        """Start a coroutine of this client."""
+        """Start a coroutine of this client. ClientError if the client is closed."""
+        if self._loop.is_closed():
+            if inspect.iscoroutine(work):
+                work.close()
+            raise ClientError("this client is closed; make a new one with connect()")
         return asyncio.run_coroutine_threadsafe(_awaited(work), self._loop)
 
     def producer(

@@ -7,6 +7,7 @@ server's limits may be lower.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from aerobee_client.errors import BadRequestError
 from aerobee_client.message import Message
@@ -17,6 +18,7 @@ PROPERTIES_MAX = 128
 PROPERTIES_SIZE_MAX = 16_384  # names, values, tag and keys, in UTF-8 bytes
 MESSAGE_GROUP_SIZE_MAX = 63
 BODY_SIZE_MAX = 4 << 20  # the broker's default limit
+_DELIVERY_MS_MIN = 100_000_000_000  # in 1973; a smaller number is a time in seconds
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
@@ -33,6 +35,7 @@ def check_name(topic: str) -> None:
 
 def check(message: Message, body_size_max: int = BODY_SIZE_MAX) -> None:
     """BadRequestError, with the server's code, if `message` exceeds a limit."""
+    _check_types(message)
     check_name(message.topic)
     if not message.body:
         raise BadRequestError(v2.Code.MESSAGE_BODY_EMPTY, "the body is empty; a message needs at least one byte")
@@ -61,6 +64,34 @@ def check(message: Message, body_size_max: int = BODY_SIZE_MAX) -> None:
         )
     if message.properties or message.tag or message.keys:
         _check_properties(message)
+
+
+def _check_types(message: Any) -> None:
+    """What mypy reports too; without it, Python accepts these values and the message would be wrong."""
+    if not isinstance(message.topic, str):
+        raise _wrong("topic", message.topic, "a str")
+    if not isinstance(message.body, bytes):
+        raise _wrong("body", message.body, "bytes, such as text.encode() or bytes(buffer)")
+    if isinstance(message.keys, str):  # a sequence of one-character keys
+        raise _wrong("keys", message.keys, f"a tuple, such as ({message.keys!r},)")
+    for text in (message.tag, message.message_group, message.lite_topic, message.trace_context, *message.keys):
+        if text is not None and not isinstance(text, str):
+            raise _wrong("tag, key, message group, lite topic or trace context", text, "a str")
+    for name, value in message.properties.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise _wrong(f"property {name!r}", value, "a str as name and value")
+    if (due := message.delivery_timestamp) is not None:
+        if not isinstance(due, int):
+            raise _wrong("delivery_timestamp", due, "Unix milliseconds as int, such as int(moment.timestamp() * 1000)")
+        if due < _DELIVERY_MS_MIN:
+            raise BadRequestError(
+                v2.Code.ILLEGAL_DELIVERY_TIME,
+                f"delivery_timestamp {due} is before 1974; give Unix milliseconds, not seconds or a delay",
+            )
+
+
+def _wrong(what: str, value: object, wanted: str) -> BadRequestError:
+    return BadRequestError(v2.Code.BAD_REQUEST, f"{what} is of type {type(value).__name__}; give {wanted}")
 
 
 def _check_properties(message: Message) -> None:

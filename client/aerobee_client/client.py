@@ -13,6 +13,7 @@ from aerobee_client.admin import Admin
 from aerobee_client.allocation import Allocation, Queue
 from aerobee_client.compression import COMPRESS_ABOVE, Compression
 from aerobee_client.connection import Connection, Retry
+from aerobee_client.errors import ClientError, ConfigurationError
 from aerobee_client.filters import Subscriptions
 from aerobee_client.hooks import Hooks
 from aerobee_client.producer import Producer
@@ -63,6 +64,12 @@ class Client:
         namespace: str = "",
         hooks: Sequence[Hooks] = (),
     ) -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise ConfigurationError(
+                "no event loop is running; connect in a coroutine, or use aerobee_client.blocking"
+            ) from None
         self._connection = Connection(
             endpoint,
             request_timeout_seconds=request_timeout_seconds,
@@ -73,6 +80,7 @@ class Client:
         )
         self._hooks = tuple(hooks)
         self._closables: list[_Closable] = []
+        self._closed = False
         self.admin = Admin(self._connection)
         self.records = Records(self._connection)
 
@@ -220,6 +228,7 @@ class Client:
 
     async def close(self) -> None:
         """Close the producers and consumers, then the connection. Running calls are cancelled."""
+        self._closed = True
         try:
             await asyncio.gather(*(closable.close() for closable in self._closables))
         finally:
@@ -234,6 +243,8 @@ class Client:
         await self.close()
 
     def _closed_with_client(self, closable: _ClosableT) -> _ClosableT:
+        if self._closed:
+            raise ClientError("this client is closed; make a new one with connect()")
         self._closables.append(closable)
         return closable
 
@@ -259,8 +270,8 @@ def connect(
     - `namespace`: separates topics and groups of the same name.
     - `hooks` run around sends and handlers.
 
-    Raises InvalidEndpointError for an invalid endpoint, and ConfigurationError for an unreadable TLS file. The first
-    call shows whether a server answers.
+    Raises InvalidEndpointError for an invalid endpoint, and ConfigurationError for an unreadable TLS file or without a
+    running event loop. The first call shows whether a server answers.
     """
     return Client(
         endpoint,

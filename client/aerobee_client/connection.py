@@ -154,6 +154,7 @@ class Connection:
         self._current = 0
         self._aerobee: bool | None = None
         self._outage = False  # whether the missing server was logged
+        self._closed = False
 
     @property
     def peer(self) -> Peer:
@@ -229,6 +230,7 @@ class Connection:
         """
 
         async def attempt(number: int) -> AnswerT:
+            self._check_open()
             peer = choose(number) if choose else self.peers[(self._current + number - 1) % len(self.peers)]
             try:
                 answer = await select(peer.stubs)(
@@ -289,6 +291,7 @@ class Connection:
         return self._items(lambda stubs: select(stubs)(cast("Any", requests), metadata=self.signed(metadata)))
 
     async def _items(self, begin: Callable[[Stubs], object]) -> AsyncGenerator[Any, None]:
+        self._check_open()
         peer = self.peer
         call = begin(peer.stubs)
         try:
@@ -314,9 +317,14 @@ class Connection:
 
     async def close(self) -> None:
         """Close the channels; running calls are cancelled."""
+        self._closed = True
         await asyncio.gather(
             *(peer.channel.close(None) for peer in self.peers), *(other.close() for other in self._others.values())
         )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientError("this client is closed; make a new one with connect()")
 
 
 def may_help(error: ClientError) -> bool:

@@ -42,6 +42,10 @@ def split_endpoints(endpoints: str | Sequence[str]) -> list[str]:
 
     InvalidEndpointError if one of them is not `HOST:PORT`, or the list is empty.
     """
+    if not isinstance(endpoints, str) and not (
+        isinstance(endpoints, Sequence) and all(isinstance(each, str) for each in endpoints)
+    ):
+        raise InvalidEndpointError(f"the endpoint {endpoints!r} is no text; give one such as '127.0.0.1:8081'")
     parts = _SEPARATOR.split(endpoints) if isinstance(endpoints, str) else endpoints
     found = list(dict.fromkeys(part.strip() for part in parts))
     if not found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aerobee_proto import v2
@@ -18,8 +18,8 @@ class SqlFilter:
 Filter = str | SqlFilter
 """A filter of a topic: tags such as `"paid || refunded"`, `"*"` for all messages, or SQL over properties."""
 
-Subscriptions = str | Mapping[str, Filter]
-"""One topic, or topics with their filters: `{"orders": "paid || refunded", "stock": SqlFilter("amount > 100")}`."""
+Subscriptions = str | Sequence[str] | Mapping[str, Filter]
+"""One topic, several, or topics with their filters: `{"orders": "paid || refunded", "stock": SqlFilter("n > 100")}`."""
 
 
 def wire_filters(subscriptions: Subscriptions) -> dict[str, v2.FilterExpression]:
@@ -28,6 +28,8 @@ def wire_filters(subscriptions: Subscriptions) -> dict[str, v2.FilterExpression]
         subscriptions = {subscriptions: "*"}
     if not subscriptions:
         raise ValueError("subscriptions is empty; name at least one topic")
+    if not isinstance(subscriptions, Mapping):
+        subscriptions = dict.fromkeys(subscriptions, "*")
     return {topic: _wire_filter(expression) for topic, expression in subscriptions.items()}
 
 
@@ -42,4 +44,6 @@ def wire_subscription(group: str, filters: Mapping[str, v2.FilterExpression]) ->
 def _wire_filter(expression: Filter) -> v2.FilterExpression:
     if isinstance(expression, SqlFilter):
         return v2.FilterExpression(type=v2.FilterType.SQL, expression=expression.expression)
+    if not isinstance(expression, str):
+        raise TypeError(f"the filter {expression!r} is neither tags nor SqlFilter; give '*' for all messages")
     return v2.FilterExpression(type=v2.FilterType.TAG, expression=expression)

@@ -8,6 +8,7 @@ requests; with a fast one no message waits. `linger_seconds` lets the first mess
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from aerobee_client.allocation import Queue
 from aerobee_client.bounds import MemoryLimit
 from aerobee_client.errors import ClientError
 from aerobee_client.message import Outgoing, SendResult
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -138,11 +141,14 @@ class Gathering:
 
     async def _one_request(self, key: object, line: Line, request: list[Entry]) -> None:
         outcomes: Sequence[SendResult | ClientError] = ()
+        lost = ClientError("the producer was closed during the send; the message may be stored")
         try:
             outcomes = await self._send(request)
+        except Exception as error:  # no caller gets it otherwise
+            _log.exception("a send failed unexpectedly")
+            lost = ClientError(f"the send failed: {type(error).__name__}: {error}; the message may be stored")
         finally:
             for index, entry in enumerate(request):
-                lost = ClientError("the producer was closed during the send; the message may be stored")
                 entry.finish(outcomes[index] if index < len(outcomes) else lost)
                 self._memory.leave(entry.size)
             line.in_flight -= 1

@@ -70,6 +70,14 @@ class Producer:
         transaction_checker: TransactionChecker | None = None,
         hooks: Sequence[Hooks] = (),
     ) -> None:
+        if isinstance(topics, str):
+            raise TypeError(f"topics is the text {topics!r}; give a list of topics")
+        counts = {"request_count_max": request_count_max, "request_size_max": request_size_max}
+        for name, count in {**counts, "max_in_flight": max_in_flight}.items():
+            if count < 1:
+                raise ValueError(f"{name} is {count}; give at least 1")
+        if not linger_seconds >= 0:
+            raise ValueError(f"linger_seconds is {linger_seconds}; give 0 or more")
         if compression is not None:
             require(compression)
             if compression != "zlib":
@@ -179,7 +187,7 @@ class Producer:
         """Recall a delayed message that is not due yet; returns its message id. `SendResult.recall_handle` is its
         handle.
 
-        Raises NotFoundError if it is already delivered or recalled.
+        Raises BadRequestError if it is already delivered or recalled.
         """
         check_name(topic)
         await self._telemetry.ready()
@@ -329,6 +337,13 @@ class Producer:
             resolution = await found if inspect.isawaitable(found) else found
         except Exception:  # whatever the application's checker raises: the broker asks again
             _log.exception("the transaction checker failed topic=%s id=%s", message.topic, message.message_id)
+            return None
+        if resolution not in WIRE_RESOLUTIONS:
+            _log.error(
+                "the transaction checker returned %r instead of commit, rollback or unknown; the broker asks again "
+                "topic=%s id=%s",
+                *(resolution, message.topic, message.message_id),
+            )
             return None
         await self._end_transaction(message.topic, message.message_id, orphan.transaction_id, resolution, checked=True)
         return None

@@ -97,6 +97,8 @@ class PullConsumer:
     ) -> None:
         if offsets_file is not None and not broadcasting:
             raise ValueError("offsets_file needs broadcasting=True; otherwise the broker keeps the offsets")
+        if start not in ("begin", "end") and not isinstance(start, int):
+            raise ValueError(f"start is {start!r}; give 'begin', 'end' or a time in Unix milliseconds")
         self._filters = wire_filters(subscriptions)
         self.group = group
         self._connection = connection
@@ -129,6 +131,8 @@ class PullConsumer:
 
     async def start(self) -> None:
         """Begin to read. Errors as for a call."""
+        if self._telemetry.closed:
+            raise ClientError("this consumer is closed; make a new one")
         if self._tasks:
             raise ClientError("this consumer is already started")
         await self._telemetry.ready()
@@ -152,6 +156,8 @@ class PullConsumer:
                 await self._commit_handled()
             except ClientError as error:
                 _log.warning("the last offsets were not committed group=%s error=%s", self.group, error)
+        for reading in self._readings.values():
+            self._drop_waiting(reading)
         await self._telemetry.close()
         self._arrived.set()
 
@@ -170,8 +176,12 @@ class PullConsumer:
         """Up to `max_count` messages of the queues in turn; empty if none arrived within `wait_seconds`.
 
         They count as handled with the next `getmany`, or `commit`. Raises the error that ended reading: NotFoundError
-        if a topic is gone, UnsupportedError if the server lacks these calls.
+        if a topic is gone, UnsupportedError if the server lacks these calls. ClientError before `start`.
         """
+        if max_count < 1:
+            raise ValueError(f"max_count is {max_count}; give at least 1")
+        if not self._tasks and not self._readings and not self._telemetry.closed:
+            raise ClientError("this consumer was not started; use it with `async with`, or call start()")
         self._handled()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_seconds):
@@ -229,7 +239,9 @@ class PullConsumer:
         await self._use(wanted)
 
     async def seek(self, queue: Queue, offset: int) -> None:
-        """Continue at `offset`; buffered messages are dropped."""
+        """Continue at `offset`, or at the nearest one that the queue has; buffered messages are dropped."""
+        if offset < 0:
+            raise ValueError(f"offset is {offset}; give 0 or more, or use seek_to_end")
         self._seek(self._reading(queue), offset)
 
     async def seek_to_beginning(self, *queues: Queue) -> None:
@@ -412,7 +424,7 @@ class PullConsumer:
                     status = item.status
         if status is not None and status.code == v2.Code.ILLEGAL_OFFSET:
             _log.warning(
-                "offset %d has expired, continuing at %d queue=%s",
+                "the queue does not have offset %d, continuing at %d queue=%s",
                 *(reading.fetched, next_offset, reading.queue),
             )
             self._begin(reading, next_offset)

@@ -17,7 +17,7 @@ from aerobee_client.connection import Connection
 from aerobee_client.errors import BadRequestError, ClientError, TooManyRequestsError
 from aerobee_client.filters import Subscriptions, wire_filters, wire_subscription
 from aerobee_client.flow import FlowControl
-from aerobee_client.hooks import Hooks
+from aerobee_client.hooks import Hooks, after_handle
 from aerobee_client.message import ReceivedMessage, received_message
 from aerobee_client.receiving import new_attempt_id
 from aerobee_proto import v2
@@ -75,6 +75,8 @@ class PushConsumer:
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency is {concurrency}; give at least 1")
+        if not callable(handler):
+            raise TypeError(f"the handler is {handler!r}; give a function that takes a message")
         self._filters = wire_filters(subscriptions)
         self.group = group
         self._connection = connection
@@ -108,6 +110,8 @@ class PushConsumer:
 
     async def start(self) -> None:
         """Begin. Errors as for a call; later ones are logged and retried."""
+        if self._draining.is_set():
+            raise ClientError("this consumer is closed; make a new one")
         if self._running is not None:
             raise ClientError("this consumer is already started")
         await self._telemetry.ready()
@@ -325,8 +329,7 @@ class PushConsumer:
                 *(message.topic, message.message_id, message.delivery_attempt),
             )
             error = raised
-        for hook in reversed(self._hooks):
-            hook.after_handle(message, error)
+        after_handle(self._hooks, message, error)
         return error
 
     async def _call(self, message: ReceivedMessage) -> object:

@@ -58,6 +58,8 @@ class SimpleConsumer:
         answer is retried, as in every call. Raises NotFoundError if a topic or, without automatic creation, the group
         does not exist; UnavailableError if a connection breaks while the broker has the request.
         """
+        if max_count < 1:
+            raise ValueError(f"max_count is {max_count}; give at least 1")
         await self._telemetry.ready()
         loop = asyncio.get_running_loop()
         sources = [(topic, endpoint) for topic in self._filters for endpoint in await self._endpoints(topic)]

@@ -479,6 +479,29 @@ class TestPullConsumer:
         with pytest.raises(ClientError, match="cannot be read"):
             await client.pull_consumer("broadcast", "broadcast", broadcasting=True, offsets_file=tmp_path / "a").start()
 
+    async def test_no_messages_after_the_end(self, client: Client) -> None:
+        """A closed consumer returns no buffered messages: their offsets could not be committed any more."""
+        await client.admin.create_topic("ended", queue_count=1)
+        await send(client, "ended", b"1", b"2")
+        async with client.pull_consumer("ended", "ended", start="begin") as consumer:
+            assert (await consumer.getone()).body == b"1"
+        assert await consumer.getmany() == []
+        with pytest.raises(ClientError, match="is closed; make a new one"):
+            await consumer.getone()
+
+    async def test_an_offset_beyond_the_end(self, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+        """Reading continues at the end of the queue, and a warning says so."""
+        await client.admin.create_topic("beyond", queue_count=1)
+        await send(client, "beyond", b"1")
+        async with client.pull_consumer("beyond", "beyond", start="begin") as consumer:
+            (queue,) = consumer.assignment()
+            assert (await consumer.getone()).body == b"1"
+            await consumer.seek(queue, 1000)
+            while "does not have offset 1000, continuing at 1 " not in caplog.text:
+                assert await consumer.getmany(wait_seconds=0.05) == []
+            await send(client, "beyond", b"2")
+            assert (await consumer.getone()).body == b"2"
+
     async def test_filters_leave_out(self, client: Client) -> None:
         """Messages that do not match are not handed out, and the position moves past them."""
         await client.admin.create_topic("filtered", queue_count=1)

@@ -176,7 +176,10 @@ class TestQueueSelector:
 
     @pytest.mark.parametrize(
         ("fields", "reason"),
-        [({"message_group": "g"}, "the message group determines"), ({"delivery_timestamp": 1}, "cannot be delayed")],
+        [
+            ({"message_group": "g"}, "the message group determines"),
+            ({"delivery_timestamp": 1_900_000_000_000}, "cannot be delayed"),
+        ],
     )
     async def test_what_cannot_choose(
         self, aerobee: ScriptedBroker, client: Client, fields: dict[str, object], reason: str
