@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self, TypedDict, TypeVar
+from typing import TypedDict, TypeVar
 
 from aerobee_client import producer as producing
 from aerobee_client.admin import Admin
 from aerobee_client.allocation import Allocation, Queue
+from aerobee_client.closing import AsyncClosing
 from aerobee_client.compression import COMPRESS_ABOVE, Compression
 from aerobee_client.connection import Connection, Retry
 from aerobee_client.errors import ClientError, ConfigurationError
@@ -26,10 +26,6 @@ from aerobee_client.simple_consumer import SimpleConsumer
 from aerobee_client.transaction import TransactionChecker
 
 
-class _Closable(Protocol):
-    async def close(self) -> None: ...
-
-
 class ConnectOptions(TypedDict, total=False):
     """The arguments of `connect` except the endpoint and the namespace, for functions that pass them on."""
 
@@ -40,10 +36,10 @@ class ConnectOptions(TypedDict, total=False):
     hooks: Sequence[Hooks]
 
 
-_ClosableT = TypeVar("_ClosableT", bound=_Closable)
+_ClosableT = TypeVar("_ClosableT", bound=AsyncClosing)
 
 
-class Client:
+class Client(AsyncClosing):
     """A connection to one broker, or to RocketMQ proxies. Create it within a running event loop and close it.
 
         async with connect("127.0.0.1:8081") as client:
@@ -79,7 +75,7 @@ class Client:
             namespace=namespace,
         )
         self._hooks = tuple(hooks)
-        self._closables: list[_Closable] = []
+        self._closables: list[AsyncClosing] = []
         self._closed = False
         self.admin = Admin(self._connection)
         self.records = Records(self._connection)
@@ -233,14 +229,6 @@ class Client:
             await asyncio.gather(*(closable.close() for closable in self._closables))
         finally:
             await self._connection.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def _closed_with_client(self, closable: _ClosableT) -> _ClosableT:
         if self._closed:

@@ -6,13 +6,12 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Self
 
 from aerobee_client import packing
 from aerobee_client.allocation import Queue
 from aerobee_client.bounds import MemoryLimit
 from aerobee_client.checks import BODY_SIZE_MAX, check, check_name
+from aerobee_client.closing import AsyncClosing
 from aerobee_client.compression import COMPRESS_ABOVE, Compression, require
 from aerobee_client.connection import Connection, Retry
 from aerobee_client.errors import (
@@ -43,7 +42,7 @@ WAITING_SIZE_MAX = 64 << 20
 WAITING_COUNT_MAX = 100_000
 
 
-class Producer:
+class Producer(AsyncClosing):
     """Sends messages. Safe to share between tasks; `Client.producer` makes one and documents its options.
 
     A send that failed temporarily (no connection, no answer, a server failure) is retried with the same message id. So
@@ -211,14 +210,6 @@ class Producer:
             await self._gathering.close()
             await self._sending.close()
             await self._telemetry.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
 
     # --- What a Transaction uses ------------------------------------------------------------------------------
 

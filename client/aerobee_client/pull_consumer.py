@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 from aerobee_client.allocation import Allocation, Averagely, Queue
 from aerobee_client.broker_sessions import DEFAULT, broker_endpoints
+from aerobee_client.closing import AsyncClosing
 from aerobee_client.connection import Connection
 from aerobee_client.errors import (
     ClientError,
@@ -64,7 +64,7 @@ class _Reading:
         self.task: asyncio.Task[None] | None = None
 
 
-class PullConsumer:
+class PullConsumer(AsyncClosing):
     """Reads queues of topics and keeps track of its position in each. `Client.pull_consumer` makes one.
 
         async with client.pull_consumer("audit", "orders") as consumer:
@@ -164,11 +164,6 @@ class PullConsumer:
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
 
     # --- Messages ---------------------------------------------------------------------------------------------
 

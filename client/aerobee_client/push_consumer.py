@@ -9,10 +9,10 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Self
 
 from aerobee_client.broker_sessions import BrokerSessions, broker_endpoints
+from aerobee_client.closing import AsyncClosing
 from aerobee_client.connection import Connection
 from aerobee_client.errors import BadRequestError, ClientError, TooManyRequestsError
 from aerobee_client.filters import Subscriptions, wire_filters, wire_subscription
@@ -43,7 +43,7 @@ class RetryLater(Exception):  # part of normal operation, so not an Error
         self.delay_seconds = delay_seconds
 
 
-class PushConsumer:
+class PushConsumer(AsyncClosing):
     """Calls a handler for the messages of a consumer group. `Client.push_consumer` makes one.
 
         async def bill(message: ReceivedMessage) -> None: ...
@@ -157,11 +157,6 @@ class PushConsumer:
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
 
     # --- Receiving --------------------------------------------------------------------------------------------
 

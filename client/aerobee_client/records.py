@@ -22,11 +22,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from aerobee_client import packing
 from aerobee_client.bounds import MemoryLimit
+from aerobee_client.closing import AsyncClosing
 from aerobee_client.compression import Compression, decompress
 from aerobee_client.connection import Connection, Retry, new_client_id
 from aerobee_client.errors import BadRequestError, ClientError, UnsupportedError, status_error
@@ -287,7 +287,7 @@ class Records:
         ]
 
 
-class Appender:
+class Appender(AsyncClosing):
     """Requests for one queue over one stream. `Records.appender` makes one; leaving the block waits for the answers."""
 
     def __init__(
@@ -332,11 +332,6 @@ class Appender:
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._run(), name=f"append {self._topic} {self._queue_id}")
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def _run(self) -> None:
         error = ClientError("the appender is closed")

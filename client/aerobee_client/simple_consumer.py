@@ -8,10 +8,9 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import Self
 
 from aerobee_client.broker_sessions import DEFAULT, BrokerSessions, broker_endpoints
+from aerobee_client.closing import AsyncClosing
 from aerobee_client.connection import Connection, Retry
 from aerobee_client.errors import BatchError, ClientError
 from aerobee_client.filters import Subscriptions, wire_filters, wire_subscription
@@ -24,7 +23,7 @@ _ONE_ATTEMPT = Retry(seconds=0)
 _Source = tuple[str, str]  # a topic, and the address of a broker
 
 
-class SimpleConsumer:
+class SimpleConsumer(AsyncClosing):
     """Receives for a consumer group and acknowledges on request. `Client.simple_consumer` makes one.
 
     Each message goes to one consumer of the group. It stays hidden from the others for the time given to `receive`, and
@@ -175,14 +174,6 @@ class SimpleConsumer:
             )
             await asyncio.gather(*backs, return_exceptions=True)
         await self._sessions.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def _taken(self, max_count: int) -> list[ReceivedMessage]:
         """Buffered messages whose invisible time is not over."""
