@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from aerobee_broker.errors import GroupExistsError, GroupNotFoundError, IllegalGroupError, TableFormatError
-from aerobee_broker.tables.data_version import DataVersion, NamedTable
+from aerobee_broker.tables.data_version import NamedTable
 from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields
 from aerobee_broker.tables.topics import split_stored_name
-from aerobee_store.clock import Clock
 from aerobee_store.tables.java_json import Bean
 
 GROUP_NAME_SIZE_MAX: Final = 120  # characters; %RETRY% before it must stay a legal topic
@@ -179,21 +178,13 @@ def _policy_to_json(policy: CustomizedRetry | ExponentialRetry, raw: dict[str, o
 class GroupTable(NamedTable[GroupConfig]):
     """All consumer groups, by stored name."""
 
+    _FILE_NAME = "subscriptionGroup.json"
     _ITEMS_FIELD = "subscriptionGroupTable"
     _OTHER_FIELDS: ClassVar[Mapping[str, object]] = {"forbiddenTable": {}}
 
-    @classmethod
-    def from_json(cls, value: object | None, clock: Clock) -> GroupTable:
-        """The table that a subscriptionGroup.json holds; empty for None. Raises TableFormatError."""
-        table = cls(clock)
-        if value is None:
-            return table
-        fields = JsonFields("subscriptionGroup.json", value)
-        table._version = DataVersion.from_json(fields.full_name("dataVersion"), fields.mapping("dataVersion"))
-        for name, item in fields.mapping("subscriptionGroupTable").items():
-            table._items[name] = GroupConfig.from_json(name, item)
-        table._extra = fields.rest()
-        return table
+    @staticmethod
+    def _item_from_json(name: str, value: object) -> GroupConfig:
+        return GroupConfig.from_json(name, value)
 
     def require(self, name: str) -> GroupConfig:
         """Return the group with this stored name, or raise GroupNotFoundError."""

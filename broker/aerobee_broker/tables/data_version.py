@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields
 from aerobee_store.clock import Clock
@@ -126,10 +127,11 @@ class TableChange:
     items: Bean
 
 
-class NamedTable(VersionedTable, Generic[_Item]):
+class NamedTable(VersionedTable, ABC, Generic[_Item]):
     """Topics or groups, by stored name. Every change is a new version, which must be saved before the change is
     answered."""
 
+    _FILE_NAME: ClassVar[str]
     _ITEMS_FIELD: ClassVar[str]  # of the file
     _OTHER_FIELDS: ClassVar[Mapping[str, object]] = {}  # that a new file has
 
@@ -137,6 +139,24 @@ class NamedTable(VersionedTable, Generic[_Item]):
         super().__init__(clock)
         self._items: dict[str, _Item] = {}
         self._unsaved: dict[str, int] = {}  # the names of changed items, with the revision of their last change
+
+    @staticmethod
+    @abstractmethod
+    def _item_from_json(name: str, value: object) -> _Item:
+        """One entry of the items field."""
+
+    @classmethod
+    def from_json(cls, value: object | None, clock: Clock) -> Self:
+        """The table that the content of its file describes; empty for None. Raises TableFormatError."""
+        table = cls(clock)
+        if value is None:
+            return table
+        fields = JsonFields(cls._FILE_NAME, value)
+        table._version = DataVersion.from_json(fields.full_name("dataVersion"), fields.mapping("dataVersion"))
+        for name, item in fields.mapping(cls._ITEMS_FIELD).items():
+            table._items[name] = cls._item_from_json(name, item)
+        table._extra = fields.rest()
+        return table
 
     def __len__(self) -> int:
         return len(self._items)

@@ -19,9 +19,8 @@ from aerobee_broker.errors import (
     TopicExistsError,
     TopicNotFoundError,
 )
-from aerobee_broker.tables.data_version import DataVersion, NamedTable
+from aerobee_broker.tables.data_version import NamedTable
 from aerobee_broker.tables.json_fields import JsonFields
-from aerobee_store.clock import Clock
 from aerobee_store.tables.java_json import Bean
 
 TOPIC_NAME_SIZE_MAX: Final = 127  # characters: the maximum of the length byte in records of version 1
@@ -267,26 +266,15 @@ class TopicConfig:
         )
 
 
-# All of them
-
-
 class TopicTable(NamedTable[TopicConfig]):
     """All topics, by stored name."""
 
+    _FILE_NAME = "topics.json"
     _ITEMS_FIELD = "topicConfigTable"
 
-    @classmethod
-    def from_json(cls, value: object | None, clock: Clock) -> TopicTable:
-        """The table that a topics.json holds; empty for None. Raises TableFormatError."""
-        table = cls(clock)
-        if value is None:
-            return table
-        fields = JsonFields("topics.json", value)
-        table._version = DataVersion.from_json("topics.json.dataVersion", fields.mapping("dataVersion"))
-        for name, item in fields.mapping("topicConfigTable").items():
-            table._items[name] = TopicConfig.from_json(name, item)
-        table._extra = fields.rest()
-        return table
+    @staticmethod
+    def _item_from_json(name: str, value: object) -> TopicConfig:
+        return TopicConfig.from_json(name, value)
 
     def require(self, name: str) -> TopicConfig:
         """Return the topic with this stored name, or raise TopicNotFoundError."""
