@@ -157,11 +157,7 @@ def _print_queues(info: v2.ConsumerRunningInfo) -> None:
 def _stacks(arguments: argparse.Namespace) -> int:
     arguments.timeout = max(arguments.timeout, _COMMAND_SECONDS)
     text = with_client(arguments, lambda client: client.admin.client_stacks(arguments.client))
-    if arguments.json:
-        output.print_json({"clientId": arguments.client, "stacks": text})
-    else:
-        print(text)
-    return 0
+    return output.print_result({"clientId": arguments.client, "stacks": text}, text, as_json=arguments.json)
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -170,20 +166,18 @@ def _verify(arguments: argparse.Namespace) -> int:
         arguments,
         lambda client: client.admin.verify_message(arguments.client, arguments.group, arguments.topic, arguments.id),
     )
-    if arguments.json:
-        output.print_json({"clientId": arguments.client, "messageId": arguments.id, "consumed": True})
-    else:
-        print(f"the listener of {arguments.client} consumed message {arguments.id}; the message is not acknowledged")
-    return 0
+    return output.print_result(
+        {"clientId": arguments.client, "messageId": arguments.id, "consumed": True},
+        f"the listener of {arguments.client} consumed message {arguments.id}; the message is not acknowledged",
+        as_json=arguments.json,
+    )
 
 
 def _reconnect(arguments: argparse.Namespace) -> int:
     with_client(arguments, lambda client: client.admin.reconnect_client(arguments.client))
-    if arguments.json:
-        output.print_json({"clientId": arguments.client, "told": True})
-    else:
-        print(f"asked {arguments.client} to reconnect")
-    return 0
+    return output.print_result(
+        {"clientId": arguments.client, "told": True}, f"asked {arguments.client} to reconnect", as_json=arguments.json
+    )
 
 
 def _json(connection: admin_v1.Connection) -> dict[str, object]:

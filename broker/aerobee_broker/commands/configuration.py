@@ -96,11 +96,7 @@ def _unset(arguments: argparse.Namespace) -> int:
 
 def _log_level(arguments: argparse.Namespace) -> int:
     remark = with_client(arguments, lambda client: client.admin.change_log_level(arguments.level))
-    if arguments.json:
-        output.print_json({"level": arguments.level, "remark": remark})
-    else:
-        print(remark)
-    return 0
+    return output.print_result({"level": arguments.level, "remark": remark}, remark, as_json=arguments.json)
 
 
 def _print(arguments: argparse.Namespace, settings: list[admin_v1.Setting]) -> int:

@@ -237,11 +237,11 @@ def _resend(arguments: argparse.Namespace) -> int:
 
     results = with_client(arguments, work)
     if arguments.dry_run:
-        if arguments.json:
-            output.print_json({"group": arguments.group, "dryRun": True, "offsets": [each.offset for each in results]})
-        else:
-            print(f"would resend {output.counted(len(results), 'dead letter')} of {arguments.group}")
-        return 0
+        return output.print_result(
+            {"group": arguments.group, "dryRun": True, "offsets": [each.offset for each in results]},
+            f"would resend {output.counted(len(results), 'dead letter')} of {arguments.group}",
+            as_json=arguments.json,
+        )
     _print_resent(arguments, results)
     return 0
 

@@ -161,20 +161,15 @@ def _describe(arguments: argparse.Namespace) -> int:
 
 def _delete(arguments: argparse.Namespace) -> int:
     with_client(arguments, lambda client: client.admin.delete_group(arguments.group))
-    if arguments.json:
-        output.print_json({"name": arguments.group, "deleted": True})
-    else:
-        print(f"deleted group {arguments.group}")
-    return 0
+    return output.print_result(
+        {"name": arguments.group, "deleted": True}, f"deleted group {arguments.group}", as_json=arguments.json
+    )
 
 
 def _print_group(done: str, group: admin_v1.Group, *, as_json: bool) -> int:
-    if as_json:
-        output.print_json(output.protobuf_json(group))
-    else:
-        attempts = f"{group.max_attempts} attempts"
-        print(f"{done} group {group.name}: {_order_text(group)}, {attempts}, delivery {_delivery_text(group)}")
-    return 0
+    attempts = f"{group.max_attempts} attempts"
+    text = f"{done} group {group.name}: {_order_text(group)}, {attempts}, delivery {_delivery_text(group)}"
+    return output.print_result(output.protobuf_json(group), text, as_json=as_json)
 
 
 def _delays(text: str) -> list[int]:

@@ -106,34 +106,21 @@ def complete_advice(text: str, arguments: argparse.Namespace) -> str:
 def add_connection(parser: argparse.ArgumentParser) -> None:
     """TLS, credentials, `--timeout`: the arguments that `with_client` reads besides `--endpoint`."""
     parser.add_argument("--tls", action="store_true", help="use TLS; the broker must listen with TLS")
-    parser.add_argument(
-        "--tls-ca",
-        metavar="FILE",
-        type=Path,
-        default=os.environ.get("AEROBEE_CA_FILE") or None,
-        help="use TLS and trust this certificate authority, PEM (default: AEROBEE_CA_FILE)",
-    )
-    parser.add_argument(
-        "--tls-cert",
-        metavar="FILE",
-        type=Path,
-        default=os.environ.get("AEROBEE_CERT_FILE") or None,
-        help="for a broker that requires a client certificate, PEM; with --tls-key (default: AEROBEE_CERT_FILE)",
-    )
-    parser.add_argument(
-        "--tls-key",
-        metavar="FILE",
-        type=Path,
-        default=os.environ.get("AEROBEE_KEY_FILE") or None,
-        help="its key, PEM (default: AEROBEE_KEY_FILE)",
-    )
+    for option, variable, help_text in (
+        ("--tls-ca", "AEROBEE_CA_FILE", "use TLS and trust this certificate authority, PEM"),
+        ("--tls-cert", "AEROBEE_CERT_FILE", "for a broker that requires a client certificate, PEM; with --tls-key"),
+        ("--tls-key", "AEROBEE_KEY_FILE", "its key, PEM"),
+    ):
+        default = os.environ.get(variable) or None
+        parser.add_argument(
+            option, metavar="FILE", type=Path, default=default, help=f"{help_text} (default: {variable})"
+        )
     parser.add_argument(
         "--credentials",
         metavar="FILE",
         type=Path,
         help="TOML file with access_key and secret_key (default: AEROBEE_ACCESS_KEY and AEROBEE_SECRET_KEY, or "
-        "the file "
-        "AEROBEE_CREDENTIALS)",
+        "the file AEROBEE_CREDENTIALS)",
     )
     parser.add_argument("--access-key", metavar="KEY", help="access key, in place of --credentials")
     parser.add_argument("--secret-key", metavar="KEY", help="secret key; visible to other users of this machine")

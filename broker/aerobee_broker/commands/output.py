@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message as ProtobufMessage
 
     from aerobee_client import StoredMessage
 
+_MessageT = TypeVar("_MessageT", bound="StoredMessage")
 _BODY_SHOWN = 100  # characters of a body in a table
 
 
@@ -27,6 +28,15 @@ def print_json(value: object, *, at_once: bool = True) -> None:
     """Print one document on one line, and flush, so that the reader of a pipe sees each message at once."""
     is_unicode = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
     print(json.dumps(value, ensure_ascii=not is_unicode), flush=at_once)
+
+
+def print_result(value: object, text: str, *, as_json: bool) -> int:
+    """Print the result of a command, as JSON or as text; return the exit code of success."""
+    if as_json:
+        print_json(value)
+    else:
+        print(text)
+    return 0
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
@@ -156,6 +166,28 @@ def message_json(message: StoredMessage) -> dict[str, object]:
         "bornHost": message.born_host,
         "storeTimestamp": message.store_timestamp,
     }
+
+
+def print_messages(
+    messages: Iterable[_MessageT], column: str, value: Callable[[_MessageT], object], *, empty: str = ""
+) -> None:
+    """Print a table of messages. `column` and `value` name and give the column that depends on the command."""
+    print_table(
+        ("stored", "queue", "offset", column, "tag", "keys", "body"),
+        (
+            (
+                time_text(message.store_timestamp),
+                message.queue_id,
+                message.queue_offset,
+                value(message),
+                message.tag or "",
+                " ".join(message.keys),
+                body_text(message.body),
+            )
+            for message in messages
+        ),
+        empty=empty,
+    )
 
 
 def protobuf_json(message: ProtobufMessage) -> dict[str, Any]:

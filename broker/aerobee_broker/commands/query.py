@@ -80,24 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     messages = with_client(arguments, work)
     if not arguments.json:
-        _print(arguments.topic, messages)
+        output.print_messages(
+            messages, "message id", lambda message: message.message_id, empty=f"no such message in {arguments.topic}"
+        )
     return 0
-
-
-def _print(topic: str, messages: list[StoredMessage]) -> None:
-    output.print_table(
-        ("stored", "queue", "offset", "message id", "tag", "keys", "body"),
-        (
-            (
-                output.time_text(message.store_timestamp),
-                message.queue_id,
-                message.queue_offset,
-                message.message_id,
-                message.tag or "",
-                " ".join(message.keys),
-                output.body_text(message.body),
-            )
-            for message in messages
-        ),
-        empty=f"no such message in {topic}",
-    )

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
                 for message in batch:
                     output.print_json(output.message_json(message))
             else:
-                _print(batch)
+                output.print_messages(batch, "attempt", lambda message: message.delivery_attempt)
             if not arguments.no_ack:
                 await consumer.ack(batch)
             received += batch
@@ -82,22 +82,3 @@ def run(arguments: argparse.Namespace) -> int:
     if not received and not arguments.json:
         print(f"no message for group {arguments.group} in {arguments.topic} within {arguments.wait:g} s")
     return 0
-
-
-def _print(batch: list[ReceivedMessage]) -> None:
-    output.print_table(
-        ("stored", "queue", "offset", "attempt", "tag", "keys", "body"),
-        (
-            (
-                output.time_text(message.store_timestamp),
-                message.queue_id,
-                message.queue_offset,
-                message.delivery_attempt,
-                message.tag or "",
-                " ".join(message.keys),
-                output.body_text(message.body),
-            )
-            for message in batch
-        ),
-        empty="",
-    )

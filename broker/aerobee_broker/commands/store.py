@@ -15,8 +15,10 @@ from aerobee_broker.commands.options import CommandError, new_command, with_clie
 
 if TYPE_CHECKING:
     from aerobee_broker.commands.options import Commands
-    from aerobee_store.tools.actions import Action, GivenSizes
+    from aerobee_store.tools.actions import GivenSizes
     from aerobee_store.tools.findings import Finding
+    from aerobee_store.tools.rebuild import RebuildReport
+    from aerobee_store.tools.repair import RepairReport
 
 _EXAMPLES = """\
   aerobee store inspect data                          the contents of a directory
@@ -244,12 +246,7 @@ def _repair(arguments: argparse.Namespace) -> int:
         from aerobee_store.tools.repair import repair
 
         report = repair(directory, apply=arguments.apply, sizes=_given_sizes(arguments), progress=progress)
-    if arguments.json:
-        output.print_json(report.to_json())
-    else:
-        _print_actions(report.actions, applied=report.applied)
-        for finding in report.left:
-            print(f"left: {finding}")
+    _print_repairs(report, as_json=arguments.json)
     return 1 if report.left or (report.actions and not report.applied) else 0
 
 
@@ -267,12 +264,7 @@ def _rebuild(arguments: argparse.Namespace) -> int:
             sizes=_given_sizes(arguments),
             progress=progress,
         )
-    if arguments.json:
-        output.print_json(report.to_json())
-    else:
-        _print_actions(report.actions, applied=report.applied)
-        for finding in report.left:
-            print(f"left: {finding}")
+    _print_repairs(report, as_json=arguments.json)
     return 0
 
 
@@ -300,18 +292,25 @@ def _given_sizes(arguments: argparse.Namespace) -> GivenSizes:
     )
 
 
-def _print_actions(actions: Sequence[Action], *, applied: bool) -> None:
+def _print_repairs(report: RepairReport | RebuildReport, *, as_json: bool) -> None:
+    """The actions, planned or done, and the damage that is left."""
+    if as_json:
+        output.print_json(report.to_json())
+        return
+    actions = report.actions
     for action in actions:
         print(action)
     if not actions:
         print("nothing to do")
-    elif applied:
+    elif report.applied:
         print(f"done: {output.counted(len(actions), 'action')}")
     else:
         print(
             f"not done: {output.counted(len(actions), 'action')}; run with --apply to do "
             f"{'it' if len(actions) == 1 else 'them'}"
         )
+    for finding in report.left:
+        print(f"left: {finding}")
 
 
 @contextmanager

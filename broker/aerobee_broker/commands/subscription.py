@@ -106,11 +106,11 @@ def _list_clients(arguments: argparse.Namespace) -> int:
 
 def _delete(arguments: argparse.Namespace) -> int:
     with_client(arguments, lambda client: client.admin.delete_subscription(arguments.topic, arguments.group))
-    if arguments.json:
-        output.print_json({"topic": arguments.topic, "group": arguments.group, "deleted": True})
-    else:
-        print(f"group {arguments.group} no longer has a position in {arguments.topic}")
-    return 0
+    return output.print_result(
+        {"topic": arguments.topic, "group": arguments.group, "deleted": True},
+        f"group {arguments.group} no longer has a position in {arguments.topic}",
+        as_json=arguments.json,
+    )
 
 
 def _name(resource: v2.Resource) -> str:

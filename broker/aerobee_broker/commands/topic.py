@@ -143,19 +143,14 @@ def _describe(arguments: argparse.Namespace) -> int:
 
 def _delete(arguments: argparse.Namespace) -> int:
     with_client(arguments, lambda client: client.admin.delete_topic(arguments.topic))
-    if arguments.json:
-        output.print_json({"name": arguments.topic, "deleted": True})
-    else:
-        print(f"deleted topic {arguments.topic}")
-    return 0
+    return output.print_result(
+        {"name": arguments.topic, "deleted": True}, f"deleted topic {arguments.topic}", as_json=arguments.json
+    )
 
 
 def _print_topic(done: str, topic: admin_v1.Topic, *, as_json: bool) -> int:
-    if as_json:
-        output.print_json(output.protobuf_json(topic))
-    else:
-        print(f"{done} topic {topic.name}: {_queues_text(topic)}, {_type_text(topic)}")
-    return 0
+    text = f"{done} topic {topic.name}: {_queues_text(topic)}, {_type_text(topic)}"
+    return output.print_result(output.protobuf_json(topic), text, as_json=as_json)
 
 
 def _types(arguments: argparse.Namespace) -> list[v2.MessageType.ValueType]:
