@@ -407,6 +407,24 @@ def _directory_is_locked(path: Path) -> bool:
     return False
 
 
+def overwrite(file_system: FileSystem, path: Path, content: bytes, size: int) -> None:
+    """Write a file of `size` bytes in place, from its first byte on, and sync it. Blocking.
+
+    `content` lies within one sector, so that a crash leaves the file before it or after it. A file that is missing, or
+    that a crash left short, is created with zeros after `content`.
+    """
+    if not file_system.exists(path) or file_system.size(path) < size:
+        file_system.write_new(path, content.ljust(size, b"\0"))
+        file_system.sync_directory(path.parent)
+        return
+    file = file_system.open(path)
+    try:
+        file.write([content], 0)
+        file.sync()
+    finally:
+        file.close()
+
+
 def find_bytes(memory: memoryview, wanted: bytes, start: int, end: int) -> int:
     """The first position of `wanted` within [start, end) of `memory`, or -1. `memory` is a whole mapping or bytearray.
 

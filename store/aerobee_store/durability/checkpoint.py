@@ -23,7 +23,7 @@ import struct
 from pathlib import Path
 from zlib import crc32
 
-from aerobee_store.disk.file_system import FileSystem
+from aerobee_store.disk.file_system import FileSystem, overwrite
 from aerobee_store.errors import StoreDirectoryError
 
 CHECKPOINT_SIZE = 4096
@@ -97,15 +97,5 @@ class Checkpoint:
         """Write the file in place, 52 bytes of one sector, and sync it. Does nothing if the content is unchanged."""
         if encoded == self._saved:
             return
-        path = self._path
-        if not self._file_system.exists(path) or self._file_system.size(path) < CHECKPOINT_SIZE:  # short after a crash
-            self._file_system.write_new(path, encoded.ljust(CHECKPOINT_SIZE, b"\0"))
-            self._file_system.sync_directory(self._path.parent)
-        else:
-            file = self._file_system.open(self._path)
-            try:
-                file.write([encoded], 0)
-                file.sync()
-            finally:
-                file.close()
+        overwrite(self._file_system, self._path, encoded, CHECKPOINT_SIZE)
         self._saved = encoded

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-from aerobee_store.disk.file_system import FileSystem
+from aerobee_store.disk.file_system import FileSystem, overwrite
 
 _log = logging.getLogger(__name__)
 
@@ -128,18 +128,6 @@ class TimerCheckpointFile:
 
     def save(self, checkpoint: TimerCheckpoint) -> None:
         """Write it in place, within one sector, and sync it."""
-        encoded = checkpoint.encode()
-        if (
-            not self._file_system.exists(self._path)
-            or self._file_system.size(self._path) < TIMER_CHECKPOINT_SIZE  # a crash while it was made
-        ):
+        if not self._file_system.exists(self._path):
             self._file_system.make_directory(self._path.parent)
-            self._file_system.write_new(self._path, encoded.ljust(TIMER_CHECKPOINT_SIZE, b"\0"))
-            self._file_system.sync_directory(self._path.parent)
-            return
-        file = self._file_system.open(self._path)
-        try:
-            file.write([encoded], 0)
-            file.sync()
-        finally:
-            file.close()
+        overwrite(self._file_system, self._path, checkpoint.encode(), TIMER_CHECKPOINT_SIZE)
