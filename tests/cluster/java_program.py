@@ -5,9 +5,6 @@ Downloads stay in Maven's repository; compiled classes go to `target/`, which gi
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -16,11 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import pytest
+from tests.support.java_classes import java_classes
 
 HERE: Final = Path(__file__).parent
-_COMPILE_SECONDS: Final = 120.0
-_MAVEN_SECONDS: Final = 600.0  # a first run downloads a hundred files
 _START_SECONDS: Final = 90.0
 # Release 4.9 was made for Java 8 and accesses internal buffers that later Javas protect.
 _OPEN_BUFFERS: Final = (
@@ -87,52 +82,10 @@ def prepare_servers(version: str, folder: Path = HERE / "servers") -> Release:
 
     Skips the test if Java, Maven or its registry is missing.
     """
-    java, maven = shutil.which("java"), shutil.which("mvn")
-    if java is None or maven is None:
-        pytest.skip("needs java and mvn on the PATH")
-    target = folder / "target" / version
-    target.mkdir(parents=True, exist_ok=True)
-    with (target / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return Release(version, java, _dependencies(maven, version, target, folder / "pom.xml"))
+    return Release(version, *java_classes(version, folder / "target" / version, folder / "pom.xml"))
 
 
 def prepare(version: str) -> Release:
     """Download a release and compile the stories for it. Skips the test if Java, Maven or its registry is missing."""
-    java, javac, maven = (shutil.which(name) for name in ("java", "javac", "mvn"))
-    if java is None or javac is None or maven is None:
-        pytest.skip("needs java, javac and mvn on the PATH (a JDK of version 11 or later, and Maven)")
-    target = HERE / "target" / version
-    target.mkdir(parents=True, exist_ok=True)
-    with (target / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one test run builds while others wait
-        dependencies = _dependencies(maven, version, target, HERE / "pom.xml")
-        _compile(javac, target, dependencies)
-    return Release(version, java, f"{target / 'classes'}:{dependencies}")
-
-
-def _dependencies(maven: str, version: str, target: Path, pom: Path) -> str:
-    listed = target / "class-path"
-    if listed.exists():
-        found = listed.read_text().strip()
-        if all(Path(path).exists() for path in found.split(":")):
-            return found
-    goal = ["dependency:build-classpath", f"-Dmdep.outputFile={listed}", f"-Drocketmq.version={version}"]
-    command = [maven, "--quiet", "--batch-mode", "--file", str(pom), *goal]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_MAVEN_SECONDS, check=False)
-    if done.returncode:
-        cause = next((line for line in done.stdout.splitlines() if "ERROR" in line), done.stdout[-300:])
-        pytest.skip(f"Maven cannot fetch RocketMQ {version}: {cause}")
-    return listed.read_text().strip()
-
-
-def _compile(javac: str, target: Path, dependencies: str) -> None:
     sources = sorted((HERE / "src").glob("*.java"))
-    wanted = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
-    stamp = target / "compiled"
-    if stamp.exists() and stamp.read_text() == wanted:
-        return
-    command = [javac, "-nowarn", "-d", str(target / "classes"), "-cp", dependencies, *map(str, sources)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
-    assert done.returncode == 0, done.stderr
-    stamp.write_text(wanted)
+    return Release(version, *java_classes(version, HERE / "target" / version, HERE / "pom.xml", sources))

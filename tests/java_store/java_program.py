@@ -6,10 +6,7 @@ goes to `target/`, which git ignores.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import queue
-import shutil
 import subprocess
 import threading
 import time
@@ -20,11 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-import pytest
+from tests.support.java_classes import java_classes
 
 HERE: Final = Path(__file__).parent
 _SECONDS: Final = 60.0  # for anything that normally takes a moment; machines that test may be very busy
-_MAVEN_SECONDS: Final = 600.0  # a first run downloads a hundred files
 
 # Release 4.9 was made for Java 8 and reaches for buffers that later Javas keep to themselves.
 _JAVA_OPTIONS: Final = (
@@ -57,45 +53,10 @@ class Release:
 
 
 def prepare(version: str) -> Release:
-    """Fetch a release and compile the program for it. Skips the test where Java, Maven or its registry is missing."""
-    java, javac, maven = (shutil.which(name) for name in ("java", "javac", "mvn"))
-    if java is None or javac is None or maven is None:
-        pytest.skip("needs java, javac and mvn on the PATH (a JDK of version 11 or later, and Maven)")
-    target = HERE / "target" / version
-    target.mkdir(parents=True, exist_ok=True)
-    with (target / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one test run builds, the others wait
-        dependencies = _dependencies(maven, version, target)
-        _compile(javac, version, target, dependencies)
-    return Release(version, java, f"{target / 'classes'}:{dependencies}")
-
-
-def _dependencies(maven: str, version: str, target: Path) -> str:
-    listed = target / "class-path"
-    if listed.exists():
-        found = listed.read_text().strip()
-        if all(Path(path).exists() for path in found.split(":")):
-            return found
-    goal = ["dependency:build-classpath", f"-Dmdep.outputFile={listed}", f"-Drocketmq.version={version}"]
-    command = [maven, "--quiet", "--batch-mode", "--file", str(HERE / "pom.xml"), *goal]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_MAVEN_SECONDS, check=False)
-    if done.returncode:
-        cause = next((line for line in done.stdout.splitlines() if "ERROR" in line), done.stdout[-300:])
-        pytest.skip(f"Maven cannot fetch rocketmq-store {version}: {cause}")
-    return listed.read_text().strip()
-
-
-def _compile(javac: str, version: str, target: Path, dependencies: str) -> None:
+    """Download a release and compile the program for it. Skips the test if Java, Maven or its registry is missing."""
     folders = (HERE / "src", HERE / f"src{version.split('.')[0]}")
     sources = sorted(path for folder in folders for path in folder.glob("*.java"))
-    wanted = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
-    stamp = target / "compiled"
-    if stamp.exists() and stamp.read_text() == wanted:
-        return
-    command = [javac, "-nowarn", "-d", str(target / "classes"), "-cp", dependencies, *map(str, sources)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    assert done.returncode == 0, done.stderr
-    stamp.write_text(wanted)
+    return Release(version, *java_classes(version, HERE / "target" / version, HERE / "pom.xml", sources))
 
 
 class JavaStore:
