@@ -28,7 +28,7 @@ from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import TopicConfig, light_topic_name
 from aerobee_store import Message, MessageStore, StoreConfig
 from aerobee_store.records.properties import INNER_MULTI_DISPATCH
-from tests.support.delivery_harness import MovableClock
+from aerobee_store.testing import ManualClock
 
 PARENT: Final = "rooms"
 GROUP: Final = "billing"
@@ -38,7 +38,7 @@ _PAGE_SIZE: Final = 4096
 class Broker:
     """A store, its tables and deliveries."""
 
-    def __init__(self, directory: Path, clock: MovableClock) -> None:
+    def __init__(self, directory: Path, clock: ManualClock) -> None:
         config = BrokerConfig(store=StoreConfig(directory=directory, segment_size=64 << 20), delivery=DeliveryConfig())
         self.store = MessageStore.open(config.store, clock=clock)
         self.tables = Tables.load(Settings(config), clock, self.store.file_system, self.store.in_disk_thread)
@@ -108,7 +108,7 @@ async def pauses() -> AsyncIterator[None]:
 
 async def run(directory: Path, lite_count: int, client_count: int, subscription_count: int) -> None:
     """Run all measurements in sequence."""
-    clock = MovableClock()
+    clock = ManualClock()
     names = [f"room-{number:05}" for number in range(lite_count)]
     source = random.Random(1)
     sets = [frozenset(source.sample(names, min(subscription_count, lite_count))) for _ in range(client_count)]

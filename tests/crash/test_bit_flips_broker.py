@@ -26,7 +26,7 @@ from aerobee_store.tables.json_table import JsonTable
 from aerobee_store.tables.logged_table import FIELDS, LoggedTable
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from tests.support.bit_flips import SEED, Damage, Done, Table, WrongError
-from tests.support.delivery_harness import GROUP, TOPIC, Harness, MovableClock
+from tests.support.delivery_harness import GROUP, TOPIC, Harness
 from tests.support.stored_messages import DIRECTORY
 from tests.support.timer_harness import START_MS, STORE, TimerHarness
 
@@ -156,7 +156,7 @@ def state(harness: Harness) -> State:
 
 async def journalled(directory: Path) -> tuple[State, list[tuple[int, int]]]:
     """Return the finished messages of a store left by a killed broker, and the places of its journal records."""
-    harness = await Harness.start(directory, MovableClock())
+    harness = await Harness.start(directory, ManualClock())
     for queue_id in range(2):
         await harness.send(*(f"m{queue_id}-{number}" for number in range(8)), queue_id=queue_id)
     for group in (GROUP, "audit"):
@@ -180,7 +180,7 @@ async def judge_journal(directory: Path, before: State) -> str:
     """Start a broker on a damaged journal and compare the finished messages with the original."""
     with listening() as heard:
         try:
-            harness = await Harness.start(directory, MovableClock())
+            harness = await Harness.start(directory, ManualClock())
         except (StoreError, BrokerError):
             return "refused"
         try:

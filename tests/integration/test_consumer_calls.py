@@ -23,7 +23,8 @@ from aerobee_broker.services.errors import status_of
 from aerobee_broker.tables.topics import Permission, TopicConfig
 from aerobee_proto import v2
 from aerobee_store import Message
-from tests.support.delivery_harness import GROUP, TOPIC, Harness, MovableClock
+from aerobee_store.testing import ManualClock
+from tests.support.delivery_harness import GROUP, TOPIC, Harness
 
 Code = v2.Code
 Responses = list[v2.ReceiveMessageResponse]
@@ -32,7 +33,7 @@ Responses = list[v2.ReceiveMessageResponse]
 @pytest.fixture
 async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
     """A broker without gRPC."""
-    harness = await Harness.start(tmp_path / "store", MovableClock())
+    harness = await Harness.start(tmp_path / "store", ManualClock())
     yield harness
     await harness.stop()
 
@@ -130,7 +131,7 @@ async def test_nothing_is_message_not_found_after_the_polling_time(harness: Harn
 
 async def test_answer_comes_before_the_deadline(tmp_path: Path) -> None:
     """The answer is in time even if the polling time equals the deadline or the client sets none."""
-    harness = await Harness.start(tmp_path / "store", MovableClock(), poll_reserve_seconds=30.0)
+    harness = await Harness.start(tmp_path / "store", ManualClock(), poll_reserve_seconds=30.0)
     try:
         for wait in (20, None):
             async with asyncio.timeout(30.2):

@@ -22,7 +22,8 @@ from aerobee_broker.errors import (
 )
 from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.topics import TopicConfig
-from tests.support.delivery_harness import GROUP, TOPIC, Harness, MovableClock, bodies
+from aerobee_store.testing import ManualClock
+from tests.support.delivery_harness import GROUP, TOPIC, Harness, bodies
 
 Start = Callable[..., Awaitable[Harness]]
 
@@ -30,7 +31,7 @@ Start = Callable[..., Awaitable[Harness]]
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
     """Starts harnesses with one clock, and stops those that still run at the end."""
-    clock = MovableClock()
+    clock = ManualClock()
     harnesses: list[Harness] = []
 
     async def start_harness(**settings: Any) -> Harness:

@@ -17,9 +17,10 @@ from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.processors.pull import PullProcessor
 from aerobee_proto import v2
 from aerobee_store.tables import java_json
+from aerobee_store.testing import ManualClock
 from tests.conformance.raw_client import RawClient, duration, message, resource, timestamp
 from tests.integration.test_retention import expire
-from tests.support.delivery_harness import GROUP, TOPIC, Harness, MovableClock
+from tests.support.delivery_harness import GROUP, TOPIC, Harness
 from tests.support.in_process_broker import InProcessBroker, in_process_broker
 
 Code = v2.Code
@@ -283,7 +284,7 @@ async def test_the_offset_of_a_group_that_receives(client: RawClient) -> None:
 
 async def test_an_offset_that_was_set_outlives_replays(tmp_path: Path) -> None:
     """A group that once received sets its offset back; events from before the snapshot do not change it."""
-    harness = await Harness.start(tmp_path / "store", MovableClock())
+    harness = await Harness.start(tmp_path / "store", ManualClock())
     try:
         await harness.send("a", "b", "c")
         await harness.acknowledge(*await harness.receive())
@@ -298,7 +299,7 @@ async def test_an_offset_that_was_set_outlives_replays(tmp_path: Path) -> None:
 
 async def test_an_offset_that_expired(tmp_path: Path) -> None:
     """ILLEGAL_OFFSET and the queue's new first offset, which QueryOffset also returns."""
-    harness = await Harness.start(tmp_path / "store", MovableClock())
+    harness = await Harness.start(tmp_path / "store", ManualClock())
     processor = PullProcessor(Settings(harness.config), harness.store, harness.tables, harness.deliveries)
     client = Client("c")
     try:

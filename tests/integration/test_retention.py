@@ -14,7 +14,8 @@ import pytest
 from aerobee_broker.delivery.journal import JOURNAL_TOPIC, Journal
 from aerobee_proto import admin_v1, v2
 from aerobee_store import Message, RunningFlags, StoreConfig, StoreFullError
-from tests.support.delivery_harness import GROUP, TOPIC, Harness, MovableClock, bodies
+from aerobee_store.testing import ManualClock
+from tests.support.delivery_harness import GROUP, TOPIC, Harness, bodies
 from tests.support.in_process_broker import METADATA, in_process_broker, message
 
 SEGMENT = 1 << 20  # segment size of the harness's store
@@ -22,7 +23,7 @@ SEGMENT = 1 << 20  # segment size of the harness's store
 
 @pytest.fixture
 async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
-    harness = await Harness.start(tmp_path / "store", MovableClock())
+    harness = await Harness.start(tmp_path / "store", ManualClock())
     yield harness
     await harness.stop()
 

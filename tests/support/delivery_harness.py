@@ -24,38 +24,17 @@ from aerobee_broker.tables.topics import TopicConfig
 from aerobee_store import MessageStore, StoreConfig
 from aerobee_store.records.properties import SHARDING_KEY, TAGS, UNIQ_KEY
 from aerobee_store.records.record import Message
+from aerobee_store.testing import ManualClock
 
 TOPIC = "orders"
 GROUP = "billing"
 START_MS = 1_700_000_000_000
 
 
-class MovableClock:
-    """A clock that only moves when told to."""
-
-    def __init__(self) -> None:
-        self._now_ms = START_MS
-        self._monotonic = 0.0
-
-    def now_ms(self) -> int:
-        return self._now_ms
-
-    def monotonic(self) -> float:
-        return self._monotonic
-
-    def advance(self, seconds: float) -> None:
-        self._now_ms += round(seconds * 1000)
-        self._monotonic += seconds
-
-    def jump(self, seconds: float) -> None:
-        """Set the wall clock forward or back."""
-        self._now_ms += round(seconds * 1000)
-
-
 class Harness:
     """One run of a broker on a directory; `crash` and `restart` return the next run."""
 
-    def __init__(self, directory: Path, clock: MovableClock, **delivery: Any) -> None:
+    def __init__(self, directory: Path, clock: ManualClock, **delivery: Any) -> None:
         self.directory = directory
         self.clock = clock
         self.settings = delivery
@@ -81,7 +60,7 @@ class Harness:
         self._message_count = 0
 
     @classmethod
-    async def start(cls, directory: Path, clock: MovableClock, **delivery: Any) -> Harness:
+    async def start(cls, directory: Path, clock: ManualClock, **delivery: Any) -> Harness:
         """Open, recover and run, with the topic and the group created."""
         harness = cls(directory, clock, **delivery)
         if not len(harness.tables.groups):

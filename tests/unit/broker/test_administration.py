@@ -12,8 +12,8 @@ from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.processors.administration.wire import PAGE_COUNT_MAX, page_of
 from aerobee_broker.tables.tables import Tables
 from aerobee_store import MessageStore, StoreConfig
+from aerobee_store.testing import ManualClock
 from tests.support import golden
-from tests.support.delivery_harness import MovableClock
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 1000])
@@ -57,7 +57,7 @@ def test_spans_from_words(text: str, milliseconds: int) -> None:
 async def test_what_retention_removed_is_not_waited_for(tmp_path: Path) -> None:
     """A group whose offset is below the queue's first message lags by the remaining messages only."""
     case = golden.load("deleted-head", tmp_path)
-    clock = MovableClock()
+    clock = ManualClock()
     config = BrokerConfig(
         store=StoreConfig(
             directory=case.store,

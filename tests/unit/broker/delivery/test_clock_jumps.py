@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.delivery_harness import Harness, MovableClock
+from aerobee_store.testing import ManualClock
+from tests.support.delivery_harness import Harness
 
 DAY = 24 * 3600.0
 
@@ -14,7 +15,7 @@ DAY = 24 * 3600.0
 @pytest.mark.parametrize("jump", [-DAY, DAY, -400 * DAY])
 async def test_an_invisible_time_is_as_long_as_it_was_asked_for(tmp_path: Path, jump: float) -> None:
     """The invisible time keeps its length when the clock is set back or forward."""
-    harness = await Harness.start(tmp_path / "store", MovableClock())
+    harness = await Harness.start(tmp_path / "store", ManualClock())
     await harness.send("a")
     assert len(await harness.receive(seconds=60)) == 1
     harness.clock.jump(jump)
@@ -28,7 +29,7 @@ async def test_an_invisible_time_is_as_long_as_it_was_asked_for(tmp_path: Path, 
 @pytest.mark.parametrize("orderly", [True, False])
 async def test_a_restart_after_the_clock_went_back(tmp_path: Path, orderly: bool) -> None:
     """After a restart, a message in flight is invisible for the maximum invisible time at most."""
-    harness = await Harness.start(tmp_path / "store", MovableClock(), invisible_seconds_max=3600.0)
+    harness = await Harness.start(tmp_path / "store", ManualClock(), invisible_seconds_max=3600.0)
     await harness.send("a")
     assert len(await harness.receive(seconds=60)) == 1
     harness.clock.jump(-30 * DAY)

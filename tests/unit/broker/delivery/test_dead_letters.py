@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker.tables.consumer_groups import GroupConfig
-from tests.support.delivery_harness import TOPIC, Harness, MovableClock
+from aerobee_store.testing import ManualClock
+from tests.support.delivery_harness import TOPIC, Harness
 
 GROUPS = {"standard": False, "orderly": True}
 
 
 @pytest.fixture
 async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
-    harness = await Harness.start(tmp_path / "store", MovableClock())
+    harness = await Harness.start(tmp_path / "store", ManualClock())
     for group, orderly in GROUPS.items():
         harness.tables.groups.create(GroupConfig(name=group, consume_orderly=orderly, retry_max_times=1))
     await harness.tables.save()

@@ -17,14 +17,15 @@ from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.topics import TopicConfig, TopicMessageType, light_topic_name, split_light_topic_name
 from aerobee_store.records.properties import INNER_MULTI_DISPATCH, SHARDING_KEY, UNIQ_KEY
 from aerobee_store.records.record import Message
-from tests.support.delivery_harness import GROUP, Harness, MovableClock, bodies
+from aerobee_store.testing import ManualClock
+from tests.support.delivery_harness import GROUP, Harness, bodies
 
 ROOMS = "rooms"
 
 
 @pytest.fixture
 async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
-    harness = await Harness.start(tmp_path / "store", MovableClock())
+    harness = await Harness.start(tmp_path / "store", ManualClock())
     attributes = {"message.type": "LITE", "lite.topic.expiration": "30"}
     harness.tables.topics.create(
         TopicConfig(name=ROOMS, read_queue_count=2, write_queue_count=2, attributes=attributes)
@@ -302,7 +303,7 @@ async def test_subscribing_again_after_a_restart_costs_the_journal_nothing(harne
 
 async def test_too_many(tmp_path: Path) -> None:
     """The quota counts a client's old and new subscriptions. A refused change has no effect."""
-    harness = await Harness.start(tmp_path / "store", MovableClock(), lite_subscriptions_max=2)
+    harness = await Harness.start(tmp_path / "store", ManualClock(), lite_subscriptions_max=2)
     try:
         harness.tables.topics.create(TopicConfig.of_type(ROOMS, TopicMessageType.LITE, queue_count=1))
         await subscribe(harness, "a", "b")

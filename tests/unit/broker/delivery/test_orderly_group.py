@@ -14,7 +14,8 @@ from aerobee_broker.delivery.journal import JOURNAL_TOPIC
 from aerobee_broker.delivery.message_group_order import PAGE_SIZE
 from aerobee_broker.delivery.receiving import DeliveredMessage
 from aerobee_broker.tables.consumer_groups import GroupConfig
-from tests.support.delivery_harness import TOPIC, Harness, MovableClock
+from aerobee_store.testing import ManualClock
+from tests.support.delivery_harness import TOPIC, Harness
 
 LEDGER = "ledger"
 Start = Callable[..., Awaitable[Harness]]
@@ -26,7 +27,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     harnesses: list[Harness] = []
 
     async def start_harness(*, retry_max_times: int = 16, **settings: Any) -> Harness:
-        harness = await Harness.start(tmp_path / f"store{len(harnesses)}", MovableClock(), **settings)
+        harness = await Harness.start(tmp_path / f"store{len(harnesses)}", ManualClock(), **settings)
         harnesses.append(harness)
         harness.tables.groups.create(GroupConfig(name=LEDGER, consume_orderly=True, retry_max_times=retry_max_times))
         await harness.tables.save()

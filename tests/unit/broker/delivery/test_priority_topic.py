@@ -15,7 +15,8 @@ from aerobee_broker.tables.topics import TopicConfig, TopicMessageType
 from aerobee_store.records.message_fields import PRIORITY_PROPERTY
 from aerobee_store.records.properties import UNIQ_KEY
 from aerobee_store.records.record import Message
-from tests.support.delivery_harness import GROUP, Harness, MovableClock
+from aerobee_store.testing import ManualClock
+from tests.support.delivery_harness import GROUP, Harness
 
 URGENT = "urgent"
 Start = Callable[..., Awaitable[Harness]]
@@ -27,7 +28,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     harnesses: list[Harness] = []
 
     async def start_harness(**settings: Any) -> Harness:
-        harness = await Harness.start(tmp_path / "store", MovableClock(), **settings)
+        harness = await Harness.start(tmp_path / "store", ManualClock(), **settings)
         harness.tables.topics.create(TopicConfig.of_type(URGENT, TopicMessageType.PRIORITY, queue_count=2))
         await harness.tables.save()
         harnesses.append(harness)

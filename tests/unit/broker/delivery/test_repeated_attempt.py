@@ -9,13 +9,14 @@ import pytest
 
 from aerobee_broker.delivery.receive_plan import ReceiveRequest
 from aerobee_broker.delivery.receiving import DeliveredMessage
-from tests.support.delivery_harness import GROUP, TOPIC, Harness, MovableClock, bodies
+from aerobee_store.testing import ManualClock
+from tests.support.delivery_harness import GROUP, TOPIC, Harness, bodies
 
 
 @pytest.fixture
 async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
     """A running harness. Tests that restart it stop the restarted one themselves."""
-    harness = await Harness.start(tmp_path / "store", MovableClock())
+    harness = await Harness.start(tmp_path / "store", ManualClock())
     yield harness
     await harness.stop()
 

@@ -9,7 +9,8 @@ import pytest
 
 from aerobee_broker.delivery import history
 from aerobee_broker.delivery.journal import Journal
-from tests.support.delivery_harness import GROUP, TOPIC, Harness, MovableClock, bodies
+from aerobee_store.testing import ManualClock
+from tests.support.delivery_harness import GROUP, TOPIC, Harness, bodies
 
 Interrupt = Callable[..., Awaitable[Harness]]
 
@@ -28,7 +29,7 @@ class Interrupted:
 @pytest.fixture
 async def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
     """A harness whose snapshot has two messages in each state and one turn for each state."""
-    harness = await Harness.start(tmp_path / "store", MovableClock())
+    harness = await Harness.start(tmp_path / "store", ManualClock())
     monkeypatch.setattr(Journal, "state_entry_count_max", 2)
     monkeypatch.setattr(history, "Turns", Interrupted)
     yield harness

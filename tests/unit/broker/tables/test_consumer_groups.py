@@ -16,20 +16,11 @@ from aerobee_broker.tables.consumer_groups import (
 )
 from aerobee_broker.tables.data_version import DataVersion
 from aerobee_store.tables.java_json import dumps, loads
-
-
-class StillClock:
-    """A clock that always shows 5000 ms."""
-
-    def now_ms(self) -> int:
-        return 5000
-
-    def monotonic(self) -> float:
-        return 0.0
+from aerobee_store.testing import ManualClock
 
 
 def table_with(**fields: object) -> GroupTable:
-    return GroupTable.from_json({"subscriptionGroupTable": {"g": fields}}, StillClock())
+    return GroupTable.from_json({"subscriptionGroupTable": {"g": fields}}, ManualClock(5000))
 
 
 @pytest.mark.parametrize("name", ["g", "GID_order-1", "%a|b", "g" * 120, "shop%billing"])
@@ -53,12 +44,12 @@ def test_names_that_are_refused(name: str, cause: str) -> None:
     with pytest.raises(IllegalGroupError, match=cause):
         check_group_name(name)
     with pytest.raises(IllegalGroupError, match=cause):
-        GroupTable(StillClock()).create(GroupConfig(name=name))
+        GroupTable(ManualClock(5000)).create(GroupConfig(name=name))
 
 
 def test_create_get_update_delete() -> None:
     """Each change is visible at once and makes a version. The error for an unknown group says how to create it."""
-    table = GroupTable(StillClock())
+    table = GroupTable(ManualClock(5000))
     with pytest.raises(GroupNotFoundError, match="aerobee group create billing"):
         table.require("billing")
     group = GroupConfig(name="billing", consume_orderly=True, retry_max_times=3)
@@ -86,7 +77,7 @@ def test_create_get_update_delete() -> None:
 def test_groups_of_the_broker_stay() -> None:
     """RocketMQ's own groups are loaded and kept; users cannot delete them."""
     value: object = {"subscriptionGroupTable": {"CID_RMQ_SYS_TRANS": {}}}
-    table = GroupTable.from_json(value, StillClock())
+    table = GroupTable.from_json(value, ManualClock(5000))
     with pytest.raises(IllegalGroupError, match="cannot be deleted"):
         table.delete("CID_RMQ_SYS_TRANS")
 
@@ -116,16 +107,16 @@ def test_delays_of_the_policies() -> None:
 )
 def test_policies_as_rocketmq_stores_them(policy: CustomizedRetry | ExponentialRetry, text: dict[str, object]) -> None:
     """A policy is written in RocketMQ's form and read back. A new policy replaces the old one completely."""
-    table = GroupTable(StillClock())
+    table = GroupTable(ManualClock(5000))
     table.create(GroupConfig(name="g", retry_policy=policy))
     written = loads(dumps(table.snapshot()))
     assert isinstance(written, dict)
     assert written["subscriptionGroupTable"]["g"]["groupRetryPolicy"] == text
-    read = GroupTable.from_json(written, StillClock())
+    read = GroupTable.from_json(written, ManualClock(5000))
     assert read.require("g").retry_policy == policy
     for other in (CustomizedRetry(), CustomizedRetry((5,)), ExponentialRetry()):
         read.update(dataclasses.replace(read.require("g"), retry_policy=other))
-        again = GroupTable.from_json(loads(dumps(read.snapshot())), StillClock())
+        again = GroupTable.from_json(loads(dumps(read.snapshot())), ManualClock(5000))
         assert again.require("g").retry_policy == other
 
 
@@ -139,7 +130,7 @@ def test_missing_fields_have_rocketmq_defaults() -> None:
 
 def test_new_group_has_all_fields_of_rocketmq() -> None:
     """Fields with default values are written, like RocketMQ does."""
-    table = GroupTable(StillClock())
+    table = GroupTable(ManualClock(5000))
     table.create(GroupConfig(name="g"))
     assert loads(dumps(table.snapshot())) == {
         "dataVersion": {"counter": 1, "stateVersion": 0, "timestamp": 5000},
@@ -176,7 +167,7 @@ def test_round_trip_keeps_what_we_do_not_use() -> None:
         b'"notifyConsumerIdsChangedEnable":false,"retryMaxTimes":-1,"retryQueueNums":2,'
         b'"whichBrokerWhenConsumeSlowly":2}}}'
     )
-    table = GroupTable.from_json(loads(text), StillClock())
+    table = GroupTable.from_json(loads(text), ManualClock(5000))
     assert dumps(table.snapshot(), pretty=False) == text
     assert table.require("g").retry_policy == CustomizedRetry((1,))
 
@@ -194,7 +185,7 @@ def test_round_trip_keeps_what_we_do_not_use() -> None:
 )
 def test_retries_are_checked(group: GroupConfig) -> None:
     """Invalid retry settings are refused for new and for changed groups."""
-    table = GroupTable(StillClock())
+    table = GroupTable(ManualClock(5000))
     with pytest.raises(IllegalGroupError, match=r"choose|give"):
         table.create(group)
     table.create(GroupConfig(name="g"))

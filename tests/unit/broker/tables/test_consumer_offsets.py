@@ -8,21 +8,12 @@ from aerobee_broker.errors import TableFormatError
 from aerobee_broker.tables.consumer_offsets import OffsetTable
 from aerobee_broker.tables.data_version import DataVersion
 from aerobee_store.tables.java_json import dumps, loads
-
-
-class StillClock:
-    """A clock that always shows 5000 ms."""
-
-    def now_ms(self) -> int:
-        return 5000
-
-    def monotonic(self) -> float:
-        return 0.0
+from aerobee_store.testing import ManualClock
 
 
 @pytest.fixture
 def table() -> OffsetTable:
-    return OffsetTable(StillClock())
+    return OffsetTable(ManualClock(5000))
 
 
 def test_commit_and_get(table: OffsetTable) -> None:
@@ -113,7 +104,7 @@ def test_layout_and_independence_of_a_snapshot(table: OffsetTable) -> None:
 def test_file_of_43_has_offsets_alone() -> None:
     """The topics of each group are derived from the offsets. Malformed keys are preserved."""
     text = b'{"offsetTable":{"t@g":{0:1},"%RETRY%g@g":{"0":2},"odd":{0:3}},"more":{"x":1}}'
-    table = OffsetTable.from_json(loads(text), StillClock())
+    table = OffsetTable.from_json(loads(text), ManualClock(5000))
     assert table.topics_of("g") == ("t", "%RETRY%g")
     assert table.get("%RETRY%g", "g", 0) == 2
     assert loads(dumps(table.snapshot())) == {
@@ -123,12 +114,12 @@ def test_file_of_43_has_offsets_alone() -> None:
         "offsetTable": {"t@g": {"0": 1}, "%RETRY%g@g": {"0": 2}, "odd": {"0": 3}},
     }
     assert not table.dirty
-    assert OffsetTable.from_json(None, StillClock()).snapshot()["offsetTable"] == {}
+    assert OffsetTable.from_json(None, ManualClock(5000)).snapshot()["offsetTable"] == {}
 
 
 def test_minus_one_is_no_offset() -> None:
     """-1 is RocketMQ's value for a queue without a commit."""
-    table = OffsetTable.from_json({"offsetTable": {"t@g": {"0": -1, "1": 2}}}, StillClock())
+    table = OffsetTable.from_json({"offsetTable": {"t@g": {"0": -1, "1": 2}}}, ManualClock(5000))
     assert table.queues("t", "g") == {1: 2}
 
 
@@ -150,5 +141,5 @@ def test_minus_one_is_no_offset() -> None:
 def test_wrong_fields_are_named(value: object, field: str) -> None:
     """Valid JSON with the wrong content is refused with the full name of the field."""
     with pytest.raises(TableFormatError) as caught:
-        OffsetTable.from_json(value, StillClock())
+        OffsetTable.from_json(value, ManualClock(5000))
     assert caught.value.field == field
