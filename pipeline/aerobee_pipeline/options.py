@@ -192,14 +192,7 @@ class SourceOptions:
         brokers = list(stores or endpoints)
         starting = _limit(options, "starting", "latest" if streaming else "earliest", brokers)
         ending = _limit(options, "ending", "latest", brokers)
-        if streaming is False and not starting.has_time:
-            _refuse(starting.place, LATEST, "latest", "startingOffsets")
-        if not ending.has_time:
-            _refuse(ending.place, EARLIEST, "earliest", "endingOffsets")
-        if streaming and any(options.has(f"ending{name}") for name in ("Offsets", "Timestamp", "OffsetsByTimestamp")):
-            raise OptionError(
-                "endingOffsets and endingTimestamp: a stream has no end; leave them out, or use batch reads"
-            )
+        _check_limits(options, starting, ending, streaming)
         tags = options.optional("subExpression")
         offsets_max, offsets_min = options.number("maxOffsetsPerTrigger"), options.number("minOffsetsPerTrigger")
         if offsets_max is not None and offsets_min is not None and offsets_min > offsets_max:
@@ -404,6 +397,16 @@ def _limit(options: _Given, side: str, default: Literal["earliest", "latest"], b
     by_queue = options.optional(f"{side}OffsetsByTimestamp")
     timestamps = parse_user_offsets(f"{side}OffsetsByTimestamp", by_queue, brokers) if by_queue else None
     return Limit(place, options.number(f"{side}Timestamp", least=0), timestamps)
+
+
+def _check_limits(options: _Given, starting: Limit, ending: Limit, streaming: bool | None) -> None:
+    """OptionError for limits that the kind of query cannot have."""
+    if streaming is False and not starting.has_time:
+        _refuse(starting.place, LATEST, "latest", "startingOffsets")
+    if not ending.has_time:
+        _refuse(ending.place, EARLIEST, "earliest", "endingOffsets")
+    if streaming and any(options.has(f"ending{name}") for name in ("Offsets", "Timestamp", "OffsetsByTimestamp")):
+        raise OptionError("endingOffsets and endingTimestamp: a stream has no end; leave them out, or use batch reads")
 
 
 def _refuse(place: Place, number: int, word: str, option: str) -> None:

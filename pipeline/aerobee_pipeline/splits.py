@@ -97,16 +97,7 @@ def plan_log(
     Only the first record of each segment is read. `since_ms`: segments that end before this store time are skipped.
     DataLossError for a missing segment.
     """
-    log = log_scan(files)
-    used: list[tuple[MappedFile, int]] = []
-    for segment in files.segments:
-        header = log.peek(segment, 0)
-        first_found = None if not isinstance(header, ScanStop) else log.first_record(segment.start_offset)
-        if isinstance(header, ScanStop) and first_found is None:
-            if segment.file.data_end(0) and any(bytes(segment.view[:4096])):
-                used.append((segment, 0))  # it has bytes; its reader reports the error
-            continue
-        used.append((segment, 0 if isinstance(header, ScanStop) else header.store_timestamp))
+    used = _used_segments(files, log_scan(files))
     chosen: list[tuple[MappedFile, bool, int, int]] = []
     for number, (segment, _) in enumerate(used):
         if number and segment.start_offset != used[number - 1][0].end_offset:
@@ -137,6 +128,20 @@ def plan_log(
     return splits
 
 
+def _used_segments(files: StoreFiles, log: LogScan) -> list[tuple[MappedFile, int]]:
+    """The segments that are not empty, each with the store time of its first record; 0 if that is not valid."""
+    used: list[tuple[MappedFile, int]] = []
+    for segment in files.segments:
+        header = log.peek(segment, 0)
+        if not isinstance(header, ScanStop):
+            used.append((segment, header.store_timestamp))
+        elif log.first_record(segment.start_offset) is not None:
+            used.append((segment, 0))
+        elif segment.file.data_end(0) and any(bytes(segment.view[:4096])):
+            used.append((segment, 0))  # it has bytes; its reader reports the error
+    return used
+
+
 def live_end(files: StoreFiles, segment: MappedFile) -> int:
     """The present end of the log of a store in use, so that every attempt of a task reads the same records."""
     for found in walk(files, log_scan(files), segment.start_offset):
@@ -155,20 +160,9 @@ class SplitReader:
     def batches(self) -> Iterator[RecordBatch]:
         """The records of the range, in batches of some thousand. DataLossError if the segment is not as planned."""
         split = self._split
-        try:
-            segment = MappedFile(ReadOnlyDisk(), Path(split.path), split.segment_begin, split.segment_size)
-            found_size = segment.file.size
-        except FileNotFoundError:
-            raise DataLossError(
-                f"{split.path}: the segment was there when the query was planned and is gone; retention may have "
-                f"removed it; read again"
-            ) from None
-        if found_size < split.segment_size:
-            raise DataLossError(
-                f"{split.path}: {found_size} bytes, but {split.segment_size} bytes when the query was planned; read "
-                f"again"
-            )
+        segment = _planned_segment(split)
         log = LogScan([segment], record_size_max=max(split.segment_size, RECORD_SIZE_MIN))
+        segment_end = split.segment_begin + split.segment_size
         begin: int | None = split.begin
         if split.begin != split.segment_begin:
             begin = log.first_record(split.begin)
@@ -187,8 +181,7 @@ class SplitReader:
                     continue
                 if isinstance(found, LogEnd):
                     following = None
-                    if found.position < split.segment_begin + split.segment_size and not split.is_last:
-                        segment_end = split.segment_begin + split.segment_size
+                    if found.position < segment_end and not split.is_last:
                         reason = found.stop.detail if found.stop is not None else "no record"
                         damage.append(DamagedRange(found.position, segment_end, reason))
                     break
@@ -202,7 +195,6 @@ class SplitReader:
                 if count < len(found):
                     following = int(found.physical_offset[count])
                     break
-        segment_end = split.segment_begin + split.segment_size
         next_found = log.first_record(split.end) if split.end < min(segment_end, split.log_end) else None
         self.tile = Tile(first, last_end, next_found, tuple(damage))
         if last_end is not None and split.end < min(segment_end, split.log_end) and next_found != following:
@@ -211,6 +203,23 @@ class SplitReader:
                 f"would begin at {next_found}; a body contains bytes that look like a record. Read with splitBytes "
                 f"of at least {split.segment_size}, so that no segment is split"
             )
+
+
+def _planned_segment(split: LogSplit) -> MappedFile:
+    """The segment of the split. DataLossError if it is gone, or shorter than planned."""
+    try:
+        segment = MappedFile(ReadOnlyDisk(), Path(split.path), split.segment_begin, split.segment_size)
+        found_size = segment.file.size
+    except FileNotFoundError:
+        raise DataLossError(
+            f"{split.path}: the segment was there when the query was planned and is gone; retention may have removed "
+            f"it; read again"
+        ) from None
+    if found_size < split.segment_size:
+        raise DataLossError(
+            f"{split.path}: {found_size} bytes, but {split.segment_size} bytes when the query was planned; read again"
+        )
+    return segment
 
 
 def read_split(split: LogSplit, *, fail_on_data_loss: bool) -> Iterator[RecordBatch]:

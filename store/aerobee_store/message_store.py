@@ -128,17 +128,7 @@ class MessageStore:
         self._durability = Durability(
             config, self._log, self._dispatch, self._allocation, self.checkpoint, self.running, self.stats
         )
-        self._flush_derived = FlushDerived(
-            self._dispatch,
-            self._index,
-            self._queues.changed,
-            self._log,
-            self.checkpoint,
-            lock,
-            self._disk,
-            durability=self._durability,
-            interval_seconds=config.derived_flush_interval_seconds,
-        )
+        self._flush_derived = self._new_flush_derived()
         self.retention = Retention(self._retention_parts(), config)
         self.scrub = self._new_scrub()
         parts = (config, self._log, self._queues, self._dispatch, self._durability, self.stats)
@@ -151,6 +141,19 @@ class MessageStore:
         repair = UnitRepair(self._log, self.running, self.stats, record_size_max=record_size_max)
         self._reader = MessageReader(self._log, self._queues, self._index, self._deleted, repair, self.stats)
         self._run_reader = RunReader(self._log, self._queues, repair, self.stats)
+
+    def _new_flush_derived(self) -> FlushDerived:
+        return FlushDerived(
+            self._dispatch,
+            self._index,
+            self._queues.changed,
+            self._log,
+            self.checkpoint,
+            self._lock,
+            self._disk,
+            durability=self._durability,
+            interval_seconds=self.config.derived_flush_interval_seconds,
+        )
 
     def _retention_parts(self) -> RetentionParts:
         return RetentionParts(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
@@ -115,20 +115,9 @@ class LiteConsumers:
             if consumer.version is not None and change.version < consumer.version:
                 return
             consumer.version = change.version
-        named = {light_topic_name(parent, name) for name in change.names}
-        present = consumer.subscribed.keys()
-        added = sorted(named - present) if change.action is not Action.REMOVE else []
-        removed = named & present if change.action is Action.REMOVE else set()
-        if change.action is Action.REPLACE:
-            removed = present - named
-        quota = self._settings.current.delivery.lite_subscriptions_max
-        others = sum(len(each.subscribed) for each in self._of_client.get(client_id, ()) if each is not consumer)
-        count = others + len(present) + len(added) - len(removed)
-        if added and count > quota:
-            raise LiteQuotaError(
-                f"client {client_id!r} would have {count} lite topics, the limit is {quota} "
-                "(delivery.lite_subscriptions_max); use more clients",
-            )
+        added, removed = _difference(parent, consumer.subscribed.keys(), change)
+        if added:
+            self._check_quota(consumer, len(added) - len(removed))
         self._history.begin(QueueKey(group, name, LITE_QUEUE_ID) for name in added)
         if change.begin is not None:
             self._history.reset(
@@ -150,6 +139,17 @@ class LiteConsumers:
         if added:
             self._long_polling.wake(consumer.place, consumer.line)
             await self._history.wait_stored()
+
+    def _check_quota(self, consumer: LiteConsumer, growth: int) -> None:
+        """Raise LiteQuotaError if the client may not have that many more lite topics."""
+        quota = self._settings.current.delivery.lite_subscriptions_max
+        others = [each for each in self._of_client.get(consumer.client_id, ()) if each is not consumer]
+        count = sum(len(each.subscribed) for each in (*others, consumer)) + growth
+        if count > quota:
+            raise LiteQuotaError(
+                f"client {consumer.client_id!r} would have {count} lite topics, the limit is {quota} "
+                "(delivery.lite_subscriptions_max); use more clients",
+            )
 
     def arrived(self, topic: str, queue_id: int, max_offset: int) -> None:
         """A listener for `MessageStore.arrival_listeners`."""
@@ -310,6 +310,18 @@ class LiteQueueSet:
 
 def _holds(queue: Queue, nonce: int) -> bool:
     return any(flight.nonce == nonce for flight in queue.delivery.in_flight.values())
+
+
+def _difference(parent: str, subscribed: Set[str], change: Change) -> tuple[list[str], Set[str]]:
+    """The light queues that a change adds, sorted, and those that it removes."""
+    named = {light_topic_name(parent, name) for name in change.names}
+    match change.action:
+        case Action.ADD:
+            return sorted(named - subscribed), set()
+        case Action.REMOVE:
+            return [], named & subscribed
+        case Action.REPLACE:
+            return sorted(named - subscribed), subscribed - named
 
 
 def _lite_topic(name: str) -> str:

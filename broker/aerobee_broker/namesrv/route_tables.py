@@ -139,34 +139,10 @@ class RouteTables:
     def register(self, wanted: Registration) -> Master | None:
         """Register a broker, or take its heartbeat with its changes; returns its master, if it is a slave and has one.
         Raises RegistrationRefusedError."""
-        key = (wanted.cluster, wanted.address)
         broker = self._brokers.get(wanted.broker)
-        if broker is not None and broker.cluster != wanted.cluster:
-            raise RegistrationRefusedError(
-                f"broker {wanted.broker!r} is in cluster {broker.cluster!r} and cannot also be in {wanted.cluster!r}; "
-                "choose another broker name"
-            )
-        if broker is None and len(self._brokers) >= _BROKERS_MAX:
-            raise RegistrationRefusedError(f"{len(self._brokers)} brokers are registered, which is the limit")
-        holder = None if broker is None else broker.addresses.get(wanted.broker_id)
-        if holder is not None and holder != wanted.address:
-            live = self._live.get((wanted.cluster, holder))
-            if (
-                live is not None
-                and live.connection != _RESTORED
-                and not self._has_expired(live)
-                and wanted.version.state_version <= live.version.state_version  # no master of a newer epoch
-            ):
-                raise RegistrationRefusedError(
-                    f"id {wanted.broker_id} of broker {wanted.broker!r} belongs to {holder}, which is alive; "
-                    f"stop that broker, or give {wanted.address} another id or name"
-                )
-        is_new_id = holder is None
-        if is_new_id and len(wanted.topics) == 1:
-            # RocketMQ: the first registration lists all topics, and a broker always has more than one.
-            raise RegistrationRefusedError(
-                f"the first registration of broker {wanted.broker!r} has only one topic; register all topics first"
-            )
+        is_new_id = broker is None or wanted.broker_id not in broker.addresses
+        self._check_registration(wanted, broker, is_new_id)
+        key = (wanted.cluster, wanted.address)
         known = self._live.get(key)
         if is_new_id or known is None or known.version != wanted.version or known.grpc != wanted.grpc:
             self.revision += 1
@@ -190,6 +166,34 @@ class RouteTables:
         if wanted.broker_id == MASTER_ID or (wanted.acting_master is not None and is_lowest):
             self._take_topics(wanted, changed=known is None or known.version != wanted.version)
         return None if wanted.broker_id == MASTER_ID else self._master_of(broker)
+
+    def _check_registration(self, wanted: Registration, broker: Broker | None, is_new_id: bool) -> None:
+        """Raise RegistrationRefusedError if another broker has the name or the id, or if something is missing."""
+        if broker is not None and broker.cluster != wanted.cluster:
+            raise RegistrationRefusedError(
+                f"broker {wanted.broker!r} is in cluster {broker.cluster!r} and cannot also be in {wanted.cluster!r}; "
+                "choose another broker name"
+            )
+        if broker is None and len(self._brokers) >= _BROKERS_MAX:
+            raise RegistrationRefusedError(f"{len(self._brokers)} brokers are registered, which is the limit")
+        holder = None if broker is None else broker.addresses.get(wanted.broker_id)
+        if holder is not None and holder != wanted.address:
+            live = self._live.get((wanted.cluster, holder))
+            if (
+                live is not None
+                and live.connection != _RESTORED
+                and not self._has_expired(live)
+                and wanted.version.state_version <= live.version.state_version  # no master of a newer epoch
+            ):
+                raise RegistrationRefusedError(
+                    f"id {wanted.broker_id} of broker {wanted.broker!r} belongs to {holder}, which is alive; "
+                    f"stop that broker, or give {wanted.address} another id or name"
+                )
+        if is_new_id and len(wanted.topics) == 1:
+            # RocketMQ: the first registration lists all topics, and a broker always has more than one.
+            raise RegistrationRefusedError(
+                f"the first registration of broker {wanted.broker!r} has only one topic; register all topics first"
+            )
 
     def _take_topics(self, wanted: Registration, *, changed: bool) -> None:
         is_master = wanted.broker_id == MASTER_ID

@@ -312,17 +312,10 @@ def _layout(view: memoryview, start: Integers, size: Integers, head: npt.NDArray
         store_timestamp = head["store_timestamp"].astype(np.int64)
         body_size = head["body_size"].astype(np.int64)
     else:
-        version = np.where(magic == record_codec.MAGIC_V2, 2, 1)
-        born_extra = np.where(sys_flag & record_codec.SYS_FLAG_BORN_HOST_V6, record_codec.HOST_V6_EXTRA, 0)
-        store_extra = np.where(sys_flag & record_codec.SYS_FLAG_STORE_HOST_V6, record_codec.HOST_V6_EXTRA, 0)
-        fixed_size = record_codec.FIXED_SIZE + born_extra + store_extra
-        ok = (magic == record_codec.MAGIC_V1) | (version == 2)
-        ok &= fixed_size + version + 2 <= size
-        if (bad := _first_false(ok)) < count:
-            return bad
-        time_position = start + record_codec.STORE_TIMESTAMP_POSITION + born_extra
-        store_timestamp = items(view, I64)[time_position].astype(np.int64)
-        body_size = items(view, _I32)[start + fixed_size - 4].astype(np.int64)
+        mixed = _mixed_fixed_parts(view, start, size, magic, sys_flag)
+        if isinstance(mixed, int):
+            return mixed
+        version, fixed_size, store_timestamp, body_size = mixed
 
     body_start = start + fixed_size
     topic_start = body_start + body_size + version
@@ -358,6 +351,25 @@ def _layout(view: memoryview, start: Integers, size: Integers, head: npt.NDArray
         tail,
         has_property_crc,
     )
+
+
+def _mixed_fixed_parts(
+    view: memoryview, start: Integers, size: Integers, magic: npt.NDArray[np.void], sys_flag: Integers
+) -> tuple[Integers, Integers, Integers, Integers] | int:
+    """Version, size of the fixed part, store timestamp and body size of records of both versions and with IPv6 hosts;
+    or the number of a record that is too small for its fixed part."""
+    version = np.where(magic == record_codec.MAGIC_V2, 2, 1)
+    born_extra = np.where(sys_flag & record_codec.SYS_FLAG_BORN_HOST_V6, record_codec.HOST_V6_EXTRA, 0)
+    store_extra = np.where(sys_flag & record_codec.SYS_FLAG_STORE_HOST_V6, record_codec.HOST_V6_EXTRA, 0)
+    fixed_size = record_codec.FIXED_SIZE + born_extra + store_extra
+    ok = (magic == record_codec.MAGIC_V1) | (version == 2)
+    ok &= fixed_size + version + 2 <= size
+    if (bad := _first_false(ok)) < len(start):
+        return bad
+    time_position = start + record_codec.STORE_TIMESTAMP_POSITION + born_extra
+    store_timestamp = items(view, I64)[time_position].astype(np.int64)
+    body_size = items(view, _I32)[start + fixed_size - 4].astype(np.int64)
+    return version, fixed_size, store_timestamp, body_size
 
 
 def windows(buffer: ReadableBuffer | Bytes, width: int) -> npt.NDArray[np.void]:

@@ -31,7 +31,7 @@ damage; RocketMQ truncates the log at the damage at its next start after a crash
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -154,48 +154,60 @@ def _is_needed(files: StoreFiles, findings: list[Finding], plan: _Plan) -> bool:
 
 
 def _plan(files: StoreFiles, findings: list[Finding]) -> _Plan:
-    set_aside: list[Path] = []
+    set_aside = {path: each.kind for each in findings if (path := _unreadable_file(files, each)) is not None}
+    errors = [each.kind for each in findings if each.severity == "error"]
+    remove = [
+        path
+        for name, (topic, queue_id) in sorted(_queues_to_rebuild(files, findings, set_aside))
+        for path in sorted((files.directory / name / topic / str(queue_id)).iterdir())
+    ]
+    if "index-file" in set_aside.values() or any(
+        kind.startswith("index-") and kind not in _INDEX_BY_OPENING for kind in errors
+    ):
+        remove += files.index_files
+    if any(kind.startswith("timer-") for kind in errors):
+        remove += _timer_files(files, with_checkpoint="timer-checkpoint" in errors)
+    return _Plan(sorted(set_aside), [path for path in remove if path not in set_aside], "checkpoint" in errors)
+
+
+def _unreadable_file(files: StoreFiles, finding: Finding) -> Path | None:
+    """The file of a queue or of the index that cannot be read, if the finding names one."""
+    if finding.kind not in ("queue-file", "index-file") or finding.path is None:
+        return None
+    path = files.directory / finding.path
+    return path if path.is_file() else None
+
+
+def _queues_to_rebuild(
+    files: StoreFiles, findings: list[Finding], set_aside: Mapping[Path, str]
+) -> set[tuple[str, QueueKey]]:
+    """The queues, each after the name of its folder, that opening rebuilds only once their files are gone."""
     queues: set[tuple[str, QueueKey]] = set()
-    index = checkpoint = timer = timer_checkpoint = False
+    for path, kind in set_aside.items():
+        if kind == "queue-file" and path.parent.name.isdigit():
+            name = path.relative_to(files.directory).parts[0]
+            queues.add((name, (path.parent.parent.name, int(path.parent.name))))
     for each in findings:
-        path = files.directory / each.path if each.path is not None else None
-        if each.kind in ("queue-file", "index-file") and path is not None and path.is_file():
-            set_aside.append(path)
-            if each.kind == "index-file":
-                index = True
-            elif path.parent.name.isdigit():
-                name = path.relative_to(files.directory).parts[0]
-                queues.add((name, (path.parent.parent.name, int(path.parent.name))))
-        elif _is_beyond_opening(files, each) and each.topic is not None and each.queue_id is not None:
+        if _is_beyond_opening(files, each) and each.topic is not None and each.queue_id is not None:
             name = each.path.split("/")[0] if each.path is not None else "consumequeue"
             queues.add((name, (each.topic, each.queue_id)))
-        elif each.kind.startswith("index-") and each.severity == "error":
-            index |= each.kind not in _INDEX_BY_OPENING
-        elif each.kind.startswith("timer-") and each.severity == "error":
-            timer = True
-            timer_checkpoint |= each.kind == "timer-checkpoint"
-        elif each.kind == "checkpoint" and each.severity == "error":
-            checkpoint = True
     for name, found in (("consumequeue", files.queues), ("batchconsumequeue", files.batch_queues)):
         for key, queue in found.items():
             ends = [start + queue.size_of(start) for start in queue.starts]
             if ends[:-1] != queue.starts[1:]:
                 queues.add((name, key))
-    remove = [
-        path
-        for name, (topic, queue_id) in sorted(queues)
-        for path in sorted((files.directory / name / topic / str(queue_id)).iterdir())
-        if path not in set_aside
+    return queues
+
+
+def _timer_files(files: StoreFiles, *, with_checkpoint: bool) -> list[Path]:
+    log = files.directory / "timerlog"
+    wheel = files.directory / "timerwheel"
+    checkpoint = files.directory / "config" / "timercheck"
+    return [
+        *(log / f"{start:020d}" for start in files.timer_log),
+        *([wheel] if wheel.exists() else []),
+        *([checkpoint] if with_checkpoint else []),
     ]
-    if index:
-        remove += [path for path in files.index_files if path not in set_aside]
-    if timer:
-        directory = files.directory / "timerlog"
-        wheel = files.directory / "timerwheel"
-        remove += [directory / f"{start:020d}" for start in files.timer_log]
-        remove += [wheel] if wheel.exists() else []
-        remove += [files.directory / "config" / "timercheck"] if timer_checkpoint else []
-    return _Plan(sorted(set(set_aside)), remove, checkpoint)
 
 
 def _is_beyond_opening(files: StoreFiles, finding: Finding) -> bool:
