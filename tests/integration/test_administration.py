@@ -75,7 +75,9 @@ class TestOffsets:
         [({"offset": 3}, 3), ({"offset": 99}, 5), ({"earliest": True}, 0), ({"latest": True}, 5), ({"skip": 1}, 2)],
         ids=["offset", "behind-the-end", "earliest", "latest", "skip"],
     )
-    async def test_where_a_group_goes_on(self, harness: Harness, position: dict[str, Any], offset: int) -> None:
+    async def test_reset_to_each_kind_of_position(
+        self, harness: Harness, position: dict[str, Any], offset: int
+    ) -> None:
         """Each way to name a position; a dry run reports the position and changes nothing."""
         await harness.client.sent(*(message(TOPIC, str(number)) for number in range(5)))
         first = (await harness.client.receive(TOPIC, GROUP, count=1, wait=5)).one
@@ -90,7 +92,7 @@ class TestOffsets:
         received = await harness.client.receive(TOPIC, GROUP)
         assert received.bodies == [str(number) for number in range(offset, 5)]
 
-    async def test_a_group_that_never_received(self, harness: Harness) -> None:
+    async def test_reset_of_a_group_that_never_received(self, harness: Harness) -> None:
         """The group starts at the given position; it has no previous one."""
         await harness.client.sent(*(message(TOPIC, str(number)) for number in range(3)))
         request = admin_v1.ResetOffsetsRequest(group=GROUP, topic=TOPIC, queue_ids=[0], offset=2)
@@ -110,14 +112,14 @@ class TestOffsets:
         ],
         ids=["no-position", "negative", "skip-nothing", "queue", "topic", "group"],
     )
-    async def test_what_cannot_be(self, harness: Harness, fields: dict[str, Any], code: int) -> None:
+    async def test_invalid_requests_are_refused(self, harness: Harness, fields: dict[str, Any], code: int) -> None:
         """The code names the mistake."""
         request = admin_v1.ResetOffsetsRequest(**{"group": GROUP, "topic": TOPIC, **fields})
         assert (await harness.refused("ResetOffsets", request))[0] == code
 
 
 class TestGroups:
-    async def test_lag_in_every_part(self, harness: Harness) -> None:
+    async def test_lag_by_topic_and_queue(self, harness: Harness) -> None:
         """In flight, ready, retried and delayed messages, and the age of the oldest, by queue and by topic."""
         await harness.client.create_group("patient")
         due = harness.clock.now_ms() + 3_600_000
@@ -135,7 +137,7 @@ class TestGroups:
         assert topic.oldest_timestamp == queue.oldest_timestamp
         assert harness.clock.now_ms() - topic.oldest_timestamp.ToMilliseconds() >= 20_000
 
-    async def test_lists_come_in_pages(self, harness: Harness) -> None:
+    async def test_lists_are_paged(self, harness: Harness) -> None:
         """Each topic and group is listed once, ordered by name."""
         for name in ("a", "c", "b"):
             await harness.client.create_topic(name)
@@ -151,7 +153,7 @@ class TestGroups:
 
 
 class TestTimelines:
-    async def test_from_birth_to_acknowledgement(self, harness: Harness) -> None:
+    async def test_timeline_from_send_to_acknowledgement(self, harness: Harness) -> None:
         """The timeline has the message's current state, and with history each step before it."""
         (sent,) = await harness.client.sent(message(TOPIC, "x"))
         timeline = await harness.one(message_id=sent.message_id)
@@ -175,7 +177,7 @@ class TestTimelines:
         assert times == sorted(times)
         assert (timeline.events[2].attempt, timeline.events[2].group) == (1, GROUP)
 
-    async def test_given_up_and_sent_again(self, harness: Harness) -> None:
+    async def test_timeline_of_a_resent_dead_letter(self, harness: Harness) -> None:
         """The timeline includes the dead letter and its redrive."""
         (sent,) = await harness.client.sent(message(TOPIC, "x"))
         received = (await harness.client.receive(TOPIC, GROUP, wait=5)).one
@@ -187,7 +189,7 @@ class TestTimelines:
         assert second.message.system_properties.queue_offset == 1
         assert states(second) == {GROUP: "WAITING"}
 
-    async def test_a_filter_leaves_it_out(self, harness: Harness) -> None:
+    async def test_timeline_of_a_filtered_message(self, harness: Harness) -> None:
         """The message is finished for the group; the history gives the filter as the reason."""
         (sent, *_) = await harness.client.sent(message(TOPIC, "a", tag="red"), message(TOPIC, "b", tag="blue"))
         await harness.client.receive(TOPIC, GROUP, expression="blue", wait=5)
@@ -195,7 +197,7 @@ class TestTimelines:
         assert states(timeline) == {GROUP: "FINISHED"}
         assert (kinds(timeline)[-1], timeline.events[-1].detail) == ("FINISHED", "left out by the filter of the group")
 
-    async def test_a_reset_is_told(self, harness: Harness) -> None:
+    async def test_timeline_shows_a_reset(self, harness: Harness) -> None:
         """The history says that the group's position was moved past the message."""
         (sent,) = await harness.client.sent(message(TOPIC, "x"))
         await harness.client.receive(TOPIC, GROUP, wait=5)
@@ -203,7 +205,7 @@ class TestTimelines:
         timeline = await harness.one(message_id=sent.message_id, history=True)
         assert kinds(timeline) == ["BORN", "STORED", "DELIVERED", "RESET", "FINISHED"]
 
-    async def test_delayed_then_recalled(self, harness: Harness) -> None:
+    async def test_timeline_of_a_recalled_message(self, harness: Harness) -> None:
         """A delayed message is not in its topic before it is due; a recalled one never is."""
         due = harness.clock.now_ms() + 3_600_000
         (sent, kept) = await harness.client.sent(
@@ -231,7 +233,7 @@ class TestTimelines:
         ],
         ids=["committed", "rolled-back"],
     )
-    async def test_a_transaction(
+    async def test_timeline_of_a_transaction(
         self, harness: Harness, resolution: v2.TransactionResolution.ValueType, expected: list[str]
     ) -> None:
         """The timeline has the half message, then the decision."""
@@ -240,7 +242,7 @@ class TestTimelines:
         assert await harness.client.end_transaction(TOPIC, sent, resolution) == Code.OK
         assert kinds(await harness.one(message_id=sent.message_id)) == expected
 
-    async def test_by_the_servers_id(self, harness: Harness) -> None:
+    async def test_timeline_by_offset_message_id(self, harness: Harness) -> None:
         """The id that RocketMQ's consoles show encodes the record's position; it finds the message, too."""
         (_, sent) = await harness.client.sent(message(TOPIC, "x"), message(TOPIC, "y"))
         timeline = await harness.one(message_id=sent.message_id)
@@ -248,7 +250,7 @@ class TestTimelines:
         server_id = offset_message_id((host, int(port)), timeline.physical_offset)
         assert await harness.one(message_id=server_id) == timeline
 
-    async def test_what_is_not_there(self, harness: Harness) -> None:
+    async def test_timeline_of_a_missing_message(self, harness: Harness) -> None:
         """The error names what was searched for."""
         for wanted in (
             {"message_id": "absent"},
@@ -269,7 +271,7 @@ class TestDeadLetters:
             await harness.client.forward(TOPIC, GROUP, received.system_properties.receipt_handle)
         return [entry.message_id for entry in sent]
 
-    async def test_listed_by_page_id_and_time(self, harness: Harness) -> None:
+    async def test_dead_letters_are_listed_by_page_id_and_time(self, harness: Harness) -> None:
         """Each dead letter is listed with its origin, and with its body only on request."""
         assert not (await harness.ok("ListDeadLetterQueues", admin_v1.ListDeadLetterQueuesRequest())).queues
         ids = await self._dead(harness, "a", "b")
@@ -295,7 +297,7 @@ class TestDeadLetters:
         request = admin_v1.ListDeadLettersRequest(group=GROUP, end_timestamp=timestamp(between))
         assert [letter.offset for letter in (await harness.ok("ListDeadLetters", request)).dead_letters] == [0, 1]
 
-    async def test_sent_again_once(self, harness: Harness) -> None:
+    async def test_a_dead_letter_is_resent_once(self, harness: Harness) -> None:
         """The message returns to its topic unchanged, as attempt 1; a second redrive needs an explicit request."""
         await self._dead(harness, "a", "b")
         request = admin_v1.ResendDeadLettersRequest(group=GROUP, offsets=[1, 0])
@@ -314,7 +316,7 @@ class TestDeadLetters:
         await harness.ok("ResendDeadLetters", request)
         assert len((await harness.client.receive(TOPIC, GROUP, wait=5)).messages) == 2
 
-    async def test_each_for_itself(self, harness: Harness) -> None:
+    async def test_one_failed_resend_does_not_stop_the_others(self, harness: Harness) -> None:
         """A dead letter that cannot be sent again does not stop the others."""
         await self._dead(harness, "a")
         request = admin_v1.ResendDeadLettersRequest(group=GROUP, offsets=[7, 0, -1])
@@ -329,7 +331,7 @@ class TestDeadLetters:
             request = admin_v1.ResendDeadLettersRequest(group=GROUP, offsets=[0], topic=topic)
             assert (await harness.refused("ResendDeadLetters", request))[0] == code
 
-    async def test_a_group_without(self, harness: Harness) -> None:
+    async def test_a_group_without_dead_letters(self, harness: Harness) -> None:
         """A group without dead letters has an empty list; an unknown group is an error."""
         request = admin_v1.ListDeadLettersRequest(group=GROUP)
         assert not (await harness.ok("ListDeadLetters", request)).dead_letters
@@ -338,7 +340,7 @@ class TestDeadLetters:
 
 
 class TestConnections:
-    async def test_who_is_connected(self, harness: Harness) -> None:
+    async def test_connected_clients_are_listed(self, harness: Harness) -> None:
         """Producers and consumers with their settings, by group, topic and id; silent clients with their idle time."""
         producer = harness.client.other("GO")
         async with harness.client.telemetry() as consuming, producer.telemetry() as producing:
@@ -371,7 +373,7 @@ class TestConnections:
 
 
 class TestStatus:
-    async def test_what_the_broker_counts(self, harness: Harness) -> None:
+    async def test_the_broker_status_has_counts_and_rates(self, harness: Harness) -> None:
         """Messages stored, delivered and acknowledged, and recent rates, all without the broker's own messages."""
         await harness.client.sent(*(message(TOPIC, str(number)) for number in range(3)))
         received = await harness.client.receive(TOPIC, GROUP, wait=5)
@@ -389,7 +391,7 @@ class TestStatus:
         found = (await harness.ok("GetBrokerStatus", admin_v1.GetBrokerStatusRequest())).statistics
         assert (found.messages_in, found.messages_in_rate) == (3, 0), "a minute without messages"
 
-    async def test_which_topics_and_groups_are_busy(self, harness: Harness) -> None:
+    async def test_the_busiest_topics_and_groups_are_listed(self, harness: Harness) -> None:
         """Topics and groups are ordered by traffic in each window; past traffic counts in the longer windows."""
         await harness.client.create_topic("quiet")
         await harness.client.sent(message("quiet", "x"), *(message(TOPIC, str(number)) for number in range(3)))
@@ -413,7 +415,7 @@ class TestStatus:
         request = admin_v1.ListTrafficRequest(window=9)  # type: ignore[arg-type]  # no number of the enum
         assert (await harness.refused("ListTraffic", request))[0] == Code.BAD_REQUEST
 
-    async def test_what_the_store_holds(self, harness: Harness) -> None:
+    async def test_the_store_status_has_ordered_offsets(self, harness: Harness) -> None:
         """Offsets are in order, and the answer says whether the store accepts messages."""
         await harness.client.sent(message(TOPIC, "x"))
         found = await harness.ok("GetStoreStatus", admin_v1.GetStoreStatusRequest())
@@ -424,7 +426,7 @@ class TestStatus:
 
 
 class TestAudit:
-    async def test_what_changes_something_is_logged(self, harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_calls_that_change_state_are_logged(self, harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
         """Each call that changes state is logged with method, address and request, without message content."""
         caplog.set_level("ERROR", "aerobee_broker")  # these lines are logged even where an operator sets this level
         caplog.handler.setLevel("INFO")
@@ -456,7 +458,7 @@ class TestConfiguration:
         names = {name.replace("__", "."): value for name, value in values.items()}
         await harness.ok("UpdateConfiguration", admin_v1.UpdateConfigurationRequest(set=names))
 
-    async def test_all_are_shown(self, harness: Harness) -> None:
+    async def test_all_settings_are_shown(self, harness: Harness) -> None:
         """Every setting is listed once, in order, with its default."""
         found = await self._settings(harness)
         assert list(found) == sorted(found)
@@ -467,7 +469,7 @@ class TestConfiguration:
         request = admin_v1.GetConfigurationRequest(prefix="nonsense")
         assert (await harness.refused("GetConfiguration", request))[0] == Code.NOT_FOUND
 
-    async def test_a_change_works_at_once(self, harness: Harness) -> None:
+    async def test_a_changed_setting_takes_effect_at_once(self, harness: Harness) -> None:
         """One setting of each kind is changed and reset."""
         send = message(TOPIC, "x", properties={"a": "1", "b": "2"})
         await self._set(harness, limits__user_property_count_max="1")
@@ -507,7 +509,7 @@ class TestConfiguration:
         ],
         ids=["unknown", "fixed", "no-number", "zero", "too-many", "contradiction"],
     )
-    async def test_what_cannot_be(self, harness: Harness, values: dict[str, str], named: str) -> None:
+    async def test_invalid_requests_are_refused(self, harness: Harness, values: dict[str, str], named: str) -> None:
         """The reason names the setting, and no part of the request takes effect."""
         values = {**values, "limits.properties_size_max": "99"}
         code, text = await harness.refused("UpdateConfiguration", admin_v1.UpdateConfigurationRequest(set=values))
@@ -515,7 +517,7 @@ class TestConfiguration:
         assert named in text
         assert (await self._settings(harness))["limits.properties_size_max"].value == "16384"
 
-    async def test_neither_nothing_nor_both(self, harness: Harness) -> None:
+    async def test_a_setting_is_either_set_or_unset(self, harness: Harness) -> None:
         """An empty request is refused, and so is one that sets and unsets the same key."""
         name = "store.retention_hours"
         for request in (
@@ -524,7 +526,7 @@ class TestConfiguration:
         ):
             assert (await harness.refused("UpdateConfiguration", request))[0] == Code.BAD_REQUEST
 
-    async def test_it_outlives_a_restart(self, tmp_path: Path) -> None:
+    async def test_a_changed_setting_survives_a_restart(self, tmp_path: Path) -> None:
         """A changed setting is stored before the answer, and removed when it is unset."""
         for expected, change in (
             ("72", admin_v1.UpdateConfigurationRequest(set={"store.retention_hours": "24"})),

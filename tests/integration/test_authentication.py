@@ -76,7 +76,7 @@ async def channel(broker: BrokerProcess) -> AsyncIterator[Any]:
         yield channel
 
 
-async def test_an_account_does_what_it_may_and_nothing_else(broker: BrokerProcess) -> None:
+async def test_an_account_is_limited_to_its_permissions(broker: BrokerProcess) -> None:
     """An account sends, receives, acknowledges and queries with its own topic and group. All else is refused."""
     async with connect(broker.endpoint, credentials=SHOP) as client:
         await client.producer().send(Message(topic="orders", body=b"hello"))
@@ -95,7 +95,7 @@ async def test_an_account_does_what_it_may_and_nothing_else(broker: BrokerProces
             await nobody.admin.list_topics()
 
 
-async def test_an_unacknowledged_message_of_another_account_is_out_of_reach(broker: BrokerProcess) -> None:
+async def test_a_handle_of_another_account_is_refused(broker: BrokerProcess) -> None:
     """Another account cannot use the group, and the client id names a different client under that account."""
     async with connect(broker.endpoint, credentials=OPERATOR) as operator:
         await operator.producer().send(Message(topic="transfers", body=b"1000"))
@@ -123,7 +123,7 @@ async def test_a_client_id_cannot_be_taken_from_its_owner(broker: BrokerProcess)
             assert answer.status.code == v2.Code.OK
 
 
-async def test_what_groups_there_are_is_not_told(broker: BrokerProcess) -> None:
+async def test_group_names_are_not_revealed(broker: BrokerProcess) -> None:
     """Listing a group's unfinished messages needs the right to consume as the group, whether it exists or not."""
     async with connect(broker.endpoint, credentials=SHOP) as client:
         stub: Any = client._connection.peer.stubs.admin
@@ -135,7 +135,7 @@ async def test_what_groups_there_are_is_not_told(broker: BrokerProcess) -> None:
             assert f"may not be a consumer of group {group!r}" in answer.status.message
 
 
-async def test_telemetry_is_for_who_may_what_it_announces(channel: Any) -> None:
+async def test_telemetry_settings_need_permissions(channel: Any) -> None:
     """Settings that name a topic without permission end the stream with the reason."""
     metadata = (("x-mq-client-id", "a@1@0@b"), *SHOP.headers())
     call = v2.MessagingServiceStub(channel).Telemetry(metadata=metadata, timeout=20)
@@ -187,7 +187,7 @@ async def test_accounts_change_while_the_broker_runs(broker: BrokerProcess, acco
     assert "accounts reloaded" in broker.log_text()
 
 
-def test_commands_sign(
+def test_commands_sign_their_requests(
     broker: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Credentials come from flags, a file or the environment; a refusal is one line."""
@@ -217,7 +217,7 @@ def test_commands_sign(
 @pytest.mark.parametrize(
     ("text", "cause"), [(None, "No such file"), ("access_key = 3", "needs access_key"), ("[", "TOML")]
 )
-def test_a_file_of_credentials_that_is_none(tmp_path: Path, text: str | None, cause: str) -> None:
+def test_an_invalid_credentials_file_is_named(tmp_path: Path, text: str | None, cause: str) -> None:
     """The error has the path and the cause."""
     file = tmp_path / "credentials.toml"
     if text is not None:
@@ -226,7 +226,9 @@ def test_a_file_of_credentials_that_is_none(tmp_path: Path, text: str | None, ca
         Credentials.load(file)
 
 
-async def test_a_start_warns_of_what_is_open(tmp_path: Path, accounts: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_start_warns_of_missing_protection(
+    tmp_path: Path, accounts: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """One warning without authentication, or with authentication but without TLS; none for loopback."""
     loopback, everywhere = Address("127.0.0.1", 0), Address("0.0.0.0", 0)
     guarded = AuthConfig(accounts=accounts)
@@ -246,7 +248,7 @@ async def test_a_start_warns_of_what_is_open(tmp_path: Path, accounts: Path, cap
         assert warning is None or warning in warnings[0]
 
 
-async def test_accounts_that_cannot_be_used_stop_the_start(tmp_path: Path) -> None:
+async def test_invalid_accounts_stop_the_start(tmp_path: Path) -> None:
     """The start fails before the store is touched."""
     broken = tmp_path / "accounts.toml"
     write(broken, "[accounts.shop]\n")

@@ -303,7 +303,7 @@ async def test_a_broken_rule_is_named(channel: Any, method: str, request_: Any, 
 
 @pytest.mark.parametrize("count", [0, -1, -(1 << 31), (1 << 31) - 1])
 @pytest.mark.parametrize("seconds", [0, -(1 << 60), 1 << 62])
-async def test_odd_batch_sizes_and_polling_times_are_brought_into_range(channel: Any, count: int, seconds: int) -> None:
+async def test_batch_sizes_and_polling_times_are_clamped(channel: Any, count: int, seconds: int) -> None:
     """Out-of-range values are clamped: at least one message, at most 32, and an answer before the call's deadline."""
     await call(channel, "SendMessage", send(*(message(message_id=f"m{n}") for n in range(40))))
     polling = v2.Duration(seconds=seconds)
@@ -314,7 +314,7 @@ async def test_odd_batch_sizes_and_polling_times_are_brought_into_range(channel:
     assert (await call(channel, "AckMessage", ack(*handles)))[0].code == Code.OK
 
 
-async def test_handles_of_others_change_nothing(channel: Any) -> None:
+async def test_foreign_handles_change_nothing(channel: Any) -> None:
     """A handle of another group or topic, or with one digit changed, is refused; the right one still works.
 
     Digits 42 to 49 are not changed. They name the broker run that made the handle, and handles stay valid after a
@@ -389,7 +389,7 @@ async def converse(channel: Any, command: Any) -> None:
         assert INSIDE.search(error.details() or "") is None, error.details()  # noqa: PT017
 
 
-async def test_bytes_that_are_no_request(channel: Any) -> None:
+async def test_bytes_that_are_not_a_request(channel: Any) -> None:
     """Each method reports that it cannot parse the bytes, and what to do; Telemetry does so by ending its stream."""
     dice = random.Random(SEED)
     valid = send(message(tag="t")).SerializeToString()
@@ -516,7 +516,7 @@ async def test_half_open_and_idle_connections(broker: BrokerProcess) -> None:
     await works(broker)
 
 
-async def test_abandoned_calls_take_no_message(broker: BrokerProcess) -> None:
+async def test_abandoned_calls_keep_no_message(broker: BrokerProcess) -> None:
     """Clients disconnect during polls and Telemetry; a connected client gets the message at its first attempt."""
     for round_ in range(3):
         await abandon(broker, 50, f"gone-{round_}")

@@ -107,14 +107,14 @@ def content(directory: Path) -> dict[str, str]:
         (b"[delivery]\ninvisible_seconds_min = 1e9", "delivery.invisible_seconds_min"),
     ],
 )
-def test_a_configuration_that_cannot_be(home: Path, text: bytes, words: str) -> None:
+def test_an_invalid_configuration(home: Path, text: bytes, words: str) -> None:
     """The line names the file or the setting."""
     (home / "aerobee.toml").write_bytes(text)
     assert words in serve(home)
 
 
 @pytest.mark.parametrize("text", [bytes(range(256)) * 8, b"brokerName = \xff\xfe\0\n", b"\x1b[2J = 1\n"])
-def test_a_broker_conf_that_is_none(home: Path, text: bytes) -> None:
+def test_a_file_that_is_not_a_broker_conf(home: Path, text: bytes) -> None:
     """Bytes that no properties file contains were taken for unknown keys and printed unescaped to the terminal."""
     (home / "broker.conf").write_bytes(text)
     line = serve(home, "--rocketmq-conf", str(home / "broker.conf"))
@@ -155,7 +155,7 @@ def test_a_foreign_file_in_the_log(home: Path, name: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["commitlog", "lock"])
-def test_a_file_where_a_directory_belongs_and_the_other_way_round(tmp_path: Path, name: str) -> None:
+def test_a_file_in_place_of_a_directory_and_the_reverse(tmp_path: Path, name: str) -> None:
     """The error line names the file or directory."""
     (tmp_path / "aerobee.toml").write_text(SMALL)
     (tmp_path / "store").mkdir()
@@ -175,7 +175,7 @@ def test_a_port_in_use_touches_no_store(home: Path, aerobee_broker: BrokerProces
     assert f"listen.metrics: cannot listen on {aerobee_broker.metrics}" in line
 
 
-def test_a_store_that_another_broker_has(home: Path) -> None:
+def test_a_store_in_use_by_another_broker(home: Path) -> None:
     """The first broker keeps running; the second changes nothing."""
     config = ["--dev", "--config", str(home / "aerobee.toml")]
     with run_broker(home, config) as broker:
@@ -265,7 +265,7 @@ async def _send_again(endpoint: str) -> None:
                 return
 
 
-def test_a_disk_without_any_room(small_disk: Path) -> None:
+def test_a_disk_without_free_space(small_disk: Path) -> None:
     """One line names the cause. No partial files are left: with free space, the same start works."""
     (small_disk / "aerobee.toml").write_text(SMALL + f"disk_headroom = {HEADROOM}\n")
     ballast = small_disk / "ballast"

@@ -20,7 +20,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("direction", ["send", "receive"])
 @pytest.mark.parametrize("api", ["v2", "records", "batch"])
-def test_every_api(tmp_path: Path, api: str, direction: str) -> None:
+def test_each_api_is_measured(tmp_path: Path, api: str, direction: str) -> None:
     """The JSON figures are consistent, and the broker that the command started has ended."""
     arguments = ("--api", api, "--direction", direction, "--batch", "10", "--directory", str(tmp_path), "--json")
     ended = bench(*arguments)
@@ -59,7 +59,7 @@ def test_all_baselines_in_one_run(tmp_path: Path, direction: str, baseline: str)
     assert found["fdatasync"]["p50Seconds"] > 0
 
 
-def test_a_broker_that_runs(tmp_path: Path) -> None:
+def test_a_running_broker_is_measured(tmp_path: Path) -> None:
     """Of a remote broker, only its own answers are known."""
     with run_broker(tmp_path) as broker:
         ended = bench("--endpoint", broker.endpoint, "--topic", "load", "--json")
@@ -68,7 +68,7 @@ def test_a_broker_that_runs(tmp_path: Path) -> None:
     assert found["fsyncs"] > 0
 
 
-def test_what_cannot_be_measured(tmp_path: Path) -> None:
+def test_impossible_measurements_are_refused(tmp_path: Path) -> None:
     """The command prints one line with the reason."""
     ended = bench("--directory", str(tmp_path / "nothing"))
     assert (ended.returncode, "is not a directory" in ended.stderr) == (1, True)

@@ -15,9 +15,7 @@ from tests.benchmarks.peers import kafka, redis
 from tests.benchmarks.peers.process import LeftOutError
 
 
-def test_the_short_form_of_the_store_goes_through_everything(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_short_store_benchmark_covers_every_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It ends, every row of each table has figures, and no store is left behind."""
     store.main(["--short", "--directory", str(tmp_path)])
     tables = capsys.readouterr().out.split("\n\n")[1:]
@@ -44,7 +42,7 @@ def test_the_short_form_of_the_store_goes_through_everything(
 
 
 @pytest.mark.timeout(300)  # it starts a dozen processes
-def test_the_short_form_of_records_goes_through_everything(tmp_path: Path) -> None:
+def test_the_short_records_benchmark_covers_every_part(tmp_path: Path) -> None:
     """It ends, and every row of each table has figures, for RecordService."""
     command = [sys.executable, "-m", "tests.benchmarks.records", "--short", "--directory", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
@@ -61,7 +59,7 @@ def test_the_short_form_of_records_goes_through_everything(tmp_path: Path) -> No
 
 
 @pytest.mark.timeout(300)  # it starts twenty processes
-def test_the_short_form_of_the_broker_goes_through_everything(tmp_path: Path) -> None:
+def test_the_short_broker_benchmark_covers_every_part(tmp_path: Path) -> None:
     """It ends, every row of each table has figures, and neither a store nor a server is left behind."""
     command = [sys.executable, "-m", "tests.benchmarks.broker", "--short", "--directory", str(tmp_path)]
     quiet = {**os.environ, "GRPC_VERBOSITY": "ERROR"}  # gRPC may log as information that a process was forked
@@ -105,7 +103,7 @@ def test_the_soak_of_records_prints_its_figures(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_peer_that_is_not_installed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_is_not_installed_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LeftOutError, match="java is not installed"):
         kafka.prepare(tmp_path)

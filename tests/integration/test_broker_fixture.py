@@ -18,7 +18,7 @@ from aerobee_client import Message, Resolution, StoredMessage, blocking
 from aerobee_client.testing import BrokerProcess, run_broker
 
 
-def test_a_test_of_somebody_else(tmp_path: Path) -> None:
+def test_the_fixture_works_in_another_project(tmp_path: Path) -> None:
     """The README's example works in a directory outside this project, with warnings as errors."""
     (tmp_path / "test_orders.py").write_text(
         "import asyncio\n"
@@ -43,7 +43,7 @@ def test_a_test_of_somebody_else(tmp_path: Path) -> None:
     assert "1 passed" in ended.stdout
 
 
-def test_a_broker_that_does_not_start_says_why(tmp_path: Path) -> None:
+def test_a_failed_start_is_explained(tmp_path: Path) -> None:
     """The error contains the broker's output, and nothing keeps running."""
     with pytest.raises(RuntimeError, match="ended with code 2") as raised, run_broker(tmp_path, ["--flush", "maybe"]):
         pytest.fail("it must not start")
@@ -95,7 +95,7 @@ def test_the_example_project(tmp_path: Path) -> None:
 
 
 class TestTimeThatMoves:
-    async def test_what_nobody_acknowledged_comes_back(self, aerobee_broker: BrokerProcess) -> None:
+    async def test_moving_the_clock_redelivers_unacknowledged_messages(self, aerobee_broker: BrokerProcess) -> None:
         """The clock jumps a minute at once, and stays ahead after a restart."""
         async with aerobee_broker.connect() as client:
             await client.producer().send(Message(topic="t", body=b"x"))
@@ -133,7 +133,7 @@ class TestTimeThatMoves:
             (message,) = await consumer.receive()
             assert message.message_id == sent.message_id == asked.get_nowait()
 
-    def test_time_stands_where_it_is(self, tmp_path: Path) -> None:
+    def test_the_clock_moves_only_on_request(self, tmp_path: Path) -> None:
         """The clock can only be moved if the test asks for that at the start."""
         with run_broker(tmp_path) as broker, pytest.raises(RuntimeError, match="moving_time=True"):
             broker.advance(1)

@@ -94,7 +94,7 @@ async def test_many_messages_arrive_once(client: Client) -> None:
     assert sorted(received) == sorted(message.body for message in messages)
 
 
-async def test_a_message_that_is_given_back(client: Client) -> None:
+async def test_a_returned_message_is_redelivered(client: Client) -> None:
     """An invisible time of 0 seconds redelivers the message as the next attempt. The first handle becomes invalid."""
     await client.producer().send(Message(topic="given-back", body=b"x"))
     consumer = client.simple_consumer("g", "given-back")
@@ -120,7 +120,7 @@ async def test_a_bad_message_fails_alone(client: Client) -> None:
         assert [isinstance(outcome, BadRequestError) for outcome in raised.value.outcomes] == [False, True, False]
 
 
-async def test_a_message_that_only_the_broker_refuses(client: Client) -> None:
+async def test_a_message_refused_by_the_broker_alone(client: Client) -> None:
     """It has a property name that the broker reserves; the other messages of the request are sent again."""
     bad = Message(topic="reserved", body=b"bad", properties={"KEYS": "mine"})
     with pytest.raises(BatchError, match="1 of 3 failed") as raised:
@@ -143,7 +143,9 @@ async def test_a_group_in_use_is_not_deleted(client: Client) -> None:
     assert "in-use" not in [group.name for group in await client.admin.list_groups()]
 
 
-async def test_a_client_outlives_its_broker(aerobee_broker: BrokerProcess, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_survives_a_restart_of_its_broker(
+    aerobee_broker: BrokerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
     """The broker is killed and restarted: the client logs the outage, retries, and loses no confirmed message."""
     async with connect(aerobee_broker.endpoint) as client:
         producer = client.producer()

@@ -152,7 +152,7 @@ async def test_transactions(client: Client) -> None:
     assert {message.body for message in mark.found} == {mark.body(0)}
 
 
-async def test_the_broker_asks_what_became_of_a_transaction(client: Client) -> None:
+async def test_the_broker_checks_an_undecided_transaction(client: Client) -> None:
     """A program that died before its decision leaves it to the checker."""
     mark, topic = Mark(), f"{TOPIC}-transaction"
     asked_for_second = asyncio.Event()
@@ -172,7 +172,7 @@ async def test_the_broker_asks_what_became_of_a_transaction(client: Client) -> N
     assert {message.body for message in mark.found} == {mark.body(0)}
 
 
-async def test_a_delayed_message_is_taken_back(client: Client) -> None:
+async def test_a_delayed_message_is_recalled(client: Client) -> None:
     """A recalled message never arrives; one sent after it does."""
     mark, topic = Mark(), f"{TOPIC}-delay"
     producer = client.producer()
@@ -195,7 +195,7 @@ async def test_a_delayed_message_is_taken_back(client: Client) -> None:
     assert body not in {message.body for message in mark.found}
 
 
-async def test_a_handler_that_fails_gets_the_message_again(client: Client) -> None:
+async def test_a_failing_handler_gets_the_message_again(client: Client) -> None:
     """The handler fails by an exception or by naming a retry delay; each delivery counts as an attempt."""
     mark = Mark()
     attempts: list[int] = []
@@ -284,7 +284,7 @@ async def test_filters(client: Client) -> None:
     assert {message.body for message in mark.found} == {mark.body(0), mark.body(2)}
 
 
-def test_without_an_event_loop(endpoint: str) -> None:
+def test_the_blocking_client(endpoint: str) -> None:
     """The blocking API, called from a plain function."""
     mark = Mark()
     found: list[bytes] = []

@@ -88,7 +88,7 @@ async def is_not_let_in(endpoint: str, tls: Tls | None, credentials: Credentials
         await send(endpoint, "orders", tls, credentials, retry_seconds=0.1)
 
 
-async def test_a_certificate_is_an_account(broker: str, files: Files) -> None:
+async def test_a_certificate_authenticates_an_account(broker: str, files: Files) -> None:
     """The certificate gives the account's permissions without a secret key.
 
     The whole subject is compared, not only the common name.
@@ -102,7 +102,7 @@ async def test_a_certificate_is_an_account(broker: str, files: Files) -> None:
             await send(broker, "bills", files.tls(other))
 
 
-async def test_a_signature_goes_before_the_certificate(broker: str, files: Files) -> None:
+async def test_a_signature_takes_precedence_over_a_certificate(broker: str, files: Files) -> None:
     """A signature overrides the certificate, which may be a proxy's.
 
     A wrong signature is refused with any certificate.
@@ -116,7 +116,7 @@ async def test_a_signature_goes_before_the_certificate(broker: str, files: Files
             await send(broker, "bills", files.tls("CN=shop"), credentials)
 
 
-async def test_who_has_no_good_certificate_is_not_let_in(broker: str, files: Files, tmp_path: Path) -> None:
+async def test_invalid_certificates_are_refused(broker: str, files: Files, tmp_path: Path) -> None:
     """Without a certificate, with another authority's or with an expired one, TLS fails, whatever the credentials."""
     other = ClientAuthority.create(tmp_path / "other-ca.crt")
     for tls in (
@@ -171,7 +171,7 @@ async def test_optional_certificates(optional: BrokerProcess, files: Files, tmp_
     await is_not_let_in(optional.endpoint, Tls(files.trusted, *other.issue("shop", "CN=shop")))
 
 
-async def test_one_port_that_requires_certificates_takes_no_plaintext(tmp_path: Path, files: Files) -> None:
+async def test_a_port_that_requires_certificates_refuses_plaintext(tmp_path: Path, files: Files) -> None:
     """Otherwise a client without a certificate could skip TLS. Changed authorities apply to new connections."""
     authorities = tmp_path / "authorities.crt"
     authorities.write_bytes(files.authority.file.read_bytes())

@@ -91,7 +91,7 @@ class Collector:
 
 
 class TestPushConsumer:
-    async def test_handled_messages_do_not_come_again(self, client: Client) -> None:
+    async def test_handled_messages_are_not_redelivered(self, client: Client) -> None:
         """All messages arrive, also those sent meanwhile, and are acknowledged by the time the consumer is closed."""
         collector = Collector()
         await send(client, "pushed", *(b"%d" % number for number in range(100)))
@@ -117,7 +117,7 @@ class TestPushConsumer:
         async with client.push_consumer("g", "threads", handle, concurrency=3):
             await asyncio.wait_for(done.wait(), 30)
 
-    async def test_what_fails_comes_again(self, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_failed_messages_are_redelivered(self, client: Client, caplog: pytest.LogCaptureFixture) -> None:
         """RetryLater, another exception and False all fail the message, which comes again as attempt 2.
 
         RetryLater names the delay.
@@ -173,7 +173,7 @@ class TestPushConsumer:
         for bodies in seen.values():
             assert bodies == [b"0", b"1", b"2", b"3", b"3", *(b"%d" % number for number in range(4, 10))]
 
-    async def test_attempts_are_used_up(self, client: Client) -> None:
+    async def test_a_message_without_attempts_left_is_a_dead_letter(self, client: Client) -> None:
         """An ordered message that always fails becomes a dead letter, and the next one is delivered."""
         await client.admin.create_topic("poisoned", message_types=[v2.MessageType.FIFO])
         await client.admin.create_group("poisoned", fifo=True, max_attempts=2, retry_policy=quick_retries())
@@ -228,7 +228,7 @@ class TestPushConsumer:
             while b"after" not in await collector.count(2):
                 await collector.count(len(collector.messages) + 1)
 
-    async def test_the_broker_tries_a_message(self, client: Client) -> None:
+    async def test_the_broker_verifies_a_message_with_the_handler(self, client: Client) -> None:
         """`aerobee client verify` calls the handler without acknowledging; thread stacks show where the program is."""
         collector = Collector()
 
@@ -268,7 +268,7 @@ class TestPushConsumer:
             await asyncio.to_thread(aerobee_broker.advance, 3600)
             assert await other.receive(wait_seconds=0) == []
 
-    async def test_what_it_holds_is_bounded(self, client: Client, largest: Callable[[], int]) -> None:
+    async def test_buffered_messages_are_bounded(self, client: Client, largest: Callable[[], int]) -> None:
         """No more messages are received than may be buffered; all are handled in the end."""
         await client.admin.create_topic("bounded-push", queue_count=1)
         await client.producer().send_many([Message(topic="bounded-push", body=b"%d" % n) for n in range(50)])
@@ -308,7 +308,7 @@ class TestSimpleConsumerExtras:
         async with client.simple_consumer("g2", "iterated") as other:
             assert len(await other.receive()) >= 1
 
-    async def test_a_message_is_kept_for_as_long_as_work_takes(self, client: Client) -> None:
+    async def test_a_message_stays_invisible_during_work(self, client: Client) -> None:
         """It is kept beyond its invisible time, then acknowledged, or given back if the work fails."""
         await send(client, "kept-invisible", b"x")
         consumer, other = (client.simple_consumer("g", "kept-invisible") for _ in range(2))
@@ -341,7 +341,7 @@ async def consumer_messages(consumer: object, count: int) -> AsyncIterator[Recei
 
 
 class TestPullConsumer:
-    async def test_reading_all_and_again(self, client: Client) -> None:
+    async def test_messages_can_be_read_repeatedly(self, client: Client) -> None:
         """All messages from the start, in order within each queue; the group continues after those it handled."""
         bodies = [b"%d" % number for number in range(50)]
         await client.admin.create_topic("pulled", queue_count=4)
@@ -362,7 +362,7 @@ class TestPullConsumer:
             again = [message async for message in consumer_messages(consumer, 51)]
             assert len({(message.queue_id, message.queue_offset) for message in again}) == 51
 
-    async def test_places(self, client: Client) -> None:
+    async def test_positions(self, client: Client) -> None:
         """Seeks to the beginning, the end, a time and an offset; a queue that is not assigned is refused."""
         await client.admin.create_topic("places", queue_count=1)
         await send(client, "places", b"0", b"1")
@@ -393,7 +393,7 @@ class TestPullConsumer:
             with pytest.raises(ValueError, match="not among the subscriptions"):
                 await consumer.assign([Queue("other", queue.broker, 0)])
 
-    async def test_what_it_holds_is_bounded(self, client: Client, largest: Callable[[], int]) -> None:
+    async def test_buffered_messages_are_bounded(self, client: Client, largest: Callable[[], int]) -> None:
         """No more messages are fetched than may be buffered; all are handed out in the end."""
         await client.admin.create_topic("bounded-pull", queue_count=1)
         await client.producer().send_many([Message(topic="bounded-pull", body=b"%d" % n) for n in range(50)])
@@ -402,7 +402,7 @@ class TestPullConsumer:
         assert found == [b"%d" % number for number in range(50)]
         assert 1 <= largest() <= 3
 
-    async def test_closing_commits_what_was_handled(self, client: Client) -> None:
+    async def test_closing_commits_handled_messages(self, client: Client) -> None:
         """The last message handed out is not committed: only the next request shows that it was handled."""
         await client.admin.create_topic("closing", queue_count=1)
         await client.producer().send_many([Message(topic="closing", body=b"%d" % n) for n in range(5)])
@@ -502,7 +502,7 @@ class TestPullConsumer:
             await send(client, "beyond", b"2")
             assert (await consumer.getone()).body == b"2"
 
-    async def test_filters_leave_out(self, client: Client) -> None:
+    async def test_filters_skip_messages(self, client: Client) -> None:
         """Messages that do not match are not handed out, and the position moves past them."""
         await client.admin.create_topic("filtered", queue_count=1)
         await send(client, "filtered", b"1", tag="no")
@@ -560,7 +560,7 @@ class TestPullingABacklog:
         assert [message.body for message in found] == [message.body for message in messages]
         assert largest() <= 70
 
-    async def test_offsets_that_are_gone_meanwhile(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_offsets_that_expire_during_reading(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         """A refused ReadRecords is not final: the next PullMessage answers with the offset to continue at."""
         refused = []
 

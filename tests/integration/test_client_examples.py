@@ -64,7 +64,7 @@ def statements(code: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", ["docs/client.md"])
-def test_the_page_shows_what_is_checked(page: str) -> None:
+def test_the_examples_on_the_page_are_checked(page: str) -> None:
     """Every statement of every example is in the file that mypy checks and the tests below run."""
     checked = set(statements((ROOT / "tests" / "typing" / "client_examples.py").read_text()))
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)

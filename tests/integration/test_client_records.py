@@ -56,7 +56,7 @@ def messages(topic: str, count: int) -> list[Message]:
     ]
 
 
-async def test_records_are_what_sends_store(client: Client) -> None:
+async def test_records_equal_sent_messages(client: Client) -> None:
     """Records equal sent messages except for position and time, with properties, keys and tags of every kind."""
     await client.admin.create_topic("same", queue_count=1)
     some = messages("same", 50)
@@ -137,7 +137,7 @@ async def test_a_refused_request_does_not_end_the_stream(client: Client) -> None
         await appender.append(good)
 
 
-async def test_what_no_record_can_be(client: Client) -> None:
+async def test_messages_that_cannot_be_records(client: Client) -> None:
     """Delayed messages, other topics, and values beyond a limit are refused."""
     for bad in (
         Message(topic="t", body=b"x", delivery_timestamp=1),
@@ -153,7 +153,7 @@ async def test_what_no_record_can_be(client: Client) -> None:
         _ = [frame async for frame in client.records.read("t", 0, 7)]
 
 
-async def test_who_has_the_service(client: Client) -> None:
+async def test_servers_with_and_without_the_service(client: Client) -> None:
     """Aerobee has RecordService; RocketMQ's servers do not."""
     assert await client.records.supported()
     async with scripted_broker() as other, connect(other.endpoint) as elsewhere:
@@ -170,7 +170,7 @@ async def stored_records(client: Client, topic: str) -> list[Record]:
     return found
 
 
-async def test_a_producer_stores_the_same_by_both_calls(client: Client) -> None:
+async def test_a_producer_stores_equal_records_by_both_calls(client: Client) -> None:
     """Records equal, including compressed bodies and this machine's name, and the returned offsets are right."""
     some = [*messages("both", 30), Message(topic="both", body=b"long " * 2000, message_id=new_message_id())]
     await client.admin.create_topic("both", queue_count=2)

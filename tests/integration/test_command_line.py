@@ -114,13 +114,13 @@ class TestTopicsAndGroups:
         assert "billing" not in [group["name"] for group in shell.json("group", "list")]
         assert "does not exist" in shell.error("group", "describe", "billing")
 
-    def test_a_name_that_cannot_be(self, shell: Shell) -> None:
+    def test_an_invalid_name(self, shell: Shell) -> None:
         """The error includes the broker's reason."""
         assert "a b" in shell.error("topic", "create", "a b")
 
 
 class TestMessages:
-    def test_what_was_sent_is_received_and_then_gone(self, shell: Shell) -> None:
+    def test_a_received_message_is_complete_and_acknowledged(self, shell: Shell) -> None:
         """Every part of a message is kept, and an acknowledged one does not come again."""
         (sent,) = shell.lines(
             *("send", "round-trip", "héllo", "--tag", "paid", "--key", "k1", "--key", "k2", "--property", "a=b=c")
@@ -132,7 +132,7 @@ class TestMessages:
         assert shell.lines("receive", "round-trip", "--group", "g", "--wait", "0") == []
         assert "no message" in shell.text("receive", "round-trip", "--group", "g", "--wait", "0")
 
-    def test_without_acknowledgement_it_comes_back(self, shell: Shell) -> None:
+    def test_an_unacknowledged_message_is_redelivered(self, shell: Shell) -> None:
         """With --no-ack the message comes again after its invisible time, as the next attempt."""
         shell.text("send", "looked-at", "x")
         (first,) = shell.lines("receive", "looked-at", "--group", "g", "--no-ack", "--invisible", "1")
@@ -155,7 +155,7 @@ class TestMessages:
         assert (len(first), len(rest)) == (50, 20)
         assert {message["messageId"] for message in first + rest} == {message["messageId"] for message in sent}
 
-    def test_tags_choose(self, shell: Shell) -> None:
+    def test_a_tag_filter(self, shell: Shell) -> None:
         """A group that subscribes to a tag gets the messages with that tag."""
         for tag in ("red", "green", "blue"):
             shell.text("send", "colours", tag, "--tag", tag)
@@ -186,11 +186,11 @@ class TestMessages:
         found = shell.lines("query", "pages", "--time", "1h", "now", "--max", "1000")
         assert sorted(message["messageId"] for message in found) == sorted(message["messageId"] for message in sent)
 
-    def test_a_topic_that_is_not_there(self, shell: Shell) -> None:
+    def test_an_unknown_topic(self, shell: Shell) -> None:
         """A query does not create topics; the error says how to create one."""
         assert "aerobee topic create absent" in shell.error("query", "absent", "--key", "k")
 
-    def test_what_the_broker_refuses(self, shell: Shell) -> None:
+    def test_refusals_of_the_broker_are_printed(self, shell: Shell) -> None:
         """An empty body violates the protocol; the error names the rule."""
         assert "MESSAGE_BODY_EMPTY" in shell.error("send", "refused", "")
 
@@ -204,7 +204,7 @@ class TestMessages:
 
 
 class TestServe:
-    def test_it_says_when_it_is_ready_and_ends_when_told(self, tmp_path: Path) -> None:
+    def test_serve_prints_its_ports_and_stops_on_signals(self, tmp_path: Path) -> None:
         """One line on standard output names the free ports it chose; SIGTERM and SIGINT end it with exit code 0."""
         for number in (signal.SIGTERM, signal.SIGINT):
             process = start_serve(tmp_path / "store")
@@ -245,7 +245,7 @@ class TestServe:
         with run_broker(tmp_path) as second:
             assert second.running
 
-    def test_a_store_that_another_broker_has(self, broker: BrokerProcess) -> None:
+    def test_a_store_in_use_by_another_broker(self, broker: BrokerProcess) -> None:
         """The second broker is refused and changes nothing; the first keeps running."""
         before = content(broker.store)
         ended = serve(broker.store)
@@ -254,7 +254,7 @@ class TestServe:
         assert content(broker.store) == before
         Shell(broker.endpoint).text("topic", "list")
 
-    def test_a_directory_that_holds_something_else(self, tmp_path: Path) -> None:
+    def test_a_foreign_directory(self, tmp_path: Path) -> None:
         """A directory with unrelated files is refused as a store."""
         directory = tmp_path / "photos"
         directory.mkdir()
@@ -320,7 +320,7 @@ def serve(store: Path, *arguments: str, prefix: Sequence[str] = ()) -> subproces
     )  # the last of a repeated option counts
 
 
-def test_the_broker_takes_as_many_descriptors_as_it_may(tmp_path: Path) -> None:
+def test_the_soft_limit_of_descriptors_is_raised(tmp_path: Path) -> None:
     """The soft limit is raised to half of the hard one, whatever the shell set; the store gets the other half."""
     with subprocess.Popen(
         ["bash", "-c", 'ulimit -S -n 256; exec "$@"', "-", *_serve_command(tmp_path)],
@@ -369,7 +369,7 @@ def content(directory: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() if path.stat().st_size < 1 << 20 else b"" for path in files}
 
 
-def test_ports_of_the_fixture_are_its_own(broker: BrokerProcess) -> None:
+def test_the_fixture_chooses_free_ports(broker: BrokerProcess) -> None:
     """The fixture's ports are those that the broker listens on."""
     for address in (broker.endpoint, broker.metrics):
         host, port = address.rsplit(":", 1)

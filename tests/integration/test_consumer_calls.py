@@ -165,7 +165,7 @@ async def test_old_clients_keep_half_of_their_request_timeout(
     assert (sum(waits_of) > 0.1) == waits
 
 
-async def test_delivered_message_has_what_clients_need(harness: Harness) -> None:
+async def test_delivered_message_has_all_fields(harness: Harness) -> None:
     """A message has a handle, attempt, upper-case MD5, encoding, queue and times."""
     await harness.send("hello")
     [message] = await receive(harness)
@@ -209,7 +209,7 @@ async def test_auto_renew_needs_no_invisible_duration(harness: Harness) -> None:
     assert len(await receive(harness, request(invisible=None, auto_renew=True))) == 1
 
 
-async def test_queue_of_the_request_does_not_restrict(harness: Harness) -> None:
+async def test_queue_of_the_request_is_ignored(harness: Harness) -> None:
     """A client that always names queue 0 receives from all queues."""
     await harness.send("a", queue_id=0)
     await harness.send("b", queue_id=1)
@@ -281,9 +281,7 @@ async def test_topic_that_cannot_be_read_is_forbidden(harness: Harness) -> None:
     assert await code_of(harness, request()) == Code.FORBIDDEN
 
 
-async def test_messages_that_were_not_handed_over_come_again_at_once(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unwritten_messages_are_redelivered_at_once(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call ended after the first of three messages, each written separately."""
     monkeypatch.setattr("aerobee_broker.processors.receive._RESPONSES_SIZE_MAX", 1)
     await harness.send("a", "b", "c")
@@ -331,7 +329,7 @@ async def test_acknowledgement_of_nothing_is_a_bad_request(harness: Harness) -> 
     assert caught.value.code == Code.BAD_REQUEST
 
 
-async def test_acknowledgement_works_for_a_client_that_nobody_knows(harness: Harness) -> None:
+async def test_acknowledgement_works_for_an_unknown_client(harness: Harness) -> None:
     """After a restart no client is known, but handles are still valid."""
     await harness.send("a")
     [message] = await receive(harness)
@@ -359,7 +357,7 @@ async def test_tiny_durations_redeliver_at_once(harness: Harness, milliseconds: 
     assert again.topic.name == TOPIC
 
 
-async def test_an_expired_handle_is_refused_in_the_words_of_the_proxy(harness: Harness) -> None:
+async def test_an_expired_handle_is_refused_like_by_rocketmq(harness: Harness) -> None:
     """Other test suites compare this text, for acknowledgements and for changes."""
     await harness.send("a")
     [message] = await receive(harness)
@@ -388,7 +386,7 @@ async def test_durations_outside_the_limits_are_refused(harness: Harness, millis
     ).status.code == Code.OK
 
 
-async def test_forwarded_message_says_where_it_came_from(harness: Harness) -> None:
+async def test_forwarded_message_names_its_origin(harness: Harness) -> None:
     """A group reads it like any message; its origin has its own field."""
     await harness.send("a")
     [message] = await receive(harness)

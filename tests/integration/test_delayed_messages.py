@@ -92,7 +92,7 @@ async def test_past_is_delivered_at_once(broker: InProcessBroker) -> None:
     assert received.system_properties.message_type == v2.MessageType.DELAY
 
 
-async def test_what_a_topic_takes(broker: InProcessBroker) -> None:
+async def test_topic_types_and_delayed_messages(broker: InProcessBroker) -> None:
     """Other topic types refuse delayed messages, a DELAY topic refuses undelayed ones; MIXED accepts both."""
     conflict = Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
     assert (await send(broker, "plain", delivery_timestamp=at(60))).status.code == conflict
@@ -143,7 +143,7 @@ async def test_bad_handles(broker: InProcessBroker) -> None:
     assert (await recall(broker, "nowhere-else", unknown)).status.code != Code.OK
 
 
-async def test_restart_keeps_what_is_pending(tmp_path: Path) -> None:
+async def test_restart_keeps_pending_messages(tmp_path: Path) -> None:
     """Messages that became due while the broker was down come at once, the others when due."""
     async with in_process_broker(tmp_path / "store") as broker:
         await create_topics(broker)

@@ -65,7 +65,7 @@ def attempts(messages: list[DeliveredMessage]) -> dict[str, int]:
 
 @pytest.mark.parametrize("consume_orderly", [False, True])
 @pytest.mark.parametrize("end", ["crash", "restart"])
-async def test_a_reset_outlives_whatever_follows(start: Start, end: str, consume_orderly: bool) -> None:
+async def test_a_reset_survives_a_crash(start: Start, end: str, consume_orderly: bool) -> None:
     """A backward reset survives a crash right after it, and one after more deliveries.
 
     Only messages acknowledged since the reset stay acknowledged. Handles from before the reset are invalid.
@@ -91,7 +91,7 @@ async def test_a_reset_outlives_whatever_follows(start: Start, end: str, consume
     assert attempts(await harness.receive()) == {"c": 2, "d": 2}
 
 
-async def test_a_reset_forward_leaves_out_what_lies_between(start: Start) -> None:
+async def test_a_forward_reset_skips_messages(start: Start) -> None:
     """It skips messages in flight, never delivered or ready again, also after a crash, at most to the queue's end."""
     harness = await start()
     await harness.send("a", "b", "c", "d")
@@ -108,7 +108,7 @@ async def test_a_reset_forward_leaves_out_what_lies_between(start: Start) -> Non
     assert attempts(await harness.receive()) == {"e": 1}
 
 
-async def test_a_reset_wakes_who_waits(start: Start) -> None:
+async def test_a_reset_wakes_a_waiting_receive(start: Start) -> None:
     """A receive that waits for new messages gets the old ones."""
     harness = await start()
     await harness.send("a")
@@ -119,7 +119,7 @@ async def test_a_reset_wakes_who_waits(start: Start) -> None:
     assert bodies(await asyncio.wait_for(waiting, 60)) == ["a"]
 
 
-async def test_the_table_learns_of_a_reset_with_the_snapshot_behind_it(start: Start) -> None:
+async def test_the_table_gets_a_reset_with_the_next_snapshot(start: Start) -> None:
     """The table gets the offset together with the snapshot after the reset.
 
     Earlier, a replay from before the reset would make all messages in between ready, one by one.
@@ -186,7 +186,7 @@ async def test_an_acknowledgement_that_is_repeated_after_a_restart(start: Start,
 # --- Long backlogs -------------------------------------------------------------------------------------------
 
 
-async def test_a_receive_looks_at_its_time_in_a_backlog_that_does_not_match(start: Start) -> None:
+async def test_a_receive_in_a_backlog_without_matches_ends_in_time(start: Start) -> None:
     """It ends in time, and the next one continues where it stopped, also after a crash."""
     harness = await start()
     await harness.send(*(f"{n}" for n in range(12_000)), tag="other")
@@ -224,7 +224,7 @@ async def test_a_receive_looks_at_its_time_in_a_backlog_that_does_not_match(star
 # --- Receive and acknowledge --------------------------------------------------------------------------------
 
 
-async def test_message_is_invisible_to_its_group_until_its_time_is_over(start: Start) -> None:
+async def test_message_is_invisible_to_its_group_until_its_time_ends(start: Start) -> None:
     """After the invisible time another consumer of the group gets it, as attempt 2 with a new handle."""
     harness = await start()
     await harness.send("a")
@@ -248,7 +248,7 @@ async def test_other_group_gets_the_message_independently(start: Start) -> None:
     assert bodies(await harness.receive(group="audit")) == ["a"]
 
 
-async def test_acknowledged_message_never_comes_again(start: Start) -> None:
+async def test_acknowledged_message_is_never_redelivered(start: Start) -> None:
     """It does not come after its invisible time, a crash or a clean restart."""
     harness = await start()
     await harness.send("a", "b")
@@ -273,7 +273,7 @@ async def test_batch_of_a_receive_is_limited(start: Start) -> None:
     assert bodies(await harness.receive(2)) == ["e"]
 
 
-async def test_receive_takes_from_every_queue_in_turn(start: Start) -> None:
+async def test_receive_serves_queues_in_turn(start: Start) -> None:
     """A queue that always has messages does not starve the others."""
     harness = await start()
     await harness.send(*"abcdefgh", queue_id=0)
@@ -303,7 +303,7 @@ async def test_unknown_topic_or_group_is_an_error(start: Start) -> None:
 # --- Filters ------------------------------------------------------------------------------------------------
 
 
-async def test_tag_filter_skips_other_messages_for_ever(start: Start) -> None:
+async def test_messages_skipped_by_a_tag_filter_are_finished(start: Start) -> None:
     """Messages that the filter skips are finished for the group, and the commit offset moves past them."""
     harness = await start()
     for tag in ("a", "b", "c", "A"):
@@ -316,7 +316,7 @@ async def test_tag_filter_skips_other_messages_for_ever(start: Start) -> None:
     assert harness.tables.offsets.get(TOPIC, GROUP, 0) == 5
 
 
-async def test_tags_with_equal_hashes_are_told_apart(start: Start) -> None:
+async def test_tags_with_equal_hashes_are_distinguished(start: Start) -> None:
     """`Aa` and `BB` have the same Java hash; the strings are compared."""
     harness = await start()
     await harness.send("one", tag="Aa")
@@ -417,7 +417,7 @@ async def test_arrival_ends_a_wait(start: Start) -> None:
         assert bodies(await waiting) == ["a"]
 
 
-async def test_wait_ends_empty_when_its_time_is_over(start: Start) -> None:
+async def test_wait_ends_empty_after_its_time(start: Start) -> None:
     """No message arrived."""
     harness = await start()
     async with asyncio.timeout(60):
@@ -512,7 +512,7 @@ async def test_auto_renewed_message_stays_invisible_while_its_client_lives(start
     assert attempts(await harness.receive(client_id="other")) == {"b": 2}
 
 
-async def test_messages_of_a_client_that_is_gone_come_back_after_a_second(start: Start) -> None:
+async def test_messages_of_a_lost_client_are_redelivered_after_a_second(start: Start) -> None:
     """Only that client's auto-renewed messages are redelivered."""
     harness = await start()
     await harness.send("a", "b", "c")
@@ -529,7 +529,7 @@ async def test_messages_of_a_client_that_is_gone_come_back_after_a_second(start:
         assert attempts(await waiting) == {"a": 2}
 
 
-async def test_waits_of_a_client_that_is_gone_end(start: Start) -> None:
+async def test_waits_of_a_terminated_client_end(start: Start) -> None:
     """Some clients shut down only after their last receive is answered."""
     harness = await start()
     waiting = asyncio.create_task(harness.receive(wait=20))
@@ -702,7 +702,7 @@ async def test_new_group_begins_where_the_configuration_says(start: Start) -> No
     assert bodies(await harness.receive()) == ["old"]
 
 
-async def test_commit_offset_behind_the_log_is_corrected(start: Start) -> None:
+async def test_commit_offset_after_the_end_of_the_log_is_corrected(start: Start) -> None:
     """A power failure with async flush may leave a saved offset beyond the log: new messages are not skipped."""
     harness = await start()
     await harness.send("a")
@@ -712,7 +712,7 @@ async def test_commit_offset_behind_the_log_is_corrected(start: Start) -> None:
     assert bodies(await harness.receive()) == ["b"]
 
 
-async def test_deleted_topic_is_forgotten(start: Start) -> None:
+async def test_state_of_a_deleted_topic_is_removed(start: Start) -> None:
     """State, offsets and waiting receives end, also after a crash; a new topic of that name starts afresh."""
     harness = await start()
     await harness.send("a", "b")
@@ -738,7 +738,7 @@ async def test_receive_of_a_deleted_group_ends_with_an_error(start: Start) -> No
             await waiting
 
 
-async def test_status_says_how_far_a_group_is(start: Start) -> None:
+async def test_status_has_the_progress_of_a_group(start: Start) -> None:
     """Committed offset, lag, and messages in flight and ready."""
     harness = await start()
     await harness.send(*"abcde")

@@ -98,7 +98,7 @@ async def test_the_lease_is_renewed_until_it_is_lost(broker: Broker) -> None:
     assert await second.read() == LeaseView(version, _FIRST, None)
 
 
-async def test_etcd_ends_a_lease_that_nobody_renews(etcd: str) -> None:
+async def test_etcd_ends_a_lease_without_renewals(etcd: str) -> None:
     """etcd itself ends it after the agreed seconds."""
     lease = EtcdLease([etcd], "/test/expiry", 1, 2, timeout_seconds=30)
     await lease.take(await lease.read(), _FIRST)
@@ -109,7 +109,7 @@ async def test_etcd_ends_a_lease_that_nobody_renews(etcd: str) -> None:
         await lease.renew()
 
 
-async def test_another_endpoint_is_asked_after_one_that_is_gone(etcd: str) -> None:
+async def test_a_lost_endpoint_is_replaced_by_another(etcd: str) -> None:
     """The first request fails, because its outcome is unknown."""
     gone = f"http://127.0.0.1:{free_ports(1)[0]}"
     lease = EtcdLease([gone, etcd], "/test/endpoints", 1, 60, timeout_seconds=30)
@@ -118,7 +118,7 @@ async def test_another_endpoint_is_asked_after_one_that_is_gone(etcd: str) -> No
     assert await lease.read() == LeaseView(0, None, None)
 
 
-async def test_an_answer_that_is_none_of_etcds_is_no_answer(tmp_path: Path) -> None:
+async def test_an_answer_of_another_service_is_refused(tmp_path: Path) -> None:
     """Another service listens on the port."""
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -202,7 +202,7 @@ async def test_an_etcd_with_tls_and_authentication(tmp_path: Path) -> None:
         ({"etcd_ca": Path("ca.pem")}, "https"),
     ],
 )
-def test_settings_that_do_not_fit(changes: dict[str, Any], cause: str) -> None:
+def test_inconsistent_settings(changes: dict[str, Any], cause: str) -> None:
     """The error names the setting and never contains the password."""
     with pytest.raises(ConfigError, match=cause) as caught:
         ReplicationConfig(

@@ -37,7 +37,7 @@ def _in_order(found: list[bytes], answered: list[bytes]) -> None:
     assert [body for body in found if body in set(answered)] == answered
 
 
-async def test_a_killed_master_is_replaced_and_follows_when_it_is_back(tmp_path: Path) -> None:
+async def test_a_killed_master_is_replaced_and_returns_as_a_replica(tmp_path: Path) -> None:
     """The new master later stops cleanly, and the old one takes over again at once."""
     with running_etcd(tmp_path) as etcd:
         first, second = Member(tmp_path, 1, etcd), Member(tmp_path, 2, etcd)
@@ -57,7 +57,7 @@ async def test_a_killed_master_is_replaced_and_follows_when_it_is_back(tmp_path:
             _in_order(await first.bodies(), answered)
 
 
-async def test_a_paused_master_confirms_nothing_when_it_goes_on(tmp_path: Path) -> None:
+async def test_a_paused_master_confirms_nothing_when_resumed(tmp_path: Path) -> None:
     """A send read before the pause, or after it, is not confirmed."""
     with running_etcd(tmp_path) as etcd:
         first, second = Member(tmp_path, 1, etcd), Member(tmp_path, 2, etcd)
@@ -76,7 +76,7 @@ async def test_a_paused_master_confirms_nothing_when_it_goes_on(tmp_path: Path) 
             _in_order(await second.bodies(), answered)
 
 
-async def test_a_tail_that_nobody_confirmed_is_set_aside(tmp_path: Path) -> None:
+async def test_an_unconfirmed_tail_is_quarantined(tmp_path: Path) -> None:
     """The master is cut off from its replica and killed. It returns as a replica, and names the file with its tail."""
     with running_etcd(tmp_path) as etcd:
         first, second = Member(tmp_path, 1, etcd), Member(tmp_path, 2, etcd)

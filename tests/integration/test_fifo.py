@@ -186,7 +186,7 @@ async def test_one_message_group_stays_in_one_queue_in_the_order_of_its_sends(ta
         assert bodies == [f"{group}.{number}" for number in range(5)]
 
 
-async def test_what_a_fifo_topic_does_not_take(talk: Conversation) -> None:
+async def test_messages_that_a_fifo_topic_refuses(talk: Conversation) -> None:
     """Another message type conflicts with the topic; a group name that is blank or too long is illegal.
 
     Nothing of such a request is stored.
@@ -268,7 +268,7 @@ async def test_one_consumer_gets_a_message_group_in_the_order_of_its_sends(talk:
     assert got == bodies
 
 
-async def test_the_next_of_a_message_group_waits_for_the_one_before(talk: Conversation) -> None:
+async def test_a_message_waits_for_the_previous_one_of_its_group(talk: Conversation) -> None:
     """It waits until that one is acknowledged."""
     await talk.create()
     await talk.send_in_order("g", "first", "second")
@@ -322,7 +322,7 @@ async def test_message_groups_progress_independently(talk: Conversation) -> None
     assert told(await talk.receive(32)) == [("b2", 1)]
 
 
-async def test_redelivery_begins_at_the_first_that_is_not_acknowledged(talk: Conversation) -> None:
+async def test_redelivery_begins_at_the_first_unacknowledged_message(talk: Conversation) -> None:
     """Messages come in order as attempt 2; acknowledged ones behind it do not come again."""
     await talk.create()
     await talk.send_in_order("g", "m0", "m1", "m2", "m3")
@@ -396,7 +396,7 @@ async def test_forwarding_to_the_dead_letters_unlocks_the_message_group(talk: Co
     assert dead.system_properties.dead_letter_queue.topic == TOPIC
 
 
-async def test_after_its_last_attempt_a_message_makes_room_for_the_next(talk: Conversation) -> None:
+async def test_the_last_attempt_unlocks_the_message_group(talk: Conversation) -> None:
     """After two attempts it becomes a dead letter, and the next one is delivered."""
     await talk.create(max_attempts=2)
     await talk.send_in_order("g", "poison", "next")
@@ -511,7 +511,7 @@ def test_sdk_keeps_the_order_while_one_message_fails(process: BrokerProcess, sta
 
 
 @PYTHON.mark
-def test_sdk_gives_a_message_up_and_goes_on(process: BrokerProcess, start: Start) -> None:
+def test_sdk_continues_after_a_dead_letter(process: BrokerProcess, start: Start) -> None:
     """After its last attempt the message becomes a dead letter, and the next of its group is delivered."""
     administer(process, "topic", "create", TOPIC, "--type", "fifo")
     administer(process, "group", "create", GROUP, "--fifo", "--max-attempts", "2")
@@ -528,7 +528,7 @@ def test_sdk_gives_a_message_up_and_goes_on(process: BrokerProcess, start: Start
 
 
 @PYTHON.mark
-def test_sdk_keeps_the_order_over_the_death_of_the_broker(process: BrokerProcess, start: Start) -> None:
+def test_sdk_keeps_the_order_after_a_kill_of_the_broker(process: BrokerProcess, start: Start) -> None:
     """The broker is killed and restarted: no message group skips a message or repeats acknowledged ones."""
     administer(process, "topic", "create", TOPIC, "--type", "fifo")
     groups = [f"group-{number}" for number in range(6)]

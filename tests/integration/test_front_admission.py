@@ -117,7 +117,7 @@ async def _answer(channel: Any, path: str, request: bytes, name: str = "me") -> 
     return answer
 
 
-async def test_a_call_that_is_refused_is_answered_before_its_request_comes(channel: Any, judged: Judged) -> None:
+async def test_a_refused_call_is_answered_before_its_request_is_read(channel: Any, judged: Judged) -> None:
     """The client has sent only headers when it gets the answer."""
     for kind in ("unary", "stream", "both"):
         call = channel.stream_stream(f"/below/{kind}")(timeout=60)
@@ -128,7 +128,7 @@ async def test_a_call_that_is_refused_is_answered_before_its_request_comes(chann
 
 
 @pytest.mark.parametrize("kind", ["unary", "stream"])
-async def test_a_request_without_room_is_read_when_there_is_some(channel: Any, judged: Judged, kind: str) -> None:
+async def test_a_request_waits_for_free_memory(channel: Any, judged: Judged, kind: str) -> None:
     """Its handler is called only then; a call that is not admitted in time gets its admission's answer."""
     judge = judged.judges["below"]
     judge.open.clear()

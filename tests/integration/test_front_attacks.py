@@ -179,7 +179,7 @@ async def test_a_flood_of_frames(broker: BrokerProcess, flood: str) -> None:
     await attack(broker, once, "cheap_frame_count_max")
 
 
-async def test_windows_of_a_byte(broker: BrokerProcess) -> None:
+async def test_windows_of_one_byte(broker: BrokerProcess) -> None:
     """The client accepts large answers one byte at a time."""
     symbol = b"apache.rocketmq.v2.MessagingService"
     question = b"\x22" + bytes([len(symbol)]) + symbol  # asks for the file that defines the symbol, with its imports
@@ -345,7 +345,7 @@ def _receive(group: str) -> bytes:
     return request.SerializeToString()
 
 
-async def test_who_does_not_read(impatient: BrokerProcess) -> None:
+async def test_clients_that_do_not_read(impatient: BrokerProcess) -> None:
     """Closed windows stop new calls while answers wait, and end in time; so does a full socket."""
     await _large_messages(impatient)
 
@@ -440,7 +440,7 @@ def _drip(connection: socket.socket, data: bytes) -> None:
     raise AssertionError("the server takes a byte at a time for ever")
 
 
-async def test_connections_that_say_next_to_nothing(impatient: BrokerProcess) -> None:
+async def test_idle_and_slow_connections(impatient: BrokerProcess) -> None:
     """Idle connections, frames and requests sent byte by byte, and dead peers."""
 
     def idle() -> None:
@@ -477,7 +477,7 @@ async def test_connections_that_say_next_to_nothing(impatient: BrokerProcess) ->
         attacks.create_task(attack(impatient, dead, "keepalive_seconds"))
 
 
-async def test_who_answers_pings_stays(impatient: BrokerProcess) -> None:
+async def test_a_client_that_answers_pings_stays_connected(impatient: BrokerProcess) -> None:
     """The connection with a call stays open for several keepalive intervals; the client's own pings are answered."""
 
     def talk() -> list[int]:

@@ -207,7 +207,7 @@ async def test_streams(channel: Any) -> None:
     assert await talk.code() == grpc.StatusCode.OK
 
 
-async def test_a_reader_that_stops_holds_little(channel: Any, served: Served) -> None:
+async def test_a_stopped_reader_uses_little_memory(channel: Any, served: Served) -> None:
     """Its handler waits, and ends when the client disconnects."""
     call = channel.unary_stream("/t/pour")(b"100000")
     await call.read()

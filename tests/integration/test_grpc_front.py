@@ -50,7 +50,7 @@ def receive_request(**fields: Any) -> v2.ReceiveMessageRequest:
 # --- Telemetry ----------------------------------------------------------------------------------------------
 
 
-async def test_termination_ends_what_a_client_waits_for(broker: InProcessBroker) -> None:
+async def test_termination_ends_waiting_calls_of_a_client(broker: InProcessBroker) -> None:
     """Its long poll ends early, so its shutdown does not hang; its stream ends when the client closes it.
 
     Node.js's client treats an earlier end of the stream as a failure and opens another.
@@ -101,7 +101,7 @@ async def test_every_method_answers_at_once(broker: InProcessBroker) -> None:
                     assert answer.status.message, name
 
 
-async def test_what_is_not_supported_says_so(broker: InProcessBroker) -> None:
+async def test_unsupported_methods_are_unimplemented(broker: InProcessBroker) -> None:
     """gRPC answers UNIMPLEMENTED for methods that no .proto file has; all methods in them exist."""
     unknown = broker.channel.unary_unary("/apache.rocketmq.v2.MessagingService/Nonsense")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -109,7 +109,7 @@ async def test_what_is_not_supported_says_so(broker: InProcessBroker) -> None:
     assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_failure_of_ours_is_logged_and_not_told(
+async def test_an_internal_error_is_logged_and_not_revealed(
     broker: InProcessBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The client gets INTERNAL_SERVER_ERROR without details, the log has the traceback, and the next call works."""
@@ -262,7 +262,7 @@ async def test_health(broker: InProcessBroker) -> None:
         assert response.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_a_stop_does_not_wait_for_who_watches(tmp_path: Path) -> None:
+async def test_a_stop_does_not_wait_for_health_watches(tmp_path: Path) -> None:
     """A Watch gets NOT_SERVING and ends, a reflection stream ends: neither waits for the drain, here a minute."""
     answer = health_pb2.HealthCheckResponse
     listen = ListenConfig(grpc=Address("127.0.0.1", 0), metrics=Address("127.0.0.1", 0), drain_seconds=60)
@@ -386,7 +386,7 @@ async def test_a_stop_ends_waiting_calls(tmp_path: Path) -> None:
             assert await ended is EOF
 
 
-async def test_what_prevents_a_start(tmp_path: Path) -> None:
+async def test_errors_that_prevent_a_start(tmp_path: Path) -> None:
     """A locked store and ports in use are errors that name them; the other broker is unaffected."""
     never = asyncio.Event()
 
@@ -487,7 +487,7 @@ async def test_thousands_of_streams_on_one_connection(broker: InProcessBroker) -
     assert set(outcomes) == {(Code.MESSAGE_NOT_FOUND, 1)}
 
 
-async def test_listening_wider_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_listening_on_all_addresses_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One warning, because there is no authentication."""
     listen = ListenConfig(grpc=Address("0.0.0.0", 0), metrics=Address("127.0.0.1", 0), drain_seconds=0.5)
     async with in_process_broker(tmp_path, listen=listen):

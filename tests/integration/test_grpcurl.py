@@ -99,7 +99,7 @@ def test_the_services_are_listed_and_described(grpcurl: Grpcurl) -> None:
         assert (described.returncode, described.stderr) == (0, ""), each
 
 
-def test_a_message_makes_the_round_in_json(grpcurl: Grpcurl) -> None:
+def test_a_message_is_sent_and_received_in_json(grpcurl: Grpcurl) -> None:
     """A message is sent, received and acknowledged; then there are no more."""
     topic, group = {"name": "by-hand"}, {"name": "curious"}
     body = "grüße 🚀".encode()
@@ -148,7 +148,7 @@ def test_a_message_makes_the_round_in_json(grpcurl: Grpcurl) -> None:
     assert call(grpcurl, "ReceiveMessage", receive)[0]["status"]["code"] == "MESSAGE_NOT_FOUND"
 
 
-def test_a_call_without_client_id_says_what_is_missing(grpcurl: Grpcurl) -> None:
+def test_a_call_without_client_id_names_the_header(grpcurl: Grpcurl) -> None:
     """The most common first mistake; the answer names the header."""
     done = grpcurl(f"{MESSAGING}/QueryRoute", flags=("-d", json.dumps({"topic": {"name": "by-hand"}})))
     assert done.returncode == 0

@@ -67,7 +67,7 @@ def headers(client_id: str) -> Any:
     return (("x-mq-client-id", client_id), ("x-mq-language", "JAVA"))
 
 
-async def test_no_number_of_connections_keeps_the_store_from_its_files(tmp_path: Path) -> None:
+async def test_many_connections_leave_descriptors_for_the_store(tmp_path: Path) -> None:
     """Connected clients are served, also with new topics, which need files; later, new clients are, too."""
     with unharmed_broker(tmp_path) as broker:
         async with connect(broker.endpoint) as client:
@@ -162,7 +162,7 @@ async def abandon(broker: BrokerProcess, count: int, round_: int) -> None:
             call.cancel()
 
 
-async def test_who_does_not_read_keeps_nobody_waiting(broker: BrokerProcess) -> None:
+async def test_unread_receives_do_not_block_other_consumers(broker: BrokerProcess) -> None:
     """Unread receives of megabytes hold only their own messages; when they end, other consumers get these."""
     async with connect(broker.endpoint) as client:
         producer = client.producer()
@@ -211,7 +211,7 @@ async def ask(channel: Any, method: str, kind: str, request: bytes) -> None:
         ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "stream"),
     ],
 )
-async def test_health_and_reflection_get_garbage(broker: BrokerProcess, method: str, kind: str) -> None:
+async def test_garbage_to_health_and_reflection(broker: BrokerProcess, method: str, kind: str) -> None:
     """Bytes that do not parse end with INVALID_ARGUMENT and a readable text; odd requests get an answer."""
     garbage = (b"\xff\xff\xff", b"\x0a\x7f", b"\x0a\x02\xff\xff", b"\x0a\x05abc", b"\x0f")
     odd = (b"", b"\x0a\x03abc", b"\x1a\x03abc", b"\x2a\x05\x0a\x01a\x10\x05")

@@ -86,7 +86,7 @@ async def test_random_requests(broker: BrokerProcess, service: str, capsys: pyte
 
 
 @pytest.mark.parametrize("service", SERVICES)
-async def test_bytes_that_are_no_request(broker: BrokerProcess, service: str) -> None:
+async def test_bytes_that_are_not_a_request(broker: BrokerProcess, service: str) -> None:
     """Each method reports that it cannot parse them."""
     dice = random.Random(SEED)
     async with grpc.aio.insecure_channel(broker.endpoint) as channel:

@@ -45,7 +45,7 @@ asyncio.run(main())
 """
 
 
-def test_what_a_broker_at_rest_does_not_use_is_not_imported(tmp_path: Path) -> None:
+def test_an_idle_broker_imports_only_needed_modules(tmp_path: Path) -> None:
     """Above all grpcio, which the native front does not need; nor modules for metrics and certificates.
 
     Numpy and the code for bulk requests are imported when the first client connects.

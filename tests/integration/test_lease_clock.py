@@ -18,7 +18,7 @@ _LEASE_SECONDS = 30  # longer than any pause on a busy machine: only a clock cha
 pytestmark = pytest.mark.timeout(300)
 
 
-async def test_a_clock_that_is_set_changes_no_master(tmp_path: Path) -> None:
+async def test_a_changed_wall_clock_changes_no_master(tmp_path: Path) -> None:
     """The master's wall clock jumps an hour ahead and back; the lease is measured with the monotonic clock."""
     with running_etcd(tmp_path) as etcd:
         first, second = (Member(tmp_path, number, etcd, lease_seconds=_LEASE_SECONDS) for number in (1, 2))

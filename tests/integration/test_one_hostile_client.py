@@ -78,7 +78,7 @@ async def watched(broker: BrokerProcess) -> AsyncIterator[Memory]:
         watching.cancel()
 
 
-async def test_requests_of_nobody_are_not_read(tmp_path: Path) -> None:
+async def test_unauthenticated_requests_are_not_read(tmp_path: Path) -> None:
     """Connections without credentials send as much as they can: the answer comes before their bytes are read."""
     accounts = tmp_path / "accounts.toml"
     accounts.write_text('[accounts.shop]\nsecret_key = "of the shop"\n')
@@ -122,7 +122,7 @@ MANY = [
 
 
 @pytest.mark.parametrize(("method", "request_", "entries"), MANY)
-async def test_a_small_request_with_many_entries_costs_next_to_nothing(
+async def test_a_small_request_with_many_entries_is_refused_cheaply(
     broker: BrokerProcess, method: str, request_: Any, entries: bytes
 ) -> None:
     """A megabyte of entries is refused without spending time and memory on each."""
@@ -137,7 +137,7 @@ async def test_a_small_request_with_many_entries_costs_next_to_nothing(
     await works(broker)
 
 
-async def test_answers_that_nobody_reads(tmp_path: Path) -> None:
+async def test_unread_answers_use_bounded_memory(tmp_path: Path) -> None:
     """Clients receive the largest messages for many groups and read nothing: one answer holds a few megabytes.
 
     Other clients receive meanwhile.

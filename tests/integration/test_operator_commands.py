@@ -74,7 +74,7 @@ def connected(endpoint: str, group: str, *topics: str) -> Iterator[str]:
 
 
 class TestGroups:
-    def test_lag_and_where_it_is(self, shell: Shell) -> None:
+    def test_lag_by_group_topic_and_queue(self, shell: Shell) -> None:
         """All groups with one line each, and one group by topic and queue."""
         shell.text("send", "lagging", "x", "--count", "5")
         shell.lines("receive", "lagging", "--group", "slow", "--max", "2", "--no-ack")
@@ -106,7 +106,7 @@ class TestGroups:
         assert shell.lines("receive", "replayed", "--group", "again", "--wait", "0") == []
         assert "no queue 7" in shell.error("group", "skip", "again", "replayed", "--queue", "7")
 
-    def test_both_ways_to_wait_between_attempts(self, shell: Shell) -> None:
+    def test_both_retry_policies(self, shell: Shell) -> None:
         """A list of delays, and exponential backoff."""
         created = shell.json("group", "create", "listed", "--retry-delays", "500ms,2s,1m")
         delays = created["retryPolicy"]["customizedBackoff"]["next"]
@@ -116,7 +116,7 @@ class TestGroups:
         assert updated["retryPolicy"]["exponentialBackoff"] == {"initial": 1.0, "max": 3600.0, "multiplier": 3.0}
         assert "3 times as long" in shell.text("group", "describe", "listed")
 
-    def test_a_topic_that_nobody_may_write(self, shell: Shell) -> None:
+    def test_a_topic_without_write_permission(self, shell: Shell) -> None:
         """Permissions are changed and shown."""
         shell.text("topic", "create", "read-only", "--permission", "read")
         assert "FORBIDDEN" in shell.error("send", "read-only", "x")
@@ -126,7 +126,7 @@ class TestGroups:
 
 
 class TestClientsAndSubscriptions:
-    def test_who_is_there_and_what_for(self, shell: Shell, broker: BrokerProcess) -> None:
+    def test_connected_clients_and_subscriptions(self, shell: Shell, broker: BrokerProcess) -> None:
         """A consumer in lists and alone; its subscription while it is connected and afterwards."""
         shell.text("send", "watched", "x", "--tag", "new")
         with connected(broker.endpoint, "watchers", "watched") as client_id:
@@ -158,7 +158,7 @@ class TestClientsAndSubscriptions:
 
 
 class TestDeadLetters:
-    def test_listed_shown_sent_again(self, shell: Shell) -> None:
+    def test_dead_letters_are_listed_shown_and_resent(self, shell: Shell) -> None:
         """Dead letters are listed, shown, and sent back to their topic once."""
         dead(shell, "failing", "failed", "first", "second")
         (queue,) = [each for each in shell.json("dlq", "list") if each["group"] == "failed"]
@@ -184,7 +184,7 @@ class TestDeadLetters:
         assert "sent 1 dead" in shell.text("dlq", "resend", "failed", "--all")
         assert "sent 0 dead" in shell.text("dlq", "resend", "failed", "--all")
 
-    def test_exported(self, shell: Shell, tmp_path: Path) -> None:
+    def test_dead_letters_are_exported(self, shell: Shell, tmp_path: Path) -> None:
         """One JSON object per line, to a new file or standard output, for much more than a page."""
         dead(shell, "exporting", "exporter", "a", "b")
         lines = [json.loads(line) for line in shell.text("dlq", "export", "exporter").splitlines()]
@@ -197,7 +197,7 @@ class TestDeadLetters:
 
 
 class TestMessages:
-    def test_a_timeline(self, shell: Shell) -> None:
+    def test_timeline_of_a_message(self, shell: Shell) -> None:
         """By key and by id, with every delivery on request, and for a message that is not due yet."""
         (sent,) = shell.lines("send", "told", "x", "--key", "k")
         shell.lines("receive", "told", "--group", "teller")
@@ -213,7 +213,7 @@ class TestMessages:
         assert "no message" in shell.error("query", "told", "--id", "absent", "--timeline")
         assert "no such message" in shell.text("query", "told", "--key", "absent", "--timeline")
 
-    def test_received_by_a_condition(self, shell: Shell) -> None:
+    def test_receive_with_an_sql_condition(self, shell: Shell) -> None:
         """`receive --sql` takes the messages that match the condition."""
         for amount in ("50", "150"):
             shell.text("send", "priced", amount, "--property", f"amount={amount}")

@@ -87,7 +87,7 @@ async def committed(client: RawClient, topic: str, group: str, queue_id: int = 0
     return response.status.code, response.offset
 
 
-async def test_pull_leaves_everything_where_it_is(client: RawClient) -> None:
+async def test_pull_changes_no_state(client: RawClient) -> None:
     """Any offset can be pulled repeatedly by any group, in batches, up to the end."""
     topic = await client.create_topic("orders")
     await client.sent(*(message(topic, f"{n}") for n in range(5)))
@@ -100,7 +100,7 @@ async def test_pull_leaves_everything_where_it_is(client: RawClient) -> None:
     assert (await client.receive(topic, "pullers")).bodies == ["0", "1", "2", "3", "4"]
 
 
-async def test_what_a_pulled_message_has(client: RawClient) -> None:
+async def test_fields_of_a_pulled_message(client: RawClient) -> None:
     """It has queue and offset but no receipt handle, because it is not acknowledged."""
     topic = await client.create_topic("orders")
     await client.sent(message(topic, "a", tag="t", properties={"k": "v"}))
@@ -114,7 +114,7 @@ async def test_what_a_pulled_message_has(client: RawClient) -> None:
 
 
 @pytest.mark.parametrize(("offset", "next_offset"), [(-1, 0), (-(1 << 63), 0), (4, 3), ((1 << 63) - 1, 3)])
-async def test_an_offset_that_the_queue_does_not_have(client: RawClient, offset: int, next_offset: int) -> None:
+async def test_an_offset_outside_the_queue(client: RawClient, offset: int, next_offset: int) -> None:
     """ILLEGAL_OFFSET at once, even with a polling time, and the nearest offset that exists."""
     topic = await client.create_topic("orders")
     await client.sent(*(message(topic, f"{n}") for n in range(3)))
@@ -157,7 +157,7 @@ async def test_one_arrival_ends_the_wait_of_all(broker: InProcessBroker, client:
         assert (code, bodies, next_offset) == (Code.OK, ["m"], 1)
 
 
-async def test_a_wait_goes_on_over_what_the_filter_leaves_out(client: RawClient) -> None:
+async def test_a_wait_continues_after_filtered_messages(client: RawClient) -> None:
     """A message that does not match does not end the wait; the next one does, and the offset is behind both."""
     topic = await client.create_topic("orders")
     waiting = asyncio.create_task(pulled(client, topic, 0, wait=15, expression="a"))
@@ -169,7 +169,7 @@ async def test_a_wait_goes_on_over_what_the_filter_leaves_out(client: RawClient)
     assert await waiting == (Code.OK, ["yes"], 2)
 
 
-async def test_a_goodbye_ends_the_wait(client: RawClient) -> None:
+async def test_termination_of_the_client_ends_the_wait(client: RawClient) -> None:
     """NotifyClientTermination ends it with MESSAGE_NOT_FOUND, long before its timeout."""
     topic = await client.create_topic("orders")
     waiting = asyncio.create_task(pulled(client, topic, 0, wait=19))
@@ -180,7 +180,7 @@ async def test_a_goodbye_ends_the_wait(client: RawClient) -> None:
 
 
 @pytest.mark.parametrize("method", ["QueryOffset", "GetOffset", "UpdateOffset", "PullMessage"])
-async def test_queues_that_are_none(client: RawClient, method: str) -> None:
+async def test_invalid_queues(client: RawClient, method: str) -> None:
     """An illegal topic, and queue ids that the topic does not have."""
     topic = await client.create_topic("orders", queues=2)
     await client.create_topic("closed", permission=v2.Permission.WRITE)
@@ -282,7 +282,7 @@ async def test_the_offset_of_a_group_that_receives(client: RawClient) -> None:
     assert (await client.receive(topic, "g")).code == Code.MESSAGE_NOT_FOUND
 
 
-async def test_an_offset_that_was_set_outlives_replays(tmp_path: Path) -> None:
+async def test_a_reset_offset_survives_replays(tmp_path: Path) -> None:
     """A group that once received sets its offset back; events from before the snapshot do not change it."""
     harness = await Harness.start(tmp_path / "store", ManualClock())
     try:
@@ -318,7 +318,7 @@ async def test_an_offset_that_expired(tmp_path: Path) -> None:
         await harness.stop()
 
 
-async def test_looking_for_what_passes_ends_with_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_search_for_matches_ends_with_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If many messages do not match: MESSAGE_NOT_FOUND in time, and the next pull continues behind them."""
     monkeypatch.setattr(property_search, "_WORK_MAX", 2 * 128)  # one property, one condition
     delivery = DeliveryConfig(poll_reserve_seconds=10)
@@ -340,7 +340,7 @@ async def test_looking_for_what_passes_ends_with_the_call(tmp_path: Path, monkey
         assert await pulled(client, topic, 128, expression="n = 149", filter_type=SQL) == (Code.OK, ["149"], 150)
 
 
-async def test_too_many_wait(tmp_path: Path) -> None:
+async def test_too_many_waiting_pulls(tmp_path: Path) -> None:
     """A pull above the limit gets TOO_MANY_REQUESTS."""
     async with in_process_broker(tmp_path / "store", delivery=DeliveryConfig(waiting_max=2)) as broker:
         client = RawClient(broker.channel)
@@ -352,7 +352,7 @@ async def test_too_many_wait(tmp_path: Path) -> None:
         await asyncio.gather(*waiting)
 
 
-async def test_strict(tmp_path: Path) -> None:
+async def test_strict_filters(tmp_path: Path) -> None:
     """Without automatic creation, topic and group must exist; querying an offset needs no group."""
     async with in_process_broker(tmp_path / "store", dev=False) as broker:
         client = RawClient(broker.channel)

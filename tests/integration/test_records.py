@@ -104,7 +104,7 @@ async def records(tmp_path: Path) -> AsyncIterator[Records]:
         yield Records(broker)
 
 
-async def test_what_is_appended_is_read(records: Records) -> None:
+async def test_appended_records_are_read(records: Records) -> None:
     """Records come in order, with offsets from 0, in frames of the requested size.
 
     Reads have offset and byte limits.
@@ -196,7 +196,7 @@ REFUSED: dict[str, tuple[list[Message], int, str]] = {
 }
 
 
-async def test_what_is_refused(records: Records) -> None:
+async def test_invalid_requests_are_refused(records: Records) -> None:
     """Each request is refused with its reason, also after valid records or several alike, and nothing is stored."""
     for kind, (messages, code, text) in REFUSED.items():
         for before, times in ((0, 1), (5, 1), (0, 9)) if messages else ((0, 1),):
@@ -209,7 +209,7 @@ async def test_what_is_refused(records: Records) -> None:
     assert (await records.read())[1].max_queue_offset == 0
 
 
-async def test_sizes_that_the_client_says(records: Records) -> None:
+async def test_sizes_given_by_the_client(records: Records) -> None:
     """Correct sizes change nothing, wrong ones are ignored in favour of the records', and half a number is refused."""
     made = packed(some(9))
     right = np.array([len(each) for each in made], "<u4")
@@ -250,7 +250,7 @@ async def create_batch_topic(records: Records) -> None:
 
 
 @pytest.mark.parametrize("compression", ["", "zlib", "lz4", "zstd"])
-async def test_a_batch_topic_takes_batches_as_they_are(records: Records, compression: str) -> None:
+async def test_a_batch_topic_stores_batches_unchanged(records: Records, compression: str) -> None:
     """One record holds many messages when appended and read; consumers receive each message separately."""
     await create_batch_topic(records)
     made = [inner_batch_of(100, 0, compression), inner_batch_of(30, 100, compression)]
@@ -276,7 +276,7 @@ async def test_a_batch_topic_takes_batches_as_they_are(records: Records, compres
     assert pulled[0].system_properties.message_id == "ID95"
 
 
-async def test_what_a_batch_topic_refuses(records: Records) -> None:
+async def test_records_that_a_batch_topic_refuses(records: Records) -> None:
     """Bodies that are not batches, wrong counts, single messages; one bad record refuses the whole request."""
     zstandard = pytest.importorskip("zstandard")
     await create_batch_topic(records)
@@ -308,7 +308,7 @@ async def test_what_a_batch_topic_refuses(records: Records) -> None:
     assert (await records.read(topic="metering"))[1].max_queue_offset == 0
 
 
-async def test_records_are_what_send_message_stores(tmp_path: Path) -> None:
+async def test_records_equal_those_of_send_message(tmp_path: Path) -> None:
     """The bytes are equal for the same messages at the same time; only the sender's port may differ."""
     sent: list[v2.Message] = []
     for number in range(40):
@@ -364,7 +364,7 @@ async def test_a_read_waits_for_records(records: Records) -> None:
     assert await records.read(2, wait=duration(0.05)) == ([], (await records.read(2))[1])
 
 
-async def test_tags_are_looked_at_in_the_queue(records: Records) -> None:
+async def test_tags_are_compared_in_the_queue(records: Records) -> None:
     """Only records with one of the tags are returned; offsets advance past the others."""
     messages = some(100)
     await records.append(b"".join(packed(messages)))
@@ -375,7 +375,7 @@ async def test_tags_are_looked_at_in_the_queue(records: Records) -> None:
     assert (frames, last.next_queue_offset) == ([], 100)
 
 
-async def test_a_group_counts_what_it_reads(records: Records) -> None:
+async def test_reads_are_counted_by_group(records: Records) -> None:
     """The metrics count a group's messages and bytes; a record of a batch topic holds many messages."""
     sent = packed(some(100))
     await records.append(b"".join(sent))
@@ -396,7 +396,7 @@ def _scraped(address: str) -> str:
         return str(response.read().decode())
 
 
-async def test_an_offset_that_the_queue_does_not_have(records: Records) -> None:
+async def test_an_offset_outside_the_queue(records: Records) -> None:
     """The answer has the queue's first and end offsets."""
     await records.append(b"".join(packed(some(3))))
     for start, nearest in ((-1, 0), (4, 3)):
@@ -459,7 +459,7 @@ async def test_records_are_found_by_key_id_and_time(records: Records) -> None:
     assert bodies([early]) == [each.body for each in messages[:40]]
 
 
-async def test_accounts_append_and_read_what_they_may(tmp_path: Path) -> None:
+async def test_accounts_append_and_read_with_permission(tmp_path: Path) -> None:
     """Each request of a stream is authorized separately."""
     accounts = tmp_path / "accounts.toml"
     accounts.write_text(
@@ -529,7 +529,7 @@ async def test_a_reader_that_pauses(records: Records) -> None:
 
 
 @pytest.mark.skipif(FRONT == "grpcio", reason="grpcio's buffers are its own")
-async def test_a_reader_that_takes_nothing_holds_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stopped_reader_uses_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame is built once the client has taken the previous one: only one or two wait for the client."""
     made: list[int] = []
     first = asyncio.Event()

@@ -68,7 +68,7 @@ def stored_for_timer(directory: Path) -> list[bytes]:
     return found
 
 
-async def test_they_are_what_send_message_stores(tmp_path: Path) -> None:
+async def test_delayed_records_equal_those_of_send_message(tmp_path: Path) -> None:
     """The bytes are equal for the same messages at the same time, for any size of times and properties."""
     now_ms = ManualClock().now_ms()
     sent: list[v2.Message] = []
@@ -111,7 +111,7 @@ async def read_all(records: Records, count: int, queue_id: int) -> list[Record]:
     return found
 
 
-async def test_each_is_delivered_to_its_queue_when_it_is_due(tmp_path: Path) -> None:
+async def test_each_record_is_delivered_to_its_queue_when_due(tmp_path: Path) -> None:
     """A message already due comes at once, others not before their time; each has exactly its own properties."""
     async with in_process_broker(tmp_path) as broker:
         records = Records(broker)
@@ -170,7 +170,7 @@ def refused(now_ms: int) -> dict[str, tuple[Message, int, str]]:
     }
 
 
-async def test_what_is_refused(tmp_path: Path) -> None:
+async def test_invalid_requests_are_refused(tmp_path: Path) -> None:
     """Each request is refused with its reason, also after valid records, and nothing is stored."""
     async with in_process_broker(tmp_path) as broker:
         records = Records(broker)
@@ -194,7 +194,7 @@ async def test_what_is_refused(tmp_path: Path) -> None:
     assert len(stored_for_timer(tmp_path)) == len(good)
 
 
-def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
+def test_acknowledged_records_survive_a_kill(tmp_path: Path) -> None:
     """The broker is killed right after its answer: the next one delivers every message once."""
     messages = some(300, "later", 1)
 

@@ -80,7 +80,7 @@ async def _running(*processes: _Process) -> AsyncIterator[None]:
                 await found.kill()
 
 
-async def test_nothing_answered_is_lost(tmp_path: Path) -> None:
+async def test_no_answered_message_is_lost(tmp_path: Path) -> None:
     """The replica fails in each way first, and the master at the end."""
     roles = ("--role", "master", "--listen-replicas", "127.0.0.1:0", "--acks", "1")
     master = _Process(tmp_path, "a", *roles)

@@ -64,7 +64,7 @@ async def test_a_group_keeps_its_position_when_the_journal_expires(harness: Harn
         await harness.stop()
 
 
-async def test_what_is_in_flight_survives_the_expiry_of_the_events_before_it(harness: Harness) -> None:
+async def test_messages_in_flight_survive_the_expiry_of_their_events(harness: Harness) -> None:
     """Deliveries and out-of-order acknowledgements are kept over expiry, crash, expiry and restart."""
     await expire(harness, 2)
     await harness.send("a", "b", "c")
@@ -87,7 +87,7 @@ async def test_what_is_in_flight_survives_the_expiry_of_the_events_before_it(har
         await crashed.stop()
 
 
-async def test_the_log_is_kept_where_a_snapshot_cannot_be_written(
+async def test_the_log_is_kept_if_a_snapshot_cannot_be_written(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without space for a snapshot, segments that a replay needs are kept; with space again they are deleted."""
@@ -110,7 +110,7 @@ async def test_the_log_is_kept_where_a_snapshot_cannot_be_written(
     assert harness.store.status().min_offset > needed
 
 
-async def test_consumers_go_on_while_a_full_disk_refuses_messages(harness: Harness) -> None:
+async def test_consumers_continue_while_a_full_disk_refuses_messages(harness: Harness) -> None:
     """Above the watermark receive, acknowledge, change and dead letters work; a send does not."""
     await harness.send("a", "b", "c")
     harness.store.running.set(RunningFlags.DISK_FULL, "the disk is full")
@@ -124,7 +124,7 @@ async def test_consumers_go_on_while_a_full_disk_refuses_messages(harness: Harne
     assert harness.store.queue_range(f"%DLQ%{GROUP}", 0) == (0, 1)
 
 
-async def test_a_broker_on_a_full_disk_says_so_and_stays_ready(tmp_path: Path) -> None:
+async def test_a_broker_on_a_full_disk_stays_ready(tmp_path: Path) -> None:
     """From the start, sends are refused with the reason; the readiness page, status and permission report it, too."""
     store = replace(StoreConfig.tiny(tmp_path / "store"), disk_full_ratio=1e-9, clean_forcibly=False)
     async with in_process_broker(tmp_path / "store", store=store) as broker:

@@ -58,7 +58,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield begin
 
 
-def test_every_field_arrives_and_only_the_unacknowledged_come_again(broker: BrokerProcess, start: Start) -> None:
+def test_every_field_arrives_and_only_unacknowledged_messages_are_redelivered(
+    broker: BrokerProcess, start: Start
+) -> None:
     """A message keeps every field; unacknowledged ones come again after their invisible time, as attempt 2."""
     producer = start("producer", broker.endpoint, topic="fields")
     consumer = start("simple_consumer", broker.endpoint, topic="fields", group="readers")
@@ -174,7 +176,7 @@ def test_push_keeps_the_order_of_each_message_group_while_one_fails(broker: Brok
     wait_group(broker, "ordered", lag=0)
 
 
-def test_push_consumption_goes_on_after_the_broker_was_killed(
+def test_push_consumption_continues_after_a_kill_of_the_broker(
     tmp_path_factory: pytest.TempPathFactory, short_polls: list[str], start: Start
 ) -> None:
     """Telemetry reconnects and gets settings, all messages arrive, and acknowledged ones do not come again."""
@@ -198,7 +200,7 @@ def test_push_consumption_goes_on_after_the_broker_was_killed(
         assert {body: deliveries[body] for body in known} == dict.fromkeys(known, 1)
 
 
-def test_a_client_that_is_told_to_reconnect_opens_its_stream_anew(broker: BrokerProcess, start: Start) -> None:
+def test_a_client_reconnects_its_stream_on_command(broker: BrokerProcess, start: Start) -> None:
     """It sends its settings again, gets the broker's, and continues consuming."""
     producer = start("producer", broker.endpoint, topic="reconnected")
     consumer = start("push_consumer", broker.endpoint, topic="reconnected", group="reconnected")
@@ -211,7 +213,7 @@ def test_a_client_that_is_told_to_reconnect_opens_its_stream_anew(broker: Broker
     consumer.wait_messages(6, "acknowledged")
 
 
-def test_a_client_behind_a_mapped_port_gets_what_was_lost_on_the_way(broker: BrokerProcess, start: Start) -> None:
+def test_a_client_behind_a_mapped_port_gets_lost_deliveries_again(broker: BrokerProcess, start: Start) -> None:
     """The broker's route has the address that the client used. A delivery lost in the network comes again."""
     with forwarded_port(broker.endpoint) as port:
         consumer = start("push_consumer", port.endpoint, topic="lossy", group="lossy")

@@ -48,7 +48,9 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
         yield begin
 
 
-def test_every_field_arrives_and_only_the_unacknowledged_come_again(broker: BrokerProcess, start: Start) -> None:
+def test_every_field_arrives_and_only_unacknowledged_messages_are_redelivered(
+    broker: BrokerProcess, start: Start
+) -> None:
     """A message keeps every field; unacknowledged ones come again after their invisible time, as attempt 2."""
     producer = start("producer", broker.endpoint, topic="fields")
     consumer = start("simple_consumer", broker.endpoint, topic="fields", group="readers")
@@ -111,7 +113,7 @@ def test_a_changed_invisible_duration_holds(broker: BrokerProcess, start: Start)
     consumer.ask("acknowledge", bodies=["slow"])
 
 
-def test_delayed_messages_come_in_time_and_can_be_taken_back(broker: BrokerProcess, start: Start) -> None:
+def test_delayed_messages_arrive_in_time_and_can_be_recalled(broker: BrokerProcess, start: Start) -> None:
     """A message waits for its second; a recalled one never comes, and cannot be recalled twice."""
     create_topic(broker, "delayed", "delay")
     producer = start("producer", broker.endpoint, topic="delayed")
@@ -158,7 +160,7 @@ def test_push_consumers_share_a_group_and_each_group_gets_all(broker: BrokerProc
     assert {message["tag"] for message in choosy.messages()} == {"even"}
 
 
-def test_a_lite_consumer_gets_what_it_has_subscribed(broker: BrokerProcess, start: Start) -> None:
+def test_a_lite_consumer_gets_its_lite_topics(broker: BrokerProcess, start: Start) -> None:
     """It gets messages from its subscription on, also of two topics at once, and none after unsubscribing."""
     create_topic(broker, "rooms", "LITE")
     producer = start("producer", broker.endpoint, topic="rooms")
@@ -189,7 +191,7 @@ def test_a_failing_listener_gets_the_message_again_after_the_backoff(broker: Bro
     assert acknowledged["attempt"] == 3
 
 
-def test_push_consumption_goes_on_after_the_broker_was_killed(aerobee_broker: BrokerProcess, start: Start) -> None:
+def test_push_consumption_continues_after_a_kill_of_the_broker(aerobee_broker: BrokerProcess, start: Start) -> None:
     """The client is not restarted, all messages arrive, and acknowledged ones do not come again.
 
     Messages being processed at the kill are acknowledged afterwards.
@@ -240,7 +242,7 @@ def test_a_client_behind_a_mapped_port_stays_there(broker: BrokerProcess, start:
         producer.answer()  # the producer got no other address
 
 
-def test_a_message_whose_delivery_was_lost_on_the_way_comes_again(broker: BrokerProcess, start: Start) -> None:
+def test_a_lost_delivery_is_repeated(broker: BrokerProcess, start: Start) -> None:
     """The answer to a poll is lost while the client runs on: it polls again and gets the message."""
     with forwarded_port(broker.endpoint) as port:
         consumer = start("push_consumer", port.endpoint, topic="lossy", group="lossy")
@@ -257,7 +259,7 @@ def test_a_message_whose_delivery_was_lost_on_the_way_comes_again(broker: Broker
 
 
 @pytest.mark.parametrize("first", ["broker", "sdk"])
-def test_broker_and_sdk_live_in_one_process(start: Start, tmp_path: Path, first: str) -> None:
+def test_broker_and_sdk_work_in_one_process(start: Start, tmp_path: Path, first: str) -> None:
     """Both contain the same .proto files; whichever is imported first, a message is sent and received."""
     program = start("broker_and_client", "", first=first, store=str(tmp_path / "store"))
     program.ready()

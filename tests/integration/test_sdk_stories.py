@@ -113,7 +113,7 @@ def drained(consumer: SdkProgram, count: int, *, invisible: float = 60) -> list[
     return received
 
 
-def test_every_field_arrives_and_only_the_unacknowledged_come_again(
+def test_every_field_arrives_and_only_unacknowledged_messages_are_redelivered(
     broker: BrokerProcess, start: Start, topic: str
 ) -> None:
     """A message keeps every field; unacknowledged ones come again after their invisible time, as attempt 2."""
@@ -163,7 +163,7 @@ def test_a_changed_invisible_duration_holds(broker: BrokerProcess, start: Start,
     wait_group(broker, topic, lag=0)
 
 
-def test_delayed_messages_come_in_time_and_can_be_taken_back(broker: BrokerProcess, start: Start, topic: str) -> None:
+def test_delayed_messages_arrive_in_time_and_can_be_recalled(broker: BrokerProcess, start: Start, topic: str) -> None:
     """A message waits for its millisecond; a recalled one never comes, and cannot be recalled twice."""
     create_topic(broker, topic, "delay")
     producer = start("producer", broker, topic=topic)
@@ -246,7 +246,7 @@ def test_push_consumers_share_a_group_and_each_group_gets_all(broker: BrokerProc
 
 
 @all_but_python
-def test_a_lite_consumer_gets_what_it_has_subscribed(broker: BrokerProcess, start: Start, topic: str) -> None:
+def test_a_lite_consumer_gets_its_lite_topics(broker: BrokerProcess, start: Start, topic: str) -> None:
     """It gets messages from its subscription on, also of two topics at once, and none after unsubscribing."""
     create_topic(broker, topic, "LITE")
     producer = start("producer", broker, topic=topic)
@@ -317,7 +317,7 @@ def test_push_keeps_the_order_of_each_message_group_while_one_fails(
 
 
 @all_but_python
-def test_a_message_group_goes_on_after_a_dead_letter(broker: BrokerProcess, start: Start, topic: str) -> None:
+def test_a_message_group_continues_after_a_dead_letter(broker: BrokerProcess, start: Start, topic: str) -> None:
     """After its last attempt a message becomes a dead letter, and the next of its message group is delivered."""
     create_topic(broker, topic, "fifo")
     command = [sys.executable, "-m", "aerobee_broker", "group", "create", topic, "--endpoint", broker.endpoint]

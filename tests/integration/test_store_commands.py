@@ -29,7 +29,7 @@ def expected_dump(case: golden.GoldenCase) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["plain", "wide", "kinds", "v43", "crash-mid", "deleted-head"])
-def test_a_dump_is_what_the_manifest_says(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dump_matches_the_manifest(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every readable record, in log order, field by field; standard error names the damage; no file changes."""
     case = golden.load(name, tmp_path)
     before = content(case.store)
@@ -61,7 +61,7 @@ def test_a_part_of_a_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == ""
 
 
-def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+def test_a_reader_that_closes_the_pipe(tmp_path: Path) -> None:
     """`aerobee store dump ... | head -1` ends without an error."""
     case = golden.load("plain", tmp_path)
     command = [sys.executable, "-m", "aerobee_broker", "store", "dump", str(case.store)]
@@ -120,7 +120,7 @@ def test_inspecting(full: bool, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("action", ["inspect", "verify", "dump"])
-def test_what_is_no_store(action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_directories_that_are_not_a_store(action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """For an empty directory and for a file: exit code 2, one line, and no change."""
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -173,7 +173,7 @@ def test_rebuilding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = golden.load("plain", tmp_path)
     before = {path: data for path, (data, _) in content(case.store / "consumequeue").items()}
     assert main(["store", "rebuild", str(case.store), "--queues"]) == 0
-    assert "0 are not as they were" in capsys.readouterr().out
+    assert "0 of them changed" in capsys.readouterr().out
     removed_file = next(path for path in sorted((case.store / "consumequeue").rglob("*")) if path.is_file())
     removed_file.unlink()
     assert main(["store", "rebuild", str(case.store), "--queues", "--apply", "--json"]) == 0
@@ -196,7 +196,7 @@ def test_backing_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "not empty" in capsys.readouterr().err
 
 
-def test_backing_up_to_where_nothing_can_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_backing_up_to_an_unwritable_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The error is about the target, not about the store, which is readable."""
     case = golden.load("plain", tmp_path)
     file = tmp_path / "file"
@@ -207,7 +207,9 @@ def test_backing_up_to_where_nothing_can_be_made(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("command", [["repair"], ["rebuild"]])
-def test_one_action_is_one(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_action_is_counted_in_the_singular(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The announced and the completed actions are counted in correct English."""
     case = golden.load("plain", tmp_path)
     if command == ["repair"]:

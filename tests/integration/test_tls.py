@@ -56,7 +56,7 @@ def endpoint(broker: BrokerProcess) -> str:
     return broker.tls_endpoint
 
 
-async def test_what_one_sends_with_tls_another_receives_without(broker: BrokerProcess, certificate: Path) -> None:
+async def test_tls_and_plaintext_lead_to_the_same_topics(broker: BrokerProcess, certificate: Path) -> None:
     """Both addresses lead to the same topics, in either direction."""
     async with (
         connect(endpoint(broker), tls=Tls(certificate)) as secure,
@@ -70,7 +70,7 @@ async def test_what_one_sends_with_tls_another_receives_without(broker: BrokerPr
             await consumer.ack(received)
 
 
-async def test_a_client_is_told_to_stay_where_it_came(broker: BrokerProcess, certificate: Path) -> None:
+async def test_a_route_has_the_address_of_the_connection(broker: BrokerProcess, certificate: Path) -> None:
     """Without an address in the request, the route has the TLS address over TLS and the plaintext one otherwise."""
     credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
     request = v2.QueryRouteRequest(topic=v2.Resource(name="routed"))
@@ -87,7 +87,7 @@ async def test_a_client_is_told_to_stay_where_it_came(broker: BrokerProcess, cer
 
 
 @pytest.mark.skipif(FRONT == "grpcio", reason="a port of grpcio has TLS or has not")
-async def test_one_port_takes_both(broker: BrokerProcess, certificate: Path, tmp_path: Path) -> None:
+async def test_one_port_accepts_tls_and_plaintext(broker: BrokerProcess, certificate: Path, tmp_path: Path) -> None:
     """TLS and plaintext on the plaintext port; --dev alone creates a certificate when one is needed."""
     with run_broker(tmp_path, ["--dev", "--front", "native"]) as alone:
         for dialled, tls in ((alone.endpoint, None), (broker.endpoint, Tls(certificate)), (broker.endpoint, None)):
@@ -105,7 +105,7 @@ async def test_one_port_takes_both(broker: BrokerProcess, certificate: Path, tmp
             assert secure.selected_alpn_protocol() == "h2"
 
 
-async def test_errors_say_what_is_wrong(broker: BrokerProcess, certificate: Path, tmp_path: Path) -> None:
+async def test_errors_name_the_cause(broker: BrokerProcess, certificate: Path, tmp_path: Path) -> None:
     """A certificate of another authority, an address without TLS, and a missing file."""
     other = tmp_path / "other.crt"
     replace(other)
@@ -119,7 +119,7 @@ async def test_errors_say_what_is_wrong(broker: BrokerProcess, certificate: Path
         connect(endpoint(broker), tls=Tls(tmp_path / "nothing.crt"))
 
 
-def test_commands_take_tls(
+def test_commands_support_tls(
     broker: BrokerProcess,
     certificate: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -166,7 +166,7 @@ async def test_a_stop_does_not_wait_for_the_end_of_tls(tmp_path: Path, certifica
         assert time.monotonic() - began < 20
 
 
-def test_one_is_made_for_development(tmp_path: Path) -> None:
+def test_a_development_certificate_is_created(tmp_path: Path) -> None:
     """A client that verifies nothing, like those of several SDKs, gets HTTP/2 over TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

@@ -72,7 +72,7 @@ async def test_permissions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["used", "file"])
-def test_what_is_not_replaced(tmp_path: Path, kind: str) -> None:
+def test_files_that_are_not_replaced(tmp_path: Path, kind: str) -> None:
     """A socket in use by another process, and a file that is not a socket."""
     path = tmp_path / "broker.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as used:

@@ -89,7 +89,7 @@ def section(output: str, title: str) -> list[str]:
     return lines[first : next(ends, len(lines))]
 
 
-def test_workers_say_what_one_process_says(project: Path) -> None:
+def test_workers_give_the_results_of_one_process(project: Path) -> None:
     """The same tables and failures; warnings and coroutines never awaited also fail with workers."""
     alone, shared = run(project), run(project, "-n", "2", "--dist", "loadfile")
     table = section(shared, "conformance")

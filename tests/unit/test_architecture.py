@@ -22,7 +22,7 @@ def test_every_module_is_on_the_map(package: str) -> None:
     assert [module for module in sorted(modules) if module not in MAP] == []
 
 
-def test_nothing_on_the_map_is_gone() -> None:
+def test_every_module_on_the_map_exists() -> None:
     """Every module that the map names exists."""
     named = set(re.findall(r"\b[a-z_]+\.py\b", MAP))
     there = {path.name for folder in ("store", "broker", "client", "proto") for path in (ROOT / folder).rglob("*.py")}
@@ -48,7 +48,7 @@ def test_a_broker_without_replication_loads_nothing_of_it() -> None:
     assert done.stdout.split() == ["aerobee_broker.replication", "aerobee_broker.replication.config"]
 
 
-def test_every_answer_of_where_to_look_exists() -> None:
+def test_every_file_in_where_to_look_exists() -> None:
     """The files in the table for newcomers exist."""
     answers = re.findall(r"`((?:store|broker)/[a-z_/]+\.py)`", MAP.partition("## Where to look")[2])
     assert len(answers) >= 10

@@ -53,7 +53,7 @@ def panels(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
 # --- The example configuration ------------------------------------------------------------------------------
 
 
-def test_the_example_as_it_stands_changes_nothing() -> None:
+def test_the_unchanged_example_is_the_default() -> None:
     """Every setting of the example is commented out, so an unchanged copy is the default configuration."""
     assert BrokerConfig.load(config_file=EXAMPLE) == BrokerConfig.load()
 
@@ -152,7 +152,7 @@ def test_the_image_serves_on_all_addresses_as_an_ordinary_user() -> None:
     assert re.search(r"(?m)^USER aerobee$", final_stage)
 
 
-def test_the_wheel_has_all_that_it_is_built_from() -> None:
+def test_the_build_context_has_every_source_of_the_wheel() -> None:
     """The image's build context has each package and file that pyproject.toml names."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     kept = {line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")}
@@ -243,7 +243,7 @@ def test_systemd_waits_longer_than_the_broker_drains() -> None:
 # --- Alerts and board ---------------------------------------------------------------------------------------
 
 
-def test_every_alert_says_what_to_do_and_is_tested() -> None:
+def test_every_alert_names_a_remedy_and_is_tested() -> None:
     """Each alert has a severity, a summary, a section in docs/operating.md, and a promtool test."""
     (rules,) = read_yaml(DEPLOY / "prometheus" / "alerts.yml")
     (tests,) = read_yaml(DEPLOY / "prometheus" / "alerts.test.yml")
@@ -259,7 +259,7 @@ def test_every_alert_says_what_to_do_and_is_tested() -> None:
         assert f"#### {alert['alert']}\n" in operating
 
 
-def test_the_board_is_whole() -> None:
+def test_the_board_is_complete() -> None:
     """Panels have unique ids, titles, descriptions, separate grid places, and the provisioned data source."""
     board = json.loads(BOARD.read_text())
     (sources,) = read_yaml(DEPLOY / "grafana" / "provisioning" / "datasources" / "prometheus.yml")

@@ -13,7 +13,7 @@ PAGES = sorted(path.name for path in FOLDER.glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_names_exists(page: str) -> None:
+def test_names_on_a_page_exist(page: str) -> None:
     """Test paths, test names and links on the page exist."""
     text = (FOLDER / page).read_text(encoding="utf-8")
     assert [path for path in re.findall(r"`(tests/[\w/]+(?:\.py)?)`", text) if not (ROOT / path).exists()] == []

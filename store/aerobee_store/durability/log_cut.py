@@ -34,7 +34,7 @@ def ordered(file_system: FileSystem, directory: Path) -> int | None:
         return None
     text = file_system.read_bytes(path).strip()
     if not text.isdigit():
-        raise StoreDirectoryError(f"{path}: {text[:40]!r} is no offset; remove the file to leave the log as it is")
+        raise StoreDirectoryError(f"{path}: {text[:40]!r} is not an offset; remove the file to leave the log unchanged")
     return int(text)
 
 

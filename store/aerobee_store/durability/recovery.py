@@ -172,7 +172,7 @@ class Recovery:
         discard what was read from them."""
         report = self._report
         self._keeps_tail, self._tail_name = True, DIVERGED
-        self._meet(Found.ORDER_TO_CUT)
+        self._meet(Found.CUT_ORDERED)
         report.end = min(report.end, cut)
         report.damaged = [damage for damage in report.damaged if damage.start < cut]
         self._last_record = 0
@@ -191,7 +191,7 @@ class Recovery:
         for queue in self._all_queues():
             if queue.torn:
                 self._meet(Found.TORN_QUEUE)
-                _log.warning("queue is damaged behind offset=%d directory=%s", queue.max_offset, queue.directory)
+                _log.warning("queue is damaged after offset=%d directory=%s", queue.max_offset, queue.directory)
                 begin = min(begin, self._segment_start(queue.last_record_end()))
         if self._cut is not None:
             begin = min(begin, self._segment_start(self._cut))
@@ -479,15 +479,15 @@ class Recovery:
     # --- cutting after the end of the log ---------------------------------------------------------------------
 
     def _cut_log(self, end: int) -> None:
-        behind: list[MappedFile] = []
+        beyond: list[MappedFile] = []
         for file in self._log.files:
             if file.start_offset >= end and not (file.start_offset == end and file is self._log.files.files[0]):
-                behind.append(file)
+                beyond.append(file)
             elif file.end_offset > end:
                 position = end - file.start_offset
                 data_end = file.file.data_end(position)
                 if _any_data(file.view[position:data_end]):
-                    self._meet(Found.BYTES_BEHIND_END)
+                    self._meet(Found.BYTES_AFTER_END)
                     if self._keeps_tail:
                         self._copy_tail(file, position, data_end)
                     file.file.zero(position, data_end - position)
@@ -495,7 +495,7 @@ class Recovery:
         expected = (
             end if end % self._log.segment_size == 0 else end - end % self._log.segment_size + self._log.segment_size
         )
-        for file in behind:
+        for file in beyond:
             used = _any_data(file.view[: file.file.data_end(0)])
             if used:
                 self._set_aside(file)
@@ -506,7 +506,7 @@ class Recovery:
                 expected = file.end_offset
 
     def _set_aside(self, file: MappedFile) -> None:
-        self._meet(Found.SEGMENT_BEHIND_END)
+        self._meet(Found.SEGMENT_AFTER_END)
         if self._keeps_tail:
             target = self._quarantine(file, f"{self._tail_name}{file.path.name}")
             self._report.torn_tail += file.file.data_end(0)
@@ -558,16 +558,16 @@ class Recovery:
             while stop > queue.min_offset:
                 begin = max(queue.min_offset, stop - 4096)
                 units = queue.units(begin, stop - begin)
-                behind = (units["physical_offset"] + units["size"] > end) & (units["size"] != FILLER_SIZE)
-                if not behind.any():
+                beyond = (units["physical_offset"] + units["size"] > end) & (units["size"] != FILLER_SIZE)
+                if not beyond.any():
                     break
-                first = int(behind.argmax())
-                damaged |= not behind[first:].all()
+                first = int(beyond.argmax())
+                damaged |= not beyond[first:].all()
                 stop = begin + first
                 if first:
                     break
             if stop < queue.max_offset:
-                self._meet(Found.UNITS_BEHIND_END)
+                self._meet(Found.UNITS_AFTER_END)
                 self._report.units_dropped += queue.max_offset - stop
                 queue.truncate(stop)
                 # The scan has corrected every unit of the records that it read. Units dropped together with a damaged
@@ -579,7 +579,7 @@ class Recovery:
             dropped = batch_queue.drop_behind(end)
             self._report.units_dropped += dropped
             if dropped:
-                self._meet(Found.UNITS_BEHIND_END)
+                self._meet(Found.UNITS_AFTER_END)
             # The last units ascend, which `load` ensures, so only their end is dropped, and the remaining units in the
             # scanned part were compared. Only a queue that now ends before that part must be read again.
             if dropped and batch_queue.last_record_end() < self._report.begin:

@@ -208,10 +208,10 @@ class BatchConsumeQueue:
         while stop > units.min_offset:
             begin = max(units.min_offset, stop - _CHUNK)
             found = units.units(begin, stop - begin)
-            behind = found["physical_offset"] + found["size"] > end
-            if not behind.any():
+            beyond = found["physical_offset"] + found["size"] > end
+            if not beyond.any():
                 break
-            stop = begin + int(behind.argmax())
+            stop = begin + int(beyond.argmax())
             if stop > begin:
                 break
         dropped = units.max_offset - stop

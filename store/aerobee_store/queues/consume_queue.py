@@ -344,8 +344,8 @@ class ConsumeQueue:
         # It is nearly always one of the last few.
         units = self.units(max(self.min_offset, self.max_offset - _CHUNK), _CHUNK)
         if len(units) and int(units[0]["physical_offset"]) + int(units[0]["size"]) <= end:
-            behind = (units["physical_offset"] + units["size"] > end) & (units["size"] != FILLER_SIZE)
-            return self.max_offset - len(units) + (int(behind.argmax()) if behind.any() else len(units))
+            beyond = (units["physical_offset"] + units["size"] > end) & (units["size"] != FILLER_SIZE)
+            return self.max_offset - len(units) + (int(beyond.argmax()) if beyond.any() else len(units))
         return self.min_offset + bisect_left(offsets, True, key=ends_behind)
 
     def expired_files(self, min_physical_offset: int) -> list[int]:

@@ -73,15 +73,15 @@ def pack(
     fixed = FIXED_STRUCTS[hosts]
     magic = MAGIC_V1 if version == 1 else MAGIC_V2
     head = fixed.pack(0, magic, 0, queue_id, 0, 0, 0, 0, 0, producer, 0, own_host, 0, 0, 0)
-    behind_body = len(encoded).to_bytes(version, "big") + encoded + bytes(_I16.itemsize)
+    after_body = len(encoded).to_bytes(version, "big") + encoded + bytes(_I16.itemsize)
     parts: list[bytes] = [b""] * (_PARTS * count)
     parts[0::_PARTS] = [head] * count
     parts[1::_PARTS] = bodies
-    parts[2::_PARTS] = [behind_body] * count
+    parts[2::_PARTS] = [after_body] * count
     parts[3::_PARTS] = raw_properties
     parts[4::_PARTS] = [crc_part] * count
     data = bytearray().join(parts)
-    size = body_size + properties_size + (len(head) + len(behind_body))
+    size = body_size + properties_size + (len(head) + len(after_body))
     end = np.cumsum(size)
     start = end - size
     stride = int(size[0]) if all_true(size == size[0]) else 0

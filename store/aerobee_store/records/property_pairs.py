@@ -211,8 +211,8 @@ class PropertyPairs:
         gap = np.diff(places, prepend=-1)
         ok = (values == np.where(after_name, _PROPERTY_SEPARATOR, _NAME_SEPARATOR)) & (gap > 1)
         # The separator after each string follows the one that closes its last property.
-        behind = np.searchsorted(places, string_ends - 1)
-        ok[behind] = ~after_name[behind] & (gap[behind] == 1)
+        following = np.searchsorted(places, string_ends - 1)
+        ok[following] = ~after_name[following] & (gap[following] == 1)
         found: list[int] = []
         if not all_true(ok):
             found.append(int(np.searchsorted(string_ends, places[int(ok.argmin())], side="right")))

@@ -413,7 +413,7 @@ def write_place(
     stride = int(batch.size[0]) if batch._same_layout else 0
     host = property_codec.encode_host(store_host) if store_host is not None else b""
     physical = start + (physical_offset - int(start[0]))
-    behind_born_host = start
+    after_born_host = start
     if batch.any_has(_UNUSUAL_FLAGS) or len(host) > _HOST_V4_SIZE:
         wide = (batch.sys_flag & record_codec.SYS_FLAG_STORE_HOST_V6) != 0
         if host and bool((wide != (len(host) != _HOST_V4_SIZE)).any()):
@@ -423,16 +423,16 @@ def write_place(
             )
         queue_offset = np.where(batch.sys_flag & record_codec.SYS_FLAG_PREPARED, 0, queue_offset)
         born_v6 = batch.sys_flag & record_codec.SYS_FLAG_BORN_HOST_V6
-        behind_born_host = start + np.where(born_v6, record_codec.HOST_V6_EXTRA, 0)
+        after_born_host = start + np.where(born_v6, record_codec.HOST_V6_EXTRA, 0)
     time_position = record_codec.STORE_TIMESTAMP_POSITION
     if born_host is not None:
         _write_born_host(batch, view, stride, born_host)
     if host:
         dtype = _HOST_V4 if len(host) == _HOST_V4_SIZE else _HOST_V6
-        put_items(view, dtype, behind_born_host, time_position + 8, stride, np.frombuffer(host, dtype))
+        put_items(view, dtype, after_born_host, time_position + 8, stride, np.frombuffer(host, dtype))
     put_items(view, I64, start, record_codec.QUEUE_OFFSET_POSITION, stride, queue_offset)
     put_items(view, I64, start, record_codec.QUEUE_OFFSET_POSITION + 8, stride, physical)
-    put_items(view, I64, behind_born_host, time_position, stride, store_timestamp)
+    put_items(view, I64, after_born_host, time_position, stride, store_timestamp)
     end = start + batch.size
     if not all_true(batch.has_property_crc):
         start, end = start[batch.has_property_crc], end[batch.has_property_crc]

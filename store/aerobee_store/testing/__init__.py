@@ -491,7 +491,7 @@ class MemoryFileSystem:
             raise _os_error(failing.error_number, path)
 
     def write_inode(self, inode: Inode, path: Path, data: bytes, position: int) -> None:
-        assert position + len(data) <= len(inode.data), f"{path}: a write behind the end of the file"
+        assert position + len(data) <= len(inode.data), f"{path}: a write after the end of the file"
         try:
             self.begin("write", path)
         except OSError:

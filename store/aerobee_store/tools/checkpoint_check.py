@@ -26,7 +26,7 @@ def check_checkpoint(files: StoreFiles, last_timestamp: int, log_end: int) -> It
     path = files.directory / "checkpoint"
     if not path.exists():
         if last_timestamp and not files.live:
-            yield finding("there is none: the next start reads the whole log", "warning")
+            yield finding("missing; the next start reads the whole log", "warning")
         return
     try:
         size = files.disk.size(path)
@@ -47,13 +47,11 @@ def check_checkpoint(files: StoreFiles, last_timestamp: int, log_end: int) -> It
         elif last_timestamp and time > last_timestamp and not files.live:
             verb = "were" if name == "queues" else "was"
             yield finding(
-                f"says that the {name} {verb} synced up to store time {time}, but the last message of the log is "
-                f"of {last_timestamp}: messages have been lost at the end, now or before an earlier recovery",
+                f"the {name} {verb} synced up to store time {time}, but the last message of the log was stored at "
+                f"{last_timestamp}: messages at the end have been lost, now or before an earlier recovery",
                 "warning",
             )
     if checkpoint.derived_offset is not None and checkpoint.derived_offset > log_end and not files.live:
-        yield finding(
-            f"says that queues and index are synced up to {checkpoint.derived_offset}, but the log ends at {log_end}"
-        )
+        yield finding(f"queues and index were synced up to {checkpoint.derived_offset}, but the log ends at {log_end}")
     if not 0 <= checkpoint.confirm_offset <= log_end and not files.live:
         yield finding(f"the last confirmed record is at {checkpoint.confirm_offset}, the log ends at {log_end}")

@@ -144,7 +144,7 @@ class IndexCheck:
         for number in range(len(wrong)):
             place = int(wrong.physical_offset[number])
             if not self._damage.within(place, place + 1):
-                self._tell_wrong(wrong, number, "no message with such a key begins there")
+                self._tell_wrong(wrong, number, "no message with this key begins there")
         missing = np.unique(wanted[~np.isin(wanted, there[right])])
         rows = missing >> 31
         behind = batch.physical_offset[rows] > self._end_offset
@@ -269,7 +269,7 @@ class IndexCheck:
         wrong |= offsets < np.maximum(np.maximum.accumulate(kept), self._highest)
         for number in np.flatnonzero(wrong).tolist():
             if offsets[number] >= self._files.log_begin or offsets[number] < 0:
-                self._tell_wrong(entries, number, f"it is out of the order of {reader.path.name}")
+                self._tell_wrong(entries, number, f"it is not in the order of {reader.path.name}")
         right = entries.take(~wrong)
         if len(right):
             self._highest = int(right.physical_offset[-1])
@@ -285,7 +285,7 @@ class IndexCheck:
         broken += int(np.count_nonzero(table != heads))
         if broken:
             self._tell(
-                "index-chain", path, f"{broken} slots or entries do not name the entry before them", count=broken
+                "index-chain", path, f"{broken} slots or entries do not refer to the previous entry", count=broken
             )
         count = reader.entry_count
         ends = reader.entries(1, 2), reader.entries(count, count + 1)
@@ -294,7 +294,7 @@ class IndexCheck:
             self._tell(
                 "index-file",
                 path,
-                f"the header says that entries are of {header.begin_offset}..{header.end_offset}, they are of "
+                f"the header has the offsets {header.begin_offset}..{header.end_offset}, the entries have "
                 f"{found[0]}..{found[1]}",
             )
         begin_time, end_time = (self._store_time(offset) for offset in found)
@@ -305,12 +305,12 @@ class IndexCheck:
             self._tell(
                 "index-file",
                 path,
-                f"the header says that entries are of the time {header.begin_timestamp}..{header.end_timestamp}, they "
-                f"are of {begin_time}..{end_time}",
+                f"the header has the times {header.begin_timestamp}..{header.end_timestamp}, the entries have "
+                f"{begin_time}..{end_time}",
             )
         # Release 4.3 counts every entry here.
         if header.slots_used not in (slots_used, count):
-            self._tell("index-file", path, f"the header says {header.slots_used} used slots, there are {slots_used}")
+            self._tell("index-file", path, f"the header counts {header.slots_used} used slots, {slots_used} are used")
 
     def _store_time(self, physical_offset: int) -> int | None:
         segment = self._log.find(physical_offset)
@@ -346,11 +346,11 @@ class IndexCheck:
                 )
             elif reader.counts is not None and not 0 <= header.next_entry <= reader.counts.entries:
                 self._tell(
-                    "index-file", path, f"the next entry is {header.next_entry}, there are {reader.counts.entries}"
+                    "index-file", path, f"the next entry is {header.next_entry}, the file has {reader.counts.entries}"
                 )
         for size in sorted({reader.size for reader in self._readers})[1:]:
             odd = next(reader for reader in self._readers if reader.size == size)
-            self._tell("index-file", self._files.relative(odd.path), f"{size} bytes, others have another size")
+            self._tell("index-file", self._files.relative(odd.path), f"{size} bytes, unlike the other files")
 
     def _tell(self, kind: str, path: str, detail: str, *, severity: Severity = "error", count: int = 1) -> None:
         self._findings.add(Finding(kind=kind, severity=severity, path=path, detail=detail, count=count))

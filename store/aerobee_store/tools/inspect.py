@@ -312,7 +312,7 @@ class _Inspection:
                 )
             )
             if counts is None:
-                detail = "the file does not tell how many slots and entries it has"
+                detail = "the file does not show how many slots and entries it has"
                 self._findings.append(
                     Finding(
                         kind="index-counts-unknown",

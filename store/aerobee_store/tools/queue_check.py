@@ -247,7 +247,7 @@ class QueueCheck:
                 return
             detail = "there is no such queue"
         elif gone:
-            detail = "the first file of the queue begins later, and not with fillers: the one before it is missing"
+            detail = "the first file of the queue begins later and without fillers: the previous file is missing"
         elif older:
             detail = "the queue begins later"
         else:

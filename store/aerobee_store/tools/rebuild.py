@@ -313,7 +313,7 @@ class _Rebuild:
                         path=path,
                         topic=topic,
                         queue_id=queue_id,
-                        detail="the log has no message of it any more: its last file is kept, which knows its end",
+                        detail="the log no longer has messages of it; its last file is kept for the next offset",
                     )
                 )
 
@@ -338,7 +338,7 @@ class _Rebuild:
                     topic=topic,
                     queue_id=queue_id,
                     count=last - first,
-                    detail=f"{last - first} units; there is none",
+                    detail=f"{last - first} units; there was no queue",
                 )
             )
             return
@@ -346,7 +346,7 @@ class _Rebuild:
         for begin in range(first, last, _CHUNK):
             units = queue.units(begin, min(_CHUNK, last - begin))
             differing += int(np.count_nonzero(before.read(begin, len(units)) != units))
-        behind = max(0, before.end() - last)
+        removed = max(0, before.end() - last)
         self._actions.append(
             Action(
                 kind="write-queue",
@@ -354,8 +354,8 @@ class _Rebuild:
                 topic=topic,
                 queue_id=queue_id,
                 count=last - first,
-                detail=f"{last - first} units, of which {differing} are not as they were"
-                + (f"; {behind} behind them go" if behind else ""),
+                detail=f"{last - first} units, {differing} of them changed"
+                + (f"; {removed} after them removed" if removed else ""),
             )
         )
 
@@ -371,7 +371,7 @@ class _Rebuild:
                             path=path,
                             topic=topic,
                             queue_id=queue_id,
-                            detail="the log has no message of it, and its last unit names none that it ever had",
+                            detail="the log has no message of it, and its last unit refers to none",
                         )
                     )
 

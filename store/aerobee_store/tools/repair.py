@@ -329,7 +329,7 @@ def _changes(path: str, before: File | None, after: OverlayFile) -> list[Action]
         was = f"; it had {_entries(before)}" if before is not None else ""
         return [Action(kind="write-index", path=path, detail=f"{entries} entries{was}", count=entries)]
     if kind == "checkpoint":
-        return [Action(kind="write-checkpoint", path=path, detail="all is synced up to the end of the log")]
+        return [Action(kind="write-checkpoint", path=path, detail="everything is synced up to the end of the log")]
     if kind == "commitlog" and before is not None:
         begin = min(begin for begin, _ in after.written)
         end = max(end for _, end in after.written)
@@ -339,7 +339,7 @@ def _changes(path: str, before: File | None, after: OverlayFile) -> list[Action]
                 path=path,
                 physical_offset=int(Path(path).name) + begin,
                 size=end - begin,
-                detail="what lies behind the end of the log is zeroed",
+                detail="the bytes after the end of the log are zeroed",
             )
         ]
     return [Action(kind="make-file", path=path, detail=f"{after.size} bytes", size=after.size)]
@@ -358,8 +358,8 @@ def _unit_changes(path: str, before: File | None, after: OverlayFile, dtype: np.
     actions = []
     for kind, rows, words in (
         ("add-units", now & ~was & differs, "that were missing"),
-        ("correct-units", now & was & differs, "that named another place"),
-        ("drop-units", ~now & differs, "of messages that the log does not have"),
+        ("correct-units", now & was & differs, "with a wrong physical offset"),
+        ("drop-units", ~now & differs, "without a message in the log"),
     ):
         numbers = np.flatnonzero(rows)
         if len(numbers):

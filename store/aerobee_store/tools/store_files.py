@@ -198,7 +198,7 @@ class StoreFiles:
         names = sorted(path.name for path in directory.iterdir())
         if not _SIGNS_OF_A_STORE.intersection(names):
             meant = directory / "store" if "store" in names else directory.absolute().parent
-            hint = f"do you mean {meant}?" if _is_store(meant) else "name the directory that a broker has as its store"
+            hint = f"do you mean {meant}?" if _is_store(meant) else "name the directory of a broker's store"
             raise StoreDirectoryError(f"{directory}: not a store (it has no commitlog); {hint}")
         if is_locked(directory / "lock"):
             state: StoreState = "live"
@@ -268,9 +268,9 @@ class StoreFiles:
     def _stray(self, kind: str, path: Path, detail: str) -> None:
         """A foreign file. Among the files of the timer it does not prevent a start."""
         if kind == "timer-file":
-            self._problem(kind, path, f"{detail}; not looked at", severity="warning")
+            self._problem(kind, path, f"{detail}; not checked", severity="warning")
         else:
-            self._problem(kind, path, f"{detail}; not looked at, and no broker starts with it: move it away")
+            self._problem(kind, path, f"{detail}; not checked. No broker starts with it: move it away")
 
     def _numbered(self, directory: Path, kind: str, unit_size: int = 1) -> dict[int, int]:
         """The sizes of the files of a run by start offset, in order; foreign files become problems."""
@@ -278,7 +278,7 @@ class StoreFiles:
         for name in self.disk.list(directory):
             path = directory / name
             if len(name) != 20 or not (name.isascii() and name.isdigit()) or not path.is_file():
-                self._stray(kind, path, "no file of the store, whose names have 20 digits")
+                self._stray(kind, path, "not a file of the store: its files have names of 20 digits")
                 continue
             start = int(name)
             try:
@@ -292,7 +292,7 @@ class StoreFiles:
                         kind, path, "empty: a crash while it was made; the next start removes it", severity="warning"
                     )
             elif start % unit_size or start + size >= 1 << 63:
-                self._problem(kind, path, f"begins at {start}, where no such file can; not looked at")
+                self._problem(kind, path, f"begins at {start}, where no such file can begin; not checked")
             else:
                 sizes[start] = size
         return sizes
@@ -310,13 +310,13 @@ class StoreFiles:
         for start, size in sizes.items():
             path = (directory if isinstance(directory, Path) else directory[start]) / f"{start:020d}"
             if size != usual:
-                self._problem(kind, path, f"{size} bytes, the others have {usual}")
+                self._problem(kind, path, f"{size} bytes, the other files have {usual}")
             elif size % unit_size:
-                self._problem(kind, path, f"{size} bytes are no multiple of {unit_size}")
+                self._problem(kind, path, f"{size} bytes are not a multiple of {unit_size}")
             elif start % usual:
-                self._problem(kind, path, f"begins at no multiple of the file size {usual}")
+                self._problem(kind, path, f"does not begin at a multiple of the file size {usual}")
             if previous is not None and start < previous:
-                self._problem(kind, path, f"begins before the file before it ends, at {previous}")
+                self._problem(kind, path, f"begins before the end of the previous file, {previous}")
             previous = start + size
 
     def _find_segments_again(self) -> Listing[None]:
@@ -333,7 +333,7 @@ class StoreFiles:
         for directory in self.log_paths.all:
             for start, size in self._numbered(directory, "segment-file").items():
                 if start in where:
-                    self._problem("segment-file", directory / f"{start:020d}", f"the same segment is in {where[start]}")
+                    self._problem("segment-file", directory / f"{start:020d}", f"segment also in {where[start]}")
                 else:
                     sizes[start], where[start] = size, directory
         sizes = dict(sorted(sizes.items()))
@@ -403,7 +403,7 @@ class StoreFiles:
         for name in self.disk.list(directory):
             path = directory / name
             if not (len(name) == 17 and name.isascii() and name.isdigit() and path.is_file()):
-                self._stray("index-file", path, "no file of the index, whose names have 17 digits")
+                self._stray("index-file", path, "not a file of the index: its files have names of 17 digits")
                 continue
             self.index_files.append(path)
 

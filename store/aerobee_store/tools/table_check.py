@@ -37,11 +37,11 @@ def check_tables(files: StoreFiles) -> Iterator[Finding]:
         try:
             java_json.loads(data)
         except java_json.JsonFormatError as error:
-            detail = f"{error}: a start takes {path.name}.bak instead, the content of the save before"
+            detail = f"{error}; a start uses {path.name}.bak instead, the content of the previous save"
             yield Finding(kind="configuration-file", path=relative, detail=detail)
             continue
         if problem is not None:
-            detail = f"not what was saved ({problem}): edited, or damaged; a start takes it as it is, and says so"
+            detail = f"not as it was saved ({problem}): edited or damaged; a start uses it and logs a warning"
             yield Finding(kind="configuration-changed", severity="warning", path=relative, detail=detail)
 
 
@@ -49,7 +49,7 @@ def _check_changes(disk: FileSystem, path: Path) -> Iterator[Finding]:
     with suppress(FileNotFoundError):  # the broker has made a complete save in the meantime
         problem = decode_changes(disk.read_bytes(path)).problem
         if problem is not None:
-            detail = f"{problem}: a start applies the changes that can be read, logs a warning, and keeps the file"
+            detail = f"{problem}; a start applies the readable changes, logs a warning, and keeps the file"
             yield Finding(kind="configuration-file", path=f"config/{path.name}", detail=detail)
 
 

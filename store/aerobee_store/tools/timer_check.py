@@ -97,9 +97,9 @@ class TimerCheck:
     def _checked_checkpoint(self) -> TimerCheckpoint | None:
         path = "config/timercheck"
         full = self._files.directory / path
-        anew = "the next start makes the timer's files anew from the timer topic"
+        anew = "the next start rebuilds the timer's files from the timer topic"
         if self._checkpoint is None:
-            what = f"{self._files.disk.size(full)} bytes that say nothing" if full.exists() else "there is none"
+            what = f"{self._files.disk.size(full)} invalid bytes" if full.exists() else "missing"
             self._tell("timer-checkpoint", path, f"{what}; {anew}", severity="warning")
             return None
         checkpoint = self._checkpoint
@@ -109,7 +109,7 @@ class TimerCheck:
         end = queue.end() if queue is not None else 0
         if checkpoint.queue_offset > end and not self._files.live:
             self._tell(
-                "timer-checkpoint", path, f"speaks of message {checkpoint.queue_offset}, the topic ends at {end}"
+                "timer-checkpoint", path, f"refers to message {checkpoint.queue_offset}, but the topic ends at {end}"
             )
         sizes = self._files.timer_log
         log_end = max((start + size for start, size in sizes.items()), default=0)
@@ -117,7 +117,7 @@ class TimerCheck:
             self._tell(
                 "timer-checkpoint",
                 path,
-                f"speaks of position {checkpoint.log_position}, the timer log ends at {log_end}; {anew}",
+                f"refers to position {checkpoint.log_position}, but the timer log ends at {log_end}; {anew}",
                 severity="error" if sizes else "warning",
             )
             return None
@@ -133,7 +133,7 @@ class TimerCheck:
             if start >= end:
                 break
             if before is not None and start != before:
-                self._tell("timer-file", f"timerlog/{start:020d}", f"the file before it ends at {before}")
+                self._tell("timer-file", f"timerlog/{start:020d}", f"the previous file ends at {before}")
             before = start + size
             for positions, units in self._read_file(start, size, min(end, start + size), checkpoint.log_position):
                 found.append((positions, units))
@@ -162,13 +162,13 @@ class TimerCheck:
                     self._tell(
                         "timer-unit-invalid",
                         self._files.relative(path),
-                        f"no unit at position {int(positions[int(wrong.argmax())])}, and the log is said to be durable "
-                        f"up to {durable}",
+                        f"no unit at position {int(positions[int(wrong.argmax())])}, but the checkpoint says that the "
+                        f"log is durable up to {durable}",
                         count=int(np.count_nonzero(wrong)),
                     )
-                behind = ~valid & (positions >= durable)
-                if behind.any():
-                    last = int(behind.argmax())
+                beyond = ~valid & (positions >= durable)
+                if beyond.any():
+                    last = int(beyond.argmax())
                     yield positions[:last][valid[:last]], units[:last][valid[:last]]
                     return
                 yield positions[valid], units[valid]
@@ -206,7 +206,7 @@ class TimerCheck:
         wrong = (step < wanted) | ((step > wanted) & (times > reached + precision))
         wrong &= (found["magic"] & ROLL) == 0
         for number in numbers[wrong & (message[:, 3] >= 0)].tolist():
-            self._tell_unit(positions, number, "its message has another time", int(offsets[number]))
+            self._tell_unit(positions, number, "its message is due at another time", int(offsets[number]))
 
     @property
     def _precision_ms(self) -> int:
@@ -244,14 +244,12 @@ class TimerCheck:
         if not path.exists():
             # A wheel exists only if messages wait; otherwise the next start makes none.
             if (times // self._precision_ms * self._precision_ms >= checkpoint.read_time_ms).any():
-                self._tell(
-                    "timer-file", "timerwheel", "there is none; the next start makes it anew", severity="warning"
-                )
+                self._tell("timer-file", "timerwheel", "missing; the next start rebuilds it", severity="warning")
             return
         data = self._files.disk.read_bytes(path)
         slots = np.frombuffer(data, SLOT_DTYPE, len(data) // SLOT_SIZE)
         if len(data) % SLOT_SIZE or not len(slots):
-            self._tell("timer-file", "timerwheel", f"{len(data)} bytes are no slots of {SLOT_SIZE}")
+            self._tell("timer-file", "timerwheel", f"{len(data)} bytes are not a multiple of the slot size {SLOT_SIZE}")
             return
         precision = checkpoint.precision_ms or _precision_of(slots, times)
         waits = np.flatnonzero(times // precision * precision >= checkpoint.read_time_ms)
@@ -269,8 +267,8 @@ class TimerCheck:
             self._tell(
                 "timer-chain",
                 self._log_path(int(position[number])),
-                f"the unit at position {int(position[number])} names {int(unit['previous'][number])} as the one before "
-                f"it, that is at {int(previous[number])}",
+                f"the unit at position {int(position[number])} refers to {int(unit['previous'][number])} as the "
+                f"previous one, which is at {int(previous[number])}",
             )
         begins = np.flatnonzero(new)
         counts = np.add.reduceat(np.where(unit["magic"] & DELETE, -1, 1), begins) if len(begins) else begins
@@ -291,7 +289,7 @@ class TimerCheck:
         for number in used[slots["time"][used] % len(slots) != used].tolist():
             self._tell_slot(
                 number,
-                f"is for time {int(slots['time'][number])}, which is slot number "
+                f"has time {int(slots['time'][number])}, which belongs to slot "
                 f"{int(slots['time'][number]) % len(slots)}",
             )
         for number in used[slots["time"][used] * precision >= checkpoint.read_time_ms].tolist():
@@ -302,12 +300,12 @@ class TimerCheck:
             if told != units_of and time % len(slots) == number:
                 self._tell_slot(
                     number,
-                    f"of time {time * precision} leads from {last} to {first} and counts {pending}; its units "
-                    + (f"lead from {units_of[1]} to {units_of[0]} and count {units_of[2]}" if units_of else "are none"),
+                    f"with time {time * precision} links {last} to {first} and counts {pending}; its units "
+                    + (f"link {units_of[1]} to {units_of[0]} and count {units_of[2]}" if units_of else "are missing"),
                 )
         for time, (first, last, count) in wanted.items():
             self._tell_slot(
-                time % len(slots), f"has not the {count} messages of time {time * precision}, {first}..{last}"
+                time % len(slots), f"lacks the {count} messages of time {time * precision}, {first}..{last}"
             )
 
     # --- the step of the wheel --------------------------------------------------------------------------------

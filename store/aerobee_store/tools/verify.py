@@ -266,7 +266,7 @@ class _Verification:
                 position = self._take(found)
             elif isinstance(found, DamagedRange):
                 if self._torn_tail_from is not None and found.start >= self._torn_tail_from:
-                    why = "a power cut tore what was not synced; the next start sets it aside"
+                    why = "a power cut tore unsynced bytes; the next start moves them to the quarantine"
                     return LogEnd(found.start, ScanStop(StopReason.CORRUPT, 0, found.start, detail=why))
                 self._damage.ranges.append(found)
                 position = found.end

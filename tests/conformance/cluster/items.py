@@ -176,7 +176,7 @@ COVERED_ELSEWHERE: Final[dict[int, tuple[str, ...]]] = {
     110: (
         "tests/unit/store/test_log_follower.py::test_a_copy_in_pieces_of_any_size",
         "tests/unit/broker/replication/test_frames.py::test_golden_streams_are_read_however_they_are_cut",
-        "tests/unit/broker/replication/test_frames.py::test_what_is_no_frame_of_a_master",
+        "tests/unit/broker/replication/test_frames.py::test_invalid_frames_of_a_master",
     ),
     111: ("tests/cluster/test_java_replication.py::test_we_follow_a_java_master_and_take_its_place",),
     116: ("tests/unit/broker/replication/test_frames.py::test_epochs_and_confirmed_offsets_of_the_golden_streams",),

@@ -43,18 +43,18 @@ def test_pages_have_a_bound(size: int, count: int) -> None:
     ("milliseconds", "text"),
     [(-5, "0 s"), (0, "0 s"), (1500, "1.5 s"), (60_000, "1 min"), (3_661_000, "1 h 1 min"), (90_000_000, "1 d 1 h")],
 )
-def test_spans_in_words(milliseconds: int, text: str) -> None:
+def test_durations_as_text(milliseconds: int, text: str) -> None:
     """The text has the two largest units."""
     assert output.span_text(milliseconds) == text
 
 
 @pytest.mark.parametrize(("text", "milliseconds"), [("500ms", 500), ("5s", 5000), ("2m", 120_000), ("1d", 86_400_000)])
-def test_spans_from_words(text: str, milliseconds: int) -> None:
+def test_durations_from_text(text: str, milliseconds: int) -> None:
     """Durations are parsed as users type them."""
     assert options.span(text) == milliseconds
 
 
-async def test_what_retention_removed_is_not_waited_for(tmp_path: Path) -> None:
+async def test_expired_messages_do_not_count_as_lag(tmp_path: Path) -> None:
     """A group whose offset is below the queue's first message lags by the remaining messages only."""
     case = golden.load("deleted-head", tmp_path)
     clock = ManualClock()

@@ -22,7 +22,7 @@ def write_topics(directory: Path, **attributes: dict[str, str]) -> None:
     (directory / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": table}))
 
 
-def test_the_file_says_it_until_the_table_does(tmp_path: Path) -> None:
+def test_the_file_decides_until_the_table_is_attached(tmp_path: Path) -> None:
     """The attribute in the file decides until the topic table is attached. Unknown topics are not batch topics."""
     write_topics(tmp_path, metering={"queue.type": "BatchCQ"}, orders={"queue.type": "SimpleCQ"}, plain={})
     batch_topics = BatchTopics(tmp_path, ManualClock())

@@ -20,7 +20,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_reading_waits_for_the_bytes_of_its_holder_and_not_of_others() -> None:
+async def test_reading_waits_for_the_bytes_of_its_own_owner() -> None:
     """A connection that has used up its bytes waits; others continue."""
     bytes_ = budget()
     await bytes_.take(50, ("a",), seconds=1)
@@ -51,7 +51,7 @@ async def test_the_total_is_limited_and_waiters_are_served_in_order() -> None:
     assert order == ["large", "small"]
 
 
-async def test_who_waits_in_vain_is_told_so_and_holds_nothing() -> None:
+async def test_a_waiter_that_times_out_holds_nothing() -> None:
     """After the timeout, TooManyRequestsError has the limit, and the waiter leaves the queue."""
     bytes_ = budget()
     await bytes_.take(50, ("a",), seconds=1)
@@ -105,7 +105,7 @@ async def test_nothing_is_lost_whatever_is_cancelled() -> None:
     await bytes_.take(100, ("x",), seconds=0.01)
 
 
-async def test_there_is_room_for_anybody_while_nobody_can_be_full() -> None:
+async def test_any_owner_has_room_below_the_limit_of_one() -> None:
     """This holds while fewer bytes are taken than one owner may have. After that, it depends on the owner."""
     bytes_ = budget(total=100, owner=50)
     assert bytes_.has_free_for_all()

@@ -34,7 +34,7 @@ def commands(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> Ite
 COMMANDS = [(), *commands(build_parser())]
 
 
-def test_what_a_broker_has_at_its_start_is_not_collected_again() -> None:
+def test_objects_of_the_start_are_frozen() -> None:
     """`serve` freezes existing objects and raises the thresholds of the garbage collection, which stays enabled."""
     thresholds = gc.get_threshold()
     try:
@@ -64,7 +64,7 @@ def exit_code(*arguments: str) -> int:
 
 
 class TestHelp:
-    def test_the_promised_commands_are_there(self) -> None:
+    def test_the_documented_commands_exist(self) -> None:
         """Scripts rely on these command names."""
         expected = {"serve", "topic", "group", "send", "receive", "query", "store", "version"}
         expected |= {"status", "subscription", "client", "dlq", "config"}
@@ -179,7 +179,7 @@ class TestUsage:
         ],
         ids=" ".join,
     )
-    def test_wrong_arguments_end_with_two(
+    def test_wrong_arguments_end_with_exit_code_two(
         self, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str], refused: str
     ) -> None:
         """Usage errors go to standard error, without a traceback and without a request."""
@@ -189,7 +189,7 @@ class TestUsage:
         assert captured.out == ""
         assert "Traceback" not in captured.err
 
-    def test_an_unknown_option_leads_to_the_help(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_an_unknown_option_refers_to_the_help(self, capsys: pytest.CaptureFixture[str]) -> None:
         """The error names the option and refers to the help."""
         assert exit_code("store", "dump", "dir", "--odd") == 2
         assert "unrecognized arguments: --odd; `aerobee COMMAND --help` shows" in capsys.readouterr().err
@@ -236,7 +236,9 @@ class TestUsage:
             with pytest.raises(UnavailableError):
                 main([*arguments, "--endpoint", refused])
 
-    def test_a_bug_is_one_line_too(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_an_internal_error_is_one_line(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         """An unexpected exception gives one line that refers to --debug."""
         monkeypatch.setattr("aerobee_broker.commands.version.text", lambda: 1 // 0)
         parser = argparse.ArgumentParser()
@@ -253,20 +255,20 @@ class TestTimes:
         """A number is a time in Unix milliseconds."""
         assert options.moment("1700000000123") == 1_700_000_000_123
 
-    def test_iso_times_are_local_unless_they_say(self) -> None:
+    def test_iso_times_without_a_zone_are_local(self) -> None:
         """A time without a zone is local."""
         assert options.moment("2026-01-31T12:00:00+00:00") == 1_769_860_800_000
         local = datetime(2026, 1, 31, 12).timestamp() * 1000
         assert options.moment("2026-01-31T12:00") == local
 
-    def test_spans_are_before_now(self) -> None:
+    def test_durations_are_before_now(self) -> None:
         """15m means 15 minutes ago."""
         now = options.moment("now")
         assert abs(now - options.moment("15m") - 900_000) < 60_000
         assert abs(now - options.moment("2 d") - 2 * 86_400_000) < 60_000
 
     @pytest.mark.parametrize("text", ["", "yesterday", "12:00", "9" * 12 + "d", "2026-13-01"])
-    def test_what_is_no_time(self, text: str) -> None:
+    def test_invalid_times(self, text: str) -> None:
         """The error shows valid forms."""
         with pytest.raises(argparse.ArgumentTypeError, match="2026-01-31T12:00"):
             options.moment(text)

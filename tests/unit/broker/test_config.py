@@ -21,7 +21,7 @@ def test_defaults_are_safe() -> None:
     assert config.store.store_host == ("127.0.0.1", 8081)
 
 
-def test_dev_creates_on_first_use_unless_told_otherwise() -> None:
+def test_dev_creates_on_first_use_by_default() -> None:
     """broker.dev sets the default of both auto_create settings; explicit values take precedence."""
     assert BrokerConfig.load(flags={"broker.dev": True}).auto_create_topics
     config = BrokerConfig.load(flags={"broker.dev": True, "topics.auto_create": "false"})
@@ -29,7 +29,7 @@ def test_dev_creates_on_first_use_unless_told_otherwise() -> None:
     assert config.auto_create_groups
 
 
-def test_each_source_overrules_the_ones_after(tmp_path: Path) -> None:
+def test_each_source_overrides_the_later_ones(tmp_path: Path) -> None:
     """Flags take precedence over the environment, then TOML, broker.conf and defaults."""
     conf, toml = tmp_path / "broker.conf", tmp_path / "aerobee.toml"
     conf.write_text("brokerName=conf\nbrokerClusterName=conf\nmaxMessageSize=1000\ndefaultTopicQueueNums=3\n")

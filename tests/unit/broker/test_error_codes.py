@@ -17,6 +17,6 @@ from aerobee_store import LightQueuesFullError, StoreBusyError, StoreFullError
         (LightQueuesFullError("too many"), v2.Code.LITE_TOPIC_QUOTA_EXCEEDED),
     ],
 )
-def test_what_the_store_refuses(error: Exception, code: v2.Code.ValueType) -> None:
+def test_codes_of_refusals_of_the_store(error: Exception, code: v2.Code.ValueType) -> None:
     """The code tells the client whether to retry, and the message has the cause."""
     assert status_of(error, "SendMessage") == v2.Status(code=code, message=str(error))

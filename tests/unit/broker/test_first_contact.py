@@ -27,7 +27,7 @@ def config(*, dev: bool = False, accounts: Path | None = None, groups: bool | No
     )
 
 
-def test_without_dev_topic_and_group_come_first() -> None:
+def test_without_dev_topic_and_group_are_created_first() -> None:
     """Without dev mode, the steps create topic and group first. Each step has the options for this broker."""
     assert first_steps(config(dev=True), DEFAULT, "aerobee") == [
         "aerobee send hello 'hello, world'",
@@ -55,7 +55,7 @@ def test_the_endpoint_can_be_dialled(listening: str, endpoint: str) -> None:
 
 
 @pytest.mark.parametrize("dev", [False, True])
-def test_the_steps_work_as_they_are_printed(
+def test_the_printed_steps_work(
     tmp_path: Path, dev: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The steps succeed unchanged, in order, on a broker with an empty store."""
@@ -82,7 +82,7 @@ def test_advice_names_the_broker(
         assert f"aerobee group create NAME --endpoint {broker.endpoint}" in capsys.readouterr().out
 
 
-def test_advice_without_options_stays_as_it_is() -> None:
+def test_advice_without_options_is_unchanged() -> None:
     """With the default endpoint no option is added."""
     given = argparse.Namespace(endpoint="127.0.0.1:8081", tls=False, tls_ca=None, credentials=None)
     text = "topic 'a' does not exist; create it with: aerobee topic create a"

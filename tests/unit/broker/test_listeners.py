@@ -55,7 +55,7 @@ def test_a_certificate_made_for_development_names_this_machine_and_the_address(t
     assert "10.1.2.3" in [str(each) for each in names.get_values_for_type(x509.IPAddress)]
 
 
-def test_it_is_read_again_only_when_it_changed(files: tuple[Path, Path]) -> None:
+def test_the_certificate_is_read_again_only_after_a_change(files: tuple[Path, Path]) -> None:
     """The files are checked for each connection but read only after a change."""
     reader = CertificateFiles(*files)
     reader.load()
@@ -65,7 +65,7 @@ def test_it_is_read_again_only_when_it_changed(files: tuple[Path, Path]) -> None
     assert reader.load_if_changed() is None
 
 
-def test_what_cannot_be_used_does_not_replace_what_can(
+def test_an_invalid_certificate_replaces_no_valid_one(
     files: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A key without its new certificate is logged once. Both are loaded when the certificate is there."""
@@ -84,7 +84,7 @@ def test_what_cannot_be_used_does_not_replace_what_can(
     assert reader.load_if_changed() is not None
 
 
-def test_files_that_are_no_certificate_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_files_without_a_certificate_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
     """Missing and swapped files and a key with a password are refused with the setting and the path."""
     certificate, key = files
     with pytest.raises(ConfigError, match=r"tls\.key: .*nothing\.key: No such file"):
@@ -132,7 +132,7 @@ def test_settings_of_client_certificates_fit_the_front(tmp_path: Path, files: tu
     assert not BrokerConfig.tiny(tmp_path).is_plaintext_refused
 
 
-def test_one_is_made_for_development_only(tmp_path: Path, files: tuple[Path, Path]) -> None:
+def test_a_certificate_is_created_for_development_only(tmp_path: Path, files: tuple[Path, Path]) -> None:
     """Outside dev mode a certificate must be configured."""
     listen = ListenConfig(grpc=LOOPBACK, metrics=LOOPBACK, tls=LOOPBACK)
     BrokerConfig.tiny(tmp_path, listen=listen)

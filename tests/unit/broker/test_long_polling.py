@@ -58,7 +58,7 @@ async def test_one_message_wakes_one_of_many() -> None:
     assert source.polling.waiting_count == 0
 
 
-async def test_a_burst_reaches_as_many_as_it_needs() -> None:
+async def test_a_burst_wakes_as_many_receives_as_needed() -> None:
     """One wake is enough: each receive that fills its batch wakes the next one."""
     source = Source(LongPolling())
     waiting = [asyncio.create_task(source.receive(10)) for _ in range(10)]
@@ -107,7 +107,7 @@ async def test_woken_receive_that_goes_away_passes_the_message_on(leaves: str) -
     assert source.polling.waiting_count == 0
 
 
-async def test_groups_and_topics_are_told_apart() -> None:
+async def test_groups_and_topics_are_distinguished() -> None:
     """A message wakes every group of its topic, a redelivery only its own group."""
     polling = LongPolling()
     a = asyncio.create_task(polling.wait("t", "a", "c", 20))
@@ -137,7 +137,7 @@ async def test_bounds_of_waiting_receives() -> None:
     await asyncio.gather(*waiting)
 
 
-async def test_after_a_drain_nobody_waits() -> None:
+async def test_after_a_drain_no_receive_waits() -> None:
     """A stopping broker answers at once."""
     polling = LongPolling()
     polling.drain()
@@ -157,9 +157,7 @@ async def test_after_a_drain_nobody_waits() -> None:
         (-1.0, 3.0, 0.0),
     ],
 )
-def test_poll_time_is_over_before_the_deadline(
-    requested: float | None, remaining: float | None, expected: float
-) -> None:
+def test_poll_time_ends_before_the_deadline(requested: float | None, remaining: float | None, expected: float) -> None:
     """The time is the minimum of the request, the deadline minus a reserve, and the limit."""
     assert poll_seconds(requested, remaining, reserve=0.2, longest=30.0) == pytest.approx(expected)
 

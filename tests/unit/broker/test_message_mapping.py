@@ -46,7 +46,7 @@ def round_trip(wire: v2.Message) -> v2.Message:
     )
 
 
-def test_a_message_comes_back() -> None:
+def test_a_message_round_trips() -> None:
     """Properties, tag, keys, trace context and ids are unchanged. Queue, offset and attempt are added."""
     wire = sent(tag="tag", keys=["one", "two"], trace_context="trace", born_host="host-a")
     wire.system_properties.born_timestamp.FromMilliseconds(1_699_999_999_123)
@@ -78,14 +78,14 @@ def test_every_delivery_has_encoding_and_digest() -> None:
 
 
 @pytest.mark.parametrize("keys", [["a b", "c"], ["a b"], [" a"], ["a", "b", "c"], ["a  b", ""], []])
-def test_keys_come_back_as_they_were(keys: list[str]) -> None:
+def test_keys_round_trip(keys: list[str]) -> None:
     """A key with a space stays one key, although RocketMQ's index has its words."""
     wire = sent(keys=keys)
     assert list(round_trip(wire).system_properties.keys) == [key for key in keys if key]
     assert to_store_message(wire, "t", 0, PEER, 0).properties.get("KEYS", "").split() == " ".join(keys).split()
 
 
-def test_what_the_client_left_out_is_filled_in() -> None:
+def test_missing_fields_are_filled_in() -> None:
     """The birth time is now, and the birth host is the client's address, as in RocketMQ."""
     message = to_store_message(sent(), "t", 0, PEER, 1_700_000_000_000)
     assert (message.born_timestamp, message.born_host) == (1_700_000_000_000, PEER)
@@ -125,7 +125,7 @@ def test_types(fields: dict[str, object], kind: int) -> None:
         assert getattr(back, name) == getattr(wire.system_properties, name)
 
 
-def test_system_properties_are_no_user_properties() -> None:
+def test_system_properties_are_not_user_properties() -> None:
     """Properties that the store or RocketMQ adds are not among the user properties."""
     names = {"PGROUP": "p", "MSG_REGION": "r", "__SHARDINGKEY": "g", "TRACE_CONTEXT": "c", "mine": "1"}
     message = dataclasses.replace(to_store_message(sent(), "t", 0, PEER, 1), properties=names)

@@ -295,7 +295,7 @@ async def test_our_own_names_are_in_the_page(tmp_path: Path) -> None:
     assert shown == ours()
 
 
-async def test_a_receive_that_waits_is_no_load(tmp_path: Path) -> None:
+async def test_a_waiting_receive_is_not_load(tmp_path: Path) -> None:
     """A waiting receive counts as a long poll, so idle consumers do not raise the watermark of `pull`."""
     async with in_process_broker(tmp_path) as broker:
         await create(broker)
@@ -316,7 +316,7 @@ async def test_a_receive_that_waits_is_no_load(tmp_path: Path) -> None:
     assert [value for labels, value in values.items() if "processor=pull" in labels] == [0]
 
 
-def test_execution_times_tell_success_from_failure() -> None:
+def test_execution_times_distinguish_success_and_failure() -> None:
     """A block that raises counts as failed, and the exception propagates."""
     times = ExecutionTimes()
     with times.measure(is_system=False):

@@ -60,7 +60,7 @@ async def test_a_query_by_key_keeps_the_newest_that_fit(
     assert numbers(await processor.process(request, Client("test"))) == [19]
 
 
-async def test_a_query_by_time_goes_on_where_the_answer_was_full(
+async def test_a_query_by_time_continues_after_a_full_answer(
     processor: QueryProcessor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each message is returned once when the scroll ids are followed."""

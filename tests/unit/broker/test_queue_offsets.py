@@ -20,9 +20,7 @@ from aerobee_store import Message, MessageStore
 QUEUES = 12
 
 
-async def test_others_run_between_two_queues_that_are_looked_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_other_tasks_run_between_two_lookups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tasks run when a turn is over. A queue that is requested twice is looked up once."""
     monkeypatch.setattr(loop_share, "_TURN_SECONDS", -1.0)
     config = BrokerConfig.tiny(tmp_path)

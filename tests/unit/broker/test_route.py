@@ -113,7 +113,7 @@ async def test_types_and_permissions(routes: Routes) -> None:
         ([("localhost", 80)], "DOMAIN_NAME"),
     ],
 )
-async def test_clients_are_sent_where_they_came_from(
+async def test_a_route_has_the_address_of_the_connection(
     routes: Routes, dialled: list[tuple[str, int]], scheme: str
 ) -> None:
     """Clients get the host and port that they connected to, so mapped ports and container names work."""
@@ -134,7 +134,7 @@ async def test_other_sources_of_the_address(tmp_path: Path) -> None:
     assert await Routes(tmp_path / "c", "0.0.0.0:77").endpoints() == ("IPv4", [("127.0.0.1", 77)])
 
 
-async def test_each_way_in_can_be_advertised(tmp_path: Path) -> None:
+async def test_each_listener_can_be_advertised(tmp_path: Path) -> None:
     """Clients with TLS and clients without get different addresses."""
     tls = Address("127.0.0.1", 0)
     listen = ListenConfig(tls=tls, advertise=Address("plain.example", 1), advertise_tls=Address("tls.example", 2))
@@ -146,7 +146,7 @@ async def test_each_way_in_can_be_advertised(tmp_path: Path) -> None:
         assert [address.host for address in endpoints.addresses] == [name]
 
 
-async def test_topics_that_are_not_there(routes: Routes, tmp_path: Path) -> None:
+async def test_unknown_topics(routes: Routes, tmp_path: Path) -> None:
     """An unknown topic is an error that says how to create it. With auto-creation the new topic is on disk."""
     with pytest.raises(TopicNotFoundError, match="aerobee topic create absent"):
         await routes.queues("absent")

@@ -54,7 +54,7 @@ def saved(directory: Path) -> dict[str, str]:
     return found
 
 
-async def test_saved_overrules_files_and_yields_to_environment_and_flags(tmp_path: Path) -> None:
+async def test_saved_settings_rank_between_files_and_environment(tmp_path: Path) -> None:
     """Saved settings rank between files and the environment, and each setting names its source."""
     toml = tmp_path / "aerobee.toml"
     toml.write_text("[store]\nretention_hours = 48\nretention_batch_max = 3\n")
@@ -106,7 +106,7 @@ async def test_changes_at_the_same_time(tmp_path: Path) -> None:
         '{"settings":{"store.retention_hours":"-1"}}',
     ],
 )
-async def test_a_file_that_cannot_be(tmp_path: Path, content: str) -> None:
+async def test_an_invalid_file(tmp_path: Path, content: str) -> None:
     """An invalid file stops the start with an error that names it."""
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / FILE_NAME).write_text(content)
@@ -125,7 +125,7 @@ async def test_a_change_publishes_a_snapshot(tmp_path: Path) -> None:
     assert store.config is settings.current.store
 
 
-async def test_each_can_be_set_as_it_is_shown(tmp_path: Path) -> None:
+async def test_each_setting_accepts_its_own_text(tmp_path: Path) -> None:
     """Each setting accepts the text that it is shown as."""
     current, settings = load(tmp_path)
     texts = {name: setting_text(current.current.setting(name)) for name in CHANGEABLE}

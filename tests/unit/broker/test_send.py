@@ -143,7 +143,7 @@ async def test_a_message_group_stays_in_its_queue(sender: Sender) -> None:
         ("message-group-0", (1, 1, 1)),
     ],
 )
-def test_queues_of_message_groups_are_rocketmqs(group: str, buckets: tuple[int, ...]) -> None:
+def test_queues_of_message_groups_equal_rocketmqs(group: str, buckets: tuple[int, ...]) -> None:
     """Known values for 4, 8 and 16 queues, so that a topic moved from RocketMQ keeps its order."""
     assert tuple(jump_hash(group, count) for count in (4, 8, 16)) == buckets
 
@@ -200,7 +200,7 @@ async def test_a_delayed_message_waits_in_the_timer_topic(sender: Sender) -> Non
 
 
 @pytest.mark.parametrize("ahead_ms", [0, -1, -1_000_000_000])
-async def test_what_is_due_already_is_delivered_at_once(sender: Sender, ahead_ms: int) -> None:
+async def test_a_message_that_is_already_due_is_delivered_at_once(sender: Sender, ahead_ms: int) -> None:
     """The message is stored in its topic with its delivery time, and there is no recall handle."""
     due = v2.Timestamp()
     due.FromMilliseconds(sender.store.clock.now_ms() + ahead_ms)
@@ -218,7 +218,7 @@ def test_recall_handle_is_rocketmqs() -> None:
     assert RecallHandle.decode(text) == handle
 
 
-async def test_one_bad_message_stops_all(sender: Sender) -> None:
+async def test_one_bad_message_refuses_all(sender: Sender) -> None:
     """If one message is refused, nothing of the request is stored."""
     assert await sender.refused(message(), message(tag="a|b")) == v2.Code.ILLEGAL_MESSAGE_TAG
     assert await sender.refused(message(), message("mixed")) == v2.Code.MESSAGE_CORRUPTED
@@ -301,7 +301,7 @@ async def test_a_batch_of_lite_messages_is_in_its_lite_topics(sender: Sender) ->
     assert offsets == ["0", "1", "2"]
 
 
-async def test_topics_come_and_go(sender: Sender) -> None:
+async def test_topics_are_created_and_deleted(sender: Sender) -> None:
     """Cached data of a topic is dropped when the topic changes."""
     await sender.send(message())
     sender.tables.topics.delete("orders")
@@ -314,7 +314,7 @@ async def test_topics_come_and_go(sender: Sender) -> None:
             await sender.send(message(name))
 
 
-async def test_what_was_sent_is_counted(sender: Sender) -> None:
+async def test_sent_messages_are_counted(sender: Sender) -> None:
     """Messages and record bytes are counted by topic and type; refused messages are not."""
     await sender.send(message(), message())
     await sender.send(message("ordered", message_group="g"))
@@ -355,7 +355,7 @@ class TestColumns:
     @pytest.mark.parametrize(
         ("field", "code"), [("message_id", v2.Code.ILLEGAL_MESSAGE_ID), ("tag", v2.Code.ILLEGAL_MESSAGE_TAG)]
     )
-    async def test_refusals_of_one_shape_are_those_of_single_messages(
+    async def test_refusals_of_one_shape_equal_those_of_single_messages(
         self, sender: Sender, field: str, code: int
     ) -> None:
         made = [message("orders", message_id=f"id{number}", tag="tag") for number in range(100, 140)]
@@ -378,13 +378,13 @@ class TestColumns:
     @pytest.mark.parametrize(
         ("topic", "code"), [("read-only", v2.Code.FORBIDDEN), ("ordered", v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE)]
     )
-    async def test_refusals_are_those_of_single_messages(self, sender: Sender, topic: str, code: int) -> None:
+    async def test_refusals_equal_those_of_single_messages(self, sender: Sender, topic: str, code: int) -> None:
         with pytest.raises(InvalidRequestError) as caught:
             await sender.send_columns(*(message(topic, message_id=f"id{number}") for number in range(10)))
         assert caught.value.code == code
         assert not sender.stored(topic)
 
-    async def test_a_topic_that_is_not_there(self, sender: Sender) -> None:
+    async def test_an_unknown_topic(self, sender: Sender) -> None:
         with pytest.raises(TopicNotFoundError):
             await sender.send_columns(*(message("nowhere", message_id=f"id{number}") for number in range(10)))
 

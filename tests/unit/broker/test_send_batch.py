@@ -121,7 +121,7 @@ STAYS: dict[str, Callable[[v2.Message], object]] = {
 
 @pytest.mark.parametrize("property_crc", [True, False])
 @pytest.mark.parametrize("change", STAYS)
-def test_records_are_those_of_single_messages(change: str, property_crc: bool) -> None:
+def test_records_equal_those_of_single_messages(change: str, property_crc: bool) -> None:
     """The unplaced records are equal byte by byte, for a change in any message or in all."""
     for rows in ([0], [2], [9], range(10)):
         sent = messages()
@@ -166,7 +166,7 @@ REFUSED: dict[str, Callable[[v2.Message], object]] = {
 
 
 @pytest.mark.parametrize("change", REFUSED)
-def test_what_is_not_packed(change: str) -> None:
+def test_messages_that_are_not_packed(change: str) -> None:
     """Invalid messages and other message types are handled as single messages."""
     for rows in ([0], [3], range(10)):
         sent = messages()

@@ -78,7 +78,7 @@ STAYS: dict[str, Callable[[v2.Message], object]] = {
 
 @pytest.mark.parametrize("property_crc", [True, False])
 @pytest.mark.parametrize("change", STAYS)
-def test_records_are_those_of_single_messages(change: str, property_crc: bool) -> None:
+def test_records_equal_those_of_single_messages(change: str, property_crc: bool) -> None:
     data = request_of(_all(STAYS[change]))
     found = shaped(data, property_crc=property_crc)
     assert found is not None
@@ -127,7 +127,7 @@ ODD: dict[str, Callable[[v2.Message], object]] = {
 
 
 @pytest.mark.parametrize("change", ODD)
-def test_what_must_be_looked_at_more_closely(change: str) -> None:
+def test_messages_that_need_a_closer_check(change: str) -> None:
     """Such messages are not packed, or only with the records of single messages, wherever they are in the request."""
     for rows in ([0], [7], [COUNT - 1], range(COUNT)):
         made = alike()
@@ -142,7 +142,7 @@ def test_what_must_be_looked_at_more_closely(change: str) -> None:
         assert found is None or len(rows) == COUNT
 
 
-def test_odd_bytes_of_the_first_message_do_not_hide_those_of_another() -> None:
+def test_invalid_bytes_of_one_message_do_not_hide_those_of_another() -> None:
     """Another message has as many control characters as the first one has bytes beyond ASCII."""
     made = alike()
     for number, message in enumerate(made):

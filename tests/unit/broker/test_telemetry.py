@@ -49,7 +49,7 @@ def consumer(kind: v2.ClientType.ValueType = v2.ClientType.PUSH_CONSUMER, group:
     return settings
 
 
-def test_a_producer_is_told_its_limits(telemetry: TelemetryProcessor) -> None:
+def test_a_producer_gets_its_limits(telemetry: TelemetryProcessor) -> None:
     """Positive body size, exponential backoff, and validation; the client's own settings are returned."""
     client = Client("a")
     received = producer("orders")
@@ -75,7 +75,7 @@ def test_a_producer_may_have_no_topics(telemetry: TelemetryProcessor) -> None:
     assert telemetry.settings(producer(), Client("a")).publishing.max_body_size > 0
 
 
-def test_a_push_consumer_is_told_how_to_receive(telemetry: TelemetryProcessor) -> None:
+def test_a_push_consumer_gets_its_settings(telemetry: TelemetryProcessor) -> None:
     """The answer has batch size, polling time, order and retries, even for a group that does not exist yet."""
     client = Client("a")
     settings = telemetry.settings(consumer(), client)
@@ -142,7 +142,7 @@ def test_backoff_in_the_form_that_the_client_knows(
         assert wire.exponential_backoff.max.ToMilliseconds() == 3000
 
 
-def test_what_is_refused(telemetry: TelemetryProcessor) -> None:
+def test_invalid_settings_are_refused(telemetry: TelemetryProcessor) -> None:
     """Settings without publishing or subscription and invalid names are refused."""
     with pytest.raises(InvalidRequestError, match="neither publishing nor subscription"):
         telemetry.settings(v2.Settings(), Client("a"))
@@ -152,7 +152,7 @@ def test_what_is_refused(telemetry: TelemetryProcessor) -> None:
         telemetry.settings(consumer(group="a.b"), Client("a"))
 
 
-def test_settings_are_kept_so_they_have_a_limit(telemetry: TelemetryProcessor) -> None:
+def test_kept_settings_have_a_limit(telemetry: TelemetryProcessor) -> None:
     """Thousands of subscriptions are accepted. Larger settings are refused before they are stored."""
     client = Client("c")
     settings = consumer()

@@ -113,7 +113,7 @@ class TestFlowControl:
             flow.remove("q", offset, 1)
         assert (flow.span("q"), flow.count, flow.size) == (0, 0, 0)
 
-    async def test_who_waits_goes_on(self) -> None:
+    async def test_freed_space_wakes_a_waiting_fetch(self) -> None:
         """Freed space wakes a waiting fetch."""
         flow = FlowControl(1, 100, 100)
         flow.add("q", 0, 1)

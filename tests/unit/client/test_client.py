@@ -92,7 +92,7 @@ async def received(consumer: SimpleConsumer) -> ReceivedMessage:
 
 
 class TestProducer:
-    async def test_a_message_goes_out_with_everything_that_it_has(self, broker: ScriptedBroker, client: Client) -> None:
+    async def test_a_message_is_sent_with_all_its_fields(self, broker: ScriptedBroker, client: Client) -> None:
         """Every field reaches the wire, and the result has the message id that was sent."""
         result = await client.producer().send(
             Message(topic="orders", body=b"\0\xff", tag="paid", keys=("k 1", "k2"), properties={"region": "north"})
@@ -116,7 +116,7 @@ class TestProducer:
         assert delayed.message_type == v2.MessageType.DELAY
         assert delayed.delivery_timestamp.ToMilliseconds() == 1_900_000_000_001
 
-    async def test_settings_go_before_the_first_message(self, broker: ScriptedBroker, client: Client) -> None:
+    async def test_settings_are_sent_before_the_first_message(self, broker: ScriptedBroker, client: Client) -> None:
         """RocketMQ refuses unknown clients, so the client waits for the answer to its settings before it sends."""
         producer = client.producer()
         await asyncio.gather(*(producer.send(MESSAGE) for _ in range(5)))
@@ -136,7 +136,7 @@ class TestProducer:
         ],
         ids=["unavailable", "internal", "persistence", "busy"],
     )
-    async def test_what_may_pass_is_tried_again_under_the_same_id(
+    async def test_temporary_errors_are_retried_with_the_same_id(
         self, broker: ScriptedBroker, client: Client, answer: object
     ) -> None:
         """The third attempt succeeds. All three carry the same message id, so duplicates can be recognized."""
@@ -146,7 +146,7 @@ class TestProducer:
         assert len(broker.requests("SendMessage")) == 3
         assert ids == {result.message_id}
 
-    async def test_three_attempts_are_all(self, broker: ScriptedBroker, client: Client) -> None:
+    async def test_a_send_has_three_attempts(self, broker: ScriptedBroker, client: Client) -> None:
         """After three failed attempts the send fails with the server's error message."""
         status = v2.Status(code=v2.Code.INTERNAL_SERVER_ERROR, message="the disk is full")
         broker.answers["SendMessage"] = [v2.SendMessageResponse(status=status)] * 9
@@ -166,7 +166,7 @@ class TestProducer:
             (v2.Code.NOT_IMPLEMENTED, UnsupportedError),
         ],
     )
-    async def test_what_cannot_pass_is_tried_once(
+    async def test_client_errors_are_not_retried(
         self, broker: ScriptedBroker, client: Client, code: v2.Code.ValueType, kind: type[ServerError]
     ) -> None:
         """A client error is raised with its class and code after one attempt."""
@@ -177,7 +177,7 @@ class TestProducer:
         assert raised.value.code == code
         assert len(broker.requests("SendMessage")) == 1
 
-    async def test_a_code_that_is_unknown_here_is_an_error(self, broker: ScriptedBroker, client: Client) -> None:
+    async def test_an_unknown_code_is_an_error(self, broker: ScriptedBroker, client: Client) -> None:
         """Codes that this client does not know, as from a newer server, are errors."""
         broker.answers["SendMessage"] = [
             v2.SendMessageResponse(status=v2.Status(code=99999, message="new"))  # type: ignore[arg-type]  # unknown
@@ -185,16 +185,14 @@ class TestProducer:
         with pytest.raises(ServerError, match="new"):
             await client.producer().send(MESSAGE)
 
-    async def test_no_answer_is_a_deadline(self, broker: ScriptedBroker) -> None:
+    async def test_a_missing_answer_is_a_timeout(self, broker: ScriptedBroker) -> None:
         """If the server does not answer, the send fails when the retry time is over."""
         broker.answers["SendMessage"] = [failure(grpc.StatusCode.DEADLINE_EXCEEDED)] * 100
         async with connect(broker.endpoint, retry_seconds=0.1) as client:
             with pytest.raises(DeadlineError, match="did not answer in time"):
                 await client.producer().send(MESSAGE)
 
-    async def test_many_messages_of_some_topics_come_back_in_order(
-        self, broker: ScriptedBroker, client: Client
-    ) -> None:
+    async def test_results_of_many_messages_keep_their_order(self, broker: ScriptedBroker, client: Client) -> None:
         """Each request has one topic and a bounded number of messages. Results are in the order of the input."""
         messages = [Message(topic=f"t{number % 3}", body=b"%d" % number) for number in range(900)]
         results = await client.producer().send_many(messages)
@@ -205,7 +203,7 @@ class TestProducer:
             sent.update({message.body: message.system_properties.message_id for message in request.messages})
         assert [result.message_id for result in results] == [sent[message.body] for message in messages]
 
-    async def test_large_messages_go_in_more_requests(self, broker: ScriptedBroker, client: Client) -> None:
+    async def test_large_messages_are_sent_in_more_requests(self, broker: ScriptedBroker, client: Client) -> None:
         """A request stays below gRPC's 4 MiB as long as each single message does."""
         await client.producer().send_many([Message(topic="t", body=bytes(1 << 20))] * 5)
         assert [len(request.messages) for request in broker.requests("SendMessage")] == [3, 2]
@@ -219,26 +217,26 @@ class TestProducer:
             await client.producer().send_many([MESSAGE] * 3)
         assert [type(outcome) for outcome in raised.value.outcomes] == [SendResult, BadRequestError, SendResult]
 
-    async def test_one_entry_for_a_batch_stands_for_all(self, broker: ScriptedBroker, client: Client) -> None:
+    async def test_one_entry_for_a_batch_counts_for_all_messages(self, broker: ScriptedBroker, client: Client) -> None:
         """RocketMQ's server answers a batch with a single entry; each message keeps its own id."""
         broker.answers["SendMessage"] = [send_answer(v2.Code.OK)]
         results = await client.producer().send_many([MESSAGE] * 3)
         assert len({result.message_id for result in results}) == 3
 
-    async def test_a_wrong_number_of_entries_is_no_success(self, broker: ScriptedBroker, client: Client) -> None:
+    async def test_a_wrong_number_of_entries_is_an_error(self, broker: ScriptedBroker, client: Client) -> None:
         """A response with status OK but the wrong number of entries is an error."""
         broker.answers["SendMessage"] = [v2.SendMessageResponse(status=OK)]
         with pytest.raises(ClientError, match="1 messages with 0 results"):
             await client.producer().send(MESSAGE)
 
-    async def test_nothing_to_send_is_nothing_sent(self, broker: ScriptedBroker, client: Client) -> None:
+    async def test_an_empty_list_sends_no_request(self, broker: ScriptedBroker, client: Client) -> None:
         """An empty list causes no request."""
         assert await client.producer().send_many([]) == []
         assert broker.calls == []
 
 
 class TestConnection:
-    async def test_nobody_answers(self) -> None:
+    async def test_no_broker_answers(self) -> None:
         """The error names the endpoint and the next step. With no retry time it is raised immediately."""
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
@@ -247,7 +245,7 @@ class TestConnection:
                 with pytest.raises(UnavailableError, match=rf"no broker answers at {endpoint}; start one"):
                     await client.producer().send(MESSAGE)
 
-    async def test_it_waits_for_a_broker(self, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_send_waits_for_a_broker(self, caplog: pytest.LogCaptureFixture) -> None:
         """A send without a reachable broker retries, logs one warning, and succeeds once a broker starts."""
         async with scripted_broker() as gone:
             endpoint = gone.endpoint
@@ -268,7 +266,7 @@ class TestConnection:
         assert line.endswith("retrying for up to 30 s")
 
     @pytest.mark.parametrize("joined", [True, False])
-    async def test_another_endpoint_takes_over(self, broker: ScriptedBroker, joined: bool) -> None:
+    async def test_another_endpoint_is_used(self, broker: ScriptedBroker, joined: bool) -> None:
         """With several endpoints, the client switches to one that answers and stays there."""
         async with scripted_broker() as gone:
             endpoints = [gone.endpoint, broker.endpoint]
@@ -285,7 +283,7 @@ class TestConnection:
     @pytest.mark.parametrize(
         "endpoint", ["", ";", "127.0.0.1:1;", "localhost", "localhost:", "host:0", "host:65536", "::1:80", "http://h:1"]
     )
-    async def test_what_is_no_endpoint(self, endpoint: str) -> None:
+    async def test_invalid_endpoints(self, endpoint: str) -> None:
         """An invalid endpoint is refused before any request, and the error shows a valid example."""
         with pytest.raises(InvalidEndpointError, match=r"127\.0\.0\.1:8081"):
             connect(endpoint)
@@ -335,7 +333,7 @@ class TestConnection:
         async with asyncio.timeout(60):
             await broker.called("Telemetry", settings + 3)
 
-    async def test_closing_says_goodbye_once(self, broker: ScriptedBroker) -> None:
+    async def test_closing_notifies_the_server_once(self, broker: ScriptedBroker) -> None:
         """Closing a consumer notifies the server once, with its group. Closing twice is harmless."""
         client = connect(broker.endpoint)
         consumer = client.simple_consumer("billing", "orders")
@@ -348,7 +346,7 @@ class TestConnection:
 
 
 class TestSimpleConsumer:
-    async def test_what_a_receive_asks_for(self, broker: ScriptedBroker, client: Client) -> None:
+    async def test_fields_of_a_receive_request(self, broker: ScriptedBroker, client: Client) -> None:
         """Group, topic, filter and durations reach the wire, and any queue of the broker is requested."""
         consumer = client.simple_consumer("billing", {"orders": "paid || refunded"})
         assert await consumer.receive(7, invisible_seconds=12.5, wait_seconds=0.25) == []
@@ -382,7 +380,7 @@ class TestSimpleConsumer:
         assert set(requests) == {"a", "b"}
         assert requests["b"].filter_expression == v2.FilterExpression(type=v2.FilterType.SQL, expression="x > 1")
 
-    async def test_compressed_bodies_arrive_as_they_were(self, broker: ScriptedBroker, client: Client) -> None:
+    async def test_compressed_bodies_are_decompressed(self, broker: ScriptedBroker, client: Client) -> None:
         """A body that another client compressed is decompressed."""
         body = b"long " * 1000
         broker.answers["ReceiveMessage"] = [[RECEIVED_OK, delivered(gzip.compress(body), encoding=v2.Encoding.GZIP)]]
@@ -414,7 +412,7 @@ class TestSimpleConsumer:
         assert "topic=orders id=ID" in line
         assert reason in line
 
-    async def test_an_encoding_that_is_not_known(self, broker: ScriptedBroker, client: Client) -> None:
+    async def test_an_unknown_encoding(self, broker: ScriptedBroker, client: Client) -> None:
         """A body with an unknown encoding is marked as corrupted. A body without an encoding is returned unchanged."""
         broken = delivered(b"?", encoding=7)  # type: ignore[arg-type]
         plain = delivered(b"plain", encoding=v2.Encoding.ENCODING_UNSPECIFIED)

@@ -21,7 +21,7 @@ def frame(*messages: Message) -> Frame:
     return Frame(records, 0, len(messages), 0)
 
 
-def test_a_message_sent_again_to_one_group() -> None:
+def test_a_message_resent_to_one_group() -> None:
     """A message that was sent again to one group is hidden from all other groups."""
     found = frame(
         Message("orders", 0, b"all", {"UNIQ_KEY": "1"}),

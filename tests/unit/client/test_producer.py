@@ -87,7 +87,9 @@ class TestGathering:
         broker.release("SendMessage")
         await (await third)
 
-    async def test_what_was_cancelled_before_it_left_is_not_sent(self, broker: ScriptedBroker, client: Client) -> None:
+    async def test_a_message_cancelled_before_its_request_is_not_sent(
+        self, broker: ScriptedBroker, client: Client
+    ) -> None:
         """A message that is cancelled before its request is not sent."""
         producer = client.producer(linger_seconds=60)
         given_up, kept = await producer.submit(message(b"given up")), await producer.submit(message(b"kept"))
@@ -114,7 +116,7 @@ class TestGathering:
         assert [body for body in sent if body.startswith(b"a")] == [b"a0", b"a1", b"a2"]
         assert [body for body in sent if body.startswith(b"b")] == [b"b0", b"b1", b"b2"]
 
-    async def test_a_retry_does_not_let_the_next_one_pass(self, broker: ScriptedBroker, client: Client) -> None:
+    async def test_a_retried_message_is_not_overtaken(self, broker: ScriptedBroker, client: Client) -> None:
         """A message stays ahead of the next one of its group while it is retried."""
         broker.answers["SendMessage"] = [failure(grpc.StatusCode.UNAVAILABLE)]
         producer = client.producer()
@@ -122,7 +124,7 @@ class TestGathering:
         await asyncio.gather(*sends)
         assert [request.messages[0].body for request in broker.requests("SendMessage")] == [b"0", b"0", b"1"]
 
-    async def test_closing_sends_what_was_submitted(self, broker: ScriptedBroker, client: Client) -> None:
+    async def test_closing_sends_submitted_messages(self, broker: ScriptedBroker, client: Client) -> None:
         """Closing sends buffered messages, one-way ones too. The failure of a one-way message is not raised."""
         async with client.producer(linger_seconds=60) as producer:
             await producer.send_one_way(message(b"one way"))
@@ -134,7 +136,7 @@ class TestGathering:
             await producer.send(message())
 
 
-async def test_room_is_given_in_order() -> None:
+async def test_space_is_given_in_order() -> None:
     """Small items do not overtake a large item at the head of the queue. A cancelled item leaves the queue."""
     room = MemoryLimit(10, 5)
     await room.enter(6)
@@ -169,7 +171,7 @@ class TestBeforeSending:
             (message(properties={"a": "x" * 16_384}), v2.Code.MESSAGE_PROPERTIES_TOO_LARGE),
         ],
     )
-    async def test_what_cannot_be_sent(
+    async def test_invalid_messages_are_refused(
         self, broker: ScriptedBroker, client: Client, bad: Message, code: v2.Code.ValueType
     ) -> None:
         """Invalid messages are refused with the server's code, without a request."""
@@ -178,7 +180,7 @@ class TestBeforeSending:
         assert raised.value.code == code
         assert broker.requests("SendMessage") == []
 
-    def test_what_can_be_sent(self) -> None:
+    def test_messages_at_the_limits_are_accepted(self) -> None:
         """Messages at each limit are accepted."""
         check(message(bytes(4 << 20), topic="t" * 127))
         check(message(message_group="g" * 63))

@@ -88,7 +88,7 @@ async def test_many_messages_go_as_records(aerobee: ScriptedBroker, client: Clie
     ],
     ids=lambda fields: next(iter(fields)),
 )
-async def test_what_no_record_can_be_is_sent(
+async def test_messages_that_cannot_be_records_are_sent(
     aerobee: ScriptedBroker, client: Client, others: dict[str, object]
 ) -> None:
     """Messages with such fields are sent with SendMessage."""
@@ -145,7 +145,7 @@ async def test_a_repeated_attempt_takes_another_queue(aerobee: ScriptedBroker, c
 
 
 class TestQueueSelector:
-    async def test_it_chooses_the_queue(self, aerobee: ScriptedBroker, client: Client) -> None:
+    async def test_the_selector_chooses_the_queue(self, aerobee: ScriptedBroker, client: Client) -> None:
         """The selector gets all queues, for single messages too. Order within a queue is that of submission."""
         shown: list[Sequence[Queue]] = []
 
@@ -167,7 +167,7 @@ class TestQueueSelector:
         await client.producer(queue_selector=lambda message, queues: queues[1]).send(messages(1)[0])
         assert queues_of(aerobee) == [1, 1]
 
-    async def test_where_the_server_chooses(self) -> None:
+    async def test_messages_for_which_the_server_chooses_the_queue(self) -> None:
         """RocketMQ's protocol cannot name a queue, and the error says so."""
         async with scripted_broker() as rocketmq, connect(rocketmq.endpoint) as client:
             with pytest.raises(ConfigurationError, match="chooses the queue itself"):
@@ -181,7 +181,7 @@ class TestQueueSelector:
             ({"delivery_timestamp": 1_900_000_000_000}, "cannot be delayed"),
         ],
     )
-    async def test_what_cannot_choose(
+    async def test_messages_without_a_choice_of_queue(
         self, aerobee: ScriptedBroker, client: Client, fields: dict[str, object], reason: str
     ) -> None:
         """A message group determines the queue; a delayed message is stored in another topic first."""
@@ -189,7 +189,7 @@ class TestQueueSelector:
             await client.producer(queue_selector=lambda message, queues: queues[0]).send(messages(1, **fields)[0])
         assert calls(aerobee) == []
 
-    async def test_a_queue_that_is_not_there(self, aerobee: ScriptedBroker, client: Client) -> None:
+    async def test_an_unknown_queue(self, aerobee: ScriptedBroker, client: Client) -> None:
         """The selected queue must exist; no other queue is used instead."""
         producer = client.producer(queue_selector=lambda message, queues: Queue("orders", "one", 9))
         with pytest.raises(BadRequestError, match="queueId=9"):

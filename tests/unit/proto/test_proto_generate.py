@@ -40,7 +40,7 @@ def test_the_checked_in_code_is_up_to_date() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-def test_check_lists_what_differs_and_generating_mends_it(source_root: Path) -> None:
+def test_check_lists_differences_and_generating_removes_them(source_root: Path) -> None:
     """`--check` names a changed, a missing and an orphaned file and changes nothing; generating repairs all."""
     v2 = source_root / "aerobee_proto/apache/rocketmq/v2"
     edited, deleted, orphan = v2 / "service_pb2.py", v2 / "definition_pb2.pyi", v2 / "gone_pb2.py"

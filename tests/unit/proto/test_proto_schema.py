@@ -121,7 +121,7 @@ def test_the_package_and_syntax_are_the_protocols(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_declares_exactly_what_is_published(name: str) -> None:
+def test_a_file_declares_exactly_the_published_names(name: str) -> None:
     """Messages, enums and services are exactly the published ones."""
     assert sorted(described(ours(name))) == sorted(published()[name])
 
@@ -133,7 +133,7 @@ def test_a_declaration_is_as_published(file: str, what: str) -> None:
 
 
 @PYTHON.mark
-def test_everything_in_the_official_clients_files_is_in_ours(tmp_path: Path) -> None:
+def test_our_files_declare_everything_in_the_official_clients_files(tmp_path: Path) -> None:
     """The descriptors of the released Python client match ours."""
     script = (
         "import base64\n"

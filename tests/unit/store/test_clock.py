@@ -12,7 +12,7 @@ from aerobee_store.testing import ManualClock
 DAY = 24 * 3600.0
 
 
-def test_it_goes_on_when_the_wall_clock_is_set_back() -> None:
+def test_the_clock_continues_after_the_wall_clock_went_back() -> None:
     """It continues for the life of the process; later times of the wall clock are accepted."""
     clock = ManualClock()
     steady = SteadyClock(clock)
@@ -26,7 +26,7 @@ def test_it_goes_on_when_the_wall_clock_is_set_back() -> None:
     assert steady.now_ms() == clock.now_ms()
 
 
-def test_it_doubts_a_jump_ahead_for_a_day(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_jump_ahead_is_accepted_after_a_day(caplog: pytest.LogCaptureFixture) -> None:
     """The jump is logged when noticed and when accepted; a correction before that leaves no effect."""
     clock = ManualClock()
     steady = SteadyClock(clock)
@@ -47,7 +47,7 @@ def test_it_doubts_a_jump_ahead_for_a_day(caplog: pytest.LogCaptureFixture) -> N
     assert sum("accepted after its jump" in record.message for record in caplog.records) == 1
 
 
-def test_it_follows_small_corrections_and_never_goes_back() -> None:
+def test_small_corrections_are_followed_without_going_back() -> None:
     """Corrections like those of NTP are followed at the next step forwards."""
     clock = ManualClock()
     steady = SteadyClock(clock)

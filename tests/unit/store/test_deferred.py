@@ -24,7 +24,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "module_for_deferred"
 
 
-def test_the_first_use_imports_it(module: str) -> None:
+def test_the_first_use_imports_the_module(module: str) -> None:
     """Each attribute is the module's own; a missing one raises an error that names it."""
     stand_in = deferred(module)
     assert module not in sys.modules
@@ -34,7 +34,7 @@ def test_the_first_use_imports_it(module: str) -> None:
         _ = stand_in.missing
 
 
-def test_all_of_them_can_be_imported_in_advance(module: str) -> None:
+def test_all_deferred_modules_can_be_imported_in_advance(module: str) -> None:
     """The broker does this with its first client."""
     deferred(module)
     load_deferred()

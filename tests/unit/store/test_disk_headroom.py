@@ -20,7 +20,7 @@ class ShrinkingDisk(DiskFileSystem):
         return DiskUsage(total=1 << 40, available=self.available)
 
 
-def test_messages_are_refused_before_the_disk_is_full_and_taken_again_afterwards(tmp_path: Path) -> None:
+def test_messages_are_refused_before_the_disk_is_full(tmp_path: Path) -> None:
     """Below the headroom an append raises StoreFullError and changes nothing; with more space the store continues."""
     disk = ShrinkingDisk()
     config = replace(StoreConfig.tiny(tmp_path / "store"), disk_headroom=1 << 20)
@@ -39,7 +39,7 @@ def test_messages_are_refused_before_the_disk_is_full_and_taken_again_afterwards
         assert store.queue_range("orders", 0) == (0, 21)
 
 
-def test_what_consumers_need_may_use_half_of_the_headroom(tmp_path: Path) -> None:
+def test_internal_records_may_use_half_of_the_headroom(tmp_path: Path) -> None:
     """Internal records are accepted when other messages are not, down to half of the headroom."""
     disk = ShrinkingDisk()
     config = replace(StoreConfig.tiny(tmp_path / "store"), disk_headroom=1 << 20)

@@ -42,7 +42,7 @@ def writes(disk: MemoryFileSystem, name: str = "consumequeue") -> list[Path]:
     return [each.path for each in disk.log if each.name == "write" and each.path.is_relative_to(DIRECTORY / name)]
 
 
-def test_what_waits_is_read_before_it_is_written() -> None:
+def test_waiting_units_are_read_before_they_are_written() -> None:
     """Waiting units are read alone, after units in the file, and across the boundary."""
     disk = MemoryFileSystem()
     with MessageStore.open(CONFIG, file_system=disk) as store:
@@ -73,7 +73,7 @@ def test_no_more_than_a_page_waits() -> None:
         assert store.recovery.units_added == 0
 
 
-def test_a_killed_process_takes_what_waits_with_it() -> None:
+def test_waiting_units_are_rebuilt_after_a_kill() -> None:
     """The next start rebuilds the waiting units from the log."""
     disk = MemoryFileSystem()
     store = MessageStore.open(CONFIG, file_system=disk)
@@ -86,7 +86,7 @@ def test_a_killed_process_takes_what_waits_with_it() -> None:
 
 
 @pytest.mark.parametrize("together_min", [None, 1])
-def test_names_that_a_killed_process_has_made(together_min: int | None) -> None:
+def test_unsynced_names_of_a_killed_process(together_min: int | None) -> None:
     """The start after a kill syncs the names of new queues before its checkpoint says that they are complete."""
     disk = MemoryFileSystem(together_min=together_min)
     store = MessageStore.open(CONFIG, file_system=disk)
@@ -214,7 +214,7 @@ def test_a_queue_that_cannot_be_written_later() -> None:
 
 
 @pytest.mark.parametrize("operation", ["sync_file_system", "sync"])
-def test_a_sync_of_all_that_fails_is_final(operation: str) -> None:
+def test_a_failed_sync_of_all_files_is_final(operation: str) -> None:
     """The checkpoint does not move, and the sync is not retried."""
     disk = MemoryFileSystem(together_min=1)
     store = MessageStore.open(CONFIG, file_system=disk)
@@ -229,7 +229,7 @@ def test_a_sync_of_all_that_fails_is_final(operation: str) -> None:
     assert disk.read_bytes(DIRECTORY / "checkpoint") == before
 
 
-def test_a_store_in_use_is_verified_without_what_waits(tmp_path: Path) -> None:
+def test_a_store_in_use_is_verified_without_waiting_units(tmp_path: Path) -> None:
     """One queue has written its page while an earlier message still waits in another: verify finds nothing."""
     config = replace(CONFIG, directory=tmp_path / "data")
     with MessageStore.open(config) as store:

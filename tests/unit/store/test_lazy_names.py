@@ -11,7 +11,7 @@ import aerobee_store
 
 
 @pytest.mark.parametrize("name", aerobee_store.__all__)
-def test_each_public_name_is_there(name: str) -> None:
+def test_each_public_name_exists(name: str) -> None:
     """Every name can be imported from the package and equals the name in its module."""
     value = getattr(aerobee_store, name)
     assert value.__name__ == name
@@ -25,7 +25,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     assert set(aerobee_store.__all__) <= set(dir(aerobee_store))
 
 
-def test_the_codec_comes_without_the_store() -> None:
+def test_the_codec_is_imported_without_the_store() -> None:
     """Importing it loads the record modules and the errors, and nothing else of the package."""
     program = (
         "import sys\n"

@@ -48,7 +48,7 @@ def _open_elsewhere(directory: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_removing_the_lock_file_lets_nobody_else_in(tmp_path: Path) -> None:
+def test_removing_the_lock_file_does_not_unlock_the_store(tmp_path: Path) -> None:
     """The directory is locked as well, so other openings are refused, and tools see the store as open."""
     config = StoreConfig.tiny(tmp_path / "store")
     with MessageStore.open(config):

@@ -74,7 +74,7 @@ def test_a_copy_in_pieces_of_any_size(log: bytes, tmp_path: Path, size: int) -> 
         _check_copy(store, log)
 
 
-def test_a_copy_goes_on_after_a_cut_anywhere(log: bytes, tmp_path: Path) -> None:
+def test_a_copy_continues_after_an_interruption_anywhere(log: bytes, tmp_path: Path) -> None:
     """A partly received record is dropped with the connection and received again."""
     with _store(tmp_path / "copy") as store:
         for cut in range(1000, len(log), 1777):
@@ -86,7 +86,7 @@ def test_a_copy_goes_on_after_a_cut_anywhere(log: bytes, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("position", [0, 4, 9, 40, 95])
-def test_a_changed_byte_is_refused_with_all_that_came_with_it(log: bytes, tmp_path: Path, position: int) -> None:
+def test_a_piece_with_a_changed_byte_is_refused(log: bytes, tmp_path: Path, position: int) -> None:
     """After a change of size, magic, checksum, offset or body nothing of the piece is appended.
 
     The correct bytes are accepted later.
@@ -166,7 +166,7 @@ def test_the_copy_can_be_appended_to(log: bytes, tmp_path: Path) -> None:
         assert (appended.queue_offset, appended.physical_offset) == (end, len(log))
 
 
-async def test_flush_listeners_hear_before_the_waiters(tmp_path: Path) -> None:
+async def test_flush_listeners_are_called_before_the_waiters(tmp_path: Path) -> None:
     """Replicas get only durable bytes, and no later than the sender gets its answer."""
     with MessageStore.open(StoreConfig.tiny(tmp_path / "copy")) as store:
         heard: list[int] = []

@@ -121,7 +121,7 @@ def test_a_full_disk_at_the_start(disk: MemoryFileSystem) -> None:
     MessageStore.open(CONFIG, file_system=disk).close()
 
 
-def test_a_closed_store_says_so(disk: MemoryFileSystem) -> None:
+def test_calls_of_a_closed_store_raise(disk: MemoryFileSystem) -> None:
     """Closing twice is harmless; every other call raises an error."""
     store = MessageStore.open(CONFIG, file_system=disk)
     store.close()
@@ -217,7 +217,7 @@ def test_raw_records_over_the_end_of_a_segment(store: MessageStore, count: int) 
     assert [record.body for record in store.query("orders", f"n{count + 1}")] == [messages[-1].body]
 
 
-def test_raw_records_that_are_not_to_be_trusted(store: MessageStore) -> None:
+def test_invalid_raw_records_are_refused(store: MessageStore) -> None:
     """Records of another queue, transactional records and empty batches are refused."""
 
     def batch(*messages: Message) -> RecordBatch:
@@ -308,7 +308,7 @@ def test_queries_compare_the_key(store: MessageStore) -> None:
     assert [record.body for record in store.query("orders", "Aa", **times)] == [b"1", b"2", b"3"]
 
 
-def test_without_an_index_no_key_is_found_until_it_is_made_again(disk: MemoryFileSystem) -> None:
+def test_without_an_index_no_key_is_found_until_it_is_rebuilt(disk: MemoryFileSystem) -> None:
     """Starts work without an index, also after a crash; turned on again, it has every message of the log."""
     without = replace(CONFIG, index=False)
     with MessageStore.open(CONFIG, file_system=disk, clock=ManualClock()) as store:
@@ -328,7 +328,7 @@ def test_without_an_index_no_key_is_found_until_it_is_made_again(disk: MemoryFil
             assert found == {b"first", b"later"}
 
 
-def test_errors_are_one_family() -> None:
+def test_errors_have_one_base_class() -> None:
     """Callers of the store need only one except clause."""
     for error in (StoreLockedError, StoreDirectoryError, StoreFullError, StoreClosedError, InvalidMessageError):
         assert issubclass(error, StoreError)

@@ -44,7 +44,7 @@ def store_fixture() -> Iterator[MessageStore]:
         yield store
 
 
-def test_neighbours_are_one_slice(store: MessageStore) -> None:
+def test_adjacent_records_are_one_slice(store: MessageStore) -> None:
     """A run ends at another queue's record and at the end of a segment."""
     bodies = append(store, 10)
     bodies += append(store, 5, first=10)
@@ -73,7 +73,7 @@ def test_tags(store: MessageStore) -> None:
     assert (len(two.sizes), len(two.runs)) == (20, 10)
 
 
-def test_places_that_the_queue_does_not_have(store: MessageStore) -> None:
+def test_offsets_outside_the_queue(store: MessageStore) -> None:
     """The statuses equal those of `read`."""
     append(store, 3)
     store.flush()
@@ -82,7 +82,7 @@ def test_places_that_the_queue_does_not_have(store: MessageStore) -> None:
     assert store.read_runs("bills", 0, 0).status == "empty"
 
 
-def test_units_that_name_no_record_of_theirs(store: MessageStore) -> None:
+def test_units_without_a_matching_record(store: MessageStore) -> None:
     """A unit with a wrong size, a place within a record, another's record or none never yields wrong bytes."""
     bodies = append(store, 8)
     append(store, 8, "bills")
@@ -104,7 +104,7 @@ def test_units_that_name_no_record_of_theirs(store: MessageStore) -> None:
     assert (found.lost, found.next_offset) == (0, 8)
 
 
-def test_what_is_not_durable_yet() -> None:
+def test_unsynced_messages() -> None:
     """With async flush unsynced messages are read only on request; the flushed range ends before them."""
     config = replace(CONFIG, flush="async")
     with MessageStore.open(config, file_system=MemoryFileSystem(), clock=ManualClock()) as store:

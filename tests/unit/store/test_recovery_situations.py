@@ -207,7 +207,7 @@ ROWS: Final = (
 
 @pytest.mark.parametrize("closed", [True, False], ids=["closed", "crashed"])
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_start_keeps_all_that_can_be_kept(row: Row, closed: bool) -> None:
+def test_a_start_keeps_all_intact_messages(row: Row, closed: bool) -> None:
     """Each remaining message is at its offset, found by its keys and time, and there is nothing else.
 
     The next message gets the next offset, and a second start finds nothing to repair.
@@ -230,7 +230,7 @@ def test_a_start_keeps_all_that_can_be_kept(row: Row, closed: bool) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.looked_at], ids=lambda row: row.name)
-def test_what_an_orderly_stop_does_not_show_is_found_when_read(row: Row) -> None:
+def test_damage_hidden_by_an_orderly_stop_is_found_when_read(row: Row) -> None:
     """The start does not read old segments again. A read reports the loss, and so does a start with the whole log."""
     scene = Scene(closed=True)
     row.make(scene)
@@ -241,7 +241,7 @@ def test_what_an_orderly_stop_does_not_show_is_found_when_read(row: Row) -> None
         assert len(store.recovery.damaged) == 1
 
 
-def test_a_new_record_of_equal_size_revives_nothing() -> None:
+def test_a_new_record_of_equal_size_restores_no_dropped_record() -> None:
     """A new record replaces a dropped one of equal size; records that once followed it do not return after a crash.
 
     In RocketMQ they do: it leaves their bytes, and the new record completes the chain of sizes again.

@@ -39,7 +39,7 @@ MESSAGE = Message("orders", 0, b"hello", {"KEYS": "k"})
         (RunningFlags.NOT_READABLE | RunningFlags.DISK_FULL, 17, False, False),
     ],
 )
-def test_what_a_flag_forbids(flag: RunningFlags, bit: int, readable: bool, writable: bool) -> None:
+def test_operations_that_a_flag_forbids(flag: RunningFlags, bit: int, readable: bool, writable: bool) -> None:
     """Bits and meanings are RocketMQ's."""
     assert (flag.value, flag.readable, flag.writable) == (bit, readable, writable)
 
@@ -95,7 +95,7 @@ def test_a_read_respects_the_flags(store: MessageStore) -> None:
     store.close()
 
 
-def test_one_flag_goes_and_the_other_stays(store: MessageStore) -> None:
+def test_one_flag_is_cleared_and_the_other_stays(store: MessageStore) -> None:
     """Each flag has its own reason, clearing an unset flag does nothing, and the broader error takes precedence."""
     store.running.set(RunningFlags.DISK_FULL, "disk full")
     store.running.set(RunningFlags.FENCED, "fenced")
@@ -113,7 +113,7 @@ def test_one_flag_goes_and_the_other_stays(store: MessageStore) -> None:
     store.close()
 
 
-def test_a_failed_store_says_so_in_its_flags() -> None:
+def test_a_failed_store_sets_its_flags() -> None:
     """After a failed sync the store is permanently not writable, as the flags and the status show."""
     disk = MemoryFileSystem()
     store = MessageStore.open(StoreConfig.tiny(Path("/store")), file_system=disk)

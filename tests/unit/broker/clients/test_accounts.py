@@ -60,16 +60,14 @@ def header(credential: str = "shop", signature: str | None = None, date: str = D
     return f"MQv2-HMAC-SHA1 Credential={credential}, SignedHeaders=x-mq-date-time, Signature={signature}"
 
 
-def test_the_signature_is_that_of_the_official_clients() -> None:
+def test_the_signature_equals_that_of_official_clients() -> None:
     """The signature of the protocol's test vector is computed."""
     assert signature_of(b"mySecret", DATE) == "340034f7c9dbf7675a93bf160a98de9efa9a6812"
 
 
 @pytest.mark.parametrize("credential", ["shop", "shop//Rocketmq", "shop/region/RocketMQ"])
 @pytest.mark.parametrize("change", [str.lower, str.upper])
-def test_whoever_signs_with_the_secret_key_is_the_account(
-    file: Path, credential: str, change: Callable[[str], str]
-) -> None:
+def test_a_signature_with_the_secret_key_is_accepted(file: Path, credential: str, change: Callable[[str], str]) -> None:
     """Hex digits may have either case, and text after the access key is ignored."""
     authorization = header(credential, change(signature_of(b"mySecret", DATE)))
     assert Accounts(file).of_call(authorization, DATE).access_key == "shop"
@@ -95,7 +93,7 @@ def test_whoever_signs_with_the_secret_key_is_the_account(
         (b"\x00\xff", DATE),
     ],
 )
-def test_whoever_does_not_is_nobody(file: Path, authorization: str | bytes | None, date: str | None) -> None:
+def test_other_signatures_are_refused(file: Path, authorization: str | bytes | None, date: str | None) -> None:
     """A missing, malformed or wrong signature is refused, and so is an unknown account, also when repeated."""
     accounts = Accounts(file)
     accounts.of_call(header(), DATE)
@@ -104,7 +102,7 @@ def test_whoever_does_not_is_nobody(file: Path, authorization: str | bytes | Non
             accounts.of_call(authorization, date)
 
 
-def test_a_certificate_is_of_one_account(file: Path) -> None:
+def test_a_certificate_belongs_to_one_account(file: Path) -> None:
     """An account is found by the whole subject. A signature takes precedence. Without a secret key, none is valid."""
     write(file, "[accounts.a]\ncertificate = 'CN=a'\n[accounts.b]\nsecret_key = 'mySecret'\ncertificate = 'CN=b,O=x'")
     accounts = Accounts(file)
@@ -142,13 +140,13 @@ def test_an_account_with_another_certificate_is_not_the_same(file: Path) -> None
     assert not accounts.still_good(known)
 
 
-def test_our_client_signs_as_they_do(file: Path) -> None:
+def test_the_signature_of_our_client_is_accepted(file: Path) -> None:
     """The signature that aerobee_client sends is accepted."""
     headers = dict(Credentials("shop", "mySecret").headers())
     assert Accounts(file).of_call(headers["authorization"], headers["x-mq-date-time"]).access_key == "shop"
 
 
-def test_what_an_account_may_do(file: Path) -> None:
+def test_permissions_of_an_account(file: Path) -> None:
     """An account may do what its lists allow, and read its groups' dead letters. An administrator may do everything."""
     accounts = load_accounts(file)
     shop, operator = accounts["shop"], accounts["operator"]
@@ -177,7 +175,7 @@ def test_what_an_account_may_do(file: Path) -> None:
             deed(shop)
 
 
-def test_patterns_mean_themselves_but_for_the_star() -> None:
+def test_only_the_star_is_special_in_patterns() -> None:
     """Only `*` is special in a pattern."""
     names = Names(("a*c", "%DLQ%*", "x|y"))
     assert [name in names for name in ("ac", "abc", "abcd", "%DLQ%g", "x|y", "x", "y", "")] == [
@@ -188,7 +186,7 @@ def test_patterns_mean_themselves_but_for_the_star() -> None:
     assert "anything" in Names(("*",))
 
 
-def test_a_changed_file_is_read_at_the_next_look(file: Path) -> None:
+def test_a_changed_file_is_read_at_the_next_check(file: Path) -> None:
     """The file is read at most once a second. Listeners are called, and a client of a changed account is invalid."""
     clock = Clock()
     accounts = Accounts(file, monotonic=clock)
@@ -211,9 +209,7 @@ def test_a_changed_file_is_read_at_the_next_look(file: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["[accounts", "", None])
-def test_a_file_that_cannot_be_used_changes_nothing(
-    file: Path, caplog: pytest.LogCaptureFixture, broken: str | None
-) -> None:
+def test_an_invalid_file_changes_nothing(file: Path, caplog: pytest.LogCaptureFixture, broken: str | None) -> None:
     """If the file is malformed, empty or missing, the accounts stay and one error is logged."""
     clock = Clock()
     accounts = Accounts(file, monotonic=clock)
@@ -263,7 +259,7 @@ def test_json_and_secrets_in_files(tmp_path: Path) -> None:
         ("accounts.a = 3", r"a: not a table"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, cause: str) -> None:
+def test_errors_of_a_file_name_path_and_account(tmp_path: Path, text: str, cause: str) -> None:
     """The error has the path and the account, and never a secret key."""
     file = write(tmp_path / "accounts.toml", text)
     with pytest.raises(ConfigError, match=cause) as caught:
@@ -272,7 +268,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, cause: str
     assert "short" not in str(caught.value)
 
 
-def test_a_file_that_others_may_read_is_warned_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_readable_by_others_is_warned_about(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A warning names the command that helps. Files that only the group may read are accepted."""
     for mode in (0o600, 0o640):
         file.chmod(mode)

@@ -27,7 +27,7 @@ def command(nonce: str) -> v2.TelemetryCommand:
     return v2.TelemetryCommand(reconnect_endpoints_command=v2.ReconnectEndpointsCommand(nonce=nonce))
 
 
-def test_any_call_is_a_sign_of_life(clients: ClientRegistry, clock: ManualClock) -> None:
+def test_any_call_counts_as_a_heartbeat(clients: ClientRegistry, clock: ManualClock) -> None:
     """Each call renews a client. A client that is silent for longer expires, and the listeners are called."""
     gone: list[str] = []
     clients.gone_listeners.append(gone.append)
@@ -123,7 +123,7 @@ async def test_the_command_to_reconnect(clients: ClientRegistry) -> None:
     assert len(nonces - {""}) == 2
 
 
-def test_who_consumes_and_produces(clients: ClientRegistry) -> None:
+def test_consumers_by_group_and_producers_by_topic(clients: ClientRegistry) -> None:
     """Consumers are found by group, producers by topic."""
     consumer, producer = clients.seen("c"), clients.seen("p")
     consumer.group, consumer.client_type = "g", v2.ClientType.SIMPLE_CONSUMER
@@ -133,7 +133,7 @@ def test_who_consumes_and_produces(clients: ClientRegistry) -> None:
     assert (consumer.is_consumer, producer.is_consumer) == (True, False)
 
 
-async def test_a_client_that_does_not_read_costs_nothing(clients: ClientRegistry) -> None:
+async def test_a_client_that_does_not_read_has_bounded_commands(clients: ClientRegistry) -> None:
     """Writing a command never waits; of many unread commands only the newest are kept."""
     client = clients.seen("a")
     stream = clients.open_stream(client)
@@ -170,7 +170,7 @@ async def test_silent_clients_lose_their_stream(clients: ClientRegistry, clock: 
         assert await waiting is None
 
 
-async def test_after_a_goodbye_the_client_hangs_up(clients: ClientRegistry) -> None:
+async def test_after_termination_the_stream_takes_no_commands(clients: ClientRegistry) -> None:
     """After termination the stream stays open but takes no commands. It ends at the latest when the broker stops."""
     client = clients.seen("a")
     stream = clients.open_stream(client)

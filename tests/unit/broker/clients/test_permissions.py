@@ -78,7 +78,7 @@ def permitted(account: Account, service: str, method: str, client: Client | None
 
 
 @pytest.mark.parametrize(("service", "method"), METHODS)
-def test_every_call_needs_what_the_table_says(service: str, method: str) -> None:
+def test_every_call_needs_the_permissions_in_the_table(service: str, method: str) -> None:
     """Methods outside the table need an administrator, who may call every method."""
     allowed = {name for name, account in ACCOUNTS.items() if permitted(account, service, method)}
     assert allowed == NEEDS.get((service, method), set())
@@ -86,7 +86,7 @@ def test_every_call_needs_what_the_table_says(service: str, method: str) -> None
 
 
 @pytest.mark.parametrize(("service", "method"), [key for key in NEEDS if key[0] == MESSAGING])
-def test_names_are_those_of_the_namespace(service: str, method: str) -> None:
+def test_names_include_the_namespace(service: str, method: str) -> None:
     """Permissions are for names with their namespace: the same name in another namespace is refused."""
     here = Account("here", b"", publish=Names(("t",)), consume=Names(("t",)), groups=Names(("g",)))
     there = Account("there", b"", publish=Names(("eu%t",)), consume=Names(("eu%t",)), groups=Names(("eu%g",)))
@@ -111,7 +111,7 @@ def test_every_message_of_a_batch_counts() -> None:
         check_permission(MESSAGING, "SendMessage", request, Client("c"), ACCOUNTS["publish"])
 
 
-def test_settings_need_what_they_announce() -> None:
+def test_settings_need_permissions_for_their_topics_and_group() -> None:
     """Settings need the permissions for their publishing topics, or for their group and its subscriptions."""
     producer = v2.Settings()
     producer.publishing.topics.add(name="t")

@@ -13,7 +13,7 @@ DAY = 24 * 3600.0
 
 
 @pytest.mark.parametrize("jump", [-DAY, DAY, -400 * DAY])
-async def test_an_invisible_time_is_as_long_as_it_was_asked_for(tmp_path: Path, jump: float) -> None:
+async def test_clock_changes_do_not_change_an_invisible_time(tmp_path: Path, jump: float) -> None:
     """The invisible time keeps its length when the clock is set back or forward."""
     harness = await Harness.start(tmp_path / "store", ManualClock())
     await harness.send("a")

@@ -60,7 +60,7 @@ async def test_a_dead_letter_needs_no_receive(harness: Harness, group: str) -> N
 
 
 @pytest.mark.parametrize("group", GROUPS)
-async def test_after_a_crash_as_well(harness: Harness, group: str) -> None:
+async def test_a_dead_letter_is_stored_after_a_crash(harness: Harness, group: str) -> None:
     """If the last invisible time ends while the broker is down, each dead letter is written once after the start."""
     await harness.send("m0", "m1")
     await fail(harness, group, "m0", "m1")

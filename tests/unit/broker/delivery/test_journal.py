@@ -92,7 +92,7 @@ def test_events_have_the_documented_bytes(
         assert entries[0].key == KEY
 
 
-def test_delivery_without_client_keeps_that() -> None:
+def test_delivery_without_client_is_kept() -> None:
     """None and the empty client id are distinct."""
     for client_id in (None, "", "é" * 100):
         event = Delivered(0, 1, (Run(0, 1, 1),), 1, 1, client_id)
@@ -100,7 +100,7 @@ def test_delivery_without_client_keeps_that() -> None:
         assert entry.event == event
 
 
-def test_messages_that_were_passed_over_need_the_second_version() -> None:
+def test_skipped_messages_need_the_second_version() -> None:
     """Runs of attempt 0 need version 2; other deliveries are valid in both versions."""
     for event in (PASSING, DELIVERED, Delivered(5, 9, (Run(5, 4, 0),), 0, 0, None)):
         [entry] = decode(body(1, encode_delivered(KEY.encode(), event), version=2), 0)
@@ -125,7 +125,7 @@ def test_messages_that_were_passed_over_need_the_second_version() -> None:
         (body(4, encode_state(KEY.encode(), State(0, 0, 2, (Entry(2, 1, 1, 1, None),)))), "out of range"),
     ],
 )
-def test_what_cannot_be_right_is_refused(damaged: bytes, cause: str) -> None:
+def test_invalid_events_are_refused(damaged: bytes, cause: str) -> None:
     """The error has the queue offset and the cause."""
     with pytest.raises(JournalFormatError, match=cause) as caught:
         decode(damaged, 42)
@@ -133,7 +133,7 @@ def test_what_cannot_be_right_is_refused(damaged: bytes, cause: str) -> None:
 
 
 @given(st.sampled_from(VECTORS), st.data())
-def test_no_bytes_make_the_reader_fail_otherwise(
+def test_any_bytes_are_read_or_refused(
     vector: tuple[EventKind, bytes, QueueEvent | Removed, str], data: st.DataObject
 ) -> None:
     """Truncated or changed bytes give a well-formed event or JournalFormatError."""

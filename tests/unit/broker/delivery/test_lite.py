@@ -70,7 +70,7 @@ def test_names() -> None:
         assert split_light_topic_name(other) is None
 
 
-async def test_positions_are_the_groups_and_outlive_it_all(harness: Harness) -> None:
+async def test_positions_belong_to_the_group_and_survive_a_crash(harness: Harness) -> None:
     """After a crash clients must subscribe again. Acknowledged messages are not delivered again."""
     await subscribe(harness, "a", "b")
     await say(harness, "a", "a1", "a2")
@@ -88,7 +88,7 @@ async def test_positions_are_the_groups_and_outlive_it_all(harness: Harness) -> 
         await after.stop()
 
 
-async def test_many_waiting_messages_of_an_orderly_group_go_on_after_a_crash(harness: Harness) -> None:
+async def test_waiting_messages_of_an_orderly_group_are_delivered_after_a_crash(harness: Harness) -> None:
     """They are read in steps. The lite topic stays pending while the first steps find only messages of a locked message
     group.
     """
@@ -123,7 +123,7 @@ async def test_many_waiting_messages_of_an_orderly_group_go_on_after_a_crash(har
         await after.stop()
 
 
-async def test_a_message_that_comes_back_wakes_who_waits(harness: Harness) -> None:
+async def test_a_returned_message_wakes_a_waiting_receive(harness: Harness) -> None:
     """A nacked or expired message wakes a waiting subscriber of the group. Its handle names the lite topic."""
     await subscribe(harness, "a")
     await subscribe(harness, "a", client_id="other")
@@ -180,7 +180,7 @@ async def test_order_within_a_lite_topic(harness: Harness) -> None:
     assert bodies(await asyncio.wait_for(waiting, 60)) == ["a2"]
 
 
-async def test_a_client_that_is_gone(harness: Harness) -> None:
+async def test_a_terminated_client(harness: Harness) -> None:
     """Subscriptions of the client are removed, its receive ends, and others get its messages after a second."""
     await subscribe(harness, "a")
     await subscribe(harness, "a", client_id="other")
@@ -198,7 +198,7 @@ async def test_a_client_that_is_gone(harness: Harness) -> None:
     assert await harness.acknowledge(message, topic=ROOMS) == [False]
 
 
-async def test_an_answer_that_did_not_arrive_is_given_back(harness: Harness) -> None:
+async def test_an_undelivered_answer_is_returned(harness: Harness) -> None:
     """The messages are given back at once, and a repeated attempt id returns them again."""
     await subscribe(harness, "a")
     await say(harness, "a", "a1")
@@ -272,7 +272,7 @@ async def test_a_parent_topic_is_deleted(harness: Harness) -> None:
     assert await receive(harness) == []
 
 
-async def test_a_group_that_is_held_back(harness: Harness) -> None:
+async def test_a_disabled_group(harness: Harness) -> None:
     """Receives of a disabled group wait and resume when it is enabled, like for any topic."""
     harness.tables.groups.update(GroupConfig(name=GROUP, consume_enabled=False))
     await subscribe(harness, "a")
@@ -285,7 +285,7 @@ async def test_a_group_that_is_held_back(harness: Harness) -> None:
     assert bodies(await asyncio.wait_for(waiting, 60)) == ["a1"]
 
 
-async def test_subscribing_again_after_a_restart_costs_the_journal_nothing(harness: Harness) -> None:
+async def test_subscribing_again_after_a_restart_writes_no_events(harness: Harness) -> None:
     """Subscribing again writes no journal event for lite topics in which the group has an offset."""
     await subscribe(harness, "a", "b")
     harness = await harness.restart()

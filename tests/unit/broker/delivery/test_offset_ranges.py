@@ -11,7 +11,7 @@ _RANGES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=12
 
 
 @given(_RANGES, st.integers(0, 40))
-def test_ranges_are_the_set_of_what_was_added(added: list[tuple[int, int]], below: int) -> None:
+def test_ranges_equal_the_set_of_added_offsets(added: list[tuple[int, int]], below: int) -> None:
     """In any order and with overlaps, the ranges hold the same offsets as a set, in as few ranges as possible."""
     ranges, model = OffsetRanges(), set[int]()
     for begin, size in added:

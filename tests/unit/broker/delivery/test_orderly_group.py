@@ -51,7 +51,7 @@ async def acknowledge(harness: Harness, *messages: DeliveredMessage) -> None:
     assert await harness.acknowledge(*messages, group=LEDGER) == [True] * len(messages)
 
 
-async def test_other_message_groups_go_on_behind_one_that_is_busy(start: Start) -> None:
+async def test_other_message_groups_continue_after_a_busy_one(start: Start) -> None:
     """Other message groups are delivered in order. Skipped messages follow once their group is free."""
     harness = await start()
     for number in range(3):
@@ -67,7 +67,7 @@ async def test_other_message_groups_go_on_behind_one_that_is_busy(start: Start) 
     assert told(await receive(harness)) == [("a1", 1), ("a2", 1)]
 
 
-async def test_a_batch_comes_again_from_its_first_that_is_not_acknowledged(start: Start) -> None:
+async def test_a_batch_is_redelivered_from_its_first_unacknowledged_message(start: Start) -> None:
     """Unacknowledged messages are redelivered in order, before later messages of their message group."""
     harness = await start()
     await harness.send("a0", "a1", "a2", "a3", message_group="a")
@@ -108,7 +108,7 @@ async def test_new_messages_wait_until_a_redelivered_one_is_done(start: Start) -
         await harness.stop()
 
 
-async def test_what_was_given_back_for_later_keeps_its_message_group_locked(start: Start) -> None:
+async def test_a_message_returned_for_later_keeps_its_group_locked(start: Start) -> None:
     """The group stays locked until the new time ends. That message comes first, even if a later one is acknowledged."""
     harness = await start()
     await harness.send("a0", "a1", "a2", message_group="a")
@@ -125,7 +125,7 @@ async def test_what_was_given_back_for_later_keeps_its_message_group_locked(star
     assert [error is None for error in await harness.deliveries.acknowledge(TOPIC, LEDGER, [handle])] == [False]
 
 
-async def test_after_the_last_attempt_a_dead_letter_makes_room_for_the_next(start: Start) -> None:
+async def test_a_dead_letter_unlocks_its_message_group(start: Start) -> None:
     """The next message of the group is delivered, and the dead letter is stored."""
     harness = await start(retry_max_times=1)
     await harness.send("a0", "a1", message_group="a")
@@ -150,7 +150,7 @@ async def test_nothing_overtakes_a_message_that_waits_for_the_dead_letter_topic(
     assert harness.deliveries.stats.dead_letters == 1
 
 
-async def test_a_long_row_of_one_busy_message_group_is_passed_over_once(start: Start) -> None:
+async def test_a_long_run_of_a_busy_message_group_is_skipped_once(start: Start) -> None:
     """A long run of a busy message group is read once. Messages behind it are delivered with the next receive."""
     harness = await start()
     await harness.send("a", message_group="a")
@@ -168,7 +168,7 @@ async def test_a_long_row_of_one_busy_message_group_is_passed_over_once(start: S
     assert told(await receive(harness, 2)) == [("a0", 1), ("a1", 1)]
 
 
-async def test_a_stuck_message_group_stops_no_other_however_much_of_it_waits(start: Start) -> None:
+async def test_a_stuck_message_group_never_blocks_another(start: Start) -> None:
     """Above the limit its messages are paged out. Other groups continue, memory is bounded, a crash loses nothing."""
     harness = await start(fifo_waiting_max=10)
     await harness.send("a", message_group="a")
@@ -210,7 +210,7 @@ async def test_a_stuck_message_group_stops_no_other_however_much_of_it_waits(sta
     await harness.stop()
 
 
-async def test_the_first_receive_after_a_start_does_not_read_all_that_waits(start: Start) -> None:
+async def test_the_first_receive_after_a_start_reads_only_a_part(start: Start) -> None:
     """The first messages are delivered as soon as they are read. The others follow in order, new ones last."""
     harness = await start()
     await harness.send("a", message_group="a")
@@ -242,7 +242,7 @@ async def test_the_first_receive_after_a_start_does_not_read_all_that_waits(star
     await harness.stop()
 
 
-async def test_a_filter_leaves_out_what_a_busy_message_group_kept_waiting(start: Start) -> None:
+async def test_a_filter_skips_messages_of_a_busy_message_group(start: Start) -> None:
     """A later receive may have another filter. Messages that it filters out no longer lock the group."""
     harness = await start()
     await harness.send("a0", message_group="a", tag="even")
@@ -279,7 +279,7 @@ async def test_a_repeated_attempt_gets_the_same_delivery(start: Start, seconds: 
     await harness.stop()
 
 
-async def test_an_answer_that_could_not_be_written_counts_for_nothing(start: Start) -> None:
+async def test_an_unwritten_answer_costs_no_attempt(start: Start) -> None:
     """Messages that were given back are delivered again at once, in order and as the same attempt."""
     harness = await start()
     await harness.send("a0", "a1", message_group="a")
@@ -320,7 +320,7 @@ async def test_order_survives_the_process(start: Start, orderly_stop: bool) -> N
     await harness.stop()
 
 
-async def test_what_was_passed_over_is_in_the_journal_before_a_crash(start: Start) -> None:
+async def test_skipped_messages_are_in_the_journal_before_a_crash(start: Start) -> None:
     """Skipped messages that need several journal messages are delivered once and in order after a crash."""
     harness = await start()
     await harness.send("a", message_group="a")
@@ -345,7 +345,7 @@ async def test_what_was_passed_over_is_in_the_journal_before_a_crash(start: Star
     await harness.stop()
 
 
-async def test_a_group_changes_between_order_and_none(start: Start) -> None:
+async def test_a_group_becomes_standard_and_orderly_again(start: Start) -> None:
     """A standard group gets held-back messages at once. After a change back to orderly, the order applies again."""
     harness = await start()
     await harness.send("a0", "a1", "a2", "a3", message_group="a")

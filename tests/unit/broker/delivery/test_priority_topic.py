@@ -63,7 +63,7 @@ async def test_the_highest_of_all_queues_goes_first(start: Start) -> None:
     assert priorities(await harness.receive(topic=URGENT)) == [3, 2, 1]
 
 
-async def test_equal_priorities_go_by_age(start: Start) -> None:
+async def test_equal_priorities_are_delivered_by_age(start: Start) -> None:
     """Messages of equal priority are delivered by age across all queues. A missing priority counts as 0."""
     harness = await start()
     for number in range(6):
@@ -72,7 +72,7 @@ async def test_equal_priorities_go_by_age(start: Start) -> None:
     assert priorities(await harness.receive(4, topic=URGENT)) == [4, 5]
 
 
-async def test_a_message_that_comes_back_keeps_its_priority(start: Start) -> None:
+async def test_a_returned_message_keeps_its_priority(start: Start) -> None:
     """A nacked or expired message precedes all lower priorities, with its attempt increased."""
     harness = await start()
     await send(harness, 1, 8, 2, 7)
@@ -85,7 +85,7 @@ async def test_a_message_that_comes_back_keeps_its_priority(start: Start) -> Non
     assert await harness.acknowledge(second, topic=URGENT) == [False]
 
 
-async def test_only_so_many_are_compared(start: Start) -> None:
+async def test_compared_messages_are_bounded(start: Start) -> None:
     """Only a limited number of messages is compared. A higher priority beyond the limit has to wait."""
     harness = await start(priority_waiting_max=3)
     await send(harness, 1, 2, 3, 9, 4)
@@ -93,7 +93,7 @@ async def test_only_so_many_are_compared(start: Start) -> None:
     assert received == [3, 9, 4, 2, 1]
 
 
-async def test_a_long_backlog_is_looked_at_before_the_first_goes_out(start: Start) -> None:
+async def test_a_long_backlog_is_compared_before_the_first_delivery(start: Start) -> None:
     """The whole backlog is compared, over several turns if needed. At the time limit the best one is delivered."""
     harness = await start()
     await send(harness, *([1] * 1000), 9)
@@ -108,7 +108,7 @@ async def test_a_long_backlog_is_looked_at_before_the_first_goes_out(start: Star
 
 
 @pytest.mark.parametrize("end", ["crash", "restart"])
-async def test_the_order_outlives_the_process(start: Start, end: str) -> None:
+async def test_the_order_survives_a_restart(start: Start, end: str) -> None:
     """Messages read ahead, in flight and acknowledged are restored."""
     harness = await start()
     await send(harness, 1, 5, 3, 4, 2)
@@ -147,7 +147,7 @@ async def test_dead_letters_of_a_priority_topic(start: Start) -> None:
     assert harness.deliveries.stats.dead_letters == 1
 
 
-async def test_an_orderly_group_goes_by_order(start: Start) -> None:
+async def test_an_orderly_group_ignores_priorities(start: Start) -> None:
     """The order of an orderly group takes precedence over the priority of the topic."""
     harness = await start()
     harness.tables.groups.update(GroupConfig(name=GROUP, consume_orderly=True))

@@ -82,7 +82,7 @@ def read_one_by_one(
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_a_search_finds_what_reading_finds(
+def test_a_search_finds_the_same_as_reading(
     store: MessageStore, expression: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The results are equal for any expression and any number of messages in a step."""
@@ -95,7 +95,7 @@ def test_a_search_finds_what_reading_finds(
     assert searched(store, expression) == expected
 
 
-def test_what_does_not_match_is_not_decoded(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_without_a_match_are_not_decoded(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backlog without matches is skipped in bulk, without decoding its messages."""
     read: list[object] = []
     original = MessageStore.read

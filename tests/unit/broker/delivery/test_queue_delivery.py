@@ -33,7 +33,7 @@ def test_events_on_messages_of_a_lost_delivery_count() -> None:
     assert queue.cursor == 7
 
 
-def test_a_state_ends_all_doubt() -> None:
+def test_a_snapshot_replaces_uncertain_state() -> None:
     """A snapshot sets the state of every message, including those with lost events."""
     queue = QueueDelivery(0)
     queue.apply(delivered(5, 7))
@@ -45,7 +45,7 @@ def test_a_state_ends_all_doubt() -> None:
     assert list(queue.finished) == [(3, 6)]
 
 
-def test_acknowledged_message_is_not_revived_by_an_older_event() -> None:
+def test_acknowledged_message_stays_finished_after_an_older_event() -> None:
     """A replayed delivery event does not affect an acknowledged message."""
     queue = QueueDelivery(0)
     queue.apply(delivered(0, 4))
@@ -62,7 +62,7 @@ def test_commit_offset_ahead_of_the_events_stays() -> None:
     assert (queue.commit_offset, sorted(queue.in_flight)) == (3, [3, 4])
 
 
-def test_what_the_log_does_not_have_is_forgotten() -> None:
+def test_state_of_messages_after_the_end_of_the_log_is_dropped() -> None:
     """After a power cut, new messages get these offsets and must be delivered."""
     queue = QueueDelivery(0)
     queue.apply(delivered(0, 8))

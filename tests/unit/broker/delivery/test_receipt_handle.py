@@ -20,7 +20,7 @@ GOOD = receipt_handle.encode(1, 2, 3, 4, OWNER, "lite")
     st.integers(0, 2**32 - 1),
     st.text("abcXYZ012-_", max_size=64),
 )
-def test_handle_says_what_it_was_made_of(queue_id: int, queue_offset: int, nonce: int, run: int, lite: str) -> None:
+def test_handle_decodes_to_its_values(queue_id: int, queue_offset: int, nonce: int, run: int, lite: str) -> None:
     """The text is short, alphanumeric, and decodes to the encoded values."""
     text = receipt_handle.encode(queue_id, queue_offset, nonce, run, OWNER, lite)
     assert len(text) == 58 + 2 * len(lite)

@@ -67,13 +67,13 @@ def test_a_repeated_attempt_counts_with_order_or_auto_renew(
     assert plan.gives_back == gives_back
 
 
-def test_a_disabled_group_takes_nothing() -> None:
+def test_a_disabled_group_receives_nothing() -> None:
     """A disabled group waits until it is enabled."""
     assert plan_of(REQUEST, NORMAL, STANDARD).consume_enabled
     assert not plan_of(REQUEST, NORMAL, replace(STANDARD, consume_enabled=False)).consume_enabled
 
 
-def test_every_outcome_of_a_look_has_one_step() -> None:
+def test_every_outcome_has_one_step() -> None:
     """Found messages are returned first. A missing dead-letter topic and unread messages come before waiting."""
     for found, needs_topic, more, is_last in product((False, True), repeat=4):
         step = decide(found=found, needs_dead_letter_topic=needs_topic, more=more, is_last=is_last)

@@ -60,7 +60,7 @@ async def test_another_attempt_client_or_group_gets_nothing(harness: Harness) ->
     assert await harness.acknowledge(*first) == [True, True]
 
 
-async def test_only_the_repeated_attempt_is_given_back(harness: Harness) -> None:
+async def test_only_the_repeated_attempt_is_returned(harness: Harness) -> None:
     """Messages of earlier attempts are still being processed and stay in flight."""
     await harness.send("a")
     worked_on = await receive(harness, "one")
@@ -70,7 +70,7 @@ async def test_only_the_repeated_attempt_is_given_back(harness: Harness) -> None
     assert await harness.acknowledge(*worked_on) == [True]
 
 
-async def test_an_acknowledged_or_changed_message_does_not_come_again(harness: Harness) -> None:
+async def test_an_acknowledged_or_changed_message_is_not_redelivered(harness: Harness) -> None:
     """A client that acknowledged or changed a message has seen the answer."""
     await harness.send("a", "b", "c")
     messages = await receive(harness, "one")
@@ -96,7 +96,7 @@ async def test_a_repeated_attempt_is_known_after_a_crash(harness: Harness) -> No
         await following.stop()
 
 
-async def test_with_an_invisible_time_of_its_own_nothing_is_given_back(harness: Harness) -> None:
+async def test_with_its_own_invisible_time_nothing_is_returned(harness: Harness) -> None:
     """A receive with its own invisible time, as of a simple consumer, gives nothing back before that time ends."""
     await harness.send("a")
     assert bodies(await receive(harness, "one", invisible_ms=30_000)) == ["a"]

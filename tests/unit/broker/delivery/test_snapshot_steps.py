@@ -45,7 +45,7 @@ async def snapshot_with(harness: Harness, *actions: Callable[[], Awaitable[objec
     return await harness.crash()
 
 
-async def test_what_happens_between_the_states_counts(harness: Harness) -> None:
+async def test_events_between_snapshot_parts_count(harness: Harness) -> None:
     """Acknowledgements before, within and after the next state count, and so do deliveries after the last state."""
     await harness.send(*(f"m{number}" for number in range(12)))
     taken = await harness.receive(8, seconds=10_000)
@@ -71,7 +71,7 @@ async def test_what_happens_between_the_states_counts(harness: Harness) -> None:
         await after.stop()
 
 
-async def test_all_is_finished_between_the_states(harness: Harness) -> None:
+async def test_all_messages_finish_between_snapshot_parts(harness: Harness) -> None:
     """All messages are finished between two states, so the remaining states are empty."""
     await harness.send(*(f"m{number}" for number in range(8)))
     taken = await harness.receive(8, seconds=10_000)
@@ -90,7 +90,7 @@ async def test_all_is_finished_between_the_states(harness: Harness) -> None:
         await after.stop()
 
 
-async def test_a_reset_between_the_states_decides(harness: Harness) -> None:
+async def test_a_reset_between_snapshot_parts_takes_precedence(harness: Harness) -> None:
     """A reset to an offset that the snapshot has passed redelivers all messages from there."""
     await harness.send(*(f"m{number}" for number in range(8)))
     assert len(await harness.receive(8, seconds=10_000)) == 8
@@ -105,7 +105,7 @@ async def test_a_reset_between_the_states_decides(harness: Harness) -> None:
         await after.stop()
 
 
-async def test_a_group_that_is_deleted_between_the_states_does_not_come_back(harness: Harness) -> None:
+async def test_a_group_deleted_between_snapshot_parts_stays_deleted(harness: Harness) -> None:
     """Neither states written before the deletion nor later ones restore the group."""
     await harness.send(*(f"m{number}" for number in range(8)))
     assert len(await harness.receive(8, seconds=10_000)) == 8

@@ -15,7 +15,7 @@ _TABLE_SIZES = (0, 31, 100, 1000, HeaderTable.DEFAULT_SIZE)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_fields_and_table_are_those_of_hpack(seed: int) -> None:
+def test_fields_and_table_equal_those_of_hpack(seed: int) -> None:
     """Fields and table stay equal over blocks that fill the table, evict entries, and change its size."""
     rng = random.Random(seed)
     encoder, reference, decoder = Encoder(), Decoder(max_header_list_size=1 << 20), BlockDecoder(1 << 20)

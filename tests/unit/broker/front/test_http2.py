@@ -68,7 +68,7 @@ def test_an_answer_before_the_request_has_ended_resets_it() -> None:
     assert not core.ended
 
 
-def test_data_is_handed_on_before_its_frame_is_whole() -> None:
+def test_data_is_passed_on_before_its_frame_is_complete() -> None:
     """A frame is checked when it begins, so an invalid length is refused before the frame is complete."""
     core = greeted()
     stream = opened(core, ended=False)
@@ -89,7 +89,7 @@ def test_data_is_handed_on_before_its_frame_is_whole() -> None:
     assert not core.ended
 
 
-def test_large_data_is_not_copied_unless_it_keeps_more_than_itself() -> None:
+def test_large_data_is_copied_only_from_a_much_larger_buffer() -> None:
     """Data is a view of the read buffer. It is a copy if the view would keep a much larger buffer in memory."""
     message = bytes(range(256)) * 1000
     sent = data(1, message) + data(3, b"x" * 40)
@@ -107,7 +107,7 @@ def test_large_data_is_not_copied_unless_it_keeps_more_than_itself() -> None:
     assert isinstance(last.data, bytes)  # a quarter of the read buffer
 
 
-def test_the_rest_of_a_frame_is_dropped_when_its_stream_is_gone() -> None:
+def test_the_rest_of_a_frame_is_dropped_when_its_stream_has_ended() -> None:
     """The stream is answered in the middle of a large frame, and the connection continues."""
     core = greeted()
     stream = opened(core, ended=False)
@@ -132,7 +132,7 @@ def test_only_data_comes_in_large_frames(frame: bytes, bound: str) -> None:
     assert ended_with(core.receive(frame[:9])) == (CALM, bound)
 
 
-def test_what_is_sent_on_a_stream_that_is_gone_goes_nowhere() -> None:
+def test_an_answer_to_a_reset_stream_is_dropped() -> None:
     """A client's reset may arrive before its request is handled; the answer is then dropped."""
     core = greeted()
     events = core.receive(request(1, ended=True) + frames.rst_stream(1, ErrorCode.CANCEL))
@@ -187,7 +187,7 @@ def test_mistakes_that_end_the_connection(sent: bytes, code: ErrorCode) -> None:
         (*HEADERS, (b"x", b"line\nfeed")),
     ],
 )
-def test_headers_that_are_none(wrong: tuple[tuple[bytes, bytes], ...]) -> None:
+def test_invalid_headers(wrong: tuple[tuple[bytes, bytes], ...]) -> None:
     """Invalid headers reset their stream and no other."""
     core = greeted()
     assert core.receive(request(1, headers=wrong)) == []
@@ -242,7 +242,7 @@ def test_an_answer_waits_for_windows() -> None:
     assert core.pending_size == 0
 
 
-def test_streams_share_what_the_connection_may_send() -> None:
+def test_streams_share_the_window_of_the_connection() -> None:
     """Streams take turns as the connection's window grows."""
     core = greeted()
     streams = [opened(core, stream_id) for stream_id in (1, 3)]
@@ -258,7 +258,7 @@ def test_streams_share_what_the_connection_may_send() -> None:
     assert streams[0].pending_size == 0
 
 
-def test_windows_are_given_back_as_bytes_come() -> None:
+def test_windows_are_returned_as_bytes_arrive() -> None:
     """Windows are returned as data arrives, unless the stream is held."""
     core = greeted()
     stream = opened(core, ended=False)
@@ -274,7 +274,7 @@ def test_windows_are_given_back_as_bytes_come() -> None:
     ]
 
 
-def test_who_takes_nothing_is_found() -> None:
+def test_a_stream_that_reads_nothing_is_found() -> None:
     """A stream that reads nothing is found after the given number of checks; a slow one is not."""
     core = greeted()
     slow, dead = opened(core, 1), opened(core, 3)

@@ -21,12 +21,12 @@ from aerobee_broker.front.subjects import subject_of
         ([[("commonName", " ")]], r"CN=\ "),
     ],
 )
-def test_as_openssl_prints_it(subject: list[list[tuple[str, str]]], text: str) -> None:
+def test_a_subject_is_printed_like_by_openssl(subject: list[list[tuple[str, str]]], text: str) -> None:
     """The text equals OpenSSL's, so operators can copy it, and its escapes prevent forged names."""
     assert subject_of({"subject": tuple(map(tuple, subject))}) == text
 
 
-def test_what_has_no_text() -> None:
+def test_certificates_without_a_subject() -> None:
     """A missing certificate, an empty subject, and an unknown attribute give None."""
     for certificate in (None, {}, {"subject": ()}, {"subject": ((("1.2.3.4", "zz"),), (("commonName", "x"),))}):
         assert subject_of(certificate) is None

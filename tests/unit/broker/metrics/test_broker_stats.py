@@ -67,7 +67,7 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
         yield harness
 
 
-def test_what_came_shows_at_once(harness: Harness) -> None:
+def test_new_traffic_shows_at_once(harness: Harness) -> None:
     """Traffic shows before the first sample, summed over all message types of a topic."""
     harness.send("orders", 3, 2.0)
     harness.send("orders", 1, 4.0, "fifo")
@@ -79,7 +79,7 @@ def test_what_came_shows_at_once(harness: Harness) -> None:
     assert (harness.stats.messages_in, harness.stats.messages_out) == (4, 2)
 
 
-def test_each_window_forgets_in_its_time(harness: Harness) -> None:
+def test_traffic_leaves_each_window_in_time(harness: Harness) -> None:
     """Traffic leaves the minute after 1 minute, the hour after 70 minutes, the day after 25 hours."""
     harness.send("orders", 5)
     harness.pass_time(50)
@@ -96,7 +96,7 @@ def test_each_window_forgets_in_its_time(harness: Harness) -> None:
     assert harness.stats.messages_in == 6
 
 
-def test_rates_are_over_what_has_passed(harness: Harness) -> None:
+def test_rates_are_over_the_elapsed_time(harness: Harness) -> None:
     """Rates are over the time since the start at first, later over the whole window."""
     harness.send("orders", 30)
     harness.pass_time(30)
@@ -153,7 +153,7 @@ def test_dead_letters_of_a_group(harness: Harness) -> None:
     assert harness.stats.item("DLQ_PUT_NUMS", "%DLQ%billing@billing", "minute").sum == 0
 
 
-def test_counters_of_what_is_gone_are_dropped(harness: Harness) -> None:
+def test_counters_of_deleted_topics_and_groups_are_dropped(harness: Harness) -> None:
     """Counters of a deleted topic or group are dropped after a minute; the totals do not decrease."""
     harness.send("orders", 3)
     harness.send("bills", 2)
@@ -174,7 +174,7 @@ def test_counters_of_what_is_gone_are_dropped(harness: Harness) -> None:
     assert harness.stats.topics("hour") == {}
 
 
-def test_a_slot_tells_so_many_apart(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_has_a_maximum_of_entries(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """The busiest topics are kept by name, all others are summed."""
     monkeypatch.setattr(broker_stats, "KEYS_MAX", 3)
     for number in range(6):

@@ -103,7 +103,7 @@ async def test_a_cancelled_scrape_is_answered(probe: Probe, monkeypatch: pytest.
     assert (await probe.get("/metrics"))[0] == 503
 
 
-async def test_a_hung_loop_is_told(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hung_event_loop_is_reported(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
     """The endpoint answers 503 while the event loop hangs."""
     monkeypatch.setattr(http_endpoint, "LOOP_TIMEOUT_SECONDS", 0.05)
     monkeypatch.setattr(http_endpoint, "METRICS_TIMEOUT_SECONDS", 0.05)

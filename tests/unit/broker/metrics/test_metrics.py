@@ -245,7 +245,7 @@ async def test_a_scrape_is_made_in_steps_and_has_a_bound(tmp_path: Path, monkeyp
     assert left_out == {"large": 50, "sliced": 650}
 
 
-def test_the_text_is_what_prometheus_reads() -> None:
+def test_the_text_is_parsed_by_prometheus() -> None:
     """Names, types, escaped labels, and infinite and large values are parsed as they were written."""
     odd = 'a"b\\c\nd, {e}=ü'
     gauge = GaugeFamily("g", "A gauge.", labels=("one", "two"))

@@ -73,7 +73,7 @@ async def test_requests_beyond_the_budget_are_not_read(server: Server) -> None:
     writer.close()
 
 
-async def test_a_connection_that_ends_gives_its_bytes_back(server: Server) -> None:
+async def test_a_closed_connection_returns_its_bytes(server: Server) -> None:
     """A closed connection returns its bytes, even while it waits for budget."""
     _, writer = await connect(server)
     writer.write(encode(Command(10, body=bytes(SIZE))) * 16)
@@ -83,7 +83,7 @@ async def test_a_connection_that_ends_gives_its_bytes_back(server: Server) -> No
     await until(lambda: server.requests.used == 0 and not server.remoting.connections)
 
 
-async def test_answers_that_nobody_reads_are_counted(server: Server) -> None:
+async def test_unread_answers_are_counted(server: Server) -> None:
     """Answers count until the peer reads them. Writing to a peer with too many bytes waits and is then refused."""
     server.answer_size = 4 << 20
     server.let_go.set()

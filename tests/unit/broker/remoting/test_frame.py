@@ -30,13 +30,13 @@ def frame(header: bytes, body: bytes = b"", *, serialization: int = 0) -> bytes:
     return struct.pack(">iI", 4 + len(header) + len(body), serialization << 24 | len(header)) + header + body
 
 
-def test_both_headers_give_the_command_back() -> None:
+def test_both_headers_round_trip() -> None:
     """A command is decoded unchanged from the JSON and from the binary header."""
     for data in (encode(_COMMAND), encode_binary(_COMMAND)):
         assert FrameReader().feed(data) == [_COMMAND]
 
 
-def test_every_split_and_glued_frames_give_the_same() -> None:
+def test_split_and_joined_frames_give_the_same_commands() -> None:
     """Frames are decoded if the input is split anywhere, arrives byte by byte, or has several frames."""
     other = Command(34, opaque=-1, flag=FLAG_ONE_WAY)
     data = encode(_COMMAND) + encode_binary(other)
@@ -55,7 +55,7 @@ def test_flags() -> None:
     assert Command(0, flag=FLAG_ONE_WAY).is_one_way
 
 
-def test_json_header_may_leave_out_nearly_everything() -> None:
+def test_json_header_may_lack_most_fields() -> None:
     """Language, version, remark and extFields are optional. An unknown or lower-case language is accepted."""
     (command,) = FrameReader().feed(frame(b'{"code":105,"opaque":3}'))
     assert command == Command(105, opaque=3, version=0)
@@ -112,7 +112,7 @@ def test_opaque_is_any_32_bit_number() -> None:
         frame(struct.pack(">hBhiiii", 1, 0, 0, 0, 0, 0, 6 * 1025) + bytes(6 * 1025), serialization=1),
     ],
 )
-def test_what_is_no_frame_is_refused(data: bytes) -> None:
+def test_invalid_frames_are_refused(data: bytes) -> None:
     """Invalid lengths and headers are refused at once, and the reader then refuses all further input."""
     reader = FrameReader()
     with pytest.raises(FrameFormatError):
@@ -132,13 +132,13 @@ def test_the_longest_frame() -> None:
         encode(Command(1, body=bytes(room + 1)))
 
 
-def test_binary_header_holds_no_large_code() -> None:
+def test_binary_header_cannot_hold_a_large_code() -> None:
     """POP's code 200050 does not fit into 16 bits."""
     with pytest.raises(FrameFormatError, match="200050"):
         encode_binary(Command(200050))
 
 
-def test_text_that_is_no_unicode_is_still_answered() -> None:
+def test_invalid_unicode_is_replaced_in_answers() -> None:
     """A lone surrogate, which JSON can carry, is replaced when the answer is encoded."""
     (command,) = FrameReader().feed(frame(rb'{"code":1,"extFields":{"a":"\ud800"}}'))
     assert FrameReader().feed(encode(command))[0].fields == {"a": "?"}
@@ -176,7 +176,7 @@ def test_any_commands_in_any_pieces(commands: list[Command], sizes: list[int], b
     assert found == commands
 
 
-def test_damaged_frames_never_do_worse_than_an_error() -> None:
+def test_damaged_frames_are_read_or_refused() -> None:
     """Frames with random changes, from a fixed seed, give commands or FrameFormatError, and buffer little."""
     chance = random.Random(13)
     for _ in range(3000):

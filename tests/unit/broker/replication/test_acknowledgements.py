@@ -45,7 +45,7 @@ def _replica(found: Acknowledgements, name: str, acked: int, *, counts: bool = T
 
 
 @pytest.mark.parametrize(("acks", "confirmed"), [("none", 1000), ("1", 900), ("2", 700), ("3", -1), ("all", 700)])
-def test_what_is_confirmed(acks: str, confirmed: int) -> None:
+def test_the_confirmed_offset(acks: str, confirmed: int) -> None:
     """One of three replicas is too far behind to be in sync."""
     found = _of(acks=acks)
     for name, acked in (("1", 900), ("2", 700), ("3", 400)):

@@ -107,7 +107,7 @@ async def test_a_replica_leaves_a_silent_master(tmp_path: Path) -> None:
     server.close()
 
 
-async def test_reports_are_of_what_is_on_the_disk(tmp_path: Path) -> None:
+async def test_reports_have_the_durable_offset(tmp_path: Path) -> None:
     """A hanging sync delays the report, and so the sender's answer. The replica still receives the log."""
     async with _running(tmp_path / "a") as store, _running(tmp_path / "b") as copy:
         end = await _append(store, 3)

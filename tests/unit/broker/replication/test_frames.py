@@ -63,7 +63,7 @@ def test_epochs_and_confirmed_offsets_of_the_golden_streams() -> None:
     assert (bodies[0].offset, len(bodies[0].body), bodies[0].confirmed) == (0, 223, 0)
 
 
-def test_a_report_of_four_gigabytes_is_no_handshake() -> None:
+def test_a_report_of_four_gigabytes_is_not_taken_for_a_handshake() -> None:
     """A report of 4 GiB begins like a handshake. The next report, or a pause, shows which one it is."""
     report = 1 << 32
     alone = ReplicaReader()
@@ -89,13 +89,13 @@ def test_a_report_of_four_gigabytes_is_no_handshake() -> None:
         ("epochs", MasterHandshake(0, ()).encode() + struct.pack(">iiqiqq", 3, 0, 0, 0, 0, 0), "state 3"),
     ],
 )
-def test_what_is_no_frame_of_a_master(protocol: Protocol, data: bytes, message: str) -> None:
+def test_invalid_frames_of_a_master(protocol: Protocol, data: bytes, message: str) -> None:
     """Invalid frames are refused before any large allocation."""
     with pytest.raises(ReplicationFormatError, match=message):
         MasterReader(protocol).feed(data)
 
 
-def test_what_is_no_report() -> None:
+def test_invalid_reports() -> None:
     """A replica may report only in the transfer state."""
     with pytest.raises(ReplicationFormatError, match="state 3"):
         ReplicaReader().feed(ReplicaHandshake(1).encode() + struct.pack(">iq", 3, 0))

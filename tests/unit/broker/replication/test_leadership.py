@@ -78,7 +78,7 @@ class _Master:
     ],
     ids=["in sync", "held", "not in sync", "store is new", "log is older", "died before it began", "no group"],
 )
-async def test_who_may_take_the_lease(view: LeaseView, member: bool, last_epoch: int, may: bool) -> None:
+async def test_conditions_for_taking_the_lease(view: LeaseView, member: bool, last_epoch: int, may: bool) -> None:
     """Whether broker 2 may take the lease depends on its state and on the claim."""
     leadership = Leadership(MemoryLease(2), 2, 10)
     assert leadership.may_take(view, is_member=member, last_epoch=last_epoch) is may
@@ -131,7 +131,7 @@ async def test_a_replica_joins_with_all_that_was_confirmed(tmp_path: Path) -> No
     assert await master.look() == {1, 2}
 
 
-async def test_a_replica_that_is_gone_is_waited_for_until_it_has_left_the_claim(tmp_path: Path) -> None:
+async def test_an_absent_replica_is_waited_for_until_it_leaves_the_claim(tmp_path: Path) -> None:
     """The absent replica could still take the lease."""
     master = await _Master(tmp_path).start()
     replica = master.replica(2, 500)
@@ -202,7 +202,7 @@ async def test_a_new_store_leaves_the_claim() -> None:
     assert state.claim == Claim(3, 1, frozenset((1,)))
 
 
-def test_a_store_remembers_that_it_was_a_member(tmp_path: Path) -> None:
+def test_a_store_records_its_membership(tmp_path: Path) -> None:
     """Membership is recorded in the store, so an emptied store is no member."""
     assert not is_member(DiskFileSystem(), tmp_path)
     note_member(DiskFileSystem(), tmp_path, 2)

@@ -6,7 +6,7 @@ from aerobee_broker.commands.status import replication_facts
 from aerobee_proto import admin_v1
 
 
-def test_a_broker_without_replication_says_nothing_of_it() -> None:
+def test_a_broker_without_replication_shows_no_such_lines() -> None:
     """There are no such lines."""
     assert replication_facts(admin_v1.GetBrokerStatusResponse()) == []
 

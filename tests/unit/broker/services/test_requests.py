@@ -101,7 +101,7 @@ def varint(value: int) -> bytes:
 
 @pytest.mark.parametrize("size", [10, 2 << 20])
 @pytest.mark.parametrize("end", [b"\xff", b"\x0a\x7f", b"\x0f", b"\x00\x00", b"\x09\x00", b"\x0d", b"\x80" * 11])
-def test_bytes_that_are_no_message(size: int, end: bytes) -> None:
+def test_bytes_that_are_not_a_message(size: int, end: bytes) -> None:
     """Small and large requests get the same error, which names no Python class."""
     message = v2.SendMessageRequest(messages=[v2.Message(body=bytes(size))]).SerializeToString()
     error = refused(v2.SendMessageRequest, message + end)
@@ -109,7 +109,7 @@ def test_bytes_that_are_no_message(size: int, end: bytes) -> None:
     assert "cannot be parsed" in str(error)
 
 
-def test_want_of_memory_is_not_the_fault_of_the_client() -> None:
+def test_a_lack_of_memory_is_not_an_error_of_the_client() -> None:
     """For lack of memory, the parser raises the same error as for invalid bytes. The two are told apart."""
     good = v2.SendMessageRequest(messages=[v2.Message(body=b"x" * 100)]).SerializeToString()
     bad = v2.SendMessageRequest(messages=[v2.Message(body=b"x" * 100)]).SerializeToString()[:-1]
@@ -120,7 +120,7 @@ def test_want_of_memory_is_not_the_fault_of_the_client() -> None:
     assert status_of(error.value, "SendMessage").code == Code.TOO_MANY_REQUESTS  # clients retry
 
 
-def test_text_that_is_no_utf_8_is_not_well_formed() -> None:
+def test_invalid_utf_8_is_refused() -> None:
     """Invalid UTF-8 is refused, like by the parser."""
     assert is_well_formed(b"\x0a\x02ok", v2.Resource.DESCRIPTOR)
     assert not is_well_formed(b"\x0a\x02\xff\xfe", v2.Resource.DESCRIPTOR)

@@ -74,7 +74,7 @@ def test_create_get_update_delete() -> None:
         table.delete("billing")
 
 
-def test_groups_of_the_broker_stay() -> None:
+def test_groups_of_the_broker_cannot_be_deleted() -> None:
     """RocketMQ's own groups are loaded and kept; users cannot delete them."""
     value: object = {"subscriptionGroupTable": {"CID_RMQ_SYS_TRANS": {}}}
     table = GroupTable.from_json(value, ManualClock(5000))
@@ -156,7 +156,7 @@ def test_new_group_has_all_fields_of_rocketmq() -> None:
     }
 
 
-def test_round_trip_keeps_what_we_do_not_use() -> None:
+def test_round_trip_keeps_unused_fields() -> None:
     """Unused and unknown fields, and both policies of a group, are written back."""
     text = (
         b'{"dataVersion":{"counter":7,"stateVersion":2,"timestamp":9},"forbiddenTable":{"g":{"t":3}},"other":1,'

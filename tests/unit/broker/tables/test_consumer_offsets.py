@@ -101,7 +101,7 @@ def test_layout_and_independence_of_a_snapshot(table: OffsetTable) -> None:
     )
 
 
-def test_file_of_43_has_offsets_alone() -> None:
+def test_file_of_release_43_has_only_offsets() -> None:
     """The topics of each group are derived from the offsets. Malformed keys are preserved."""
     text = b'{"offsetTable":{"t@g":{0:1},"%RETRY%g@g":{"0":2},"odd":{0:3}},"more":{"x":1}}'
     table = OffsetTable.from_json(loads(text), ManualClock(5000))
@@ -117,7 +117,7 @@ def test_file_of_43_has_offsets_alone() -> None:
     assert OffsetTable.from_json(None, ManualClock(5000)).snapshot()["offsetTable"] == {}
 
 
-def test_minus_one_is_no_offset() -> None:
+def test_minus_one_means_no_offset() -> None:
     """-1 is RocketMQ's value for a queue without a commit."""
     table = OffsetTable.from_json({"offsetTable": {"t@g": {"0": -1, "1": 2}}}, ManualClock(5000))
     assert table.queues("t", "g") == {1: 2}

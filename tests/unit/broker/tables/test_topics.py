@@ -65,7 +65,7 @@ def test_stored_names(namespace: str, name: str, stored: str) -> None:
     assert split_stored_name(stored) == (namespace, name)
 
 
-def test_a_namespace_that_begins_like_a_system_name_is_none() -> None:
+def test_a_namespace_that_begins_like_a_system_name() -> None:
     """Topics and groups in such a namespace are no system topics and groups."""
     assert is_system_topic("rmq_sys_wheel_timer")
     assert not is_system_topic(stored_name("rmq_sys_shop", "orders"))
@@ -204,7 +204,7 @@ def test_snapshot_is_independent() -> None:
     assert dumps(snapshot) == before
 
 
-def test_round_trip_keeps_what_we_do_not_know() -> None:
+def test_round_trip_keeps_unknown_fields() -> None:
     """Fields of a newer RocketMQ, attributes and unknown permission bits are preserved."""
     text = (
         b'{"newTop":{"x":[1]},"dataVersion":{"counter":7,"stateVersion":2,"timestamp":9},"topicConfigTable":{"b":'

@@ -56,7 +56,7 @@ async def start(request: pytest.FixtureRequest) -> AsyncIterator[Start]:
 
 
 @pytest.mark.parametrize("precision_ms", [100, 1000])
-async def test_message_comes_in_the_millisecond_it_is_due(start: Start, precision_ms: int) -> None:
+async def test_message_is_delivered_in_its_millisecond(start: Start, precision_ms: int) -> None:
     """A message is delivered in its millisecond and not before, for any precision."""
     harness = await start(precision_ms=precision_ms)
     await harness.send("a", 1.234)
@@ -117,7 +117,7 @@ async def test_copy_is_the_message_that_was_sent(start: Start) -> None:
     assert [found.queue_id for found in harness.store.query(TOPIC, "k2")] == [3]
 
 
-async def test_order_of_one_moment_is_the_order_of_sending(start: Start) -> None:
+async def test_messages_of_one_moment_keep_the_order_of_sending(start: Start) -> None:
     """Messages due at the same time keep their order, even if some arrive after their slot was loaded."""
     harness = await start()
     due_ms = START_MS + 1500
@@ -128,7 +128,7 @@ async def test_order_of_one_moment_is_the_order_of_sending(start: Start) -> None
     assert harness.bodies() == [str(number) for number in range(10)]
 
 
-async def test_message_for_the_running_second_is_not_forgotten(start: Start) -> None:
+async def test_message_for_the_current_second_is_delivered(start: Start) -> None:
     """A message for the slot that is being delivered is not lost, even in a crash."""
     harness = await start()
     await harness.send("first", 0.9)
@@ -142,7 +142,7 @@ async def test_message_for_the_running_second_is_not_forgotten(start: Start) -> 
     assert harness.bodies() == ["late", "first"]
 
 
-async def test_what_is_due_does_not_wait_for_a_backlog(start: Start) -> None:
+async def test_due_messages_do_not_wait_for_a_backlog(start: Start) -> None:
     """Due messages are delivered while a backlog of new ones is still being enqueued."""
     harness = await start()
     await harness.send("due", 1.5)
@@ -165,7 +165,7 @@ async def test_what_is_due_does_not_wait_for_a_backlog(start: Start) -> None:
     assert harness.timer.stats.pending == {TOPIC: 2000}
 
 
-async def test_far_ahead_rolls_and_comes_in_time(start: Start) -> None:
+async def test_message_far_ahead_rolls_and_is_delivered_in_time(start: Start) -> None:
     """A message beyond the window is stored again a bounded number of times, and delivered once and not early."""
     harness = await start()
     delays = [99, 100, 101, 132, 133, 134, 250, 1000, 5003.25]
@@ -234,7 +234,7 @@ async def test_retention_asks_again_after_a_copy_could_not_be_stored(
 
 
 @pytest.mark.parametrize("saved", [False, True])
-async def test_what_retention_stored_again_comes_once_after_a_kill(start: Start, saved: bool) -> None:
+async def test_messages_stored_again_by_retention_are_delivered_once_after_a_kill(start: Start, saved: bool) -> None:
     """After a kill, both copies may exist. Each message is delivered once, including those of the current second."""
     harness = await start()
     for body, delay in (("early", 1.2), ("now", 1.8), ("a", 30), ("b", 150)):
@@ -302,7 +302,7 @@ async def test_orderly_restart_keeps_everything(start: Start) -> None:
     assert harness.bodies() == ["past", "soon", "later"]
 
 
-async def test_what_was_due_while_the_broker_was_down_comes_at_once(start: Start) -> None:
+async def test_messages_due_during_downtime_are_delivered_at_once(start: Start) -> None:
     """Downtime may be longer than the wheel has slots for."""
     harness = await start()
     await harness.send("a", 10)
@@ -322,7 +322,7 @@ async def test_what_was_due_while_the_broker_was_down_comes_at_once(start: Start
 
 
 @pytest.mark.parametrize("saved", ["never", "before", "after"])
-async def test_delivered_messages_do_not_come_again_after_a_kill(start: Start, saved: str) -> None:
+async def test_delivered_messages_are_not_repeated_after_a_kill(start: Start, saved: str) -> None:
     """The log has the delivered copies, whatever the timer's files say."""
     harness = await start()
     await harness.send_all([(str(number), START_MS + 1000 + number * 10) for number in range(100)])
@@ -344,7 +344,7 @@ async def test_delivered_messages_do_not_come_again_after_a_kill(start: Start, s
 
 
 @pytest.mark.parametrize("lost", ["timerwheel", "timerlog", "timercheck", "all"])
-async def test_lost_timer_files_are_made_again_from_the_log(start: Start, lost: str) -> None:
+async def test_lost_timer_files_are_rebuilt_from_the_log(start: Start, lost: str) -> None:
     """All pending messages are restored; delivered and rolled ones are not delivered twice."""
     harness = await start()
     await harness.send_all([(str(number), START_MS + 1000 + number * 7000) for number in range(40)])
@@ -413,7 +413,7 @@ async def recall(harness: TimerHarness, body: str, deliver_ms: int) -> bool:
 
 @pytest.mark.parametrize("delay", [0.8, 1.0, 50.0, 150.0, 700.25])
 @pytest.mark.parametrize("crash", ["no", "kill", "save and kill", "restart"])
-async def test_recalled_message_never_comes(start: Start, delay: float, crash: str) -> None:
+async def test_recalled_message_is_never_delivered(start: Start, delay: float, crash: str) -> None:
     """A recall holds for any delay and after a crash. Other messages are delivered."""
     harness = await start()
     due = await harness.send("a", delay)
@@ -459,7 +459,7 @@ async def test_of_two_recalls_at_once_one_succeeds(start: Start, monkeypatch: py
     assert harness.bodies() == []
 
 
-async def test_what_cannot_be_recalled(start: Start) -> None:
+async def test_messages_that_cannot_be_recalled(start: Start) -> None:
     """Delivered, due and unknown messages, and those with another topic or time, cannot be recalled."""
     harness = await start()
     due = await harness.send("a", 1.5)
@@ -476,7 +476,7 @@ async def test_what_cannot_be_recalled(start: Start) -> None:
 
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize(("ahead", "back"), [(2.25, -1.0), (1.6, -0.4)])
-async def test_delivered_is_not_recalled_when_the_clock_went_back(
+async def test_delivered_message_is_not_recalled_after_the_clock_went_back(
     start: Start, crash: bool, ahead: float, back: float
 ) -> None:
     """A delivered message cannot be recalled, even if its time is in the future again or the broker has crashed.

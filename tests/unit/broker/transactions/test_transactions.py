@@ -48,7 +48,7 @@ async def harness(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
 # --- what is stored -----------------------------------------------------------------------------------------
 
 
-async def test_half_message_is_stored_as_rocketmq_stores_it(harness: TransactionHarness) -> None:
+async def test_half_message_is_stored_like_by_rocketmq(harness: TransactionHarness) -> None:
     """A half message has its real place in properties and no transaction bits. Its own topic is empty."""
     assert await harness.send("T1", tag="card", keys=["k1"]) == [0]
     [record] = harness.stored(HALF_TOPIC)
@@ -121,7 +121,7 @@ async def test_commit_into_fewer_queues_than_there_were(harness: TransactionHarn
 # --- decisions ----------------------------------------------------------------------------------------------
 
 
-async def test_the_same_decision_again_is_fine_another_is_not(harness: TransactionHarness) -> None:
+async def test_the_same_decision_is_accepted_again_and_another_is_refused(harness: TransactionHarness) -> None:
     """A repeated decision is accepted and stores one message; the opposite decision is refused."""
     await harness.send("T1", "T2")
     assert [await harness.end("T1") for _ in range(3)] == [Code.OK] * 3
@@ -139,7 +139,7 @@ async def test_the_same_decision_at_the_same_time(harness: TransactionHarness) -
     assert harness.ids() == ["T1"]
 
 
-async def test_ids_that_are_not_known(harness: TransactionHarness) -> None:
+async def test_unknown_ids(harness: TransactionHarness) -> None:
     """Blank, unknown, and other topics' ids give INVALID_TRANSACTION_ID, and nothing is stored."""
     await harness.send("T1")
     before = harness.store.positions[0]
@@ -209,7 +209,7 @@ async def test_a_repeated_send_is_stored_once(harness: TransactionHarness) -> No
     assert harness.transactions.pending_count == 3
 
 
-async def test_topics_take_what_they_are_for(harness: TransactionHarness) -> None:
+async def test_topic_types_and_half_messages(harness: TransactionHarness) -> None:
     """Only TRANSACTION and MIXED topics accept half messages; a transaction topic accepts nothing else."""
     assert await harness.send_code(half("T1", "mixed")) == Code.OK
     assert await harness.send_code(half("T2", "normal")) == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
@@ -217,7 +217,7 @@ async def test_topics_take_what_they_are_for(harness: TransactionHarness) -> Non
     assert await harness.send_code(message("mixed", message_id="N")) == Code.OK
 
 
-async def test_what_cannot_be_a_transaction(harness: TransactionHarness) -> None:
+async def test_messages_that_cannot_be_half_messages(harness: TransactionHarness) -> None:
     """A half message may not share a request with plain messages nor have a delivery time."""
     for messages in ([half("T1", "mixed"), message("mixed")], [message("mixed"), half("T1", "mixed")]):
         assert await harness.send_code(*messages) == Code.BAD_REQUEST
@@ -297,7 +297,7 @@ async def test_a_message_may_have_its_own_time(harness: TransactionHarness) -> N
     assert command.message.system_properties.orphaned_transaction_recovery_duration.seconds == 60
 
 
-async def test_another_producer_is_asked_when_the_sender_is_gone(harness: TransactionHarness) -> None:
+async def test_another_producer_is_asked_after_the_sender_has_left(harness: TransactionHarness) -> None:
     """One producer at a time is asked: one that listed the topic, or else one that has sent to it."""
     await harness.send("T0", client_id="veteran")
     await harness.end("T0")
@@ -323,7 +323,7 @@ async def test_a_sender_that_does_not_answer_is_not_the_only_one_asked(harness: 
     assert (len(harness.asked(sender)), len(harness.asked(other))) == (0, 1)
 
 
-async def test_a_producer_is_asked_as_soon_as_it_comes(harness: TransactionHarness) -> None:
+async def test_a_producer_is_asked_as_soon_as_it_connects(harness: TransactionHarness) -> None:
     """A check that was due without a producer is sent when one connects. It was not counted before."""
     await harness.send("T1")
     for _ in range(20):
@@ -363,7 +363,7 @@ async def test_after_the_last_check_the_message_is_given_up(harness: Transaction
     await harness.stop()
 
 
-async def test_nobody_ever_came_to_be_asked(tmp_path: Path) -> None:
+async def test_a_transaction_without_any_producer_is_given_up(tmp_path: Path) -> None:
     """Without any producer the transaction is given up by its age."""
     harness = await TransactionHarness(tmp_path, age_hours_max=1.0).start()
     await harness.send("T1")
@@ -395,7 +395,7 @@ async def test_a_clock_that_jumps_ahead_gives_nothing_up(tmp_path: Path, restart
     await harness.stop()
 
 
-async def test_a_producer_that_reads_slowly_gets_no_more_than_it_can_hold(harness: TransactionHarness) -> None:
+async def test_a_slow_producer_has_bounded_commands(harness: TransactionHarness) -> None:
     """The producer's stream keeps 64 commands and drops the oldest. No check is lost or counted without being sent."""
     sender = harness.producer("sender", TOPIC)
     names = [f"T{number}" for number in range(100)]
@@ -409,7 +409,7 @@ async def test_a_producer_that_reads_slowly_gets_no_more_than_it_can_hold(harnes
     assert sorted(seen) == sorted(names)
 
 
-async def test_transactions_that_never_come_due_leave_nothing_behind(tmp_path: Path) -> None:
+async def test_finished_transactions_free_their_memory(tmp_path: Path) -> None:
     """Finished transactions leave the timer long before they are due, so memory depends on pending ones."""
     harness = await TransactionHarness(tmp_path).start()
     for number in range(0, 3000, 100):
@@ -502,7 +502,7 @@ async def test_a_start_reads_a_bounded_stretch(tmp_path: Path) -> None:
     await harness.stop()
 
 
-async def test_retention_takes_no_transaction_that_waits(harness: TransactionHarness) -> None:
+async def test_retention_keeps_undecided_transactions(harness: TransactionHarness) -> None:
     """A pending half message is stored again before its segment expires, with its count and age."""
     sender = harness.producer("sender", TOPIC)
     await harness.send("T1", "T2")
@@ -579,7 +579,7 @@ async def test_a_store_that_rocketmq_wrote(harness: TransactionHarness) -> None:
         ({p.DELAY: "soon"}, None),
     ],
 )
-async def test_a_delay_that_rocketmq_has_kept_begins_with_the_commit(
+async def test_a_delay_stored_by_rocketmq_begins_with_the_commit(
     harness: TransactionHarness, properties: dict[str, str], seconds: float | None
 ) -> None:
     """The committed message waits in the timer topic, with its commit bits."""
@@ -615,7 +615,7 @@ async def test_a_delayed_commit_that_lost_its_op(harness: TransactionHarness) ->
     await harness.stop()
 
 
-async def test_a_half_message_that_the_disk_has_spoilt(harness: TransactionHarness) -> None:
+async def test_a_damaged_half_message(harness: TransactionHarness) -> None:
     """The commit is refused, the check drops the transaction, and others are unaffected."""
     await harness.send("T1", "T2")
     [first, _] = harness.stored(HALF_TOPIC)
@@ -629,7 +629,7 @@ async def test_a_half_message_that_the_disk_has_spoilt(harness: TransactionHarne
     assert harness.ids() == ["T2"]
 
 
-async def test_offsets_behind_the_end_of_the_queues(harness: TransactionHarness) -> None:
+async def test_offsets_after_the_end_of_the_queues(harness: TransactionHarness) -> None:
     """A power cut with async flush may leave such offsets. The next start still finds later messages."""
     await harness.send("T1")
     await harness.end("T1")
@@ -682,7 +682,7 @@ def test_settings_that_cannot_work(name: str, value: Any) -> None:
         TransactionsConfig(**{name: value})
 
 
-def test_an_op_is_readable_for_every_rocketmq() -> None:
+def test_an_op_can_be_read_by_every_rocketmq() -> None:
     """Release 4 parses the whole body as one number, release 5 splits it at commas."""
     op = op_message(12, Settled.COMMIT, TOPIC, "T1", 5)
     assert (op.topic, op.queue_id, op.body, op.properties[p.TAGS]) == (OP_TOPIC, 0, b"12", "d")

@@ -60,7 +60,7 @@ def test_the_limit_of_the_process_is_enough_for_many_files(tmp_path: Path) -> No
         file.close()
 
 
-def test_the_store_has_descriptors_that_connections_do_not_get(tmp_path: Path) -> None:
+def test_the_store_has_reserved_descriptors(tmp_path: Path) -> None:
     """With the soft limit used up, files, directories and mappings still open; the limit stays the same."""
     disk = DiskFileSystem()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -123,7 +123,7 @@ def test_many_files_are_synced_together(tmp_path: Path) -> None:
         lock.release()
 
 
-def test_a_lock_on_a_file_system_that_may_stay_silent() -> None:
+def test_a_lock_on_a_file_system_with_unreported_errors() -> None:
     """Files are synced one by one on a file system that may not report write errors."""
     directory = Path("/dev/shm")
     if not directory.is_dir():
@@ -163,7 +163,7 @@ class StrictMap(mmap.mmap):
 
 
 @pytest.mark.parametrize("place", [0, 1, 2000, 4092, 4093])
-def test_a_search_never_gets_the_last_byte_of_a_mapping(place: int) -> None:
+def test_a_search_excludes_the_last_byte_of_a_mapping(place: int) -> None:
     """A match that includes the last byte is found, and nothing outside the range is."""
     memory = memoryview(StrictMap(-1, 4096))
     memory[place : place + 3] = b"abc"
@@ -194,7 +194,7 @@ for wanted in (b"\\0\\0\\1", b"\\0\\1", b"\\xda\\xa3\\x20\\xa7", b"x" * 200):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the numbers are those of Linux")
-def test_a_search_up_to_the_end_reads_nothing_behind_the_mapping() -> None:
+def test_a_search_up_to_the_end_stays_within_the_mapping() -> None:
     """With an unreadable page after the mapping, a plain search on CPython 3.11.2 kills the process."""
     command = [sys.executable, "-c", _AT_THE_END_OF_MEMORY]
     found = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -216,7 +216,7 @@ def test_a_log_with_data_up_to_the_end_of_its_segment_is_searched(tmp_path: Path
     segment.close()
 
 
-def test_what_a_store_creates_belongs_to_its_owner_alone(tmp_path: Path) -> None:
+def test_files_of_a_store_are_accessible_to_their_owner_only(tmp_path: Path) -> None:
     """Only the owner can access the store's files, whatever the umask allows."""
     before = os.umask(0)
     try:

@@ -29,7 +29,7 @@ def loaded(disk: MemoryFileSystem) -> Checkpoint:
     return checkpoint
 
 
-def test_what_is_saved_is_loaded() -> None:
+def test_saved_fields_are_loaded() -> None:
     """All fields survive, in a file of 4096 bytes that begins with RocketMQ's five numbers."""
     disk = disk_with(None)
     checkpoint = loaded(disk)
@@ -60,13 +60,13 @@ def test_the_file_of_rocketmq_has_no_offset() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 39, 40, 51, 52, 4096])
-def test_a_short_file_tells_what_it_can(size: int) -> None:
+def test_a_short_file_gives_no_values(size: int) -> None:
     """A file shorter than 40 bytes gives no values."""
     disk = disk_with(struct.pack(">5q", 5, 5, 5, 0, 0).ljust(4096, b"\0")[:size])
     assert loaded(disk).physic_timestamp == (5 if size >= 40 else 0)
 
 
-def test_a_directory_in_its_place() -> None:
+def test_a_directory_in_place_of_the_file() -> None:
     """A directory with the checkpoint's name is an error that names it."""
     disk = disk_with(None)
     disk.make_directory(PATH)
@@ -93,7 +93,7 @@ def test_a_power_cut_leaves_the_old_or_the_new_one() -> None:
     assert disk.operations == before
 
 
-def test_a_checkpoint_that_a_crash_left_short_is_written_anew() -> None:
+def test_a_checkpoint_left_short_by_a_crash_is_rewritten() -> None:
     """A crash left the name without the content; the next save writes 4096 bytes, which RocketMQ maps."""
     disk = MemoryFileSystem()
     disk.make_directory(DIRECTORY)

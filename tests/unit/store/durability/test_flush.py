@@ -52,7 +52,7 @@ def log_writes(disk: MemoryFileSystem) -> int:
     return sum(operation.name == "write" and "commitlog" in operation.path.parts for operation in disk.log)
 
 
-async def test_those_who_come_during_a_sync_share_the_next_one() -> None:
+async def test_waiters_that_arrive_during_a_sync_share_the_next_one() -> None:
     """Fifty waiters need two syncs: one for the first waiter, one for all that arrive during it."""
     hanging = HangingDisk()
     sender = Sender()
@@ -80,7 +80,7 @@ async def send(store: MessageStore, number: int) -> None:
     await store.wait_stored(appended.end)
 
 
-async def test_a_group_gathers_until_it_is_as_large_as_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_group_waits_until_it_is_as_large_as_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a group of eight waiters, the next nine arrive one by one and share one sync, without a timeout."""
     monkeypatch.setattr(durability, "_GATHER_SECONDS_EACH", 30.0)
     monkeypatch.setattr(durability, "_GATHER_SECONDS_MAX", 30.0)
@@ -151,7 +151,7 @@ async def test_a_group_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> No
         assert log_writes(hanging.disk) == before + 1
 
 
-async def test_what_nobody_waits_for_is_written_without_a_sync() -> None:
+async def test_bytes_without_a_waiter_are_written_without_a_sync() -> None:
     """With sync flush too, a message without a waiter soon reaches the page cache and survives a killed process."""
     async with asyncio.timeout(60), serving(CONFIG, disk := MemoryFileSystem(clock=ManualClock())) as store:
         await send(store, 0)
@@ -162,7 +162,7 @@ async def test_what_nobody_waits_for_is_written_without_a_sync() -> None:
         assert log_syncs(disk) == before
 
 
-async def test_what_nobody_waits_for_is_written_when_the_services_run_again() -> None:
+async def test_bytes_without_a_waiter_are_written_when_the_services_run_again() -> None:
     """Messages pending when the services ended are written by the next run."""
     store = MessageStore.open(CONFIG, file_system=MemoryFileSystem(clock=ManualClock()), clock=ManualClock())
     async with asyncio.timeout(60):
@@ -213,7 +213,7 @@ async def test_a_sync_covers_only_what_was_committed_before_it() -> None:
 
 
 @pytest.mark.parametrize("derived", [False, True])
-async def test_a_flush_beside_a_sync_that_fails_does_not_hide_it(derived: bool) -> None:
+async def test_a_concurrent_flush_does_not_hide_a_failed_sync(derived: bool) -> None:
     """A concurrent flush must learn of a failed sync before its own sync succeeds.
 
     Its success would call data durable that the failed sync has lost. `derived`: the failing sync is that of a queue
@@ -278,7 +278,7 @@ async def test_a_hanging_sync_gives_a_time_out_and_the_message_stays() -> None:
         compare(store, sender.sent, sender.sent)
 
 
-async def test_a_cancelled_waiter_leaves_the_others() -> None:
+async def test_a_cancelled_waiter_does_not_affect_the_others() -> None:
     """Cancelling only stops the wait: the message is stored, and the other waiters are answered."""
     hanging = HangingDisk()
     sender = Sender()
@@ -341,7 +341,7 @@ async def test_with_async_flush_a_lone_sender_seldom_waits(monkeypatch: pytest.M
     assert waited == [65, 131, 197]
 
 
-async def test_what_async_flush_may_lose_is_bounded() -> None:
+async def test_unsynced_bytes_are_bounded_with_async_flush() -> None:
     """Without waiters, the log is synced within the interval; queues, index and checkpoint follow."""
     disk = MemoryFileSystem()
     sender = Sender()
@@ -363,7 +363,7 @@ async def test_what_async_flush_may_lose_is_bounded() -> None:
 
 @pytest.mark.parametrize("operation", ["sync", "write"])
 @pytest.mark.parametrize("flush", ["sync", "async"])
-async def test_after_a_failure_everybody_learns_it(operation: str, flush: str) -> None:
+async def test_a_failure_reaches_every_waiter(operation: str, flush: str) -> None:
     """All waiters, `run`, and every later append and wait get StoreFailedError with the cause."""
     disk = MemoryFileSystem()
     sender = Sender()
@@ -460,7 +460,7 @@ async def test_without_timed_mode_enough_pages_are_synced_at_once() -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_what_comes_during_a_sync_is_half_an_interval_old_at_the_most() -> None:
+async def test_bytes_written_during_a_sync_are_synced_within_half_an_interval() -> None:
     """A sync that does not cover a message, and ends between two checks, does not postpone its sync."""
     clock = TravellingClock()
     hanging = HangingDisk()
@@ -530,7 +530,7 @@ async def test_a_segment_is_not_closed_in_the_middle_of_its_sync() -> None:
 
 
 @pytest.mark.parametrize("mode", ["gathered", "mapped", "pool"])
-async def test_waiting_before_the_services_begin(mode: WriteMode) -> None:
+async def test_waiting_before_the_services_start(mode: WriteMode) -> None:
     """With async flush, an append and its wait return before the first step of `run` and without services."""
     config = replace(CONFIG, flush="async", write_mode=mode)
     with MessageStore.open(config, file_system=MemoryFileSystem(clock=ManualClock())) as store:
@@ -544,7 +544,7 @@ async def test_waiting_before_the_services_begin(mode: WriteMode) -> None:
         assert len(store.read("orders", 0, 0).records) == 3
 
 
-async def test_what_was_appended_before_the_services_begin_is_committed() -> None:
+async def test_messages_appended_before_the_services_start_are_committed() -> None:
     """A message appended before the services start is committed even without a waiter."""
     config = replace(CONFIG, flush="async")
     with MessageStore.open(config, file_system=MemoryFileSystem(clock=ManualClock())) as store:
@@ -557,7 +557,7 @@ async def test_what_was_appended_before_the_services_begin_is_committed() -> Non
         await asyncio.wait([running])
 
 
-async def test_answers_wait_while_the_flush_interval_is_not_kept() -> None:
+async def test_answers_wait_while_the_flush_interval_is_exceeded() -> None:
     """With async flush a message is answered from the page cache, unless a sync is late: then the answer waits for it.
 
     The status shows the age of the oldest data that a power cut could take.

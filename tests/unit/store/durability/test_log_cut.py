@@ -34,7 +34,7 @@ def _bodies(store: MessageStore) -> list[bytes]:
 
 @pytest.mark.parametrize("crashed", [False, True])
 @pytest.mark.parametrize("kept", [1, 40, 119])
-def test_the_tail_is_set_aside_and_the_log_goes_on(tmp_path: Path, crashed: bool, kept: int) -> None:
+def test_the_tail_is_quarantined_and_the_log_continues(tmp_path: Path, crashed: bool, kept: int) -> None:
     """With a tail of several segments, every byte of it is in `quarantine`."""
     config = StoreConfig.tiny(tmp_path)
     with MessageStore.open(config) as store:
@@ -60,7 +60,7 @@ def test_the_tail_is_set_aside_and_the_log_goes_on(tmp_path: Path, crashed: bool
     assert sum(len(path.read_bytes().rstrip(b"\0")) for path in aside) >= (end - places[kept]) * 0.9
 
 
-def test_a_cut_that_was_interrupted_is_done_again(tmp_path: Path) -> None:
+def test_an_interrupted_cut_is_repeated(tmp_path: Path) -> None:
     """The order to cut stays until the cut is completely synced."""
     config = StoreConfig.tiny(tmp_path)
     with MessageStore.open(config) as store:
@@ -77,7 +77,7 @@ def test_a_cut_that_was_interrupted_is_done_again(tmp_path: Path) -> None:
     assert log_cut.ordered(DiskFileSystem(), tmp_path) is None
 
 
-def test_the_files_of_the_timer_go_with_the_tail(tmp_path: Path) -> None:
+def test_the_files_of_the_timer_are_removed_with_the_tail(tmp_path: Path) -> None:
     """The timer's files refer to the tail, so they are removed with it."""
     config = StoreConfig.tiny(tmp_path)
     with MessageStore.open(config) as store:
@@ -92,9 +92,9 @@ def test_the_files_of_the_timer_go_with_the_tail(tmp_path: Path) -> None:
     assert not (tmp_path / "config" / "timercheck").exists()
 
 
-def test_an_order_that_says_nothing_stops_the_start(tmp_path: Path) -> None:
+def test_an_invalid_order_stops_the_start(tmp_path: Path) -> None:
     """An invalid order stops the start, and the log stays as it is."""
     MessageStore.open(StoreConfig.tiny(tmp_path)).close()
     (tmp_path / log_cut.FILE_NAME).write_text("soon\n")
-    with pytest.raises(StoreDirectoryError, match="is no offset"):
+    with pytest.raises(StoreDirectoryError, match="is not an offset"):
         MessageStore.open(StoreConfig.tiny(tmp_path))

@@ -171,7 +171,7 @@ def test_clean_and_the_last_unit_names_a_record_that_was_damaged_before() -> Non
 
 
 @meets(Beginning.CLEAN_WITHOUT_INDEX)
-def test_clean_and_no_index_at_all() -> None:
+def test_clean_and_no_index() -> None:
     """Reading begins at the first segment, and the index is rebuilt."""
     scene = Scene(closed=True)
     scene.remove_tree("index")
@@ -228,7 +228,7 @@ def test_crash_with_a_checkpoint_of_rocketmq_and_an_older_index() -> None:
 
 
 @meets(Beginning.CRASH_UNKNOWN)
-def test_crash_and_nothing_is_known() -> None:
+def test_crash_without_a_checkpoint() -> None:
     """Reading begins at the first segment."""
     scene = Scene(closed=False)
     scene.disk.unlink(CHECKPOINT)
@@ -238,7 +238,7 @@ def test_crash_and_nothing_is_known() -> None:
 
 
 @meets(Beginning.CRASH_WITHOUT_INDEX)
-def test_crash_and_no_index_at_all() -> None:
+def test_crash_and_no_index() -> None:
     """Reading begins at the first segment, whatever the checkpoint says, and the index is rebuilt."""
     scene = Scene(closed=False)
     scene.remove_tree("index")
@@ -274,7 +274,7 @@ def test_a_blank_leads_to_the_next_segment() -> None:
         assert store.recovery.damaged == []
 
 
-def test_a_record_that_ends_in_zeros_of_a_block_that_was_lost() -> None:
+def test_a_record_that_ends_in_the_zeros_of_a_lost_block() -> None:
     """Without a checksum a record's last bytes, its properties' size, may be zeros: it is valid, and the scan ends."""
     disk, clock = MemoryFileSystem(), ManualClock()
     config = replace(CONFIG, property_crc=False)
@@ -301,7 +301,7 @@ def test_zeros_end_the_log(closed: bool) -> None:
         assert store.append([Sender().message(20)])[0].physical_offset == scene.sent[-1].end
 
 
-@meets(Found.BYTES_BEHIND_END)
+@meets(Found.BYTES_AFTER_END)
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize(
     ("position", "data"),
@@ -323,7 +323,7 @@ def test_a_torn_last_write_ends_the_log(closed: bool, position: int, data: bytes
 
 @meets(Found.DAMAGE)
 @pytest.mark.parametrize(("position", "data"), [(0, b"\x7f"), (4, b"?"), (30, b"\xff\xff"), (100, b"rotten")])
-def test_damage_with_records_behind_it_is_stepped_over(position: int, data: bytes) -> None:
+def test_damage_before_valid_records_is_skipped(position: int, data: bytes) -> None:
     """The range is reported, later records are kept, and the next start keeps them too."""
     scene = Scene(closed=False)
     damaged = scene.sent[-4]
@@ -339,7 +339,7 @@ def test_damage_with_records_behind_it_is_stepped_over(position: int, data: byte
 
 
 @meets(Found.DAMAGE)
-def test_a_missing_segment_with_records_behind_it() -> None:
+def test_a_missing_segment_before_valid_records() -> None:
     """The segment's range is reported, and later records are kept."""
     scene = Scene(closed=False)
     scene.disk.unlink(DIRECTORY / "commitlog" / segment(1))
@@ -351,7 +351,7 @@ def test_a_missing_segment_with_records_behind_it() -> None:
 
 
 @meets(Found.TORN_TAIL)
-def test_a_tail_that_was_not_synced_and_has_a_hole() -> None:
+def test_an_unsynced_tail_with_a_hole() -> None:
     """After a power cut a hole is no damage: the log ends before it, and the rest is moved to quarantine."""
     scene = Scene(closed=False, synced=20)
     scene.disk.boots += 1
@@ -364,7 +364,7 @@ def test_a_tail_that_was_not_synced_and_has_a_hole() -> None:
 
 
 @meets(Found.TORN_WRITE)
-def test_a_record_that_is_cut_off_ends_the_log() -> None:
+def test_a_truncated_record_ends_the_log() -> None:
     """Only the first half of the record was written."""
     scene = Scene(closed=False)
     last = scene.sent[-1]
@@ -391,7 +391,7 @@ def test_a_record_that_names_other_queues() -> None:
 
 
 @meets(Found.NO_INNER_BATCH)
-def test_a_record_of_a_batch_topic_that_is_no_inner_batch() -> None:
+def test_a_record_of_a_batch_topic_without_an_inner_batch() -> None:
     """Plain messages from before the topic became one of inner batches are in no queue."""
     scene = Scene(closed=False, count=3)
     scene.remove_tree("consumequeue")
@@ -406,7 +406,7 @@ def test_a_record_of_a_batch_topic_that_is_no_inner_batch() -> None:
 
 
 @meets(Found.WRONG_BATCH_UNITS)
-def test_units_of_a_batch_queue_that_are_not_those_of_the_records() -> None:
+def test_units_of_a_batch_queue_that_differ_from_the_records() -> None:
     """The first wrong unit and all later ones are dropped and rebuilt from the log."""
     disk, queue = MemoryFileSystem(), DIRECTORY / "batchconsumequeue" / "metering" / "0" / f"{0:020d}"
     bodies = b"".join(struct.pack(">iiiii", 23, 0, 0, 0, 1) + b"x" + bytes(2) for _ in range(2))
@@ -426,7 +426,7 @@ def test_units_of_a_batch_queue_that_are_not_those_of_the_records() -> None:
 
 
 @meets(Found.WRONG_UNIT)
-def test_a_unit_that_names_another_place_is_put_right() -> None:
+def test_a_unit_with_a_wrong_place_is_corrected() -> None:
     """The unit's offset, size and tag code are corrected from the record."""
     scene = Scene(closed=False)
     good = scene.disk.contents()[QUEUE]
@@ -439,7 +439,7 @@ def test_a_unit_that_names_another_place_is_put_right() -> None:
 
 @meets(Found.TORN_QUEUE)
 @pytest.mark.parametrize("closed", [True, False])
-def test_an_end_of_a_queue_with_more_behind_it(closed: bool) -> None:
+def test_an_end_of_a_queue_before_further_units(closed: bool) -> None:
     """The log is read from the hole in the queue. After an orderly stop, bisection must find that hole."""
     scene = Scene(closed=closed)
     good = scene.disk.contents()[QUEUE]
@@ -464,9 +464,9 @@ def test_a_gap_in_the_offsets_gets_fillers() -> None:
     assert UNIT.unpack(unit)[1] == FILLER_SIZE
 
 
-@meets(Found.UNITS_BEHIND_END)
+@meets(Found.UNITS_AFTER_END)
 @pytest.mark.parametrize("closed", [True, False])
-def test_units_and_entries_behind_the_end_are_dropped(closed: bool) -> None:
+def test_units_and_entries_after_the_end_are_dropped(closed: bool) -> None:
     """The log lost its last segment: its messages are in no queue and no query result."""
     scene = Scene(closed=closed)
     scene.disk.unlink(DIRECTORY / "commitlog" / segment(2))
@@ -478,7 +478,7 @@ def test_units_and_entries_behind_the_end_are_dropped(closed: bool) -> None:
         assert (appended.queue_offset, appended.physical_offset) == (len(kept), 2 * SEGMENT)
 
 
-def test_the_checkpoint_knows_the_last_record_that_was_found() -> None:
+def test_the_checkpoint_has_the_last_record() -> None:
     """Like RocketMQ's, the checkpoint names the last record, after a crash and after the log lost its end."""
     scene = Scene(closed=False)
     with scene.open() as store:
@@ -489,7 +489,7 @@ def test_the_checkpoint_knows_the_last_record_that_was_found() -> None:
         assert store.checkpoint.confirm_offset == scene.sent[-3].physical_offset
 
 
-def test_the_checkpoint_of_a_log_that_has_lost_everything() -> None:
+def test_the_checkpoint_of_a_log_without_records() -> None:
     """The checkpoint names no record."""
     scene = Scene(closed=False, count=3)
     scene.open().close()
@@ -535,9 +535,9 @@ def test_a_record_of_a_topic_that_was_deleted_after_it() -> None:
         assert store.append([sender.message(50, "gone")])[0].queue_offset == 3
 
 
-@meets(Found.SEGMENT_BEHIND_END)
+@meets(Found.SEGMENT_AFTER_END)
 @pytest.mark.parametrize("closed", [True, False])
-def test_a_whole_segment_without_a_record_is_set_aside(closed: bool) -> None:
+def test_a_whole_segment_without_a_record_is_quarantined(closed: bool) -> None:
     """The segment is in `quarantine` with all its bytes, and the log continues in its place."""
     scene = Scene(closed=closed)
     rubbish = b"rubbish" * 100
@@ -556,9 +556,9 @@ def test_a_whole_segment_without_a_record_is_set_aside(closed: bool) -> None:
         assert store.queue_range("orders", 0) == (0, 57)
 
 
-@meets(Found.ORDER_TO_CUT)
+@meets(Found.CUT_ORDERED)
 @pytest.mark.parametrize("closed", [True, False])
-def test_a_log_that_is_to_be_cut_ends_there(closed: bool) -> None:
+def test_an_ordered_cut_ends_the_log(closed: bool) -> None:
     """The rest of the log is in `quarantine`; test_log_cut.py has the other cases."""
     scene = Scene(closed=closed)
     log_cut.order(scene.disk, DIRECTORY, scene.sent[20].physical_offset)
@@ -568,7 +568,7 @@ def test_a_log_that_is_to_be_cut_ends_there(closed: bool) -> None:
         assert all(path.name.startswith(log_cut.DIVERGED) for path in store.recovery.quarantined)
 
 
-def test_what_is_set_aside_is_durable_under_its_new_name() -> None:
+def test_a_quarantined_segment_is_durable_under_its_new_name() -> None:
     """After a power cut right after the start, the segment is in `quarantine` and nowhere else."""
     scene = Scene(closed=False)
     path = DIRECTORY / "commitlog" / segment(3)
@@ -646,7 +646,7 @@ def test_names_that_a_killed_process_had_not_made_durable(number: int) -> None:
 
 
 @pytest.mark.parametrize("directory", ["/", "/store", "/store/commitlog"])
-def test_a_directory_whose_name_was_not_synced_is_made_anew(directory: str) -> None:
+def test_a_directory_with_an_unsynced_name_is_created_again(directory: str) -> None:
     """A second try does not take the directory for durable because it exists."""
     disk = MemoryFileSystem()
 

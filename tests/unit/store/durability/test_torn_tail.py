@@ -59,7 +59,7 @@ def kept_with_damage(scene: Scene, *lost: int) -> None:
 
 
 @pytest.mark.parametrize("number", [SYNCED, SYNCED + 1, SYNCED + 5, SYNCED + 8])
-def test_a_tail_that_a_power_cut_has_torn_is_set_aside(number: int) -> None:
+def test_a_tail_torn_by_a_power_cut_is_quarantined(number: int) -> None:
     """The log ends before the hole, without damage or a gap, and the data after it is in files."""
     scene = Scene()
     scene.cut_power()
@@ -83,7 +83,7 @@ def test_a_tail_that_a_power_cut_has_torn_is_set_aside(number: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_power_cut_while_the_tail_is_set_aside(seed: int) -> None:
+def test_a_power_cut_while_the_tail_is_quarantined(seed: int) -> None:
     """After a power cut at any operation, the next start keeps the synced messages and restores nothing of the tail."""
     scene = Scene()
     scene.cut_power()
@@ -99,7 +99,7 @@ def test_a_power_cut_while_the_tail_is_set_aside(seed: int) -> None:
             compare(store, scene.sent[: SYNCED + 1], scene.sent[:SYNCED])
 
 
-def test_what_is_set_aside_is_durable_before_the_log_changes() -> None:
+def test_the_quarantine_is_durable_before_the_log_changes() -> None:
     """A copied tail is synced with its directory before the segment is zeroed; so is the move of a segment."""
     scene = Scene()
     scene.cut_power()
@@ -126,7 +126,7 @@ def test_what_is_set_aside_is_durable_before_the_log_changes() -> None:
     assert changes[begin + 1 : begin + 3] == [("sync_directory", quarantine), ("sync_directory", log)]
 
 
-def test_damage_in_front_of_the_watermark_stays_damage() -> None:
+def test_damage_before_the_synced_offset_stays_damage() -> None:
     """Damage before the synced position is reported and skipped; a torn tail after it is still cut off."""
     scene = Scene()
     scene.cut_power()
@@ -140,14 +140,14 @@ def test_damage_in_front_of_the_watermark_stays_damage() -> None:
         assert compare(store, scene.sent, kept) == kept
 
 
-def test_the_death_of_the_process_tears_nothing() -> None:
+def test_a_killed_process_leaves_no_torn_tail() -> None:
     """The page cache survives a killed process, so any hole is damage, and later records are kept."""
     scene = Scene()
     scene.lose(SYNCED + 2)
     kept_with_damage(scene, SYNCED + 2)
 
 
-def test_without_a_watermark_everything_is_kept() -> None:
+def test_without_a_synced_offset_everything_is_kept() -> None:
     """RocketMQ's checkpoint has no synced position."""
     scene = Scene()
     scene.cut_power()
@@ -156,7 +156,7 @@ def test_without_a_watermark_everything_is_kept() -> None:
     kept_with_damage(scene, SYNCED + 2)
 
 
-def test_what_a_tool_has_left_in_use_is_not_torn() -> None:
+def test_a_mark_left_by_a_tool_does_not_mean_a_torn_tail() -> None:
     """A backup's `abort` is empty, and all its copied data is synced."""
     scene = Scene()
     scene.cut_power()
@@ -166,7 +166,7 @@ def test_what_a_tool_has_left_in_use_is_not_torn() -> None:
     kept_with_damage(scene, SYNCED + 2)
 
 
-def test_verify_is_clean_after_the_start_that_sets_the_tail_aside(tmp_path: Path) -> None:
+def test_verify_is_clean_after_the_tail_was_quarantined(tmp_path: Path) -> None:
     """Before the start verify reports a torn log, afterwards nothing; the segment's tail is in a file."""
     config = replace(CONFIG, directory=tmp_path / "used")
     sender = Sender()

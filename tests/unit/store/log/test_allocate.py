@@ -108,7 +108,7 @@ async def test_two_segments_are_ready_once_a_quarter_is_written() -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-async def test_a_segment_that_takes_long_is_said_so(
+async def test_a_slow_creation_is_logged(
     ahead: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A slow creation is logged, in advance and on demand alike."""
@@ -122,7 +122,7 @@ async def test_a_segment_that_takes_long_is_said_so(
     assert sum("segment created" in line for line in caplog.messages) == 1 + ahead
 
 
-async def test_after_a_power_cut_they_are_used() -> None:
+async def test_prepared_segments_are_used_after_a_power_cut() -> None:
     """Files of zeros after the log's end are normal for recovery and the next run."""
     disk, sender = MemoryFileSystem(), Sender()
     async with serving(config_of(warm_segments=True), disk) as store:
@@ -139,7 +139,7 @@ async def test_after_a_power_cut_they_are_used() -> None:
         compare(store, sender.sent, sender.sent)
 
 
-async def test_the_tools_do_not_mind(tmp_path: Path) -> None:
+async def test_the_tools_accept_prepared_segments(tmp_path: Path) -> None:
     """A store in use with segments in advance is verified without findings, inspected and copied."""
     sender = Sender()
     async with serving(config_of(tmp_path / "store"), DiskFileSystem()) as store:
@@ -156,7 +156,7 @@ async def test_the_tools_do_not_mind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", ["create", "sync", "sync_directory", "reserve", "write"])
-async def test_an_error_in_advance_is_nobodys_problem(at: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_in_advance_does_not_affect_the_store(at: str, caplog: pytest.LogCaptureFixture) -> None:
     """The error is logged and counted, the segment is created when needed, and the store continues."""
     disk, sender = MemoryFileSystem(), Sender()
     thread = Thread(disk)
@@ -174,7 +174,7 @@ async def test_an_error_in_advance_is_nobodys_problem(at: str, caplog: pytest.Lo
         compare(store, sender.sent, sender.sent)
 
 
-async def test_a_disk_without_room_for_them() -> None:
+async def test_a_disk_without_space_for_prepared_segments() -> None:
     """Messages are refused with StoreFullError only when they do not fit, not for segments in advance."""
     disk, sender = MemoryFileSystem(capacity=40 * BLOCK_SIZE), Sender()
     config = config_of(disk_headroom=12 * BLOCK_SIZE, queue_file_size=100 * 20, index_entry_count=40)
@@ -259,7 +259,7 @@ class LockingDisk(MemoryFileSystem):
         self.locked_count -= 1
 
 
-async def test_a_full_segment_is_locked_no_more() -> None:
+async def test_a_full_segment_is_unlocked() -> None:
     """Only the segment in use and those allocated in advance are locked in memory."""
     disk, sender = LockingDisk(), Sender()
     async with serving(config_of(warm_segments=True, segments_ahead=1), disk) as store:
@@ -285,7 +285,7 @@ class FillingDisk(MemoryFileSystem):
         return DiskUsage(total=total, available=total - round(total * self.foreign) - ours)
 
 
-async def test_retention_has_them_given_back_before_a_message_goes() -> None:
+async def test_retention_removes_prepared_segments_before_messages() -> None:
     """A disk that gets too full loses advance segments first; they return only when there is space again."""
     disk, sender, clock = FillingDisk(), Sender(), ManualClock()
     config = config_of(disk_clean_ratio=0.75, disk_force_clean_ratio=0.77, disk_full_ratio=0.9)
@@ -332,7 +332,7 @@ async def test_an_append_waits_for_the_removal_of_the_segment_that_it_needs() ->
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_segments_that_cannot_be_given_back_are_used(at_once: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_segments_that_cannot_be_removed_are_used(at_once: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Their files still exist, so they stay in the log, also for an append before the error is known."""
     disk, sender = FillingDisk(), Sender()
     thread = Thread(disk)
@@ -362,7 +362,7 @@ async def test_segments_that_cannot_be_given_back_are_used(at_once: bool, caplog
         compare(store, sender.sent, sender.sent)
 
 
-async def test_a_failed_store_leaves_them_to_the_next_start(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_store_keeps_prepared_segments_for_the_next_start(caplog: pytest.LogCaptureFixture) -> None:
     """A failed store removes nothing, because it does not know the state of its disk."""
     caplog.set_level(logging.CRITICAL + 1)
     disk, sender = MemoryFileSystem(), Sender()
@@ -376,7 +376,7 @@ async def test_a_failed_store_leaves_them_to_the_next_start(caplog: pytest.LogCa
     assert segments(disk) == [0, 1, 2]
 
 
-async def test_services_that_end_and_begin_again() -> None:
+async def test_services_that_stop_and_start_again() -> None:
     """The second run takes over what the first began, and creates nothing twice."""
     disk, sender = MemoryFileSystem(), Sender()
     thread = Thread(disk)
@@ -403,7 +403,7 @@ async def test_services_that_end_and_begin_again() -> None:
     assert len(created) == len(set(created)) == 3
 
 
-async def test_services_that_end_leave_what_is_being_made_to_who_else_waits_for_it() -> None:
+async def test_stopped_services_leave_a_creation_to_other_waiters() -> None:
     """Retention may wait for the segment too, in a task that was not cancelled."""
     store = MessageStore.open(config_of(), file_system=MemoryFileSystem(), clock=ManualClock())
     go = threading.Event()

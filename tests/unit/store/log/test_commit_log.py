@@ -35,7 +35,7 @@ def put(log: CommitLog, size: int) -> int:
     return offset
 
 
-def test_records_lie_one_behind_another() -> None:
+def test_records_follow_each_other_without_gaps() -> None:
     """Each record begins at the end of the one before; wrote, committed and flushed advance in turn."""
     log = log_on(MemoryFileSystem())
     assert [put(log, 200), put(log, 300), put(log, 150)] == [0, 200, 500]
@@ -92,7 +92,7 @@ def test_a_full_disk_refuses_with_nothing_changed() -> None:
     assert put(log, 3000) == SEGMENT
 
 
-def test_another_error_while_making_room_is_not_a_full_disk() -> None:
+def test_another_error_of_an_allocation_is_not_a_full_disk() -> None:
     """EIO is raised unchanged: the store must fail."""
     disk = MemoryFileSystem()
     log = log_on(disk)
@@ -102,7 +102,7 @@ def test_another_error_while_making_room_is_not_a_full_disk() -> None:
     assert caught.value.errno == errno.EIO
 
 
-def test_reading_where_nothing_is() -> None:
+def test_reading_outside_the_log() -> None:
     """Reads past the end, in a blank or inside a record raise errors that say which."""
     log = log_on(MemoryFileSystem())
     put(log, 3000)
@@ -121,7 +121,7 @@ def test_reading_where_nothing_is() -> None:
     assert len(log.bytes_at(SEGMENT, 3000)) == 3000
 
 
-def test_the_log_goes_on_behind_its_end() -> None:
+def test_the_log_continues_after_a_set_end() -> None:
     """`set_end` works within a segment, at its end, and with prepared segments after it."""
     for end, expected in ((500, 500), (SEGMENT, SEGMENT), (SEGMENT + 10, SEGMENT + 10)):
         disk = MemoryFileSystem()
@@ -141,7 +141,7 @@ def test_the_log_goes_on_behind_its_end() -> None:
         (f"{100:020d}", 4096, "multiple of the file size"),
     ],
 )
-def test_files_that_are_no_segments(name: str, size: int, match: str) -> None:
+def test_files_that_are_not_segments(name: str, size: int, match: str) -> None:
     """An invalid name, size or first byte stops the opening, and the error says what to do."""
     disk = MemoryFileSystem()
     disk.make_directory(LOG)
@@ -150,7 +150,7 @@ def test_files_that_are_no_segments(name: str, size: int, match: str) -> None:
         log_on(disk)
 
 
-def test_an_empty_last_file_is_what_a_crash_leaves() -> None:
+def test_an_empty_last_file_is_removed() -> None:
     """An empty last file is removed; an empty file before others is an error."""
     disk = MemoryFileSystem()
     run = FileRun(disk, LOG, SEGMENT)

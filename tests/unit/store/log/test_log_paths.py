@@ -69,7 +69,7 @@ class Harness:
         return [int(name) // SEGMENT for name in self.disk.list(path)]
 
 
-def test_segments_go_round_the_paths_in_the_order_of_their_names() -> None:
+def test_segments_rotate_over_the_sorted_paths() -> None:
     """File k is in path k mod n, whatever the configured order, and readers see one log."""
     harness = Harness(B, C, A)
     with harness.open() as store:
@@ -149,7 +149,7 @@ def test_the_segment_in_use_cannot_be_read_only() -> None:
     ],
     ids=["left out", "another instead", "as if there were one"],
 )
-def test_a_path_that_was_forgotten_is_refused(happens: Callable[[Harness], MessageStore], says: str) -> None:
+def test_a_missing_path_in_the_configuration_is_refused(happens: Callable[[Harness], MessageStore], says: str) -> None:
     """A wrong configuration loses nothing: a store is not opened with only part of its log."""
     harness = Harness(A, B)
     with harness.open() as store:
@@ -189,7 +189,7 @@ def test_the_same_segment_twice_is_refused() -> None:
         harness.open()
 
 
-def test_the_usual_place_leaves_no_trace() -> None:
+def test_a_single_path_is_not_recorded() -> None:
     """The one default path is not recorded, nor is it when all segments are back in it."""
     harness = Harness()
     with harness.open() as store:
@@ -233,7 +233,7 @@ async def test_a_full_disk_gets_no_new_segment() -> None:
         compare(store, harness.sender.sent, harness.sender.sent)
 
 
-def test_a_disk_that_is_found_full_by_an_append() -> None:
+def test_an_append_that_finds_a_full_disk() -> None:
     """The segment is created on another disk at once; the message is refused only if every disk is full."""
     harness = Harness(A, B, disk_headroom=1 << 20)
     with harness.open() as store:
@@ -337,7 +337,7 @@ def test_a_segment_stays_in_use_when_every_disk_is_full(monkeypatch: pytest.Monk
         compare(store, harness.sender.sent, harness.sender.sent)
 
 
-def test_a_path_above_the_watermark_is_better_than_one_without_room() -> None:
+def test_a_path_above_the_watermark_is_preferred_to_a_full_one() -> None:
     """Retention excludes both paths, but only one is full: the log continues on the other."""
     harness = Harness(A, B, disk_headroom=1 << 20)
     with harness.open() as store:
@@ -432,7 +432,7 @@ def test_the_tools_find_every_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", ["write", "sync", "rename", "sync_directory"])
-def test_paths_that_cannot_be_written_down_leave_no_segment_behind(at: str) -> None:
+def test_paths_that_cannot_be_recorded_leave_no_segment(at: str) -> None:
     """The message is refused, no file blocks the next try, and the store can be opened."""
     harness = Harness(A, B)
     store = harness.open()
@@ -461,7 +461,7 @@ def test_paths_that_cannot_be_written_down_leave_no_segment_behind(at: str) -> N
     store.close()
 
 
-def test_a_segment_whose_removal_was_not_synced_is_gone() -> None:
+def test_an_unsynced_removal_of_a_segment_is_accepted() -> None:
     """The next record of the paths does not list its path as having segments, and the store can be opened."""
     disk = Disks()
     run = LogPaths(disk, replace(StoreConfig.tiny(DIRECTORY), commit_log_paths=(A, B)))
@@ -483,7 +483,7 @@ def test_a_segment_whose_removal_was_not_synced_is_gone() -> None:
     assert LogPaths(disk, replace(StoreConfig.tiny(DIRECTORY), commit_log_paths=(A, B))).load() == [0, 2 * SEGMENT]
 
 
-async def test_segments_are_made_in_advance_in_a_path_that_is_not_there_yet(tmp_path: Path) -> None:
+async def test_segments_are_prepared_in_a_new_path(tmp_path: Path) -> None:
     """A path is created with its first segment, in advance or on demand."""
     config = replace(
         StoreConfig.tiny(tmp_path / "store"), commit_log_paths=(tmp_path / "a", tmp_path / "b"), segments_ahead=1
@@ -527,7 +527,7 @@ def test_a_live_copy_of_paths_within_the_store(tmp_path: Path, monkeypatch: pyte
             compare(store, sender.sent, sender.sent)
 
 
-def test_paths_are_written_down_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_recorded_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store opened by a relative path can be opened from another directory the next time."""
     (tmp_path / "a").mkdir()
     monkeypatch.chdir(tmp_path)

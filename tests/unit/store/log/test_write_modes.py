@@ -240,7 +240,7 @@ def test_one_append_may_fill_more_segments_than_there_are_buffers() -> None:
         compare(store, sender.sent, sender.sent)
 
 
-def test_buffers_that_may_not_be_locked_are_said_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_unlocked_buffers_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """One line names the cause and the remedy, and the pool still works."""
     disk = MemoryFileSystem()
     disk.may_lock_memory = False
@@ -252,7 +252,7 @@ def test_buffers_that_may_not_be_locked_are_said_so_once(caplog: pytest.LogCaptu
     assert (pool.locked, pool.free) == (False, 3)
 
 
-def test_a_pool_with_few_free_buffers_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pool_with_few_free_buffers_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """A warning is logged once fewer than 40 % of the buffers are free, and not before."""
     pool = BufferPool(MemoryFileSystem(), 4096, 5, fast_failure=False)
     free = []
@@ -292,7 +292,7 @@ def test_settings_that_cannot_work_are_refused(changes: dict[str, object]) -> No
         replace(StoreConfig.tiny(DIRECTORY), **changes)  # type: ignore[arg-type]  # invalid on purpose
 
 
-def test_a_commit_that_nobody_waited_for_to_its_end_counts() -> None:
+def test_a_commit_with_a_cancelled_waiter_counts() -> None:
     """Of two concurrent commits the one for a sync is cancelled; the other must report all written bytes.
 
     The bytes are never written again, so their waiters would otherwise wait forever.

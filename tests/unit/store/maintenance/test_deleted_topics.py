@@ -29,7 +29,7 @@ def crash(directory: Path) -> None:
     (directory / "checkpoint").unlink(missing_ok=True)
 
 
-def test_recovery_does_not_bring_back_the_messages_of_a_deleted_topic(tmp_path: Path) -> None:
+def test_recovery_does_not_restore_messages_of_a_deleted_topic(tmp_path: Path) -> None:
     """After a crash whose recovery reads the old records again, the topic has no queue and no query results."""
     config = StoreConfig.tiny(tmp_path / "store")
     with MessageStore.open(config) as store:
@@ -44,7 +44,7 @@ def test_recovery_does_not_bring_back_the_messages_of_a_deleted_topic(tmp_path: 
         assert len(store.query("other", "k")) == 3
 
 
-def test_a_topic_of_the_same_name_goes_on_at_the_old_offsets(tmp_path: Path) -> None:
+def test_a_topic_of_the_same_name_continues_the_old_offsets(tmp_path: Path) -> None:
     """Its first message follows the old topic's last, even after restarts and a crash, and no old message appears."""
     config = StoreConfig.tiny(tmp_path / "store")
     with MessageStore.open(config) as store:
@@ -141,7 +141,7 @@ async def test_many_topics_cost_one_save_and_one_sync_of_a_directory() -> None:
         assert set(store.queues()) == {"rooms", "orders"}
 
 
-async def test_a_message_that_comes_while_its_topic_is_deleted() -> None:
+async def test_a_message_that_arrives_while_its_topic_is_deleted() -> None:
     """The message is kept, at the next offset, both before the table is saved and while the files are removed."""
     disk = MemoryFileSystem()
     reached, go_on = threading.Event(), threading.Event()
@@ -179,7 +179,7 @@ async def test_a_message_that_comes_while_its_topic_is_deleted() -> None:
         assert [bodies(store, f"%LMQ%{room}") for room in "abcd"] == [[b"again"], [b"2"]] * 2
 
 
-async def test_whoever_is_cancelled_leaves_no_half(tmp_path: Path) -> None:
+async def test_a_cancelled_deletion_leaves_the_topic_usable(tmp_path: Path) -> None:
     """After a cancelled deletion the topic accepts messages; a second deletion completes."""
     config = StoreConfig.tiny(tmp_path / "store")
     async with running(MessageStore.open(config)) as store:
@@ -206,7 +206,7 @@ def fill_room(store: MessageStore) -> int:
     return store.queue_range("%LMQ%a", 0)[0]
 
 
-async def test_light_queues_are_forgotten_with_the_log_of_their_time(tmp_path: Path) -> None:
+async def test_entries_of_light_queues_are_dropped_with_their_log(tmp_path: Path) -> None:
     """Once retention has removed a light queue's log, the next save drops its entry; ordinary topics are kept."""
     clock = ManualClock()
     config = replace(StoreConfig.tiny(tmp_path / "store"), delete_when_hours=tuple(range(24)), retention_hours=1)

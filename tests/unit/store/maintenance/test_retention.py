@@ -149,7 +149,7 @@ async def test_watermarks(
     assert harness.store.stats.segments_forced == (5 if left == [5] else 0)
 
 
-async def test_without_force_nothing_goes_before_its_time(harnesses: list[Harness]) -> None:
+async def test_without_force_no_segment_is_removed_early(harnesses: list[Harness]) -> None:
     """With clean_forcibly off, retention on a full disk removes only expired segments, and messages are refused."""
     harnesses.append(harness := Harness(clean_forcibly=False))
     harness.fill(3)
@@ -162,7 +162,7 @@ async def test_without_force_nothing_goes_before_its_time(harnesses: list[Harnes
     assert harness.store.running.flags is RunningFlags.DISK_FULL
 
 
-async def test_a_segment_goes_when_its_end_is_old_enough(harnesses: list[Harness]) -> None:
+async def test_a_segment_is_removed_when_its_end_is_old_enough(harnesses: list[Harness]) -> None:
     """A segment ends when the next one begins, and is removed exactly 72 hours later."""
     harnesses.append(harness := Harness(delete_when_hours=tuple(range(24))))
     harness.fill(1)
@@ -182,7 +182,7 @@ async def test_a_segment_goes_when_its_end_is_old_enough(harnesses: list[Harness
 
 
 @pytest.mark.parametrize("hour", range(24))
-async def test_only_in_the_hours_of_the_configuration(harnesses: list[Harness], hour: int) -> None:
+async def test_segments_are_removed_only_in_the_configured_hours(harnesses: list[Harness], hour: int) -> None:
     """Expired files are removed only in the configured local hours."""
     harnesses.append(harness := Harness(delete_when_hours=(4, 16)))
     harness.fill(2)
@@ -203,7 +203,7 @@ async def test_a_copied_store_expires_like_the_original(harnesses: list[Harness]
     assert harness.segments == [2]
 
 
-async def test_the_file_time_counts_where_no_record_tells(harnesses: list[Harness]) -> None:
+async def test_the_file_time_counts_without_a_valid_record(harnesses: list[Harness]) -> None:
     """If the next segment's first record is damaged, the file time gives the age of a segment."""
     harnesses.append(harness := Harness())
     harness.fill(3)
@@ -221,7 +221,7 @@ async def test_the_file_time_counts_where_no_record_tells(harnesses: list[Harnes
 # --- How many, and which never ------------------------------------------------------------------------------
 
 
-async def test_ten_in_a_round(harness: Harness) -> None:
+async def test_at_most_ten_segments_in_a_round(harness: Harness) -> None:
     """A round removes at most retention_batch_max segments; the next rounds remove the rest."""
     harness.fill(24)
     harness.disk.ratio = 0.95
@@ -241,7 +241,7 @@ async def test_no_more_unexpired_segments_than_needed(harness: Harness) -> None:
     assert harness.segments == [2, 3, 4, 5, 6, 7]
 
 
-async def test_the_last_segment_stays_and_the_prepared_one_goes_first(harnesses: list[Harness]) -> None:
+async def test_the_last_segment_stays_and_prepared_ones_are_removed_first(harnesses: list[Harness]) -> None:
     """At any fill level the segment in use stays.
 
     The empty segment after it is removed before any message, and the store continues.
@@ -275,7 +275,7 @@ async def test_an_empty_store_has_nothing_to_remove(harness: Harness) -> None:
     assert harness.store.status().segments == 0
 
 
-async def test_what_is_not_durable_or_not_dispatched_stays(harnesses: list[Harness]) -> None:
+async def test_undispatched_or_unsynced_segments_stay(harnesses: list[Harness]) -> None:
     """Segments whose bytes are not synced stay even on a full disk."""
     harnesses.append(harness := Harness())
     for _ in range(3 * PER_SEGMENT):
@@ -302,7 +302,7 @@ async def test_quarantine_stays(harness: Harness) -> None:
 # --- Refused messages ---------------------------------------------------------------------------------------
 
 
-async def test_a_full_disk_refuses_messages_until_there_is_room(harness: Harness) -> None:
+async def test_a_full_disk_refuses_messages_until_space_is_free(harness: Harness) -> None:
     """Above 90 % appends are refused with the reason, until 85 %; consumers' internal records are accepted."""
     harness.fill(1)
     harness.disk.ratio = 0.912
@@ -398,7 +398,7 @@ async def test_the_event_loop_unmaps_nothing(tmp_path: Path, monkeypatch: pytest
         assert threading.get_ident() not in unmapped
 
 
-async def test_messages_can_be_read_while_their_segment_goes(harness: Harness) -> None:
+async def test_messages_can_be_read_while_their_segment_is_removed(harness: Harness) -> None:
     """Between the removal of the file and the end of the round no reader gets an error or a lost message."""
     harness.fill(4)
     harness.disk.ratio = 0.95
@@ -423,7 +423,7 @@ async def test_messages_can_be_read_while_their_segment_goes(harness: Harness) -
     assert harness.store.read("orders", 0, 0).status == "offset-too-small"
 
 
-async def test_queues_know_of_the_removal_before_it_shows(harness: Harness) -> None:
+async def test_queues_advance_before_a_segment_is_removed(harness: Harness) -> None:
     """Before a segment becomes unreadable, every queue begins after it, so no read counts its messages as lost."""
     harness.fill(16)
     harness.disk.ratio = 0.95
@@ -478,7 +478,7 @@ async def test_a_topic_deleted_during_a_round(harness: Harness) -> None:
 # --- Failures -----------------------------------------------------------------------------------------------
 
 
-async def test_a_failed_removal_is_told_and_tried_again(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_removal_is_logged_and_retried(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     """A segment that could not be removed is logged, still served, and removed in the next round."""
     harness.fill(4)
     harness.disk.ratio = 0.95
@@ -494,7 +494,7 @@ async def test_a_failed_removal_is_told_and_tried_again(harness: Harness, caplog
     assert harness.segments == [3]
 
 
-async def test_a_removal_that_may_not_be_durable_is_tried_again(harness: Harness) -> None:
+async def test_a_removal_that_may_not_be_durable_is_retried(harness: Harness) -> None:
     """If the directory sync fails, the segment counts as removed only after a successful retry."""
     harness.fill(4)
     harness.disk.ratio = 0.95
@@ -508,7 +508,7 @@ async def test_a_removal_that_may_not_be_durable_is_tried_again(harness: Harness
     assert (harness.segments, harness.store.stats.retention_failures) == ([3], 1)
 
 
-async def test_a_queue_file_that_stays_is_tried_again(harness: Harness) -> None:
+async def test_a_failed_removal_of_a_queue_file_is_retried(harness: Harness) -> None:
     """Queue files that could not be removed are no longer read, but their removal is retried."""
     harness.fill(16)
     harness.disk.ratio = 0.95
@@ -589,7 +589,7 @@ async def test_queues_and_index_follow_the_log(harnesses: list[Harness]) -> None
     assert store.append([harness.sender.message(100, "old", 0)])[0].queue_offset == len(old)
 
 
-async def test_queue_minimums_are_those_of_rocketmq(tmp_path: Path) -> None:
+async def test_queue_minimums_equal_those_of_rocketmq(tmp_path: Path) -> None:
     """One rule gives RocketMQ's queue minimums after it removed the head, and ours after removing more."""
     case = golden.load("deleted-head", tmp_path)
     config = StoreConfig(
@@ -631,7 +631,7 @@ async def test_queue_minimums_are_those_of_rocketmq(tmp_path: Path) -> None:
         assert {key: store.queue_range(*key) for key in theirs} == by_rule(store.status().min_offset)
 
 
-def test_a_file_that_ends_in_a_filler_goes_with_its_messages() -> None:
+def test_a_file_that_ends_in_a_filler_is_removed_with_its_messages() -> None:
     """A filler unit names offset 0; the file's last message decides whether the file is needed."""
     disk = MemoryFileSystem()
     disk.make_directory(Path("/"))

@@ -75,7 +75,7 @@ async def test_a_sound_store_is_read_once_an_interval(harness: Harness) -> None:
     assert stats.scrubbed_segments == 6
 
 
-async def test_damage_is_told_once_with_its_place(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+async def test_damage_is_reported_once_with_its_place(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     """Two flipped bodies, a header and the last record of a segment give four ranges.
 
     The log is unchanged, and the other messages are served.
@@ -137,7 +137,7 @@ async def test_a_segment_that_cannot_be_read(harness: Harness, caplog: pytest.Lo
     assert harness.store.state == "open"
 
 
-async def test_a_segment_that_goes_meanwhile(harness: Harness) -> None:
+async def test_a_segment_removed_during_the_scrub(harness: Harness) -> None:
     """A segment removed by retention is no damage."""
     harness.disk.unlink(DIRECTORY / "commitlog" / f"{0:020d}")
     await harness.store.scrub.read_due()
@@ -145,7 +145,7 @@ async def test_a_segment_that_goes_meanwhile(harness: Harness) -> None:
     assert harness.store.stats.checksum_failures == 0
 
 
-async def test_damage_goes_with_its_segment(harnesses: list[Harness]) -> None:
+async def test_damage_is_dropped_with_its_segment(harnesses: list[Harness]) -> None:
     """Once retention has removed the segment, its damage is no longer counted."""
     harnesses.append(harness := Harness(disk_force_clean_ratio=1e-9))
     harness.damage(harness.sender.sent[1])
@@ -170,7 +170,7 @@ async def test_the_rate_is_bounded(harnesses: list[Harness], monkeypatch: pytest
     assert sum(waits) == pytest.approx(3.0)
 
 
-async def test_it_can_be_switched_off(harnesses: list[Harness]) -> None:
+async def test_the_scrub_can_be_switched_off(harnesses: list[Harness]) -> None:
     """With a rate of 0 the service ends at once."""
     harnesses.append(harness := Harness(scrub_bytes_per_second=0))
     async with asyncio.timeout(60):

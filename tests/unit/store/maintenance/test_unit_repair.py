@@ -86,7 +86,7 @@ def test_any_bit_of_an_offset(scene: Scene, bit: int) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 30, COUNT - 26])
-def test_a_rotten_sector(scene: Scene, first: int) -> None:
+def test_a_damaged_sector(scene: Scene, first: int) -> None:
     """Many consecutive damaged units: the records between their intact neighbours are searched."""
     right = scene.content(ORDERS)
     scene.damage(ORDERS, first * UNIT_SIZE, b"".join(struct.pack(">qiq", 5 + n, 77, n) for n in range(26)))
@@ -124,7 +124,7 @@ def test_a_batch_queue(scene: Scene, flipped: int) -> None:
     assert scene.content(BATCHES) == right
 
 
-def test_what_the_log_has_lost_is_lost(scene: Scene) -> None:
+def test_records_lost_from_the_log_stay_lost(scene: Scene) -> None:
     """A damaged record counts as lost, and its unit is left alone."""
     right = scene.content(ORDERS)
     sent = scene.sender.sent[40]

@@ -130,7 +130,7 @@ class TestServing:
             assert sum(each.size for each in some.records) <= 500
             assert some.next_offset == len(some.records)
 
-    def test_tags_are_those_of_the_messages(self, tmp_path: Path) -> None:
+    def test_a_tag_filter_compares_the_tags_of_messages(self, tmp_path: Path) -> None:
         """A filter compares the tag of each message, not of its batch, and skips the other messages."""
         with MessageStore.open(StoreConfig.tiny(tmp_path)) as store:
             store.append([inner(b"a", b"b", tag="red", TAGS="blue")])
@@ -142,7 +142,7 @@ class TestServing:
             none = store.read(TOPIC, 0, 0, tags=frozenset({"green"}))
             assert (none.status, none.next_offset) == ("no-match", 3)
 
-    def test_times_are_those_of_the_batches(self, case: GoldenCase, config: StoreConfig) -> None:
+    def test_lookups_by_time_use_the_times_of_batches(self, case: GoldenCase, config: StoreConfig) -> None:
         """Lookups give the first message at or after a time, and the last at or before it."""
         with MessageStore.open(config) as store:
             units = case.manifest["batchQueues"][TOPIC]["0"]
@@ -156,7 +156,7 @@ class TestServing:
 
 
 class TestAppending:
-    def test_offsets_go_on_by_the_number_of_messages(self, tmp_path: Path) -> None:
+    def test_offsets_advance_by_the_number_of_messages(self, tmp_path: Path) -> None:
         """INNER_BASE is added. The next batch begins after the last message, also after a restart."""
         config = StoreConfig.tiny(tmp_path)
         with MessageStore.open(config) as store:
@@ -182,7 +182,7 @@ class TestAppending:
             (replace(inner(b"a"), sys_flag=0xC4), "transaction"),
         ],
     )
-    def test_what_is_no_inner_batch(self, tmp_path: Path, message: Message, cause: str) -> None:
+    def test_invalid_inner_batches_are_refused(self, tmp_path: Path, message: Message, cause: str) -> None:
         """An invalid batch is refused with the cause, and nothing is stored."""
         with MessageStore.open(StoreConfig.tiny(tmp_path)) as store:
             with pytest.raises(InvalidMessageError, match=cause):
@@ -273,7 +273,7 @@ class TestRecovery:
     def queues(self, store: Path) -> dict[str, str]:
         return hashes(store / "batchconsumequeue")
 
-    def test_lost_queues_are_made_again(self, case: GoldenCase, config: StoreConfig) -> None:
+    def test_lost_queues_are_rebuilt(self, case: GoldenCase, config: StoreConfig) -> None:
         """RocketMQ's files are rebuilt from the log alone, byte for byte."""
         before = self.queues(case.store)
         shutil.rmtree(case.store / "batchconsumequeue")
@@ -283,7 +283,7 @@ class TestRecovery:
         assert self.queues(case.store) == before
 
     @pytest.mark.parametrize("unit", [0, 3, 9, 10, 11])
-    def test_a_wrong_unit_is_put_right(self, case: GoldenCase, config: StoreConfig, unit: int) -> None:
+    def test_a_wrong_unit_is_corrected(self, case: GoldenCase, config: StoreConfig, unit: int) -> None:
         """After a crash any wrong unit is corrected from the log."""
         before = self.queues(case.store)
         path = case.store / "batchconsumequeue" / TOPIC / "0" / f"{unit // 10 * 460:020d}"
@@ -297,7 +297,7 @@ class TestRecovery:
                     assert store.queue_range(TOPIC, 0) == (0, 123)
                 assert self.queues(case.store) == before
 
-    def test_units_behind_the_end_of_the_log_go(self, case: GoldenCase, config: StoreConfig) -> None:
+    def test_units_after_the_end_of_the_log_are_dropped(self, case: GoldenCase, config: StoreConfig) -> None:
         """The last batch is torn: its messages are dropped, and the next batch gets their offsets."""
         last = [message for message in case.messages if message.topic == TOPIC][-1]
         assert last is case.messages[-1]
@@ -312,7 +312,7 @@ class TestRecovery:
             assert store.append([inner(b"new", queue_id=last.queue_id)])[0].queue_offset == last.queue_offset
         assert verify(case.store).ok
 
-    def test_a_damaged_batch_is_passed(self, case: GoldenCase, config: StoreConfig) -> None:
+    def test_a_damaged_batch_is_skipped(self, case: GoldenCase, config: StoreConfig) -> None:
         """Its messages are counted as lost, with and without their unit, and the other batches are served."""
         lost = next(message for message in case.messages if message.topic == TOPIC and message.queue_offset == 9)
         path = case.store / "commitlog" / f"{lost.physical_offset // 16384 * 16384:020d}"
@@ -333,7 +333,7 @@ class TestRecovery:
             assert store.physical_offset_at(TOPIC, 0, 10) is None
             assert store.physical_offset_at(TOPIC, 0, 14) is not None
 
-    def test_the_oldest_segments_are_gone(self, case: GoldenCase, config: StoreConfig) -> None:
+    def test_the_oldest_segments_are_missing(self, case: GoldenCase, config: StoreConfig) -> None:
         """The minimum is the first message of the first remaining batch."""
         for start in (0, 16384, 32768):
             (case.store / "commitlog" / f"{start:020d}").unlink()
@@ -399,7 +399,7 @@ class TestRecovery:
             assert read_all(store)[-1].body == b"next"
 
 
-def test_the_case_is_what_this_file_thinks(case: GoldenCase) -> None:
+def test_the_manifest_has_bodies(case: GoldenCase) -> None:
     """The manifest has some of the bodies, so that the first test compares something."""
     given = [message for message in case.messages if message.topic == TOPIC and message.body is not None]
     assert len(given) > 8
@@ -408,7 +408,7 @@ def test_the_case_is_what_this_file_thinks(case: GoldenCase) -> None:
 
 @pytest.mark.parametrize("stop", ["crash", "clean"])
 @pytest.mark.parametrize("following", [1, 4])
-def test_a_wrong_unit_of_a_damaged_batch_takes_no_other_with_it(stop: str, following: int) -> None:
+def test_a_wrong_unit_of_a_damaged_batch_affects_no_other(stop: str, following: int) -> None:
     """A unit beyond the log's end is dropped, and later units of the queue are rebuilt from the log."""
     directory = Path("/store")
     config = StoreConfig.tiny(directory)

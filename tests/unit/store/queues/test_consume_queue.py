@@ -48,7 +48,7 @@ def sync(queue: ConsumeQueue) -> None:
         file.sync()
 
 
-def test_units_come_back_over_the_ends_of_files() -> None:
+def test_units_are_read_across_files() -> None:
     """Units put one by one or all at once are read across files and up to the queue's end."""
     queue = filled(MemoryFileSystem(), 150)
     queue.put(150, b"".join(unit(number) for number in range(150, 450)))
@@ -85,7 +85,7 @@ def test_the_first_unit_may_have_any_offset() -> None:
     assert (again.min_offset, again.max_offset) == (250, 251)
 
 
-def test_a_gap_is_filled_and_a_taken_offset_refused() -> None:
+def test_a_gap_is_filled_and_a_used_offset_refused() -> None:
     """Fillers take the missing offsets, and no existing unit is overwritten."""
     queue = filled(MemoryFileSystem(), 3)
     queue.put(6, unit(6))
@@ -95,7 +95,7 @@ def test_a_gap_is_filled_and_a_taken_offset_refused() -> None:
     assert offsets(queue, 6, 1) == [6]
 
 
-def test_cutting_leaves_no_bytes_behind() -> None:
+def test_truncating_leaves_no_bytes() -> None:
     """Later files are removed and the rest of the last one is zeroed; the queue continues there."""
     disk = MemoryFileSystem()
     queue = filled(disk, 450)
@@ -110,7 +110,7 @@ def test_cutting_leaves_no_bytes_behind() -> None:
     assert queue.max_offset == 151
 
 
-def test_stale_units_behind_a_lost_sector_do_not_come_back() -> None:
+def test_stale_units_after_a_lost_sector_are_zeroed() -> None:
     """If a crash lost units before later ones, the later ones are zeroed and the queue reports itself torn."""
     disk = MemoryFileSystem()
     filled(disk, 150)
@@ -190,7 +190,7 @@ def test_offsets_by_time_stay_within_the_queue() -> None:
     assert queue.offset_by_time(1004, "lower", times.get) == queue.offset_by_time(1004, "upper", times.get) == 6
 
 
-def test_pre_blanks_are_no_messages_of_a_time() -> None:
+def test_fillers_have_no_time() -> None:
     """In a queue that begins with fillers, any earlier time gives the first message."""
     queue = queue_on(MemoryFileSystem())
     queue.put(250, unit(250))
@@ -200,7 +200,7 @@ def test_pre_blanks_are_no_messages_of_a_time() -> None:
         assert queue.offset_by_time(timestamp, "upper", times.get) == 250
 
 
-def test_the_minimum_behind_pre_blanks() -> None:
+def test_the_minimum_after_fillers() -> None:
     """RocketMQ corrects it from the first file alone; here a file of only fillers does not hide later messages."""
     disk = MemoryFileSystem()
     queue = queue_on(disk)
@@ -215,7 +215,7 @@ def test_the_minimum_behind_pre_blanks() -> None:
     assert again.expired_files(15_001) == [0, 200], "a file of nothing but fillers keeps no message"
 
 
-def test_a_destroyed_queue_can_go_on() -> None:
+def test_a_destroyed_queue_can_continue() -> None:
     """Its files and directory are gone; the next unit gets the requested offset."""
     disk = MemoryFileSystem()
     queue = filled(disk, 250)

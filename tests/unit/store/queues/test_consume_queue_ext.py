@@ -128,7 +128,7 @@ def test_units_do_not_cross_files(disk: MemoryFileSystem) -> None:
         bytes(20),
     ],
 )
-def test_a_damaged_unit_is_none(disk: MemoryFileSystem, damage: bytes) -> None:
+def test_a_damaged_unit_is_not_read(disk: MemoryFileSystem, damage: bytes) -> None:
     """Inconsistent sizes, and sizes beyond the file's end, are detected and never followed."""
     extension = ConsumeQueueExt(disk, PLACE, FILE_SIZE, is_fed=True)
     (first, second) = extension.put([1, 2], [1, 2])
@@ -137,12 +137,12 @@ def test_a_damaged_unit_is_none(disk: MemoryFileSystem, damage: bytes) -> None:
     assert extension.get(second) == ExtensionUnit(20, 2, 2, b"")
 
 
-def test_what_is_an_address() -> None:
+def test_addresses_and_other_tags_codes() -> None:
     """A 32-bit hash of either sign, or a time, is no address."""
     assert [is_address(code) for code in (LOWEST, -(1 << 31) - 1, -(1 << 31), 0, 1 << 62)] == [True, True, *[False] * 3]
 
 
-def test_a_file_size_that_cannot_be() -> None:
+def test_an_invalid_file_size() -> None:
     """The error gives the setting's name."""
     for size in (127, (1 << 30) + 1):
         with pytest.raises(ConfigError, match=r"store\.queue_extension_file_size"):
@@ -248,7 +248,7 @@ def test_recovery_puts_plain_codes_where_extended_units_are_wrong(disk: MemoryFi
         assert numbers(store, "t5") == [5, 13]
 
 
-def test_lost_extended_units_at_the_end_are_not_given_again(disk: MemoryFileSystem) -> None:
+def test_addresses_of_lost_extended_units_are_not_reused(disk: MemoryFileSystem) -> None:
     """A used address must not be assigned to another tag, or a filter would skip messages."""
     store = MessageStore.open(CONFIG, file_system=disk)
     store.append(messages(20))
@@ -263,7 +263,7 @@ def test_lost_extended_units_at_the_end_are_not_given_again(disk: MemoryFileSyst
             assert numbers(store, f"t{n}") == ([] if n == 7 else list(range(n, 24, 8)))
 
 
-def test_a_removed_extension_begins_behind_all_its_addresses(disk: MemoryFileSystem) -> None:
+def test_a_removed_extension_begins_after_all_its_addresses(disk: MemoryFileSystem) -> None:
     """Used addresses are not assigned again after the directory was removed, though the queue is not read again."""
     with MessageStore.open(CONFIG, file_system=disk) as store:
         store.append(messages(20))
@@ -277,7 +277,7 @@ def test_a_removed_extension_begins_behind_all_its_addresses(disk: MemoryFileSys
             assert numbers(store, f"t{n}") == ([] if n == 7 else list(range(n, 24, 8)))
 
 
-def test_units_behind_the_log_go_with_their_extended_units(disk: MemoryFileSystem) -> None:
+def test_units_after_the_log_are_dropped_with_their_extended_units(disk: MemoryFileSystem) -> None:
     """If the log lost its end, queue and extension are cut, and both continue there."""
     store = MessageStore.open(CONFIG, file_system=disk)
     sent = store.append(messages(20))
@@ -296,7 +296,7 @@ def test_units_behind_the_log_go_with_their_extended_units(disk: MemoryFileSyste
         assert numbers(store, "t6") == [6, 14]
 
 
-def test_a_deleted_topic_takes_its_extended_units_along(store: MessageStore, disk: MemoryFileSystem) -> None:
+def test_deleting_a_topic_removes_its_extended_units(store: MessageStore, disk: MemoryFileSystem) -> None:
     """A later topic of the same name begins with new files."""
     store.append(messages(20))
     store.delete_topic("orders")
@@ -325,7 +325,7 @@ async def test_retention_removes_extended_units_of_removed_messages() -> None:
         assert numbers(store, "t4", first) == [n for n in range(first, 70) if n % 8 == 4]
 
 
-def test_tools(tmp_path: Path) -> None:
+def test_the_tools_check_extended_units(tmp_path: Path) -> None:
     """Verify checks extended units, backup copies them, and rebuild writes plain units."""
     config = replace(CONFIG, directory=tmp_path / "store")
     with MessageStore.open(config) as store:

@@ -64,7 +64,7 @@ def test_each_transaction_type_goes_where_the_table_says(
     store.close()
 
 
-def test_listeners_hear_of_each_queue_once_per_round(store: MessageStore) -> None:
+def test_listeners_are_called_once_for_each_queue_in_a_round(store: MessageStore) -> None:
     """Listeners get the queue's new end, once its units can be read."""
     heard = []
 
@@ -218,7 +218,7 @@ def test_without_services_the_append_dispatches() -> None:
         assert store.queue_range("orders", 0) == (0, 10)
 
 
-def test_bounds_that_cannot_be() -> None:
+def test_invalid_bounds() -> None:
     """With a limit below one nothing could be stored."""
     for name in ("dispatch_waiting_count_max", "dispatch_waiting_bytes_max"):
         with pytest.raises(ConfigError, match=rf"store\.{name}"):

@@ -57,14 +57,14 @@ def test_every_entry_is_found_newest_first(count: int, at_once: bool) -> None:
     assert len(index.files) == -(-count // (ENTRIES - 1))
 
 
-def test_keys_that_share_a_slot_are_kept_apart() -> None:
+def test_keys_that_share_a_slot_are_distinguished() -> None:
     """A search returns only entries of its hash, whatever else is on the chain."""
     index = service(MemoryFileSystem())
     index.put([3, 3 + SLOTS, 3, 3 + 2 * SLOTS], [0, 100, 200, 300], [NOW] * 4, NOW)
     assert (found(index, 3), found(index, 3 + SLOTS), found(index, 3 + 3 * SLOTS)) == ([2, 0], [1], [])
 
 
-def test_a_search_looks_at_a_bounded_number_of_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_reads_a_bounded_number_of_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys built to share a slot cost a search no more than the bound, over all files; the newest are found."""
     index = service(MemoryFileSystem())
     count = 3 * ENTRIES
@@ -78,7 +78,7 @@ def test_a_search_looks_at_a_bounded_number_of_entries(monkeypatch: pytest.Monke
     assert found(index, 3) == [], "entries of other keys count, too"
 
 
-def test_a_long_search_pauses_and_goes_on_in_an_index_that_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_search_continues_in_a_changed_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long chain is searched in bounded steps, between which files are added and removed."""
     monkeypatch.setattr(index_file, "LOOKED_PER_STEP", 10)
     index = service(MemoryFileSystem())
@@ -101,7 +101,7 @@ def test_a_long_search_pauses_and_goes_on_in_an_index_that_has_changed(monkeypat
     assert list(search) == []
 
 
-def test_cutting_leaves_slots_and_entries_as_if_there_had_never_been_more() -> None:
+def test_truncating_restores_earlier_slots_and_entries() -> None:
     """A slot whose entries were all dropped is empty; otherwise it would lead into the chains of later entries."""
     whole, never = MemoryFileSystem(), MemoryFileSystem()
     index = service(whole)
@@ -113,7 +113,7 @@ def test_cutting_leaves_slots_and_entries_as_if_there_had_never_been_more() -> N
     assert whole.contents()[path][HEADER_SIZE:] == never.contents()[other][HEADER_SIZE:]
 
 
-def test_one_by_one_and_at_once_give_the_same_bytes() -> None:
+def test_single_and_bulk_entries_give_the_same_bytes() -> None:
     """The numpy path and the loop write equal files."""
     disks = MemoryFileSystem(), MemoryFileSystem()
     for disk, at_once in zip(disks, (True, False), strict=True):
@@ -133,7 +133,7 @@ def test_slots_of_one_and_of_several_entries_get_the_same_bytes() -> None:
     assert disks[0].contents() == disks[1].contents()
 
 
-def test_times_narrow_the_search_and_leave_nothing_out() -> None:
+def test_a_time_range_narrows_a_search_without_losses() -> None:
     """The result has all entries of the range; others are within a few seconds of it, or first in a file."""
     index = service(MemoryFileSystem())
     put(index, 0, 150)
@@ -155,7 +155,7 @@ def test_a_new_file_begins_where_the_last_one_ended() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 30, 59, 60, 100, 150])
-def test_cutting_drops_entries_and_links_the_rest(cut: int) -> None:
+def test_truncating_drops_entries_and_links_the_rest(cut: int) -> None:
     """Entries at or after the offset are gone from chains and header, and the index continues from there."""
     disk = MemoryFileSystem()
     index = service(disk)
@@ -170,7 +170,7 @@ def test_cutting_drops_entries_and_links_the_rest(cut: int) -> None:
 
 
 @pytest.mark.parametrize("what", ["slots", "header", "entries", "empty last file"])
-def test_after_a_crash_the_last_file_is_linked_anew(what: str) -> None:
+def test_after_a_crash_the_last_file_is_linked_again(what: str) -> None:
     """Slots newer than entries, an old header, lost entries, and a second file without a header are all repaired."""
     disk = MemoryFileSystem()
     index = service(disk)
@@ -209,7 +209,7 @@ def test_damaged_chains_end() -> None:
         assert len(found(service(disk), 38 % 7)) <= 40
 
 
-def test_files_that_are_no_index() -> None:
+def test_files_that_are_not_an_index() -> None:
     """Foreign names and wrong counts are errors that name the setting; an empty file is left by a crash."""
     disk = MemoryFileSystem()
     put(service(disk), 0, 3)
@@ -223,7 +223,7 @@ def test_files_that_are_no_index() -> None:
 
 
 @pytest.mark.parametrize("failures", [1, 2, 3])
-def test_a_file_that_cannot_be_created_is_tried_again(failures: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_creation_of_a_file_is_retried(failures: int, caplog: pytest.LogCaptureFixture) -> None:
     """Creation is retried twice; then the caller gets the error."""
     disk = MemoryFileSystem()
     index = service(disk)
@@ -250,7 +250,7 @@ def test_sizes() -> None:
     assert file_size(5_000_000, 20_000_000) == 420_000_040
 
 
-def test_a_file_that_was_found_gets_its_room_before_it_is_written() -> None:
+def test_space_of_an_existing_file_is_allocated_before_writing() -> None:
     """RocketMQ leaves holes in slots and entries. On a full disk, storing into one would kill the process (SIGBUS)."""
     disk = MemoryFileSystem()
     index = service(disk)

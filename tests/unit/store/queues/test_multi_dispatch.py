@@ -49,7 +49,7 @@ def bodies(store: MessageStore, topic: str, queue_id: int = 0, tags: frozenset[s
     return [record.body.decode() for record in store.read(topic, queue_id, 0, tags=tags).records]
 
 
-def test_a_message_is_served_by_every_queue_that_it_names(store: MessageStore) -> None:
+def test_a_message_is_in_every_queue_that_it_names(store: MessageStore) -> None:
     """It is stored once in the log; each queue serves it with its own queue id and offset, and the message's topic."""
     store.append([message("a", ROOM), message("b", ROOM, HALL), message("c"), message("d", HALL)])
     store.flush()
@@ -66,7 +66,7 @@ def test_a_message_is_served_by_every_queue_that_it_names(store: MessageStore) -
     assert (store.queue_ids("chat"), store.queue_ids(ROOM), store.queue_ids("nothing")) == ([3], [0], [])
 
 
-def test_offsets_go_on_after_an_append(store: MessageStore) -> None:
+def test_offsets_advance_after_an_append(store: MessageStore) -> None:
     """An append may name a queue several times; a message that names a queue twice is in it once."""
     store.append([message("a", ROOM)])
     store.append([message("b", ROOM, ROOM), message("c", ROOM)])
@@ -76,7 +76,7 @@ def test_offsets_go_on_after_an_append(store: MessageStore) -> None:
     assert [record.properties["INNER_MULTI_QUEUE_OFFSET"] for record in found] == ["0", "1,1", "2"]
 
 
-def test_listeners_hear_of_light_queues(store: MessageStore) -> None:
+def test_listeners_are_called_for_light_queues(store: MessageStore) -> None:
     """Listeners get the new end of each queue, once it can be read."""
     heard: list[tuple[str, int, int]] = []
     store.arrival_listeners.append(lambda *place: heard.append(place))
@@ -102,7 +102,7 @@ def test_tags_filter_light_queues(store: MessageStore) -> None:
         ("chat", SYS_FLAG_PREPARED),
     ],
 )
-def test_messages_that_are_in_their_own_queue_alone(store: MessageStore, topic: str, sys_flag: int) -> None:
+def test_messages_in_their_own_queue_only(store: MessageStore, topic: str, sys_flag: int) -> None:
     """Retry topics, the broker's own topics and half messages: the names apply later, in the real topic."""
     store.append([Message(topic, 0, b"x", {"INNER_MULTI_DISPATCH": ROOM}, sys_flag=sys_flag)])
     store.flush()
@@ -124,7 +124,7 @@ def test_names_that_cannot_be_directories(disk: MemoryFileSystem, name: str) -> 
         assert set(store.queues()) == {ROOM, "chat"}
 
 
-def test_queue_offsets_of_the_sender_are_not_taken(store: MessageStore) -> None:
+def test_queue_offsets_of_the_sender_are_ignored(store: MessageStore) -> None:
     """A sender cannot choose an offset in another queue, with or without a name, in any encoding."""
     store.append([message("a", ROOM, INNER_MULTI_QUEUE_OFFSET="7"), message("b", INNER_MULTI_QUEUE_OFFSET="7")])
     raw = f"INNER_MULTI_DISPATCH\x01{ROOM}\x02INNER_MULTI_QUEUE_OFFSET\x019\x02".encode()
@@ -135,7 +135,7 @@ def test_queue_offsets_of_the_sender_are_not_taken(store: MessageStore) -> None:
     assert bodies(store, ROOM) == ["a", "c"]
 
 
-def test_other_topics_only_when_asked_for(disk: MemoryFileSystem) -> None:
+def test_other_topics_only_if_configured(disk: MemoryFileSystem) -> None:
     """`multi_dispatch`: a name without %LMQ% is a topic, and shares the offsets with the topic's own messages."""
     with MessageStore.open(CONFIG, file_system=disk) as store:
         store.append([message("a", "audit")])
@@ -151,7 +151,7 @@ def test_other_topics_only_when_asked_for(disk: MemoryFileSystem) -> None:
 
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize("removed", [(), ("%LMQ%room",), ("%LMQ%room", "audit", "chat")])
-def test_recovery_gives_back_the_units_of_every_queue(
+def test_recovery_restores_the_units_of_every_queue(
     disk: MemoryFileSystem, closed: bool, removed: tuple[str, ...]
 ) -> None:
     """Units are restored after clean and unclean stops, whether the queues exist or not."""
@@ -178,7 +178,7 @@ def test_recovery_gives_back_the_units_of_every_queue(
         assert bodies(store, "audit", 3) == ["b", "own", "c", "d"]
 
 
-def test_an_offset_that_cannot_be_is_not_believed() -> None:
+def test_an_invalid_offset_is_ignored() -> None:
     """An offset too large for the record's place in the log is ignored; recovery would fill the queue up to it."""
     values = {"INNER_MULTI_DISPATCH": f"{ROOM},{HALL},%LMQ%attic", "INNER_MULTI_QUEUE_OFFSET": "9000000,10,x"}
     assert MultiDispatch().places("chat", 0, 0, values, 910) == {(HALL, 0): 10}
@@ -203,7 +203,7 @@ def test_too_many_light_queues(store: MessageStore) -> None:
     assert bodies(store, "chat", 3) == ["a", "d", "f"]
 
 
-def test_a_deleted_light_queue_goes_on_where_it_ended(disk: MemoryFileSystem) -> None:
+def test_a_deleted_light_queue_continues_its_offsets(disk: MemoryFileSystem) -> None:
     """An offset must not name two messages; recovery does not restore the old ones."""
     store = MessageStore.open(CONFIG, file_system=disk)
     store.append([message("a", ROOM), message("b", ROOM)])
@@ -242,7 +242,7 @@ def test_records_in_store_layout_name_no_queues(store: MessageStore) -> None:
     assert bodies(store, "chat", 3) == ["INNER_MULTI_DISPATCH"]
 
 
-def test_the_tools_know_light_queues(tmp_path: Path) -> None:
+def test_the_tools_support_light_queues(tmp_path: Path) -> None:
     """Verify requires their units, and rebuild writes the same files from the log."""
     config = replace(StoreConfig.tiny(tmp_path), multi_dispatch=True)
     with MessageStore.open(config) as store:
@@ -271,7 +271,7 @@ def test_settings() -> None:
         assert found.properties == {"INNER_MULTI_DISPATCH": f"{ROOM},{HALL}", "__CRC32#": found.properties["__CRC32#"]}
 
 
-def test_an_inner_batch_is_in_its_own_queue_alone(disk: MemoryFileSystem) -> None:
+def test_an_inner_batch_is_in_its_own_queue_only(disk: MemoryFileSystem) -> None:
     """As in RocketMQ, neither dispatch nor recovery uses the queues that an inner batch names."""
     names = {"INNER_MULTI_DISPATCH": ROOM, "INNER_MULTI_QUEUE_OFFSET": "0", "INNER_NUM": "1"}
     body = struct.pack(">iiiii", 23, 0, 0, 0, 1) + b"x" + struct.pack(">h", 0)

@@ -133,7 +133,7 @@ def test_offset_message_id(host: properties.Host, expected: str) -> None:
     ["", "C0A8", "x" * 32, " " * 32, "C0A8010500002A9F80000000000000A8", "C0A80105FFFFFFFF00000000000000A8", "0" * 33],
     ids=["empty", "short", "no digits", "spaces", "negative offset", "negative port", "odd size"],
 )
-def test_what_is_no_offset_message_id(message_id: str) -> None:
+def test_invalid_offset_message_ids(message_id: str) -> None:
     """Any other text is refused and named."""
     with pytest.raises(InvalidMessageError):
         properties.parse_offset_message_id(message_id)

@@ -56,7 +56,7 @@ def test_known_records_are_read(vector: Vector) -> None:
     assert found.has_property_crc == vector.property_crc
 
 
-def test_what_a_record_says_of_its_properties() -> None:
+def test_keys_tag_and_ids_of_a_record() -> None:
     """Keys, tag and ids are read from the properties."""
     found = record.decode(VECTORS[0].encoded)
     assert found.keys == ["k1", "k2"]
@@ -74,7 +74,7 @@ def test_body_checksum(body: bytes, crc: int) -> None:
 
 
 @pytest.mark.parametrize("kind", list(TransactionType))
-def test_only_what_is_in_a_queue_gets_a_queue_offset(kind: TransactionType) -> None:
+def test_only_messages_in_a_queue_get_a_queue_offset(kind: TransactionType) -> None:
     """Prepared and rolled-back messages store queue offset 0."""
     found = record.decode(encode(Message("t", 0, b"x", sys_flag=kind), queue_offset=9))
     assert found.transaction_type is kind
@@ -92,7 +92,7 @@ def test_hosts_of_both_families(born: tuple[str, int], own: tuple[str, int], pro
     assert found.sys_flag == 1 | (0x10 if ":" in born[0] else 0) | (0x20 if ":" in own[0] else 0)
 
 
-def test_a_message_may_bring_its_store_host() -> None:
+def test_a_store_host_in_the_message_takes_precedence() -> None:
     """A store host in the message takes precedence over the store's own."""
     assert record.decode(encode(Message("t", 0, b"", store_host=("1.2.3.4", 5)))).store_host == ("1.2.3.4", 5)
 
@@ -160,7 +160,7 @@ def test_a_stale_checksum_is_replaced() -> None:
         assert plain.properties == {"a": "b"}
 
 
-def test_a_body_that_looks_like_a_checksum_is_left_alone() -> None:
+def test_a_body_that_looks_like_a_checksum_is_unchanged() -> None:
     """The checksum is a property; equal bytes before the properties are not changed when placing."""
     message = Message("abcd", 0, b"x__CRC32#\x01abc", raw_properties=b"\x02")
     encoded = encode(message)
@@ -198,7 +198,7 @@ def test_topics_up_to_127_bytes_have_version_1() -> None:
         (Message("t", 0, b""), {"store_timestamp": 1 << 63}),
     ],
 )
-def test_what_the_format_cannot_hold(message: Message, changes: dict[str, Any]) -> None:
+def test_values_beyond_the_format_are_refused(message: Message, changes: dict[str, Any]) -> None:
     """Input out of range is refused with the declared error and never written."""
     with pytest.raises(InvalidMessageError):
         encode(message, **changes)
@@ -288,7 +288,7 @@ def test_a_flipped_bit_is_detected_without_the_record_checksum(field: str) -> No
 
 
 @pytest.mark.parametrize("size", range(len(VECTORS[0].encoded)))
-def test_a_record_cut_off_anywhere_is_no_record(size: int) -> None:
+def test_a_truncated_record_is_never_valid(size: int) -> None:
     """A shortened record is truncated, and nothing is read past the given end."""
     found = record.peek(VECTORS[0].encoded, 0, size)
     assert isinstance(found, ScanStop)
@@ -382,7 +382,7 @@ def test_scan_from_the_middle_of_a_later_segment() -> None:
     assert (stop.reason, stop.position, stop.physical_offset) == (StopReason.END_OF_DATA, 234, 4230)
 
 
-def test_a_damaged_body_can_be_stepped_over() -> None:
+def test_a_damaged_body_can_be_skipped() -> None:
     """The stop gives the distance to the next record if all lengths agree, and otherwise 0."""
     *_, stop = record.scan(change(SEGMENT, 168 + 100, b"!"), 0)
     assert isinstance(stop, ScanStop)

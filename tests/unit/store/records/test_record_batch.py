@@ -152,7 +152,7 @@ def test_records_of_one_size_and_different_layouts() -> None:
         assert [placed.record(row) for row in range(len(placed))] == [again.record(row) for row in range(len(batch))]
 
 
-def test_records_of_one_size_and_others_behind_them() -> None:
+def test_records_of_one_size_followed_by_others() -> None:
     """All records are found, however many of one size come first and however many are requested."""
     for count in range(12):
         log = alike(count, True) if count else b""
@@ -265,7 +265,7 @@ def test_a_batch_can_require_the_record_checksum() -> None:
     assert "checksum is missing" in batch.stop.detail
 
 
-def test_records_that_are_no_neighbours() -> None:
+def test_records_that_are_not_adjacent() -> None:
     """Without a base the stored offsets are used unchanged."""
     buffer = VECTORS[5].encoded + VECTORS[0].encoded
     batch = RecordBatch.parse(buffer, base_physical_offset=None)
@@ -408,7 +408,7 @@ def test_batches_from_a_mapping(tmp_path: Path) -> None:
         mapping.close()  # no reference is left, as the batch is gone
 
 
-def test_where_properties_lie() -> None:
+def test_positions_of_properties() -> None:
     """The text at the places of one property, or of all, equals the decoded properties, in their order."""
     messages = [raw(b"a\x01b\x02KEYS\x01k\x01l\x02a\x01c"), raw(b""), raw(b"\x01x\x02y\x01\x02KEYS\x01m\x02")]
     batch = RecordBatch.parse(log_of(messages), base_physical_offset=0)
@@ -468,7 +468,7 @@ def test_checksums_can_be_skipped() -> None:
     assert batch.stop.reason is StopReason.END_OF_DATA
 
 
-def test_the_address_of_a_connection_is_written_where_a_record_has_none() -> None:
+def test_a_missing_born_host_is_written() -> None:
     """It is written into the available space: an IPv4 address also fits an IPv6 field, but not the reverse."""
     none, known = {"v4": ("0.0.0.0", 0), "v6": ("::", 0)}, {"v4": ("10.0.0.1", 5), "v6": ("2001:db8::1", 5)}
     kinds = [none["v4"], none["v6"], known["v4"], known["v6"], none["v6"], ("::", 7), ("::1", 0)]

@@ -22,7 +22,7 @@ def test_bare_and_quoted_integer_keys_read_the_same(text: str) -> None:
     assert loads(text) == {"0": 1205, "16": -3}
 
 
-def test_map_with_bare_keys_is_told_apart() -> None:
+def test_map_with_bare_keys_is_distinguished() -> None:
     """An object is read as IntegerMap exactly if all its keys are bare, so that it is written back unchanged."""
     value = loads('{"a":{1:2},"b":{"1":2},"c":{1:2,"x":3},"d":{}}')
     assert isinstance(value, dict)
@@ -140,7 +140,7 @@ def test_control_characters_are_escaped_as_in_fastjson() -> None:
     assert dumps("\n\x0b\x1f\x85\u2028/") == rb'"\n\u000B\u001F\u0085\u2028/"'
 
 
-def test_what_cannot_be_written() -> None:
+def test_values_that_cannot_be_written() -> None:
     """A type, key or number that the file cannot hold is the caller's error."""
     with pytest.raises(TypeError, match="tuple"):
         dumps({"a": (1, 2)})

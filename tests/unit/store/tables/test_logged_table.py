@@ -112,7 +112,7 @@ async def test_a_change_of_rocketmq_after_a_kill_is_kept() -> None:
     assert names(disk) == ["first", "theirs", "third"]
 
 
-async def test_changes_that_the_file_has_are_not_applied_again() -> None:
+async def test_changes_in_the_file_are_not_applied_again() -> None:
     """After a kill between the complete save and the renaming of the log, a topic deleted later does not return."""
     disk = await with_log("second", "third", deleted="second")
     log = disk.contents()[LOG]
@@ -207,7 +207,7 @@ async def test_each_flipped_bit_is_reported_or_harmless(monkeypatch: pytest.Monk
         assert found.problem is not None or found.items == whole.items, f"bit {bit % 8} of byte {bit // 8}"
 
 
-async def test_every_torn_append_is_no_damage() -> None:
+async def test_a_torn_append_is_not_damage() -> None:
     """Any subset of the sectors of the last line may be missing after a power cut; the lines before it are intact."""
     long = Bean(
         after=3,

@@ -72,7 +72,7 @@ def load(disk: MemoryFileSystem) -> tuple[object, list[str], int]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_what_was_saved_is_read_without_a_word(count: int) -> None:
+def test_a_saved_file_is_read_without_a_warning(count: int) -> None:
     """The file equals RocketMQ's, and reading it logs nothing."""
     disk = saved(*VALUES[:count])
     assert disk.contents()[PATH] == dumps(VALUES[count - 1])
@@ -89,7 +89,7 @@ def test_a_store_of_rocketmq_has_no_checksums() -> None:
     assert load(replaced(disk, PATH, dumps(VALUES[2])))[1] != []
 
 
-def test_an_edit_is_taken_over_with_one_line() -> None:
+def test_an_edit_is_accepted_and_logged_once() -> None:
     """The edited content is used; one line names the file, and the next save ends the report."""
     disk = replaced(saved(*VALUES[:2]), PATH, json.dumps(VALUES[5]).encode())
     value, heard, failures = load(disk)
@@ -108,7 +108,7 @@ def test_an_edit_is_taken_over_with_one_line() -> None:
     assert json.loads(kept[DIRECTORY / "topics.json.changed.bak"]) == VALUES[0]
 
 
-def test_who_reads_it_besides_says_nothing() -> None:
+def test_a_second_reader_does_not_report_an_edit_again() -> None:
     """A second reader of a file does not report it again."""
     disk = replaced(saved(*VALUES[:2]), PATH, dumps(VALUES[5]))
     with listening() as heard:
@@ -116,7 +116,7 @@ def test_who_reads_it_besides_says_nothing() -> None:
     assert heard == []
 
 
-def test_every_bit_of_the_file() -> None:
+def test_a_flip_of_each_bit_of_the_file() -> None:
     """After any bit flip, the copy or the file is used, and the damage is logged."""
     disk = saved(*VALUES[:2])
     data = disk.contents()[PATH]
@@ -131,7 +131,7 @@ def test_every_bit_of_the_file() -> None:
     assert taken > 100, "most flips leave valid JSON"
 
 
-def test_every_end_of_the_file() -> None:
+def test_a_truncation_at_each_byte() -> None:
     """After any truncation the copy is used and the damage is logged; without a copy the start fails."""
     for count, copied in ((2, True), (1, False)):
         disk = saved(*VALUES[:count])
@@ -147,7 +147,7 @@ def test_every_end_of_the_file() -> None:
                     load(cut)
 
 
-def test_both_the_file_and_its_copy() -> None:
+def test_damage_of_both_the_file_and_its_copy() -> None:
     """The copy is checked against its checksum too."""
     disk = replaced(saved(*VALUES[:2]), PATH, b"{")
     assert load(disk)[2] == 0
@@ -191,7 +191,7 @@ def test_damage_of_the_checksums(count: int) -> None:
     ],
     ids=["nothing", "of RocketMQ", "saved once", "saved twice", "damaged checksums", "edited"],
 )
-def test_a_power_cut_is_never_taken_for_damage(disk: MemoryFileSystem) -> None:
+def test_a_power_cut_is_never_reported_as_damage(disk: MemoryFileSystem) -> None:
     """After a power cut before any operation of a save, nothing is logged that was not logged before."""
     before, said, _ = load(disk.kill())
     disk = disk.kill()
@@ -214,7 +214,7 @@ def test_a_power_cut_is_never_taken_for_damage(disk: MemoryFileSystem) -> None:
         assert heard == [] or (said and (value == before or "is damaged" in heard[0]))
 
 
-def test_what_a_save_costs() -> None:
+def test_a_save_costs_one_write_and_one_sync_more() -> None:
     """A save costs one small write and one sync more than the table itself; the checksum file is created once."""
     disk = saved(*VALUES[:2])
     operations: list[tuple[str, str]] = []
@@ -237,14 +237,14 @@ def test_checksums_that_are_removed_while_the_table_is_in_use() -> None:
     assert load(replaced(disk, PATH, dumps(VALUES[2])))[1] != []
 
 
-def test_a_table_with_a_checksum_inside_has_none_beside_it() -> None:
+def test_a_table_with_its_own_checksum_has_no_second_one() -> None:
     """No second checksum is written."""
     disk = new_disk()
     JsonTable(disk, PATH, checksum_inside=True).save(VALUES[0])
     assert list(disk.contents()) == [PATH]
 
 
-def test_the_layout() -> None:
+def test_layout_of_the_checksum_file() -> None:
     """Magic, size, CRC-32 of the content, CRC-32 of these fields; the second slot is in the next sector."""
     disk = saved(*VALUES[:2])
     data = disk.contents()[CHECKSUMS]

@@ -82,7 +82,7 @@ def test_unit_and_blank_have_rocketmqs_bytes(disk: MemoryFileSystem) -> None:
     assert log.read(208) is None
 
 
-def test_checkpoint_has_rocketmqs_fields_and_knows_who_wrote_it() -> None:
+def test_checkpoint_has_rocketmqs_fields_and_detects_its_writer() -> None:
     """The first seven numbers are RocketMQ's; ours follow, and are valid only if RocketMQ's are unchanged."""
     checkpoint = TimerCheckpoint(NOW, 520, 9, 8192, 1000, clean=True, timestamp_ms=NOW + 1, counter=3)
     encoded = checkpoint.encode()
@@ -99,7 +99,7 @@ def test_checkpoint_has_rocketmqs_fields_and_knows_who_wrote_it() -> None:
 # --- Wheel and chain ----------------------------------------------------------------------------------------
 
 
-def test_units_of_a_slot_come_back_over_file_ends(disk: MemoryFileSystem) -> None:
+def test_units_of_a_slot_are_read_across_files(disk: MemoryFileSystem) -> None:
     """A chain spans every file in which the slot has units."""
     files = timer_files(disk)
     files.open()
@@ -141,7 +141,7 @@ def test_next_used_slot_is_found_round_the_ring(disk: MemoryFileSystem, written:
     assert wheel.next_used(NOW + 41_000, NOW + 64_000) == NOW + 63_000
 
 
-def test_pending_messages_are_counted_by_when_they_are_due(disk: MemoryFileSystem) -> None:
+def test_pending_messages_are_counted_by_due_time(disk: MemoryFileSystem) -> None:
     """Each slot counts once, round the ring and beyond, and slots of the previous round do not."""
     wheel = TimerWheel(disk, ROOT / "timerwheel", slot_count=64, precision_ms=1000)
     assert wheel.pending([NOW, NOW + 10_000]) == [0]
@@ -166,7 +166,7 @@ def test_nothing_is_written_before_the_first_unit(disk: MemoryFileSystem) -> Non
 
 
 @pytest.mark.parametrize("clean", [False, True])
-def test_reopened_files_have_what_was_saved(disk: MemoryFileSystem, clean: bool) -> None:
+def test_reopened_files_have_the_saved_state(disk: MemoryFileSystem, clean: bool) -> None:
     """After a clean stop the wheel is used, otherwise it is rebuilt from the log with the same chains."""
     files = timer_files(disk)
     files.open()
@@ -183,7 +183,7 @@ def test_reopened_files_have_what_was_saved(disk: MemoryFileSystem, clean: bool)
     assert slots == [files.wheel.get(NOW + second * 1000) for second in (0, 1)]
 
 
-def test_a_wheel_that_was_not_needed_is_not_missed(disk: MemoryFileSystem, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wheel_without_messages_need_not_exist(disk: MemoryFileSystem, caplog: pytest.LogCaptureFixture) -> None:
     """After a kill with all units done no wheel is created, and the next starts must not report damage."""
     files = timer_files(disk)
     files.open()
@@ -204,7 +204,7 @@ def test_a_wheel_that_was_not_needed_is_not_missed(disk: MemoryFileSystem, caplo
 
 
 @pytest.mark.parametrize("kept", range(0, SLOT_SIZE, 4))
-def test_a_torn_slot_is_made_whole(disk: MemoryFileSystem, caplog: pytest.LogCaptureFixture, kept: int) -> None:
+def test_a_torn_slot_is_repaired(disk: MemoryFileSystem, caplog: pytest.LogCaptureFixture, kept: int) -> None:
     """Whatever part of a slot's bytes reached the file, its messages are on its chain again."""
     files = timer_files(disk)
     files.open()
@@ -221,7 +221,7 @@ def test_a_torn_slot_is_made_whole(disk: MemoryFileSystem, caplog: pytest.LogCap
     assert not caplog.records
 
 
-def test_units_behind_the_checkpoint_are_forgotten(disk: MemoryFileSystem) -> None:
+def test_units_after_the_checkpoint_are_dropped(disk: MemoryFileSystem) -> None:
     """They are read again from the timer topic; if kept, a rolled message would be rolled twice."""
     files = timer_files(disk)
     files.open()
@@ -238,7 +238,7 @@ def test_units_behind_the_checkpoint_are_forgotten(disk: MemoryFileSystem) -> No
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_power_cut_keeps_what_the_checkpoint_says(disk: MemoryFileSystem, seed: int) -> None:
+def test_power_cut_keeps_the_state_of_the_checkpoint(disk: MemoryFileSystem, seed: int) -> None:
     """Whatever later writes survive, the chains are those of the last save."""
     files = timer_files(disk)
     files.open()
@@ -254,7 +254,7 @@ def test_power_cut_keeps_what_the_checkpoint_says(disk: MemoryFileSystem, seed: 
 
 
 @pytest.mark.parametrize("what", ["wheel", "wheel size", "precision"])
-def test_wheel_is_made_again_from_the_log(disk: MemoryFileSystem, what: str) -> None:
+def test_wheel_is_rebuilt_from_the_log(disk: MemoryFileSystem, what: str) -> None:
     """A missing wheel, or one of another size or precision, is rebuilt without the slots that are done."""
     files = timer_files(disk)
     files.open()
@@ -272,7 +272,7 @@ def test_wheel_is_made_again_from_the_log(disk: MemoryFileSystem, what: str) -> 
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "log", "first file", "unit", "short checkpoint"])
-def test_what_cannot_be_trusted_is_read_from_the_topic_again(disk: MemoryFileSystem, what: str) -> None:
+def test_invalid_files_are_rebuilt_from_the_topic(disk: MemoryFileSystem, what: str) -> None:
     """Opening reports missing or damaged files and begins empty."""
     files = timer_files(disk)
     files.open()
@@ -326,7 +326,7 @@ def test_rocketmqs_log_position_is_older_than_its_queue_offset(disk: MemoryFileS
     assert files.log.end == position + UNIT_SIZE
 
 
-def test_done_files_of_the_log_go(disk: MemoryFileSystem) -> None:
+def test_finished_files_of_the_log_are_removed(disk: MemoryFileSystem) -> None:
     """A file is removed when all its units are done, but never the last file, also after reopening."""
     files = timer_files(disk)
     files.open()
@@ -347,7 +347,7 @@ def test_done_files_of_the_log_go(disk: MemoryFileSystem) -> None:
     assert numbers(again, NOW + 50_000) == [30]
 
 
-def test_file_that_was_filled_in_two_lives_stays_until_all_of_it_is_done(disk: MemoryFileSystem) -> None:
+def test_file_filled_before_and_after_a_restart_stays_until_all_is_done(disk: MemoryFileSystem) -> None:
     """Units from before a restart count too; the file was removed when only the later ones were done."""
     files = timer_files(disk)
     files.open()

@@ -38,7 +38,7 @@ def check(directory: Path, stored: Stored, count: int) -> int:
 
 
 class TestStoppedStore:
-    def test_the_copy_is_the_store(self, stored: Stored, tmp_path: Path) -> None:
+    def test_the_copy_equals_the_store(self, stored: Stored, tmp_path: Path) -> None:
         """The copy has exactly the store's files and times and opens cleanly, and the store is unchanged."""
         (stored.directory / "config").mkdir()
         (stored.directory / "config" / "topics.json").write_text("{}")
@@ -53,7 +53,7 @@ class TestStoppedStore:
         json.dumps(report.to_json())
 
     @pytest.mark.parametrize("linked", ["commitlog", "consumequeue", "consumequeue/A", "index"])
-    def test_directories_that_lie_elsewhere(self, stored: Stored, tmp_path: Path, linked: str) -> None:
+    def test_directories_outside_the_store(self, stored: Stored, tmp_path: Path, linked: str) -> None:
         """The targets of links are copied, and a link back to the store does not cause an endless copy."""
         place = stored.directory / linked
         place.rename(tmp_path / "elsewhere")
@@ -64,7 +64,7 @@ class TestStoppedStore:
         assert not (tmp_path / "copy" / linked).is_symlink()
         assert check(tmp_path / "copy", stored, COUNT) == COUNT
 
-    def test_what_a_crash_has_left(self, stored: Stored, tmp_path: Path) -> None:
+    def test_a_crashed_store_is_copied_unchanged(self, stored: Stored, tmp_path: Path) -> None:
         """The store is copied as it is, including a torn record, and recovers like the original."""
         (stored.directory / "abort").touch()
         stored.patch_log(stored.places[-1].physical_offset + 50, b"\xee" * 20)
@@ -101,7 +101,7 @@ class TestStoppedStore:
             store.flush()
         assert snapshot(stored.directory) == before
 
-    def test_nobody_starts_it_meanwhile(self, stored: Stored, tmp_path: Path) -> None:
+    def test_a_start_during_the_copy_is_refused(self, stored: Stored, tmp_path: Path) -> None:
         """A start during the copy is refused, and works after it."""
 
         def progress(done: int, total: int) -> None:
@@ -114,7 +114,7 @@ class TestStoppedStore:
 
 class TestStoreInUse:
     @pytest.mark.parametrize("every", [1, 3, 17])
-    def test_messages_go_on_coming(
+    def test_messages_are_stored_during_the_copy(
         self, stored: Stored, tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Whatever the order of copying, the copy is consistent and has all messages stored before the backup."""
@@ -224,7 +224,7 @@ class TestStoreInUse:
     @pytest.mark.parametrize(
         "saved_after", ["topics.json.log.bak", "topics.json.log", "topics.json", "topics.json.bak"]
     )
-    def test_a_table_whose_log_is_folded_meanwhile(
+    def test_a_table_saved_as_a_whole_during_the_copy(
         self, stored: Stored, tmp_path: Path, saved_after: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The copy has every topic, whichever file was copied last when the broker saved the whole table."""
@@ -263,7 +263,7 @@ class TestStoreInUse:
 
     @pytest.mark.parametrize("name", ["consumerOffset.json", "topics.json"])
     @pytest.mark.parametrize("times", [1, 2, 5])
-    def test_a_table_that_is_saved_meanwhile(
+    def test_a_table_saved_during_the_copy(
         self, stored: Stored, tmp_path: Path, name: str, times: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The checksums in the copy match its content, and damage of the original is not hidden."""
@@ -297,7 +297,7 @@ class TestStoreInUse:
 
 class TestTarget:
     @pytest.mark.parametrize("name", ["file", "full", "data", "data/inside", "."])
-    def test_what_is_no_empty_directory(self, stored: Stored, tmp_path: Path, name: str) -> None:
+    def test_a_target_that_is_not_an_empty_directory(self, stored: Stored, tmp_path: Path, name: str) -> None:
         """The target is refused by name before anything is written."""
         (tmp_path / "file").write_text("mine")
         (tmp_path / "full").mkdir()

@@ -69,7 +69,7 @@ def test_a_part_of_the_log(stored: Stored, first: int) -> None:
         assert found == wanted
 
 
-def test_a_part_behind_the_log(stored: Stored) -> None:
+def test_a_part_after_the_log(stored: Stored) -> None:
     """The result is empty."""
     assert list(dump(stored.directory, begin=1 << 40)) == []
 
@@ -87,7 +87,7 @@ def test_one_topic_and_a_time_range(stored: Stored) -> None:
     assert len(wanted) == 11
 
 
-def test_damage_is_stepped_over_and_told(stored: Stored) -> None:
+def test_damage_is_skipped_and_reported(stored: Stored) -> None:
     """Two damaged records and a torn one give three findings and all other records."""
     for number in (5, 77):
         stored.patch_log(stored.places[number].physical_offset + 8, b"\0\0\0\0")
@@ -108,7 +108,7 @@ def test_damage_is_stepped_over_and_told(stored: Stored) -> None:
     assert [finding.physical_offset for finding in findings] == [stored.places[77].physical_offset]
 
 
-def test_odd_files_are_told(stored: Stored) -> None:
+def test_unexpected_files_are_reported(stored: Stored) -> None:
     """Files that cannot be segments are reported and left out."""
     (stored.directory / "commitlog" / "notes.txt").write_text("hello")
     findings: list[Finding] = []

@@ -95,7 +95,7 @@ def test_damage(stored: Stored) -> None:
     ]
 
 
-def test_queues_are_gone(stored: Stored) -> None:
+def test_missing_queues(stored: Stored) -> None:
     """The end of the log is found without queues."""
     for path in (stored.directory / "consumequeue").rglob("0*0"):
         if path.is_file():
@@ -105,7 +105,7 @@ def test_queues_are_gone(stored: Stored) -> None:
     assert all(queue.messages == 0 for queue in report.queues)
 
 
-def test_odd_files(stored: Stored) -> None:
+def test_unexpected_files(stored: Stored) -> None:
     """Invalid names and sizes are findings."""
     (stored.directory / "commitlog" / "notes.txt").write_text("hello")
     os.truncate(stored.directory / "consumequeue" / "A" / "0" / f"{0:020d}", 90)

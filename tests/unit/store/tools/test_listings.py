@@ -32,7 +32,7 @@ def test_a_directory_is_read_again_after_a_change(tmp_path: Path) -> None:
     assert listings.get(tmp_path, names) == (["b"], True)
 
 
-def test_what_may_change_by_itself_is_not_kept(tmp_path: Path) -> None:
+def test_results_that_may_change_are_not_cached(tmp_path: Path) -> None:
     """An empty file gets its size without a change of its directory, and a missing directory may appear."""
     os.utime(tmp_path, ns=(0, SECOND))
     listings = Listings(clock=lambda: 1_000 * SECOND)

@@ -107,7 +107,7 @@ DAMAGES: list[tuple[Damage, set[str]]] = [
 
 
 @pytest.mark.parametrize(("damage", "expected"), DAMAGES, ids=lambda value: getattr(value, "__name__", ""))
-def test_every_damage_is_mended(stored: Stored, damage: Damage, expected: set[str]) -> None:
+def test_every_damage_is_repaired(stored: Stored, damage: Damage, expected: set[str]) -> None:
     """The repair is announced without a change, done as announced, and complete; every message is served again."""
     log = snapshot(stored.directory / "commitlog")
     damage(stored)
@@ -172,7 +172,7 @@ def test_a_store_in_use_is_refused(stored: Stored, apply: bool) -> None:
         assert snapshot(stored.directory) == before
 
 
-def test_the_lock_is_let_go(stored: Stored) -> None:
+def test_the_lock_is_released(stored: Stored) -> None:
     """During a repair or rebuild the store is locked; afterwards it can be opened."""
     seen: list[bool] = []
 
@@ -221,7 +221,7 @@ def test_a_deleted_topic_stays_deleted(stored: Stored) -> None:
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("renames", [None, 0, 1, 2, 3])
-def test_the_end_of_a_queue_outlives_its_messages(
+def test_the_end_of_a_queue_is_kept_without_messages(
     stored: Stored, monkeypatch: pytest.MonkeyPatch, renames: int | None, again: bool
 ) -> None:
     """A queue without messages in the log keeps its last file, because its offsets must not restart.
@@ -264,7 +264,7 @@ def test_a_first_file_that_is_missing(stored: Stored, mend: Callable[..., object
 
 @pytest.mark.parametrize("linked", ["consumequeue", "consumequeue/A", "consumequeue/A/1", "index"])
 @pytest.mark.parametrize("apply", [False, True])
-def test_a_rebuild_refuses_to_replace_what_lies_elsewhere(
+def test_a_rebuild_refuses_to_replace_files_outside_the_store(
     stored: Stored, tmp_path: Path, linked: str, apply: bool
 ) -> None:
     """Nothing is changed: the new files would be on the store's own disk, and the old ones would stay behind."""
@@ -280,7 +280,7 @@ def test_a_rebuild_refuses_to_replace_what_lies_elsewhere(
 
 
 @pytest.mark.parametrize("linked", ["commitlog", "consumequeue", "consumequeue/A", "index"])
-def test_a_repair_of_what_lies_elsewhere(stored: Stored, tmp_path: Path, linked: str) -> None:
+def test_a_repair_of_files_outside_the_store(stored: Stored, tmp_path: Path, linked: str) -> None:
     """It is repaired in place."""
     place = stored.directory / linked
     place.rename(tmp_path / "elsewhere")

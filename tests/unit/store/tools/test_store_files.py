@@ -37,7 +37,7 @@ def make_old(directory: Path) -> None:
         os.utime(path, (1_000_000_000, 1_000_000_000))
 
 
-def test_a_refresh_finds_what_a_new_look_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refresh_finds_the_same_as_a_new_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments, topics, queues and files appear and disappear, whether directories look old or new."""
     with MessageStore.open(config(tmp_path)) as store:
         append(store, "a", 30)
@@ -77,7 +77,7 @@ def test_a_refresh_finds_what_a_new_look_does(tmp_path: Path, monkeypatch: pytes
     assert seen(files) == seen(StoreFiles.find(tmp_path))
 
 
-def test_only_the_topics_that_are_asked_for(tmp_path: Path) -> None:
+def test_only_requested_topics_are_found(tmp_path: Path) -> None:
     """Directories of other topics are never read."""
     with MessageStore.open(config(tmp_path)) as store:
         append(store, "a", 5)

@@ -87,7 +87,7 @@ async def timed(tmp_path: Path) -> Timed:
     return Timed(tmp_path / "store")
 
 
-async def test_a_timer_in_order_has_no_finding(timed: Timed) -> None:
+async def test_a_valid_timer_has_no_finding(timed: Timed) -> None:
     """There are no findings, and the remaining units are counted."""
     report = timed.verify()
     assert report.findings == []
@@ -112,7 +112,7 @@ async def test_a_timer_in_use_or_of_a_dead_process_has_no_finding(tmp_path: Path
     assert [finding for finding in report.findings if finding.kind.startswith("timer-")] == []
 
 
-async def test_messages_that_come_while_a_timer_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_that_arrive_while_a_timer_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages stored and put on the wheel since the checkpoint was read are no finding."""
     harness = await filled(tmp_path / "store")
     await harness.save()

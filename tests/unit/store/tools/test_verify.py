@@ -68,7 +68,7 @@ class TestCleanStore:
         assert content["findings"][0]["severity"] == "error"
         assert content["findings"][0]["physicalOffset"] == stored.places[3].physical_offset
 
-    def test_progress_is_told_in_bytes(self, stored: Stored) -> None:
+    def test_progress_is_reported_in_bytes(self, stored: Stored) -> None:
         """The byte count increases and never exceeds the total."""
         told: list[tuple[int, int]] = []
         verify(stored.directory, progress=lambda done, total: told.append((done, total)))
@@ -106,7 +106,7 @@ class TestLog:
         assert report.findings[0].physical_offset == size
         assert report.findings[0].size == size
 
-    def test_a_deleted_first_segment_is_no_damage(self, stored: Stored) -> None:
+    def test_a_deleted_first_segment_is_not_damage(self, stored: Stored) -> None:
         """Retention removes the oldest segments; their units and index entries are ignored."""
         (stored.directory / "commitlog" / f"{0:020d}").unlink()
         report = verify(stored.directory)
@@ -123,7 +123,7 @@ class TestLog:
         whole = [place for place in stored.places if not 5000 < place.end <= stored.config.segment_size]
         assert report.records == len(whole)
 
-    def test_garbage_behind_the_end(self, stored: Stored) -> None:
+    def test_garbage_after_the_end(self, stored: Stored) -> None:
         """Bytes after the log's end that are no record are reported with their place."""
         end = stored.places[-1].end
         stored.patch_log(end + 500, b"left over")
@@ -140,7 +140,7 @@ class TestLog:
         assert {"unit-ahead", "index-ahead", "checkpoint"} == set(kinds(report)[1:])
         assert report.log_end == last.physical_offset
 
-    def test_messages_that_the_log_never_had(self, tmp_path: Path) -> None:
+    def test_units_of_messages_that_never_existed(self, tmp_path: Path) -> None:
         """A jump in queue offsets without damage is reported as a gap."""
         log = tmp_path / "commitlog"
         log.mkdir()
@@ -181,7 +181,7 @@ class TestLog:
 
 
 class TestQueues:
-    def test_a_unit_that_names_another_place(self, stored: Stored) -> None:
+    def test_a_unit_with_another_place(self, stored: Stored) -> None:
         """The unit is reported with its correct value."""
         place = stored.find("A", 1, 5)
         stored.patch_unit("A", 1, 5, struct.pack(">q", place.physical_offset + 1))
@@ -212,7 +212,7 @@ class TestQueues:
         assert kinds(report) == ["unit-stray"]
         assert report.findings[0].queue_offset == end
 
-    def test_a_unit_that_cannot_be(self, stored: Stored) -> None:
+    def test_a_unit_with_negative_numbers(self, stored: Stored) -> None:
         """Negative numbers have their own finding."""
         stored.patch_unit("A", 0, COUNT // 4, struct.pack(">qiq", -5, -1, 0))
         assert kinds(verify(stored.directory)) == ["unit-invalid"]
@@ -263,7 +263,7 @@ class TestQueues:
             "config/topics.json.log"
         ]
 
-    def test_a_topic_that_was_deleted_and_made_again(self, stored: Stored) -> None:
+    def test_a_topic_that_was_deleted_and_created_again(self, stored: Stored) -> None:
         """Records before the deletion need no units; those after it do."""
         with MessageStore.open(stored.config) as store:
             store.delete_topic("A")
@@ -304,14 +304,14 @@ class TestIndex:
         stored.patch(self.index(stored), self.entry(stored, 10) + 4, struct.pack(">q", 1 << 40))
         assert set(kinds(verify(stored.directory))) == {"index-entry-wrong", "index-entry-missing"}
 
-    def test_a_slot_that_leads_nowhere(self, stored: Stored) -> None:
+    def test_a_slot_without_a_valid_entry(self, stored: Stored) -> None:
         """All entries exist, but a search would not find them."""
         content = self.index(stored).read_bytes()
         slot = next(number for number in range(50) if content[40 + 4 * number : 44 + 4 * number] != bytes(4))
         stored.patch(self.index(stored), 40 + 4 * slot, bytes(4))
         assert kinds(verify(stored.directory)) == ["index-chain"]
 
-    def test_a_header_that_counts_wrong(self, stored: Stored) -> None:
+    def test_a_header_with_wrong_counts(self, stored: Stored) -> None:
         """Used slots and first offset are compared with the file."""
         stored.patch(self.index(stored), 32, struct.pack(">i", 3))
         assert kinds(verify(stored.directory)) == ["index-file"]
@@ -353,7 +353,7 @@ class TestIndex:
         self.index(stored, -1).unlink()
         assert kinds(verify(stored.directory)) == ["index-behind"]
 
-    def test_counts_that_the_file_does_not_tell(self, stored: Stored) -> None:
+    def test_counts_that_the_file_does_not_show(self, stored: Stored) -> None:
         """A file whose counts cannot be derived is skipped with a warning; given counts are used."""
         for path in sorted((stored.directory / "index").iterdir())[1:]:
             path.unlink()
@@ -410,7 +410,7 @@ class TestDirectory:
         with pytest.raises(StoreDirectoryError, match="no segment"):
             verify(stored.directory)
 
-    def test_files_of_others(self, stored: Stored) -> None:
+    def test_foreign_files(self, stored: Stored) -> None:
         """Each foreign name is reported as an error, because no broker starts with it, and the rest is checked."""
         (stored.directory / "commitlog" / "notes.txt").write_text("hello")
         (stored.directory / "commitlog" / f"{7:020d}").mkdir()
@@ -432,7 +432,7 @@ class TestDirectory:
             *("index/note", "index/20200101000000000/", "timerlog/note", "config/note", "config/lost+found/", "mine"),
         ],
     )
-    def test_verify_and_a_start_are_of_one_mind_about_files_of_others(self, stored: Stored, path: str) -> None:
+    def test_verify_and_a_start_agree_about_foreign_files(self, stored: Stored, path: str) -> None:
         """Files that stop a start are errors and others are not: "clean" means that the store starts."""
         stray = stored.directory / path
         stray.parent.mkdir(exist_ok=True)
@@ -451,7 +451,7 @@ class TestDirectory:
         report = verify(stored.directory)
         assert set(kinds(report)) == {"queue-file", "unit-missing"}
 
-    def test_segments_set_aside(self, stored: Stored) -> None:
+    def test_quarantined_segments(self, stored: Stored) -> None:
         """Files that recovery moved to quarantine are reported as a warning."""
         (stored.directory / "quarantine").mkdir()
         (stored.directory / "quarantine" / "commitlog-0").write_bytes(b"x")
@@ -465,7 +465,7 @@ class TestDirectory:
         report = verify(stored.directory)
         assert (report.ok, kinds(report)) == (True, ["checkpoint"])
 
-    def test_a_checkpoint_that_cannot_be(self, stored: Stored) -> None:
+    def test_an_invalid_checkpoint(self, stored: Stored) -> None:
         """Negative times, places after the log's end, and a truncated file are errors."""
         path = stored.directory / "checkpoint"
         stored.patch(path, 0, struct.pack(">qqqqq", -1, 0, 0, 0, 1 << 40))
@@ -490,7 +490,7 @@ class TestDirectory:
         assert kinds(report) == ["configuration-file"]
         assert (report.ok, report.records) == (False, COUNT)
 
-    def test_a_checkpoint_that_promises_too_much(self, stored: Stored) -> None:
+    def test_a_checkpoint_ahead_of_queues_and_index(self, stored: Stored) -> None:
         """Queues and index cannot be synced past the log's end: an error, and repair rewrites the checkpoint."""
         checkpoint = Checkpoint(DiskFileSystem(), stored.directory / "checkpoint")
         checkpoint.load()
@@ -519,7 +519,7 @@ class TestDirectory:
 
 
 class TestLiveStore:
-    def test_messages_that_come_meanwhile(self, tmp_path: Path) -> None:
+    def test_messages_stored_during_verify(self, tmp_path: Path) -> None:
         """A store being written to is live, and its moving end is no finding."""
         config = StoreConfig.tiny(tmp_path / "data")
         number = 0
@@ -565,7 +565,7 @@ class TestLiveStore:
             report = verify(config.directory)
         assert kinds(report) == ["log-damaged"]
 
-    def test_the_lock_stays(self, tmp_path: Path) -> None:
+    def test_the_lock_is_kept(self, tmp_path: Path) -> None:
         """Verifying in the process that holds the lock must not release it, as closing a descriptor would."""
         config = StoreConfig.tiny(tmp_path / "data")
         with MessageStore.open(config):
@@ -621,14 +621,14 @@ class TestConfigurationFiles:
             table.save({"counter": number, "timestamp": 7919 * number})
         return path
 
-    def test_as_saved(self, stored: Stored, path: Path) -> None:
+    def test_unchanged_configuration_files(self, stored: Stored, path: Path) -> None:
         """There are no findings, with or without checksums."""
         assert verify(stored.directory).findings == []
         path.write_text("{}")
         path.with_name(path.name + ".crc").unlink()
         assert verify(stored.directory).findings == []
 
-    def test_changed(self, stored: Stored, path: Path) -> None:
+    def test_changed_configuration_files(self, stored: Stored, path: Path) -> None:
         """A file that differs from the saved one is a warning, as it may have been edited. Repair does not touch it."""
         path.write_text(path.read_text().replace("2", "3", 1))
         report = verify(stored.directory)
@@ -640,7 +640,7 @@ class TestConfigurationFiles:
         repair(stored.directory, apply=True)
         assert snapshot(stored.directory) == before
 
-    def test_unreadable(self, stored: Stored, path: Path) -> None:
+    def test_unreadable_configuration_files(self, stored: Stored, path: Path) -> None:
         """A file that is not JSON is an error: a start would use the older copy."""
         path.write_text("{")
         report = verify(stored.directory)
