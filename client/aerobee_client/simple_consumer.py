@@ -33,7 +33,6 @@ class SimpleConsumer(AsyncClosing):
     def __init__(self, connection: Connection, group: str, subscriptions: Subscriptions) -> None:
         self._filters = wire_filters(subscriptions)
         self.group = group
-        self._connection = connection
         settings = v2.Settings(
             client_type=v2.ClientType.SIMPLE_CONSUMER, subscription=wire_subscription(group, self._filters)
         )

@@ -22,14 +22,11 @@ from aerobee_proto import records_v1, v2
 class RecordAppender:
     """At most `in_flight_max` requests are in flight. `retries`: in addition to waits for a restarting broker."""
 
-    def __init__(
-        self, broker: Broker, *, in_flight_max: int, retries: int, retry_interval_ms: int, timeout_ms: int
-    ) -> None:
+    def __init__(self, broker: Broker, *, in_flight_max: int, retries: int, retry_interval_ms: int) -> None:
         self._broker = broker
         self._in_flight_max = in_flight_max
         self._retries = retries
         self._retry_interval = retry_interval_ms / 1000
-        self._timeout = timeout_ms / 1000
         self._pending: deque[records_v1.AppendRecordsRequest] = deque()
         self._requests: SimpleQueue[records_v1.AppendRecordsRequest | None] | None = None
         self._answers: Iterator[records_v1.AppendRecordsResponse] = iter(())

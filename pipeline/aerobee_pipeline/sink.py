@@ -181,7 +181,6 @@ class _Task:
             in_flight_max=options.in_flight_max,
             retries=options.retries,
             retry_interval_ms=200,
-            timeout_ms=options.send_timeout_ms,
         )
         self._queues: dict[str, list[int]] = {}
         self._rotations: dict[str, Iterator[int]] = {}

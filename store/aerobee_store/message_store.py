@@ -269,8 +269,6 @@ class MessageStore:
             cut=cut,
         ).run()
         self._removal.remove_interrupted()
-        self.stats.recovered_records = self.recovery.records
-        self.stats.recovered_bytes = self.recovery.end - self.recovery.begin
         self._dispatch.dispatched = self._log.wrote
         self._dispatch.last_timestamp = self.recovery.last_timestamp
         for file in self._log.files:

@@ -81,8 +81,6 @@ class StoreStats:
     units_repaired: int = 0  # queue units that named a wrong place
     tables_changed: int = 0  # configuration files that did not match their checksum
     recovery_seconds: float = 0.0
-    recovered_records: int = 0
-    recovered_bytes: int = 0
     segments_expired: int = 0  # removed by retention
     segments_forced: int = 0  # removed unexpired, because the disk was filling up
     derived_files_expired: int = 0  # queue and index files removed

@@ -60,7 +60,7 @@ def _open(config: StoreConfig) -> tuple[str, ...]:
     started, cpu = time.perf_counter(), time.process_time()
     store = MessageStore.open(config)
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-    scanned = store.stats.recovered_bytes
+    scanned = store.recovery.end - store.recovery.begin
     store.close()
     return _row(scanned, seconds, cpu)
 

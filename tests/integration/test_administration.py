@@ -73,7 +73,7 @@ class TestOffsets:
     @pytest.mark.parametrize(
         ("position", "offset"),
         [({"offset": 3}, 3), ({"offset": 99}, 5), ({"earliest": True}, 0), ({"latest": True}, 5), ({"skip": 1}, 2)],
-        ids=["offset", "behind-the-end", "earliest", "latest", "skip"],
+        ids=["offset", "after-the-end", "earliest", "latest", "skip"],
     )
     async def test_reset_to_each_kind_of_position(
         self, harness: Harness, position: dict[str, Any], offset: int

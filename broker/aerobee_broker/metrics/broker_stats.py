@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Final, Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.tables.tables import Tables
@@ -28,7 +28,6 @@ OTHERS: Final = "(others)"
 """The topic and group under which entries beyond the limit are added up."""
 
 Window = Literal["minute", "hour", "day"]
-WINDOWS: Final[tuple[Window, ...]] = get_args(Window)
 GroupKey = tuple[str, str]
 """Topic and consumer group."""
 

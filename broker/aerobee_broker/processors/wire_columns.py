@@ -20,7 +20,6 @@ Words = npt.NDArray[np.uint64]
 _WORD: Final = 8  # bytes read per step: a tag of one byte, and a varint of up to seven
 _WIRE_TYPE: Final = 7
 _BYTES: Final = 2  # the wire type of strings, bytes and messages
-_VARINT: Final = 0
 _ONE: Final = np.uint64(1)
 _TAG: Final = np.uint64(0xFF)
 _TAG_BITS: Final = np.uint64(8)

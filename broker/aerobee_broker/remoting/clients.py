@@ -7,7 +7,6 @@ Locks are in memory and expire: after a restart consumers lock again.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,8 +21,6 @@ from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import RETRY_PREFIX, TopicConfig, TopicMessageType, retry_topic
 from aerobee_store.clock import Clock
 from aerobee_store.tables.java_json import Bean
-
-_log = logging.getLogger(__name__)
 
 LOCK_SECONDS: Final = 60.0  # RocketMQ's; clients renew their locks every 20 s
 _GROUPS_PER_HEARTBEAT_MAX: Final = 1000

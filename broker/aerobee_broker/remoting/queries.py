@@ -12,7 +12,6 @@ from aerobee_broker.remoting.connection import Connection
 from aerobee_broker.remoting.errors import RemotingError
 from aerobee_broker.remoting.fields import answer, integer, text
 from aerobee_broker.remoting.frame import Command
-from aerobee_broker.tables.tables import Tables
 from aerobee_store import CorruptRecordError, MessageStore, RecordNotFoundError
 
 _ANSWER_SIZE_MAX: Final = 12 << 20  # bytes of records: less than a frame
@@ -21,10 +20,9 @@ _ANSWER_SIZE_MAX: Final = 12 << 20  # bytes of records: less than a frame
 class QueryRequests:
     """Answers QUERY_MESSAGE and VIEW_MESSAGE_BY_ID."""
 
-    def __init__(self, store: MessageStore, tables: Tables, loop_share: LoopShare) -> None:
+    def __init__(self, store: MessageStore, loop_share: LoopShare) -> None:
         self._store = store
         self._loop_share = loop_share
-        self._tables = tables
 
     async def by_key(self, request: Command, _: Connection) -> Command:
         """The newest messages with a key, or with a client's message id; clients compare the key again."""

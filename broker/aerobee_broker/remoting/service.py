@@ -53,7 +53,6 @@ class RemotingService:
         self._timer = parts.timer
         self._level_delay = parts.level_delay
         self._clock = clock
-        self._transactions = transactions
         self._deliveries = deliveries
         self.clients = RemotingClients(settings, tables, clock)
         self.routes = RouteTables(clock)
@@ -76,7 +75,7 @@ class RemotingService:
             **_sending(send, replies, decisions),
             Request.CONSUMER_SEND_MESSAGE_BACK: retry.send_back,
             **self._receiving(parts),
-            **reading_handlers(QueryRequests(store, tables, deliveries.loop_share), self._offsets, self.clients),
+            **reading_handlers(QueryRequests(store, deliveries.loop_share), self._offsets, self.clients),
             Request.UPDATE_CONSUMER_OFFSET: self._offsets.update,
             Request.LOCK_BATCH_MQ: self.clients.lock,
             Request.UNLOCK_BATCH_MQ: self.clients.unlock,

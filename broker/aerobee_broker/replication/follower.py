@@ -11,7 +11,6 @@ continue the log (none of them is appended), if the master is silent, or if its 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from typing import Final
 
@@ -29,8 +28,6 @@ from aerobee_broker.replication.frames import (
 )
 from aerobee_broker.replication.master import HEARTBEAT_SECONDS, SILENCE_SECONDS
 from aerobee_store import MessageStore
-
-_log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS: Final = 5.0
 _READ_SIZE: Final = 1 << 20  # bytes per sync at most

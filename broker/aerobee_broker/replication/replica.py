@@ -67,7 +67,6 @@ _ANSWER_SECONDS: Final = 5.0
 _PAUSE_SECONDS_MAX: Final = 5.0
 _DISPATCH_SECONDS: Final = 5.0
 _PAUSE_SECONDS_MAX_LEASE: Final = 0.5  # the master's messages may wait for this replica
-_SEGMENT_KEYS: Final = ("mappedFileSizeCommitLog", "store.segment_size")
 _SENDS: Final = (
     Request.SEND_MESSAGE,
     Request.SEND_MESSAGE_V2,
@@ -118,7 +117,7 @@ class ReplicaBroker:
         clients = RemotingClients(settings, tables, clock)
         offsets = OffsetRequests(store, tables, self._deliveries)
         pull = PullRequests(settings, store, tables, self._deliveries, clients, offsets, BrokerCounters())
-        queries = QueryRequests(store, tables, self._deliveries.loop_share)
+        queries = QueryRequests(store, self._deliveries.loop_share)
         self.requests = ReplicationRequests(config, store, epochs, replication.broker_id)
         self.requests.following = self._status
         self.requests.promote = self._promote if leadership is None else self._refuse_promotion

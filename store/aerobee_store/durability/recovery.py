@@ -116,7 +116,6 @@ class Recovery:
     ) -> None:
         log = parts.log
         self._file_system = parts.file_system
-        self._directory = parts.config.directory
         self._log = log
         self._queues = parts.queues
         self._index = parts.index
