@@ -464,7 +464,7 @@ def _store_host(listen: ListenConfig) -> tuple[str, int]:
     return "127.0.0.1", listen.grpc.port or 8081
 
 
-# --- Where values come from ---------------------------------------------------------------------------------
+# --- Sources of values --------------------------------------------------------------------------------------
 
 
 _SECTION_TYPES: Final[dict[str, type[Section]]] = {

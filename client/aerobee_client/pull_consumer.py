@@ -477,7 +477,7 @@ class PullConsumer(AsyncClosing):
             raise ClientError(f"{queue} is not assigned to this consumer; see assignment()")
         return reading
 
-    # --- Who reads what ---------------------------------------------------------------------------------------
+    # --- Allocation of queues ---------------------------------------------------------------------------------
 
     async def _keep_balance(self) -> None:
         while True:

@@ -135,9 +135,9 @@ class Sending:
 
     async def _peers_for(self, message: Outgoing) -> list[Peer]:
         """The brokers that may take a message by SendMessage: the endpoints that were given, if no route names several
-        brokers, or nobody answers.
+        brokers, or no broker answers.
 
-        Messages of one group go to one broker. What has to be found again by its handle goes to the given endpoints.
+        Messages of one group go to one broker. Messages that are found again by a handle go to the given endpoints.
         """
         topic, given = message.message.topic, self._connection.peers
         if message.kind not in (v2.MessageType.NORMAL, v2.MessageType.FIFO, v2.MessageType.PRIORITY):

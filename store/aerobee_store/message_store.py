@@ -696,7 +696,7 @@ class MessageStore:
         """Run blocking work in the disk thread of derived files, one call at a time, in order."""
         return asyncio.get_running_loop().run_in_executor(self._disk, lambda: function(*args, **kwargs))
 
-    # --- inside -----------------------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------------------
 
     def _fail(self, error: Exception) -> StoreFailedError:
         return self._durability.fail(error, self._flush_derived.error_flag)

@@ -93,7 +93,7 @@ def _role_lines(found: dict[str, object]) -> list[str]:
         assert isinstance(info, dict), "checked when it was stored"
         state = "connected" if info.get("connected") else f"not connected: {info.get('lastError') or 'no master yet'}"
         return [
-            f"replica of {info.get('masterAddr') or 'nobody'}, {state}",
+            f"replica of {info.get('masterAddr') or 'no master'}, {state}",
             f"log end {end}, epoch {found.get('epoch', '-')}, {info.get('lag', '-')} bytes behind",
         ]
     connections = found["haConnectionInfo"]

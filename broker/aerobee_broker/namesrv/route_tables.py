@@ -303,7 +303,7 @@ class RouteTables:
         self.revision += 1
         return len(self._topics_of.get(broker, ()))
 
-    # --- Kept over a restart ----------------------------------------------------------------------------------
+    # --- Persistence ------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Bean:
         """The whole content, for `restore`."""

@@ -171,7 +171,7 @@ class RemotingClients:
         self._remove(lambda found: found.seen_at < limit)
         self._drop_expired_locks(now)
 
-    # --- Inside -----------------------------------------------------------------------------------------------
+    # --- Internals --------------------------------------------------------------------------------------------
 
     def _member(self, client_id: str, request: Command, connection: Connection) -> Member:
         return Member(client_id, connection, request.language, request.version, self._clock.monotonic())

@@ -167,7 +167,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    # --- Inside -----------------------------------------------------------------------------------------------
+    # --- Internals --------------------------------------------------------------------------------------------
 
     def _taken(self, command: Command) -> Share:
         """Count the bytes of a request until it is answered. They are in memory already."""

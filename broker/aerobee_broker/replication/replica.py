@@ -216,7 +216,7 @@ class ReplicaBroker:
                     await self._store.in_disk_thread(note_member, file_system, directory, leadership.broker_id)
                 leadership.last_error = ""
             except LeaseConflictError as error:
-                _log.info("lease changed meanwhile cause=%s", error)
+                _log.info("lease was changed by another broker cause=%s", error)
             except LeaseUnavailableError as error:
                 if not leadership.last_error:
                     _log.warning("lease not readable cause=%s; retrying", error)
@@ -262,7 +262,8 @@ class ReplicaBroker:
                 if await self._set_aside(error):
                     return
                 self._note(
-                    f"{error}; nothing was deleted. Move the store away and let the replica begin anew, or keep it"
+                    f"{error}; nothing was deleted. Move the store away, so that the replica starts with an empty one, "
+                    f"or keep it"
                 )
                 pause = longest
             except (OSError, TimeoutError, BrokerError, LogMismatchError, StoreFullError) as error:

@@ -155,7 +155,7 @@ def _check_entries(message: Message, checks: list[_Check], method: str) -> None:
             _check_entries(getattr(message, name), within, method)
 
 
-# --- The bytes themselves -----------------------------------------------------------------------------------
+# --- The wire format ----------------------------------------------------------------------------------------
 
 
 class _MalformedError(Exception):

@@ -309,7 +309,7 @@ class Timer:
             raise MessageNotPendingError(f"message {message_id!r} is due and can no longer be recalled")
         return now_ms
 
-    # --- Its task ---------------------------------------------------------------------------------------------
+    # --- The task ---------------------------------------------------------------------------------------------
 
     def _arrived(self, topic: str, queue_id: int, end: int) -> None:
         if topic == TIMER_TOPIC:

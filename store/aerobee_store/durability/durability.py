@@ -168,7 +168,7 @@ class Durability:
         self._uncovered_since: float | None = None  # the same for bytes after the running sync
         self._sync_seconds = 0.0  # expected duration of a sync, from the slowest recent ones
 
-    # --- life -------------------------------------------------------------------------------------------------
+    # --- start and stop ---------------------------------------------------------------------------------------
 
     @property
     def has_services(self) -> bool:
@@ -241,7 +241,7 @@ class Durability:
         """Run a function that must not run during a sync of the log, such as closing one of its files."""
         return asyncio.get_running_loop().run_in_executor(self._sync_thread, lambda: function(*args, **kwargs))
 
-    # --- waiting ----------------------------------------------------------------------------------------------
+    # --- waiters ----------------------------------------------------------------------------------------------
 
     async def wait_promised(self, end: int) -> None:
         """Return when the bytes before physical offset `end` may be answered with async flush.

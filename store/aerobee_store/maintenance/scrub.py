@@ -117,7 +117,7 @@ class Scrub:
             if segment not in self._log.files.files:
                 return  # removed by retention
             if step.damage is not None:
-                self._tell(step.damage)
+                self._report(step.damage)
             self._stats.scrubbed_bytes += step.end - position
             await asyncio.sleep((step.end - position) / self._bytes_per_second)
             position = step.end
@@ -130,7 +130,7 @@ class Scrub:
                 return damage.end
         return None
 
-    def _tell(self, damage: DamagedRange) -> None:
+    def _report(self, damage: DamagedRange) -> None:
         _log.error(
             "scrub found damage in the log, nothing was changed from=%d to=%d reason=%r",
             damage.start,

@@ -468,7 +468,7 @@ class MemoryFileSystem:
     def boot_id(self) -> str:
         return f"boot-{self.boots}"
 
-    # --- inside -----------------------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------------------
 
     def begin(self, name: str, path: Path) -> None:
         """Count an operation, call the listener, and fail if requested."""

@@ -217,7 +217,7 @@ class _Backup:
         number = [segment.path for segment in segments].index(path) if path in {s.path for s in segments} else -1
         return 0 <= number < len(segments) - 1 and segments[number + 1].file.data_end(0) > 0
 
-    # --- one in use -------------------------------------------------------------------------------------------
+    # --- a store in use ---------------------------------------------------------------------------------------
 
     def _copy_live(self) -> tuple[int, int, bool]:
         # The changes before the table, which then includes any complete save in between.

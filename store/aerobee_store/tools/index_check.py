@@ -109,7 +109,7 @@ class IndexCheck:
         """Check the remaining entries, and report how far the index is behind."""
         if not self._unknown:
             self._check_unclaimed(self._entries_before(log_end), log_end)
-            self._tell_ahead(log_end)
+            self._report_ahead(log_end)
         if self._behind_keys and not self._files.live:
             none = self._end_offset < 0
             self._findings.add(
@@ -144,7 +144,7 @@ class IndexCheck:
         for number in range(len(wrong)):
             place = int(wrong.physical_offset[number])
             if not self._damage.within(place, place + 1):
-                self._tell_wrong(wrong, number, "no message with this key begins there")
+                self._report_wrong(wrong, number, "no message with this key begins there")
         missing = np.unique(wanted[~np.isin(wanted, there[right])])
         rows = missing >> 31
         behind = batch.physical_offset[rows] > self._end_offset
@@ -154,23 +154,23 @@ class IndexCheck:
             self._behind_keys += int(np.count_nonzero(behind))
             self._behind_records += len(np.unique(rows[behind]))
         for key in missing[~behind].tolist():
-            self._tell_missing(batch, key >> 31, key & _SECONDS_MAX)
+            self._report_missing(batch, key >> 31, key & _SECONDS_MAX)
 
     def _check_times(self, entries: _Entries, store_timestamps: Integers) -> None:
         begin = entries.begin_timestamp
         wanted = np.clip((store_timestamps - begin) // 1000, 0, _SECONDS_MAX)
         wanted[begin == 0] = 0
         for number in np.flatnonzero((wanted != entries.seconds) & (begin != _UNTOLD)).tolist():
-            self._tell_wrong(entries, number, f"the message was stored after {wanted[number]} seconds")
+            self._report_wrong(entries, number, f"the message was stored after {wanted[number]} seconds")
 
     def _check_unclaimed(self, entries: _Entries, before: int) -> None:
         """Report entries before `before` that belong to none of the records taken."""
         for number in np.flatnonzero(entries.physical_offset >= self._files.log_begin).tolist():
             place = int(entries.physical_offset[number])
             if place < before and not self._damage.within(place, place + 1):
-                self._tell_wrong(entries, number, "no message begins there")
+                self._report_wrong(entries, number, "no message begins there")
 
-    def _tell_ahead(self, log_end: int) -> None:
+    def _report_ahead(self, log_end: int) -> None:
         count, first = 0, -1
         while True:
             entries = self._next if self._next is not None else next(self._stream, None)
@@ -190,7 +190,7 @@ class IndexCheck:
                 )
             )
 
-    def _tell_wrong(self, entries: _Entries, number: int, why: str) -> None:
+    def _report_wrong(self, entries: _Entries, number: int, why: str) -> None:
         place = int(entries.physical_offset[number])
         self._findings.add(
             Finding(
@@ -202,7 +202,7 @@ class IndexCheck:
             )
         )
 
-    def _tell_missing(self, batch: RecordBatch, row: int, key_hash: int) -> None:
+    def _report_missing(self, batch: RecordBatch, row: int, key_hash: int) -> None:
         record = batch.record(row)
         self._findings.add(
             Finding(
@@ -269,7 +269,7 @@ class IndexCheck:
         wrong |= offsets < np.maximum(np.maximum.accumulate(kept), self._highest)
         for number in np.flatnonzero(wrong).tolist():
             if offsets[number] >= self._files.log_begin or offsets[number] < 0:
-                self._tell_wrong(entries, number, f"it is not in the order of {reader.path.name}")
+                self._report_wrong(entries, number, f"it is not in the order of {reader.path.name}")
         right = entries.take(~wrong)
         if len(right):
             self._highest = int(right.physical_offset[-1])
@@ -284,14 +284,14 @@ class IndexCheck:
         table = reader.slots()
         broken += int(np.count_nonzero(table != heads))
         if broken:
-            self._tell(
+            self._report(
                 "index-chain", path, f"{broken} slots or entries do not refer to the previous entry", count=broken
             )
         count = reader.entry_count
         ends = reader.entries(1, 2), reader.entries(count, count + 1)
         found = tuple(int(end["physical_offset"][0]) for end in ends)
         if found != (header.begin_offset, header.end_offset):
-            self._tell(
+            self._report(
                 "index-file",
                 path,
                 f"the header has the offsets {header.begin_offset}..{header.end_offset}, the entries have "
@@ -302,7 +302,7 @@ class IndexCheck:
         if begin_time not in (None, header.begin_timestamp) or (
             end_time is not None and not end_time - 1000 < header.end_timestamp <= end_time
         ):
-            self._tell(
+            self._report(
                 "index-file",
                 path,
                 f"the header has the times {header.begin_timestamp}..{header.end_timestamp}, the entries have "
@@ -310,7 +310,7 @@ class IndexCheck:
             )
         # Release 4.3 counts every entry here.
         if header.slots_used not in (slots_used, count):
-            self._tell("index-file", path, f"the header counts {header.slots_used} used slots, {slots_used} are used")
+            self._report("index-file", path, f"the header counts {header.slots_used} used slots, {slots_used} are used")
 
     def _store_time(self, physical_offset: int) -> int | None:
         segment = self._log.find(physical_offset)
@@ -331,13 +331,13 @@ class IndexCheck:
                 size = self._files.disk.size(reader)
                 if size or not self._files.live:
                     severity: Severity = "error" if size else "warning"  # empty: a crash while it was made
-                    self._tell("index-file", self._files.relative(reader), f"{size} bytes", severity=severity)
+                    self._report("index-file", self._files.relative(reader), f"{size} bytes", severity=severity)
                 continue
             self._readers.append(reader)
             header, path = reader.header, self._files.relative(reader.path)
             if reader.counts is None and header.next_entry > 1:
                 self._unknown = True
-                self._tell(
+                self._report(
                     "index-counts-unknown",
                     path,
                     f"{reader.size} bytes say neither how many slots nor how many entries it has; give both, as in "
@@ -345,12 +345,12 @@ class IndexCheck:
                     severity="warning",
                 )
             elif reader.counts is not None and not 0 <= header.next_entry <= reader.counts.entries:
-                self._tell(
+                self._report(
                     "index-file", path, f"the next entry is {header.next_entry}, the file has {reader.counts.entries}"
                 )
         for size in sorted({reader.size for reader in self._readers})[1:]:
             odd = next(reader for reader in self._readers if reader.size == size)
-            self._tell("index-file", self._files.relative(odd.path), f"{size} bytes, unlike the other files")
+            self._report("index-file", self._files.relative(odd.path), f"{size} bytes, unlike the other files")
 
-    def _tell(self, kind: str, path: str, detail: str, *, severity: Severity = "error", count: int = 1) -> None:
+    def _report(self, kind: str, path: str, detail: str, *, severity: Severity = "error", count: int = 1) -> None:
         self._findings.add(Finding(kind=kind, severity=severity, path=path, detail=detail, count=count))

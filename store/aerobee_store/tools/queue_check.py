@@ -108,7 +108,7 @@ class QueueCheck:
                 extension.close()
         for key, queue in self._queues.items():
             for missing in queue.missing:
-                self._tell_missing(key, queue, missing)
+                self._report_missing(key, queue, missing)
         for key, files in self._files.queues.items():
             known = self._queues.get(key)
             self._check_others(key, files, _merged(known) if known is not None else [], log_end)
@@ -117,7 +117,7 @@ class QueueCheck:
         count = len(units)
         begin = int(units[0]["physical_offset"])
         if queue.next_offset >= 0 and offset != queue.next_offset:
-            self._tell_jump(key, queue, offset, begin)
+            self._report_jump(key, queue, offset, begin)
         queue.next_offset = offset + count
         queue.record_end = int(units[-1]["physical_offset"]) + int(units[-1]["size"])
         if queue.files is None:
@@ -207,7 +207,7 @@ class QueueCheck:
             self._extensions[key] = extension
         return self._extensions[key]
 
-    def _tell_jump(self, key: QueueKey, queue: _Queue, offset: int, physical_offset: int) -> None:
+    def _report_jump(self, key: QueueKey, queue: _Queue, offset: int, physical_offset: int) -> None:
         expected = queue.next_offset
         if offset < expected:
             self._findings.add(
@@ -234,7 +234,7 @@ class QueueCheck:
                 )
             )
 
-    def _tell_missing(self, key: QueueKey, queue: _Queue, missing: _Missing) -> None:
+    def _report_missing(self, key: QueueKey, queue: _Queue, missing: _Missing) -> None:
         topic, queue_id = key
         if self._files.live and self._has_come(key, queue, missing):
             return
@@ -282,7 +282,7 @@ class QueueCheck:
                 units = files.read(begin, min(_CHUNK, last - begin))
                 self._check_chunk(key, begin, units, log_end, runs)
         for kind, found in runs.items():
-            self._tell_runs(kind, key, found)
+            self._report_runs(kind, key, found)
 
     def _check_chunk(
         self, key: QueueKey, begin: int, units: Units, log_end: int, runs: dict[str, list[tuple[int, str]]]
@@ -322,7 +322,7 @@ class QueueCheck:
         header = self._log.peek(segment, physical_offset - segment.start_offset)
         return None if isinstance(header, ScanStop) else header
 
-    def _tell_runs(self, kind: str, key: QueueKey, found: list[tuple[int, str]]) -> None:
+    def _report_runs(self, kind: str, key: QueueKey, found: list[tuple[int, str]]) -> None:
         first = 0
         for last in range(1, len(found) + 1):
             if last < len(found) and found[last][0] == found[last - 1][0] + 1:
@@ -402,7 +402,7 @@ class BatchQueueCheck:
                 number, unit = queue.current
                 ahead = int(unit["physical_offset"]) + int(unit["size"]) > log_end
                 if not (ahead and self._files.live):
-                    self._tell_other(key, number, unit, "unit-ahead" if ahead else "unit-stray")
+                    self._report_other(key, number, unit, "unit-ahead" if ahead else "unit-stray")
                 queue.current = next(queue.units, None)
 
     def _take_record(self, key: QueueKey, record: tuple[int, int, int, int, int, int]) -> None:
@@ -410,7 +410,7 @@ class BatchQueueCheck:
         queue = self._queues.setdefault(key, _BatchQueue(iter(())))
         gap = 0 <= queue.next_offset < base
         if gap and not self._damage.within(queue.record_end, physical_offset):
-            self._tell(
+            self._report(
                 "queue-offset-gap",
                 key,
                 f"the log has no message for the queue offsets {queue.next_offset}..{base - 1}",
@@ -420,11 +420,11 @@ class BatchQueueCheck:
         queue.next_offset = base + count
         queue.record_end = physical_offset + size
         while queue.current is not None and int(queue.current[1]["physical_offset"]) < physical_offset:
-            self._tell_other(key, *queue.current, "unit-stray")
+            self._report_other(key, *queue.current, "unit-stray")
             queue.current = next(queue.units, None)
         if queue.current is None or int(queue.current[1]["physical_offset"]) > physical_offset:
             if not self._files.live:
-                self._tell(
+                self._report(
                     "unit-missing",
                     key,
                     f"the batch of messages {base}..{base + count - 1} has no unit",
@@ -438,7 +438,7 @@ class BatchQueueCheck:
         if found == record:
             self.units += 1
             return
-        self._tell(
+        self._report(
             "unit-wrong",
             key,
             f"unit {number} is {found}, the batch has {record} (place, size, tags code, store time, base, count)",
@@ -446,14 +446,14 @@ class BatchQueueCheck:
             queue_offset=base,
         )
 
-    def _tell_other(self, key: QueueKey, number: int, unit: Any, kind: str) -> None:
+    def _report_other(self, key: QueueKey, number: int, unit: Any, kind: str) -> None:
         place = int(unit["physical_offset"])
         if self._damage.within(place, place + 1):
             self._damage.note_lost(place, key, int(unit["base_offset"]))
             return
-        self._tell(kind, key, f"unit {number} is {_text(unit)}", queue_offset=int(unit["base_offset"]))
+        self._report(kind, key, f"unit {number} is {_text(unit)}", queue_offset=int(unit["base_offset"]))
 
-    def _tell(
+    def _report(
         self, kind: str, key: QueueKey, detail: str, *, queue_offset: int, physical_offset: int | None = None
     ) -> None:
         self._findings.add(

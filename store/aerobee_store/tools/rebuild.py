@@ -173,10 +173,10 @@ class _Rebuild:
         if self._with_queues:
             self._keep_ends()
             for (topic, queue_id), queue in sorted(self._queues.items()):
-                self._tell_queue(topic, queue_id, queue, "consumequeue", self._files.queues)
+                self._report_queue(topic, queue_id, queue, "consumequeue", self._files.queues)
             for (topic, queue_id), batch_queue in sorted(self._batch_queues.items()):
-                self._tell_queue(topic, queue_id, batch_queue, "batchconsumequeue", self._files.batch_queues)
-            self._tell_dropped()
+                self._report_queue(topic, queue_id, batch_queue, "batchconsumequeue", self._files.batch_queues)
+            self._report_dropped()
         entries = sum(file.next_entry - 1 for file in self._index.files)
         if self._with_index:
             self._actions.append(
@@ -317,9 +317,9 @@ class _Rebuild:
                     )
                 )
 
-    # --- telling ----------------------------------------------------------------------------------------------
+    # --- actions ----------------------------------------------------------------------------------------------
 
-    def _tell_queue(
+    def _report_queue(
         self,
         topic: str,
         queue_id: int,
@@ -359,7 +359,7 @@ class _Rebuild:
             )
         )
 
-    def _tell_dropped(self) -> None:
+    def _report_dropped(self) -> None:
         kept = {action.path for action in self._actions}
         for name, old in (("consumequeue", self._files.queues), ("batchconsumequeue", self._files.batch_queues)):
             for (topic, queue_id), files in sorted(old.items()):
@@ -375,7 +375,7 @@ class _Rebuild:
                         )
                     )
 
-    # --- putting in place -------------------------------------------------------------------------------------
+    # --- replacing the old files ------------------------------------------------------------------------------
 
     def _close(self, *, sync: bool) -> None:
         queues: list[AnyQueue] = [*self._queues.values(), *self._batch_queues.values()]

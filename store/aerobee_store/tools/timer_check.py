@@ -97,27 +97,27 @@ class TimerCheck:
     def _checked_checkpoint(self) -> TimerCheckpoint | None:
         path = "config/timercheck"
         full = self._files.directory / path
-        anew = "the next start rebuilds the timer's files from the timer topic"
+        rebuilt = "the next start rebuilds the timer's files from the timer topic"
         if self._checkpoint is None:
             what = f"{self._files.disk.size(full)} invalid bytes" if full.exists() else "missing"
-            self._tell("timer-checkpoint", path, f"{what}; {anew}", severity="warning")
+            self._report("timer-checkpoint", path, f"{what}; {rebuilt}", severity="warning")
             return None
         checkpoint = self._checkpoint
         if (size := self._files.disk.size(full)) != TIMER_CHECKPOINT_SIZE:
-            self._tell("timer-checkpoint", path, f"{size} bytes, not {TIMER_CHECKPOINT_SIZE}", severity="warning")
+            self._report("timer-checkpoint", path, f"{size} bytes, not {TIMER_CHECKPOINT_SIZE}", severity="warning")
         queue = self._files.queues.get((TIMER_TOPIC, TIMER_QUEUE_ID))
         end = queue.end() if queue is not None else 0
         if checkpoint.queue_offset > end and not self._files.live:
-            self._tell(
+            self._report(
                 "timer-checkpoint", path, f"refers to message {checkpoint.queue_offset}, but the topic ends at {end}"
             )
         sizes = self._files.timer_log
         log_end = max((start + size for start, size in sizes.items()), default=0)
         if checkpoint.log_position > log_end:
-            self._tell(
+            self._report(
                 "timer-checkpoint",
                 path,
-                f"refers to position {checkpoint.log_position}, but the timer log ends at {log_end}; {anew}",
+                f"refers to position {checkpoint.log_position}, but the timer log ends at {log_end}; {rebuilt}",
                 severity="error" if sizes else "warning",
             )
             return None
@@ -133,7 +133,7 @@ class TimerCheck:
             if start >= end:
                 break
             if before is not None and start != before:
-                self._tell("timer-file", f"timerlog/{start:020d}", f"the previous file ends at {before}")
+                self._report("timer-file", f"timerlog/{start:020d}", f"the previous file ends at {before}")
             before = start + size
             for positions, units in self._read_file(start, size, min(end, start + size), checkpoint.log_position):
                 found.append((positions, units))
@@ -159,7 +159,7 @@ class TimerCheck:
                 valid = valid_units(units, positions)
                 wrong = ~valid & (positions < durable)
                 if wrong.any():
-                    self._tell(
+                    self._report(
                         "timer-unit-invalid",
                         self._files.relative(path),
                         f"no unit at position {int(positions[int(wrong.argmax())])}, but the checkpoint says that the "
@@ -174,7 +174,9 @@ class TimerCheck:
                 yield positions[valid], units[valid]
             blank_at = capacity * UNIT_SIZE
             if durable >= start + size and not is_blank(file.read(BLANK_SIZE_MIN, blank_at), size - blank_at):
-                self._tell("timer-unit-invalid", self._files.relative(path), f"no blank at position {start + blank_at}")
+                self._report(
+                    "timer-unit-invalid", self._files.relative(path), f"no blank at position {start + blank_at}"
+                )
         finally:
             file.close()
 
@@ -190,13 +192,13 @@ class TimerCheck:
         for number in np.flatnonzero(~there & (offsets >= self._files.log_begin)).tolist():
             place = int(offsets[number])
             if not self._damage.within(place, place + 1):
-                self._tell_unit(positions, number, "no message of the timer topic begins there", place)
+                self._report_unit(positions, number, "no message of the timer topic begins there", place)
         if not there.any():
             return
         numbers = np.flatnonzero(there)
         found, message = units[numbers], messages[row[numbers]]
         for number in numbers[message[:, 4] != found["topic_hash"]].tolist():
-            self._tell_unit(positions, number, "its message is for another topic", int(offsets[number]))
+            self._report_unit(positions, number, "its message is for another topic", int(offsets[number]))
         precision = self._precision_ms
         times = found["write_time"] + found["delay"]
         step, wanted = times // precision, message[:, 3] // precision
@@ -206,7 +208,7 @@ class TimerCheck:
         wrong = (step < wanted) | ((step > wanted) & (times > reached + precision))
         wrong &= (found["magic"] & ROLL) == 0
         for number in numbers[wrong & (message[:, 3] >= 0)].tolist():
-            self._tell_unit(positions, number, "its message is due at another time", int(offsets[number]))
+            self._report_unit(positions, number, "its message is due at another time", int(offsets[number]))
 
     @property
     def _precision_ms(self) -> int:
@@ -244,12 +246,14 @@ class TimerCheck:
         if not path.exists():
             # A wheel exists only if messages wait; otherwise the next start makes none.
             if (times // self._precision_ms * self._precision_ms >= checkpoint.read_time_ms).any():
-                self._tell("timer-file", "timerwheel", "missing; the next start rebuilds it", severity="warning")
+                self._report("timer-file", "timerwheel", "missing; the next start rebuilds it", severity="warning")
             return
         data = self._files.disk.read_bytes(path)
         slots = np.frombuffer(data, SLOT_DTYPE, len(data) // SLOT_SIZE)
         if len(data) % SLOT_SIZE or not len(slots):
-            self._tell("timer-file", "timerwheel", f"{len(data)} bytes are not a multiple of the slot size {SLOT_SIZE}")
+            self._report(
+                "timer-file", "timerwheel", f"{len(data)} bytes are not a multiple of the slot size {SLOT_SIZE}"
+            )
             return
         precision = checkpoint.precision_ms or _precision_of(slots, times)
         waits = np.flatnonzero(times // precision * precision >= checkpoint.read_time_ms)
@@ -264,7 +268,7 @@ class TimerCheck:
         new = np.append(True, step[1:] != step[:-1]) if len(step) else np.zeros(0, bool)
         previous = np.where(new, -1, np.roll(position, 1))
         for number in np.flatnonzero(unit["previous"] != previous).tolist():
-            self._tell(
+            self._report(
                 "timer-chain",
                 self._log_path(int(position[number])),
                 f"the unit at position {int(position[number])} refers to {int(unit['previous'][number])} as the "
@@ -287,7 +291,7 @@ class TimerCheck:
     ) -> None:
         used = np.flatnonzero(slots["time"] > 0)
         for number in used[slots["time"][used] % len(slots) != used].tolist():
-            self._tell_slot(
+            self._report_slot(
                 number,
                 f"has time {int(slots['time'][number])}, which belongs to slot "
                 f"{int(slots['time'][number]) % len(slots)}",
@@ -298,13 +302,13 @@ class TimerCheck:
             # RocketMQ's own count is not exact after a recovery.
             told = (first, last, pending if checkpoint.begin is not None or units_of is None else units_of[2])
             if told != units_of and time % len(slots) == number:
-                self._tell_slot(
+                self._report_slot(
                     number,
                     f"with time {time * precision} links {last} to {first} and counts {pending}; its units "
                     + (f"link {units_of[1]} to {units_of[0]} and count {units_of[2]}" if units_of else "are missing"),
                 )
         for time, (first, last, count) in wanted.items():
-            self._tell_slot(
+            self._report_slot(
                 time % len(slots), f"lacks the {count} messages of time {time * precision}, {first}..{last}"
             )
 
@@ -314,7 +318,7 @@ class TimerCheck:
         start = max((start for start in self._files.timer_log if start <= position), default=0)
         return f"timerlog/{start:020d}"
 
-    def _tell_unit(self, positions: Integers, number: int, why: str, physical_offset: int) -> None:
+    def _report_unit(self, positions: Integers, number: int, why: str, physical_offset: int) -> None:
         position = int(positions[number])
         self._findings.add(
             Finding(
@@ -325,10 +329,10 @@ class TimerCheck:
             )
         )
 
-    def _tell_slot(self, number: int, detail: str) -> None:
-        self._tell("timer-slot", "timerwheel", f"slot {number} {detail}")
+    def _report_slot(self, number: int, detail: str) -> None:
+        self._report("timer-slot", "timerwheel", f"slot {number} {detail}")
 
-    def _tell(self, kind: str, path: str, detail: str, *, severity: Severity = "error", count: int = 1) -> None:
+    def _report(self, kind: str, path: str, detail: str, *, severity: Severity = "error", count: int = 1) -> None:
         self._findings.add(Finding(kind=kind, severity=severity, path=path, detail=detail, count=count))
 
 
