@@ -8,6 +8,7 @@ import select
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from aerobee_client.testing import run_broker
 from aerobee_pipeline.errors import OptionError
 from aerobee_pipeline.jobs import audit, export, lag, rebuild, replay, statistics, tables
 from aerobee_store import MessageStore
+from aerobee_store.queues.index_file import ENTRY_SIZE
 from aerobee_store.records import record
+from aerobee_store.tools.index_layout import IndexFileReader, open_index
+from aerobee_store.tools.store_files import ReadOnlyDisk
 from aerobee_store.tools.verify import verify
 from tests.spark.stores import HOST, config, orders, write
 from tests.support import golden
@@ -79,6 +83,27 @@ def test_what_is_injected_is_found(spark: Any, store: Path, tmp_path: Path) -> N
     shutil.rmtree(copy / "index")
     result = audit(spark, copy, queues=False, split_bytes=1 << 30)
     assert set(kinds(result)) == {"index-entry-missing"}
+
+
+def test_damaged_index_entries_are_found(spark: Any, store: Path, tmp_path: Path) -> None:
+    """Another key hash, an offset inside a message, and one far beyond the log: the entries around them are right."""
+    shutil.copytree(store, tmp_path / "store")
+    path = min((tmp_path / "store" / "index").iterdir())
+    (reader,) = open_index([path], ReadOnlyDisk().open, None)
+    assert isinstance(reader, IndexFileReader)
+    assert reader.counts is not None
+    data, first = bytearray(path.read_bytes()), reader.counts.entries_position
+    reader.close()
+    data[first + ENTRY_SIZE * 5 + 3] ^= 1
+    data[first + ENTRY_SIZE * 9 + 11] ^= 1
+    data[first + ENTRY_SIZE * 12 + 5] ^= 1
+    path.write_bytes(data)
+    result = audit(spark, tmp_path / "store", queues=False, split_bytes=SPLIT)
+    found = Counter[str]()
+    for row in result.rows:
+        found[row[0]] += row[8]
+    assert found == {"index-entry-missing": 3, "index-entry-wrong": 2}
+    assert result.exit_status == 1
 
 
 def log_of(directory: Path, queue_offsets: list[int]) -> Path:

@@ -19,7 +19,8 @@ runs, in the order of the log, follow each other. Kinds and severities of findin
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -43,7 +44,7 @@ from aerobee_store.queues.consume_queue import UNIT_DTYPE
 from aerobee_store.queues.multi_dispatch import AS_RECORDED
 from aerobee_store.queues.record_units import batch_queue_units, queue_units
 from aerobee_store.records.record_batch import RecordBatch
-from aerobee_store.tools.index_layout import IndexCounts, open_index
+from aerobee_store.tools.index_layout import IndexCounts, IndexFileReader, open_index
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -277,7 +278,7 @@ class _Range:
         if self._index:
             rows, hashes = batch.index_hashes()
             if len(rows):
-                self._entries.append(np.stack((batch.physical_offset[rows], hashes), axis=1))
+                self._entries.append(_index_entries(batch.physical_offset[rows], hashes, self._split.begin))
 
     def _run(self, topic: str, queue_id: int, offsets: Any, width: int, physical: Any) -> None:
         first, last = int(offsets[0]), int(offsets[-1]) + width - 1
@@ -333,38 +334,75 @@ class _Range:
     def _compare_index(self) -> None:
         """Compare the index entries of this range with those that its records must have."""
         files = files_of(self._directory, self._job)
-        expected = np.concatenate(self._entries) if self._entries else np.zeros((0, 2), np.int64)
-        end = min(self._split.end, self._split.log_end)
-        found = [np.zeros((0, 2), np.int64)]
-        for reader in open_index(files.index_files, files.disk.open, self._counts):
-            if isinstance(reader, Path) or reader.counts is None:
-                self._add("index-counts-unknown", physical=self._split.begin, count=1, detail="give the index counts")
-                return
-            entries = reader.entries(1, reader.entry_count + 1)
-            places = entries["physical_offset"].astype(np.int64)
-            inside = (places >= self._split.begin) & (places < end)
-            found.append(np.stack((places[inside], entries["key_hash"][inside].astype(np.int64)), axis=1))
-        there = np.concatenate(found)
-        for kind, rows in (
+        index = _index_of(self._directory, self._job, self._counts)
+        if index is None:
+            self._add("index-counts-unknown", physical=self._split.begin, count=1, detail="give the index counts")
+            return
+        begin, end = self._split.begin, min(self._split.end, self._split.log_end)
+        expected = np.sort(np.concatenate([np.zeros(0, np.int64), *self._entries]))
+        there = np.sort(index.entries(begin, end))
+        if np.array_equal(expected, there) or files.live:
+            return
+        for kind, entries in (
             ("index-entry-missing", _without(expected, there)),
             ("index-entry-wrong", _without(there, expected)),
         ):
-            if len(rows) and not files.live:
-                self._add(
-                    kind,
-                    physical=int(rows[0][0]),
-                    count=len(rows),
-                    detail=f"the first has key hash {int(rows[0][1])}",
-                )
+            if len(entries):
+                place, key_hash = divmod(int(entries[0]), 1 << 32)
+                detail = f"the first has key hash {key_hash}"
+                self._add(kind, physical=begin + place, count=len(entries), detail=detail)
 
 
-def _without(rows: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The multiset difference: rows that are missing among the others, each as often as it is missing."""
-    if not len(rows):
-        return rows
-    unique, counts = np.unique(rows, axis=0, return_counts=True)
-    if len(others):
-        both, which = np.unique(np.concatenate((unique, others)), axis=0, return_inverse=True)
-        there = np.bincount(which.reshape(-1)[len(unique) :], minlength=len(both))
-        counts = counts - there[which.reshape(-1)[: len(unique)]]
-    return np.repeat(unique, np.maximum(counts, 0), axis=0)
+_BLOCK_SIZE: Final = 1 << 16  # index entries whose smallest and largest physical offset are remembered
+
+
+class _Index:
+    """The entries of all index files of a store, found by physical offset.
+
+    Entries are in the order of the log. A damaged one may have any offset, so the range of each block is remembered
+    instead of searching by bisection. This reads each file once in each worker.
+    """
+
+    def __init__(self, readers: Iterable[IndexFileReader]) -> None:
+        self._blocks: list[tuple[int, int, IndexFileReader, int, int]] = []  # lowest, highest offset, file, entries
+        for reader in readers:
+            end = reader.entry_count + 1
+            for first in range(1, end, _BLOCK_SIZE):
+                last = min(first + _BLOCK_SIZE, end)
+                places = reader.entries(first, last)["physical_offset"]
+                self._blocks.append((int(places.min()), int(places.max()), reader, first, last))
+
+    def entries(self, begin: int, end: int) -> npt.NDArray[np.int64]:
+        """The entries of records in this range of the log, in no order: see `_index_entries`."""
+        found = [np.zeros(0, np.int64)]
+        for lowest, highest, reader, first, last in self._blocks:
+            if highest >= begin and lowest < end:
+                entries = reader.entries(first, last)
+                places = entries["physical_offset"].astype(np.int64)
+                inside = (places >= begin) & (places < end)
+                found.append(_index_entries(places[inside], entries["key_hash"][inside].astype(np.int64), begin))
+        return np.concatenate(found)
+
+
+@lru_cache(maxsize=8)
+def _index_of(directory: str, job: str, counts: IndexCounts | None) -> _Index | None:
+    """The index of a store, opened once for a job in each worker. None if a file does not reveal its counts."""
+    files = files_of(directory, job)
+    readers: list[IndexFileReader] = []
+    for reader in open_index(files.index_files, files.disk.open, counts):
+        if isinstance(reader, Path) or reader.counts is None:
+            return None
+        readers.append(reader)
+    return _Index(readers)
+
+
+def _index_entries(places: npt.NDArray[np.int64], hashes: npt.NDArray[np.int64], begin: int) -> npt.NDArray[np.int64]:
+    """Each entry as one number, to be sorted and compared fast: the place in its range, then 32 bits of key hash."""
+    return (places - begin) << 32 | hashes & 0xFFFFFFFF
+
+
+def _without(entries: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The multiset difference of sorted entries: those that the others lack, each as often as it is missing."""
+    unique, counts = np.unique(entries, return_counts=True)
+    there = np.searchsorted(others, unique, "right") - np.searchsorted(others, unique, "left")
+    return np.repeat(unique, np.maximum(counts - there, 0))
