@@ -58,7 +58,8 @@ class ByteBudget:
 
     def try_take(self, size: int, owners: Sequence[str]) -> bool:
         """Take the bytes if that many are free and no call waits for them. Returns whether they were taken."""
-        if self._of_total or not self.has_free(size, owners):
+        used = self.used
+        if self._of_total or (used and used + size > self.total_max) or self._full_owner(size, owners) is not None:
             return False
         self.take_now(size, owners)
         return True

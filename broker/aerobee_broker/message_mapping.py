@@ -71,19 +71,19 @@ def to_store_message(message: v2.Message, stored_topic: str, queue_id: int, peer
     """
     system = message.system_properties
     properties = {p.UNIQ_KEY: system.message_id}
-    if system.tag:
-        properties[p.TAGS] = system.tag
-    if system.keys:
-        keys = [key for key in system.keys if key]
+    if tag := system.tag:
+        properties[p.TAGS] = tag
+    if sent_keys := system.keys:
+        keys = [key for key in sent_keys if key]
         properties[p.KEYS] = joined = p.KEY_SEPARATOR.join(keys)
         if joined.count(p.KEY_SEPARATOR) != len(keys) - 1:
             properties[EXACT_KEYS] = LIST_SEPARATOR.join(keys)
-    if system.message_group:
-        properties[p.SHARDING_KEY] = system.message_group
-    if system.trace_context:
-        properties[TRACE_CONTEXT] = system.trace_context
-    if system.lite_topic:
-        properties[LITE_TOPIC] = system.lite_topic
+    if message_group := system.message_group:
+        properties[p.SHARDING_KEY] = message_group
+    if trace_context := system.trace_context:
+        properties[TRACE_CONTEXT] = trace_context
+    if lite_topic := system.lite_topic:
+        properties[LITE_TOPIC] = lite_topic
     if system.HasField("priority"):
         properties[PRIORITY_PROPERTY] = str(system.priority)
     if system.HasField("delivery_timestamp"):
@@ -95,10 +95,10 @@ def to_store_message(message: v2.Message, stored_topic: str, queue_id: int, peer
         # 0 means none, because no producer wants to be asked at once.
         if seconds := immunity.seconds + (immunity.nanos > 0):
             properties[p.CHECK_IMMUNITY_TIME_SECONDS] = str(seconds)
-    if system.born_host and system.born_host != peer[0]:
-        properties[p.BORN_HOST] = system.born_host
-    if message.user_properties:
-        by_name = sorted(message.user_properties.items())  # protobuf's order differs between processes
+    if (born_host := system.born_host) and born_host != peer[0]:
+        properties[p.BORN_HOST] = born_host
+    if user_properties := message.user_properties:
+        by_name = sorted(user_properties.items())  # protobuf's order differs between processes
         empty = [name for name, value in by_name if not value]
         if empty:
             properties[EMPTY_PROPERTIES] = LIST_SEPARATOR.join(empty)

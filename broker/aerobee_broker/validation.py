@@ -38,18 +38,19 @@ def has_control_character(text: str) -> bool:
 
 def check_message(message: v2.Message, limits: LimitsConfig, body_size_max: int, now_ms: int) -> None:
     """Check every rule about one message that does not depend on its topic, in RocketMQ's order."""
-    system = message.system_properties
-    check_body(message.body, body_size_max)
+    system = message.system_properties  # each access to a field makes an object, so each is read once
+    body, tag, keys, born_host = message.body, system.tag, system.keys, system.born_host
+    check_body(body, body_size_max)
     size = check_user_properties(message, limits)
-    if system.tag:
-        check_tag(system.tag)
-        size += len(system.tag.encode())
-    if len(system.keys) > KEY_COUNT_MAX:
+    if tag:
+        check_tag(tag)
+        size += len(tag.encode())
+    if len(keys) > KEY_COUNT_MAX:
         raise InvalidRequestError(
             _Code.MESSAGE_PROPERTIES_TOO_LARGE,
-            f"the message has {len(system.keys)} keys, the limit is {KEY_COUNT_MAX}; leave some out",
+            f"the message has {len(keys)} keys, the limit is {KEY_COUNT_MAX}; leave some out",
         )
-    for key in system.keys:
+    for key in keys:
         check_key(key)
         size += len(key.encode())
     if size > limits.properties_size_max:
@@ -65,18 +66,18 @@ def check_message(message: v2.Message, limits: LimitsConfig, body_size_max: int,
         check_delivery_timestamp(system.delivery_timestamp, limits, now_ms)
     if system.HasField("message_group"):
         check_message_group(system.message_group)
-    if system.trace_context:
-        check_trace_context(system.trace_context)
-    if system.born_host and has_control_character(system.born_host):
+    if trace_context := system.trace_context:
+        check_trace_context(trace_context)
+    if born_host and has_control_character(born_host):
         raise InvalidRequestError(
             _Code.BAD_REQUEST, "born_host contains a control character; remove it or leave born_host empty"
         )
-    if system.lite_topic:
-        check_lite_topic(system.lite_topic)
+    if lite_topic := system.lite_topic:
+        check_lite_topic(lite_topic)
     if system.HasField("priority") and system.priority < 0:
         raise InvalidRequestError(_Code.BAD_REQUEST, f"priority {system.priority} is negative; use 0 or more")
     if system.HasField("body_digest"):
-        check_digest(message.body, system.body_digest)
+        check_digest(body, system.body_digest)
 
 
 def check_body(body: bytes, size_max: int) -> None:

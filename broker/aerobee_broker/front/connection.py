@@ -89,20 +89,18 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._silent_ticks = 0
         for event in self.core.receive(data):
-            kind = event.__class__
-            if kind is DataReceived:
-                event = cast(DataReceived, event)
+            if isinstance(event, DataReceived):
                 call = event.stream.call
-                if call is not None:
-                    cast(Call, call).data(event.data, event.ended)
-            elif kind is RequestReceived:
-                self._request(cast(RequestReceived, event))
-            elif kind is StreamEnded:
-                call = cast(StreamEnded, event).stream.call
-                if call is not None:
-                    cast(Call, call).gone()
+                if isinstance(call, Call):
+                    call.data(event.data, event.ended)
+            elif isinstance(event, RequestReceived):
+                self._request(event)
+            elif isinstance(event, StreamEnded):
+                call = event.stream.call
+                if isinstance(call, Call):
+                    call.gone()
             else:
-                self._ended(cast(ConnectionEnded, event))
+                self._ended(event)
         if self.core.refusals:
             self.counters.refused.update(self.core.refusals)
             self.core.refusals.clear()
@@ -130,8 +128,8 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._open_connections.discard(self)
         for event in self.core.abandon():
-            if isinstance(event, StreamEnded) and event.stream.call is not None:
-                cast(Call, event.stream.call).gone()
+            if isinstance(event, StreamEnded) and isinstance(event.stream.call, Call):
+                event.stream.call.gone()
 
     def flush_soon(self) -> None:
         """Write at the end of this tick, in practice at the beginning of the next one."""
@@ -256,15 +254,15 @@ class Connection(asyncio.Protocol):
         for stream in core.stalled(int(config.stall_seconds)):
             self.counters.refused["stall_seconds"] += 1
             core.reset(stream, ErrorCode.CANCEL)
-            if stream.call is not None:
-                cast(Call, stream.call).gone()
+            if isinstance(stream.call, Call):
+                stream.call.gone()
         self._request_ticks += 1
         if self._request_ticks <= config.stall_seconds:
             return
         self._request_ticks = 0
         for stream in core.stalled_requests():
-            call = cast("Call | None", stream.call)
-            if call is not None and call.takes_one_request:
+            call = stream.call
+            if isinstance(call, Call) and call.takes_one_request:
                 self.counters.refused["stall_seconds"] += 1
                 call.stall()
 

@@ -168,7 +168,11 @@ class MessageReader:
 
     def feed(self, data: bytes | memoryview) -> list[bytes]:
         """The messages that `data` completes. Raises CallAbortedError for invalid or too large messages."""
-        if self.size:
+        if not self.size:
+            length = len(data) - PREFIX_SIZE
+            if 0 <= length <= self._size_max and data[0] == 0 and int.from_bytes(data[1:PREFIX_SIZE], "big") == length:
+                return [bytes(data[PREFIX_SIZE:])]  # one uncompressed message: most unary calls
+        else:
             self._parts.append(data)
             self.size += len(data)
             if self.size < self._missing:

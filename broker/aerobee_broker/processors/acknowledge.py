@@ -29,12 +29,13 @@ class AcknowledgeProcessor:
         """One result per entry, in order; the common status is theirs if all are equal."""
         topic = topic_name(request.topic, client)
         group = group_name(request.group, client)
-        if not request.entries:
+        entries = request.entries
+        if not entries:
             raise InvalidRequestError(v2.Code.BAD_REQUEST, "the request has no entries; name a message to acknowledge")
-        errors = await self._deliveries.acknowledge(topic, group, [entry.receipt_handle for entry in request.entries])
+        errors = await self._deliveries.acknowledge(topic, group, [entry.receipt_handle for entry in entries])
         response = v2.AckMessageResponse()
         failures = 0
-        for entry, error in zip(request.entries, errors, strict=True):
+        for entry, error in zip(entries, errors, strict=True):
             status = _OK
             if error is not None:
                 status = v2.Status(code=v2.Code.INVALID_RECEIPT_HANDLE, message=str(error))

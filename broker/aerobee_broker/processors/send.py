@@ -104,16 +104,17 @@ class SendProcessor:
 
     async def answer(self, request: AnySendRequest, client: Client) -> v2.SendMessageResponse | bytes:
         """Like `process`, for a request that may have been read as columns; the answer may then be encoded bytes."""
-        if isinstance(request, send_columns.SendShapes):
-            answer = await self._process_batch(request, client)
-            if answer is not None:
-                return answer
-            request = request.otherwise()
-        if isinstance(request, send_columns.SendColumns):
-            answer = await self._process_batch(request, client)
-            if answer is not None:
-                return answer
-            request = request.whole()
+        if not isinstance(request, v2.SendMessageRequest):
+            if isinstance(request, send_columns.SendShapes):
+                answer = await self._process_batch(request, client)
+                if answer is not None:
+                    return answer
+                request = request.otherwise()
+            if isinstance(request, send_columns.SendColumns):
+                answer = await self._process_batch(request, client)
+                if answer is not None:
+                    return answer
+                request = request.whole()
         messages, queue_offsets, recall_handles = await self._store_all(request, client)
         if len(messages) == 1 and not recall_handles:
             return send_columns.send_answer_of_one(messages[0].system_properties.message_id.encode(), queue_offsets[0])
@@ -138,9 +139,13 @@ class SendProcessor:
 
         now_ms = self._clock.now_ms()
         transactional = messages[0].system_properties.message_type == TRANSACTION
-        turns = Turns()
         revision = self._topics_revision
-        await self._check(messages, turns, now_ms)
+        turns = None
+        if len(messages) == 1:
+            check_message(messages[0], self._settings.current.limits, self._body_size_max, now_ms)
+        else:
+            turns = Turns()
+            await self._check_together(messages, turns, now_ms)
         while True:
             if destination is None or revision != self._tables.topics.revision:  # a large batch took its time
                 destination = _Destination(await self._tables.topic_in_use(stored_name))
@@ -148,11 +153,11 @@ class SendProcessor:
                 if revision == self._topics_revision:
                     self._destinations[key] = destination
             to_store: list[Message] = []
-            drafts: list[Draft] | None = [] if len(messages) > 1 and not transactional else None
+            drafts: list[Draft] | None = None if turns is None or transactional else []
             counters: list[SentCounters] = []
             next_queue = destination.take_queue()
             for message in messages:
-                if to_store:
+                if to_store and turns is not None:
                     await turns.next()
                 to_store.append(self._prepared(message, destination, client, now_ms, counters, next_queue))
                 if drafts is not None:
@@ -176,7 +181,7 @@ class SendProcessor:
         }
         return messages, queue_offsets, recall_handles
 
-    async def _check(self, messages: Sequence[v2.Message], turns: Turns, now_ms: int) -> None:
+    async def _check_together(self, messages: Sequence[v2.Message], turns: Turns, now_ms: int) -> None:
         """Check each message, and that the messages may be in one request. InvalidRequestError."""
         resource = messages[0].topic
         transactional = messages[0].system_properties.message_type == TRANSACTION
@@ -190,7 +195,7 @@ class SendProcessor:
                     v2.Code.PAYLOAD_TOO_LARGE,
                     f"the messages of the request have more than {_KEYS_MAX} keys together; send several requests",
                 )
-            if len(messages) > 1 and message.topic != resource:
+            if message.topic != resource:
                 raise InvalidRequestError(
                     v2.Code.MESSAGE_CORRUPTED, "the messages of the request have different topics; send them one by one"
                 )

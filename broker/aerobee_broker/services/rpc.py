@@ -293,19 +293,8 @@ class ClientIdentity:
         self._accounts = accounts
 
     def __call__(self, context: Context) -> Client:
-        client_id: str | bytes = ""
-        namespace: str | bytes = ""
-        authorization: str | bytes | None = None
-        date_time: str | bytes | None = None
-        for key, value in context.metadata():
-            if key == "x-mq-client-id":
-                client_id = value
-            elif key == "x-mq-namespace":
-                namespace = value
-            elif key == "authorization":
-                authorization = value
-            elif key == "x-mq-date-time":
-                date_time = value
+        headers = dict(context.metadata())
+        client_id = headers.get("x-mq-client-id")
         if not isinstance(client_id, str) or not client_id.strip() or len(client_id) > 1024:
             raise InvalidRequestError(
                 v2.Code.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing, blank or longer than 1024 characters"
@@ -313,9 +302,12 @@ class ClientIdentity:
         if self._accounts is None:
             client = self._clients.seen(client_id)
         else:  # before any state is kept for a caller
-            account = self._accounts.of_call(authorization, date_time, context.certificate_subject())
+            account = self._accounts.of_call(
+                headers.get("authorization"), headers.get("x-mq-date-time"), context.certificate_subject()
+            )
             client = self._clients.seen(f"{account.access_key}/{client_id}")
             client.account = account
+        namespace = headers.get("x-mq-namespace")
         client.namespace = namespace if isinstance(namespace, str) else ""
         return client
 

@@ -288,7 +288,7 @@ class Dispatch:
 
         `further`: number of additional queues of the entries.
         """
-        if isinstance(entries, EntryBatch | ReceivedRecords):
+        if isinstance(entries, (EntryBatch, ReceivedRecords)):
             self.waiting_count += entries.count
             items = 1
         else:
@@ -330,7 +330,7 @@ class Dispatch:
         while waiting and waiting[0][0] <= confirm_offset:
             end, entries, items = waiting.popleft()
             waiting_items += items
-            if isinstance(entries, EntryBatch | ReceivedRecords):
+            if isinstance(entries, (EntryBatch, ReceivedRecords)):
                 self._put_entries(ready)
                 ready = []
                 for dispatcher in self.dispatchers:
