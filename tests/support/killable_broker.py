@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from aerobee_client.testing import AddressKeeper
+from tests.support.front_under_test import FRONT
 
 FLUSH_MODES = ("sync", "async")
 WRITE_MODES = ("gathered", "mapped", "pool")
@@ -47,6 +48,8 @@ class KillableBroker:
         """Start the process without waiting."""
         command = ["-m", "aerobee_broker", "serve", "--store", str(self.store), "--config", str(self._config)]
         ports = ["--listen", self.endpoint, "--metrics", self._metrics, "--flush", flush, "--write-mode", write_mode]
+        if FRONT is not None:
+            ports += ["--front", FRONT]
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, *command, *ports, stdout=asyncio.subprocess.PIPE, stderr=log, env=self._environment
