@@ -20,6 +20,7 @@ from aerobee_broker.message_mapping import to_store_message
 from aerobee_broker.processors.records.read import frame_bytes
 from aerobee_client import Credentials
 from aerobee_proto import admin_v1, records_v1, v2
+from aerobee_store import MessageStore
 from aerobee_store.record_runs import RecordRuns
 from aerobee_store.records import inner_batch
 from aerobee_store.records.record import Draft, Message
@@ -132,6 +133,22 @@ async def test_appended_records_are_read(records: Records) -> None:
 
     frames, last = await records.read(10, bytes_max=1)
     assert (bodies(frames), last.next_queue_offset) == ([messages[10].body], 11)
+
+
+async def test_an_answer_waits_until_the_records_are_stored(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the disk is busy, there is no answer."""
+    released = asyncio.Event()
+    wait_stored = MessageStore.wait_stored
+
+    async def slow(self: MessageStore, end: int, *, durable: bool | None = None) -> None:
+        await released.wait()
+        await wait_stored(self, end, durable=durable)
+
+    monkeypatch.setattr(MessageStore, "wait_stored", slow)
+    append = asyncio.create_task(records.append(b"".join(packed(some(10)))))
+    assert not (await asyncio.wait({append}, timeout=0.5))[0]
+    released.set()
+    assert (await append).status.code == Code.OK
 
 
 async def test_a_stream_of_appends_is_answered_in_order(records: Records) -> None:

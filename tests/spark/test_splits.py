@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,8 @@ def test_every_record_once_in_any_number_of_splits(store: Path) -> None:
         splits = plan(store, size)
         assert len(splits) > 3
         assert starts(splits) == whole
+        for one, following in pairwise(splits):
+            assert one.end == following.begin, "every byte is in one range"
 
 
 def test_a_cut_at_every_byte(store: Path) -> None:
