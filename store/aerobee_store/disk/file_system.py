@@ -266,20 +266,19 @@ class DiskFile:
         return end
 
     def sync(self) -> None:
-        if not self._evictable:
-            with suppress(FileNotFoundError):  # as below
-                os.fdatasync(self._open())
-            return
-        levels, self.unsynced_levels = self.unsynced_levels, 0
         # removed in the meantime, with its topic or by retention: nothing could be lost
         with suppress(FileNotFoundError):
-            descriptor = _open_descriptor(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fdatasync(descriptor)
-            finally:
-                os.close(descriptor)
-            for directory in self.path.parents[:levels]:
+            if self._evictable:
+                descriptor = _open_descriptor(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fdatasync(descriptor)
+                finally:
+                    os.close(descriptor)
+            else:
+                os.fdatasync(self._open())
+            for directory in self.path.parents[: self.unsynced_levels]:
                 self._disk.sync_directory(directory)
+        self.unsynced_levels = 0  # last: the next file of a queue may be made now, perhaps by another thread
 
     def close(self) -> None:
         self._disk.forget(self)

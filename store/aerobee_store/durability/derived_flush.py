@@ -26,6 +26,9 @@ _FILES_PER_TURN = 64
 # reads some more seconds of the log, of which it reads a whole segment anyway.
 _PAUSE_PER_WRITING = 19
 _INTERVALS_MAX = 5
+# A queue that has begun a new file may fill it soon. Its next file can only follow when this one is durable, and the
+# event loop would wait for that sync.
+_GROWING_SHARE = 4
 
 
 class FlushDerived:
@@ -81,8 +84,9 @@ class FlushDerived:
                 for spent in self._write():
                     seconds += spent
                     await asyncio.sleep(0)
-                pause = min(max(interval, seconds * _PAUSE_PER_WRITING), interval * _INTERVALS_MAX)
                 files = self._unsynced.copy()
+                least = interval / _GROWING_SHARE if any(file.unsynced_levels for file in files) else interval
+                pause = min(max(least, seconds * _PAUSE_PER_WRITING), interval * _INTERVALS_MAX)
                 if files and not await loop.run_in_executor(self._disk, self._sync_together, files):
                     for first in range(0, len(files), _FILES_PER_TURN):
                         part = files[first : first + _FILES_PER_TURN]

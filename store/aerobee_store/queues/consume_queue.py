@@ -486,11 +486,9 @@ class ConsumeQueue:
         if self._starts:
             before = self._file(self._starts[-1])
             assert before is not None
-            if before.unsynced_levels:
+            if before.unsynced_levels:  # a file was filled in less than the interval of the flush
                 before.sync()
-            file = self._run.create(start, evictable=True)
-        else:
-            file = self._run.create_unsynced(start)
+        file = self._run.create_unsynced(start)
         self._starts.append(start)
         self._files[start] = file
         return file

@@ -63,6 +63,7 @@ LOOKED_MAX: Final = 1 << 16
 """Entries examined by one search: about 30 ms. A normal slot has a few; keys constructed to collide can have more."""
 LOOKED_PER_STEP: Final = 1 << 11
 """Entries after which a search returns control to its caller: about 1 ms."""
+_DIRECTORY_LEVELS: Final = 2  # directories above a file, its own first, that its first sync makes durable
 _CREATION_TRIES: Final = 3  # RocketMQ's
 _CREATION_PAUSE_SECONDS: Final = 0.05  # the event loop waits; RocketMQ waits a second
 # Below this many keys a loop over `struct` calls is faster than numpy with its fixed cost (measured: about 40 keys).
@@ -436,6 +437,7 @@ class IndexService:
             self._remove(file)
         for file in self.files:
             file.dirty = True
+            file.file.unsynced_levels = _DIRECTORY_LEVELS
         return end
 
     def release_expired(self, min_physical_offset: int) -> list[IndexFile]:
@@ -473,8 +475,12 @@ class IndexService:
         self.files.append(file)
 
     def _create_file(self, path: Path) -> File:
-        """Create a file, with a few attempts; an index that cannot be written stops the store. OSError."""
-        self._file_system.make_directory(self._directory)
+        """Create a file, with a few attempts; an index that cannot be written stops the store. OSError.
+
+        Its name and directory become durable with the first sync of the file, in a disk thread: the event loop would
+        wait for the disk here. A crash before that loses only entries that recovery adds again.
+        """
+        self._file_system.make_directory(self._directory, durable=False)
         for left in reversed(range(_CREATION_TRIES)):
             try:
                 created = self._file_system.create(path, file_size(self._slot_count, self._entry_count))
@@ -486,9 +492,7 @@ class IndexService:
                 with suppress(FileNotFoundError):
                     self._file_system.unlink(path)
                 time.sleep(_CREATION_PAUSE_SECONDS)
-        self._file_system.sync_directory(
-            self._directory
-        )  # once, like the sync of a new directory: a failed one is final
+        created.unsynced_levels = _DIRECTORY_LEVELS
         return created
 
     def _remove(self, file: IndexFile) -> None:

@@ -150,11 +150,11 @@ class MemoryFile:
                 return
         assert inode is not None
         closed = self._closed
-        levels, self.unsynced_levels = self.unsynced_levels, 0
         self._disk.sync_inode(inode, self.path)
-        for directory in self.path.parents[:levels]:
+        for directory in self.path.parents[: self.unsynced_levels]:
             with suppress(FileNotFoundError):  # removed in the meantime
                 self._disk.sync_directory(directory)
+        self.unsynced_levels = 0
         if self._closed != closed and not self._evictable:
             raise _os_error(error_numbers.EBADF, self.path)
 

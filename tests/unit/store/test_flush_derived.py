@@ -73,6 +73,27 @@ def test_no_more_than_a_page_waits() -> None:
         assert store.recovery.units_added == 0
 
 
+def test_a_new_file_of_a_queue_waits_for_no_sync() -> None:
+    """The event loop makes the files of queues: it syncs only a file that no flush has synced since it was made."""
+    disk = MemoryFileSystem()
+    with MessageStore.open(replace(CONFIG, queue_file_size=20 * 20), file_system=disk) as store:
+
+        def synced(count: int) -> int:
+            """Send this many messages; return how often something of the queue was synced."""
+            begin = len(disk.log)
+            send(store, "orders", count)
+            store._queues.simple["orders", 0]._write_waiting()
+            operations = disk.log[begin:]
+            queues = DIRECTORY / "consumequeue"
+            return sum(each.name.startswith("sync") and each.path.is_relative_to(queues) for each in operations)
+
+        for _ in range(3):
+            assert synced(20) == 0
+            store.flush()
+        assert synced(40) > 0, "two files between two flushes: only the last one may be without its size after a crash"
+        assert bodies(store, "orders") == list(range(100))
+
+
 def test_waiting_units_are_rebuilt_after_a_kill() -> None:
     """The next start rebuilds the waiting units from the log."""
     disk = MemoryFileSystem()

@@ -153,6 +153,25 @@ def test_a_directory_that_is_made_without_a_sync(tmp_path: Path) -> None:
     file.sync()  # the file is gone, so there is nothing to sync
 
 
+@pytest.mark.parametrize("evictable", [True, False])
+def test_a_sync_covers_new_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evictable: bool) -> None:
+    """The first sync of a file also syncs as many directories above it as may not be durable, later ones none."""
+    disk = DiskFileSystem()
+    synced: list[Path] = []
+
+    def sync_directory(path: Path) -> None:
+        assert file.unsynced_levels == 2, "it counts as durable only at the end: another thread may look meanwhile"
+        synced.append(path)
+
+    monkeypatch.setattr(disk, "sync_directory", sync_directory)
+    file = disk.create(tmp_path / "file", 100, evictable=evictable)
+    file.unsynced_levels = 2
+    file.sync()
+    file.sync()
+    file.close()
+    assert synced == [tmp_path, tmp_path.parent]
+
+
 class StrictMap(mmap.mmap):
     """A mapping whose search reads one byte past the given range, like that of CPython 3.11.2."""
 

@@ -245,6 +245,34 @@ def test_a_failed_creation_of_a_file_is_retried(failures: int, caplog: pytest.Lo
     assert sum("trying again" in record.message for record in caplog.records) == min(failures, 2)
 
 
+def test_a_new_file_becomes_durable_in_the_disk_thread() -> None:
+    """Creating files syncs nothing, as the event loop would wait; the sync of a file makes its name durable, too."""
+    disk = MemoryFileSystem()
+    disk.make_directory(DIRECTORY)
+    began = len(disk.log)
+    index = service(disk)
+    put(index, 0, 3 * ENTRIES)
+    assert not [each for each in disk.log[began:] if each.name.startswith("sync")]
+    for file in index.take_dirty():
+        file.sync()
+    synced = disk.crash(seed=1)
+    assert len(synced.list(INDEX)) == len(index.files) == 4
+    assert all(synced.size(file.path) == file_size(SLOTS, ENTRIES) for file in index.files)
+
+
+def test_names_of_a_killed_process_become_durable() -> None:
+    """A killed process may have left files with names that were never synced; recovery syncs these, too."""
+    disk = MemoryFileSystem()
+    disk.make_directory(DIRECTORY)
+    put(service(disk), 0, 5)
+    index = service(disk)
+    index.truncate_unsynced(500)
+    for file in index.take_dirty():
+        file.sync()
+    index = service(disk.crash(seed=1))
+    assert found(index, 3) == [3]
+
+
 def test_sizes() -> None:
     """The size of RocketMQ's default file."""
     assert file_size(5_000_000, 20_000_000) == 420_000_040
