@@ -228,10 +228,11 @@ class Connection:
         current one, and after a failure the next. `renew` gives the request for attempt number n, from 2. Raises the
         last error. After a cancellation, the server may or may not have executed the request.
         """
+        first = self._current  # a failed attempt moves it
 
         async def attempt(number: int) -> AnswerT:
             self._check_open()
-            peer = choose(number) if choose else self.peers[(self._current + number - 1) % len(self.peers)]
+            peer = choose(number) if choose else self.peers[(first + number - 1) % len(self.peers)]
             try:
                 answer = await select(peer.stubs)(
                     renew(number) if renew is not None and number > 1 else request,

@@ -178,12 +178,15 @@ class LogFollower:
             for first, last in zip([0, *breaks.tolist()], [*breaks.tolist(), len(found.units)], strict=True):
                 times = [] if stored is None else stored[first:last].tolist()
                 offset = int(found.queue_offsets[first])
+                queue.next_offset = max(queue.next_offset, offset + last - first)  # as with appends: units are waiting
                 units.append(ReceivedUnits(queue, offset, found.units[first:last].tobytes(), times))
         batch_units = []
         for topic, queue_id, of_queue in record_units.batch_queue_units(batch):
             batch_queue = self._queues.batch_queue_unless_simple(topic, queue_id)
             if batch_queue is not None:
                 batch_units.append((batch_queue, of_queue))
+                batch_end = int(of_queue["base_offset"][-1] + of_queue["count"][-1])
+                batch_queue.next_offset = max(batch_queue.next_offset, batch_end)
         rows, hashes = batch.index_hashes()
         return ReceivedRecords(
             units,

@@ -604,6 +604,20 @@ class MessageStore:
         """The queue ids of one topic, as in `queues`, without enumerating the others."""
         return self._queues.ids_of(topic)
 
+    def topics_ending_before(self, topics: Collection[str], physical_offset: int) -> list[str]:
+        """The topics among these that have messages, but none at or after this offset, not even one that waits for
+        dispatch. Empty until the log is dispatched up to the offset.
+
+        For a log that another broker writes: it may already have messages of a later topic of the same name.
+        """
+        if self._dispatch.dispatched < physical_offset:
+            return []
+        ends: dict[str, bool] = {}
+        for queue in self._queues.of_topics(topics):
+            is_ended = queue.next_offset == queue.max_offset and queue.ends_before(physical_offset)
+            ends[queue.topic] = ends.get(queue.topic, True) and is_ended
+        return [topic for topic, is_ended in ends.items() if is_ended]
+
     async def delete_topics(self, topics: Collection[str]) -> None:
         """Remove the queues of topics. Their records stay in the log until they expire, but are ignored.
 

@@ -10,8 +10,9 @@ import pytest
 from aerobee_broker.remoting.codes import Request
 from aerobee_broker.replication import replica as replica_module
 from aerobee_client import Message, connect
+from aerobee_store import MessageStore
 from tests.support.remoting_client import json_body
-from tests.support.replicating import Master, RunningReplica, eventually, master, replica
+from tests.support.replicating import Master, RunningReplica, eventually, master, replica, store_config
 
 
 async def _store(found: Master, topic: str) -> str:
@@ -56,7 +57,7 @@ async def test_a_topic_that_was_not_copied_is_restored(tmp_path: Path, monkeypat
 async def test_a_deleted_topic_is_not_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
 ) -> None:
-    """The replica still has its queues."""
+    """A promoted replica creates topics for queues without one, but not for a topic that the master had deleted."""
     monkeypatch.setattr(replica_module, "METADATA_SECONDS", 0.02)
     async with master(tmp_path / "a") as found:
         await _store(found, "deleted")
@@ -81,3 +82,36 @@ async def test_a_deleted_topic_is_not_restored(
             listening = await following.promote()
             async with connect(str(listening.grpc)) as client:
                 assert await client.admin.list_topics() == []
+
+
+async def test_queues_of_a_deleted_topic_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later topic of the same name has only its own messages, at the offsets that the master gave them."""
+    monkeypatch.setattr(replica_module, "METADATA_SECONDS", 0.02)
+    async with master(tmp_path / "a") as found:
+        await _store(found, "again")
+        async with replica(tmp_path / "b", found.broker.remoting) as following:
+            await _everything(found, following)
+
+            async def copied() -> bool:
+                return "again" in await _topics(following)
+
+            await eventually(copied)
+            async with connect(found.broker.endpoint) as client:
+                await client.admin.delete_topic("again")
+
+            async def gone() -> bool:
+                return not (tmp_path / "b" / "consumequeue" / "again").exists()
+
+            await eventually(gone)
+            message_id = await _store(found, "again")
+            await _everything(found, following)
+            await eventually(copied)
+            await following.promote()
+    with MessageStore.open(store_config(tmp_path / "b")) as store:
+        ranges = {queue_id: store.queue_range("again", queue_id) for queue_id in store.queue_ids("again")}
+        found_ids = [
+            record.unique_key
+            for queue_id, (begin, _) in ranges.items()
+            for record in store.read("again", queue_id, begin, max_count=9).records
+        ]
+        assert found_ids == [message_id], ranges

@@ -8,6 +8,11 @@ the end that the master's log had after reading the checkpoint. These deliveries
 promoted replica neither repeats nor loses one. With an Aerobee master it matters less, because its log has marks of
 deliveries.
 
+Topics that an Aerobee master has deleted are deleted here, too, with their queues: the records before an end of the
+master's log that was read before its topics. All of them were deleted at the master; later ones belong to a new topic
+of the same name. A master of RocketMQ begins such a topic at queue offset 0 again, which a deleted topic here does not,
+so its queues stay until their records expire.
+
 A master may die before a new topic of it was copied, although messages of the topic were answered and are in this log.
 A promoted replica creates such topics again (`restore_topics`).
 """
@@ -18,12 +23,14 @@ import logging
 from dataclasses import replace
 from typing import Final, Protocol
 
+from aerobee_broker.delivery.lite import lite_topics_of
 from aerobee_broker.errors import BrokerError
 from aerobee_broker.remoting.codes import Answer, Request
 from aerobee_broker.remoting.connection import Connection
 from aerobee_broker.remoting.frame import Command
 from aerobee_broker.tables.consumer_groups import GroupTable
 from aerobee_broker.tables.consumer_offsets import OffsetTable
+from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import (
     DEAD_LETTER_PREFIX,
@@ -37,6 +44,7 @@ from aerobee_broker.tables.topics import (
 )
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
+from aerobee_store.errors import SyncTimeoutError
 from aerobee_store.tables import java_json
 from aerobee_store.tables.json_table import JsonTable
 from aerobee_store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
@@ -70,23 +78,29 @@ class Metadata:
         self._checkpoint: tuple[TimerCheckpoint, int] | None = None  # the master's, and the required end of this log
         self._checkpoint_saved = 0  # its read time
         self.copied = 0  # how often a table was replaced
-        self._deleted = {name for name in store.queues() if name not in tables.topics}  # their queues are left
+        self._deleted = {name for name in store.queues() if name not in tables.topics}  # their queues may be left
+        self._going: set[str] = set()  # topics that the master has deleted, and whose queues are still here
 
     async def copy(self, master: Connection) -> None:
         """Request all tables, apply and save changes. Raises BrokerError, TimeoutError and OSError."""
         tables, clock = self._tables, self._clock
+        end = await self._end_of_log(master) if self._going else None  # before the topics
         topics = TopicTable.from_json(await self._asked(master, Request.GET_ALL_TOPIC_CONFIG), clock)
         groups = GroupTable.from_json(await self._asked(master, Request.GET_ALL_SUBSCRIPTION_GROUP_CONFIG), clock)
         offsets = OffsetTable.from_json(await self._asked(master, Request.GET_ALL_CONSUMER_OFFSET), clock)
         if self._differ(tables.topics, topics):
-            self._deleted.update(topic.name for topic in tables.topics if topic.name not in topics)
-            self._deleted.difference_update(topic.name for topic in topics)
+            gone = [topic.name for topic in tables.topics if topic.name not in topics]
+            for names in (self._deleted, self._going):
+                names.update(gone)
+                names.difference_update(topic.name for topic in topics)
             tables.topics.replace(topics)
         if self._differ(tables.groups, groups):
             tables.groups.replace(groups)
         if self._differ(tables.offsets, offsets):
             tables.offsets.replace(offsets)
         await tables.save_all()
+        if end is not None:
+            await self._delete_queues(end)
         delays = await self._asked(master, Request.GET_ALL_DELAY_OFFSET)
         if delays != self._delay_offsets:
             await self._store.in_disk_thread(self._delays.save, delays)
@@ -125,6 +139,26 @@ class Metadata:
                 name,
             )
         return restored
+
+    async def _end_of_log(self, master: Connection) -> int | None:
+        """The end of an Aerobee master's log; None: it is one of RocketMQ."""
+        answered = await master.ask(Command(Request.GET_BROKER_EPOCH_CACHE), _ANSWER_SECONDS)
+        if answered.code != Answer.SUCCESS:
+            return None
+        content = _content(answered, Request.GET_BROKER_EPOCH_CACHE)
+        return JsonFields("epochs of the master", content).integer("maxOffset", 0, maximum=INT64_MAX)
+
+    async def _delete_queues(self, end: int) -> None:
+        """Delete the queues of deleted topics as far as the log reaches. `end`: nothing before it belongs to a topic
+        that the master has."""
+        store = self._store
+        names = [name for topic in self._going for name in (topic, *lite_topics_of(store, topic))]
+        try:
+            await store.delete_topics(store.topics_ending_before(names, end))
+        except SyncTimeoutError as error:
+            _log.warning("queues of deleted topics not removed, retried later cause=%s", error)
+        # What the log has not reached yet is deleted with a later copy.
+        self._going = {topic for topic in self._going if store.queue_ids(topic) or lite_topics_of(store, topic)}
 
     async def _copy_checkpoint(self, master: Connection) -> None:
         """A master without a timer refuses, or answers zeros."""

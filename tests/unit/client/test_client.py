@@ -280,6 +280,16 @@ class TestConnection:
             endpoints[1].split(":")[1]
         )
 
+    async def test_each_attempt_goes_to_the_next_endpoint(self, broker: ScriptedBroker) -> None:
+        """No attempt is repeated at the endpoint that has just failed, and every endpoint is tried once a round."""
+        async with scripted_broker() as second, scripted_broker() as third:
+            for failing in (broker, second):
+                failing.answers["SendMessage"] = [failure(grpc.StatusCode.UNAVAILABLE)] * 9
+            async with connect(";".join((broker.endpoint, second.endpoint, third.endpoint))) as client:
+                await client.producer().send(MESSAGE)
+                assert client.endpoint == third.endpoint
+            assert [len(each.requests("SendMessage")) for each in (broker, second, third)] == [1, 1, 1]
+
     @pytest.mark.parametrize(
         "endpoint", ["", ";", "127.0.0.1:1;", "localhost", "localhost:", "host:0", "host:65536", "::1:80", "http://h:1"]
     )

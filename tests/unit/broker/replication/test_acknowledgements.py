@@ -27,9 +27,10 @@ class _Store:
 
     running: RunningState
     positions: tuple[int, int, int, int] = (_END, _END, _END, _END)
+    flushes: int = 0
 
     def request_flush(self) -> None:
-        """Nothing to do, because everything is durable."""
+        self.flushes += 1
 
 
 def _of(running: RunningState | None = None, **settings: object) -> Acknowledgements:
@@ -90,6 +91,19 @@ async def test_waiters_are_answered_in_the_order_of_their_offsets() -> None:
     found.reported(replica, 900)
     await waiters[900]
     assert not found.waiting_count
+
+
+async def test_a_sync_is_requested_for_what_is_not_durable() -> None:
+    """A sync requested for durable bytes would wait for the batch of the next sends, and split it."""
+    store = _Store(RunningState())
+    found = Acknowledgements(ReplicationConfig(acks="1", ack_timeout_seconds=0.01), store)
+    _replica(found, "1", 600)
+    with pytest.raises(ReplicaTimeoutError):
+        await found.wait(_END)
+    assert not store.flushes
+    with pytest.raises(ReplicaTimeoutError):
+        await found.wait(_END + 1)
+    assert store.flushes == 1
 
 
 def test_messages_are_refused_with_too_few_in_sync() -> None:
