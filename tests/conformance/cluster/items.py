@@ -168,6 +168,7 @@ COVERED_ELSEWHERE: Final[dict[int, tuple[str, ...]]] = {
     ),
     98: ("tests/cluster/test_java_client.py::test_a_client_that_signs",),
     100: ("tests/unit/broker/replication/test_connections.py::test_the_golden_replica",),
+    101: ("tests/cluster/test_java_replication.py::test_a_java_replica_follows_us",),
     102: (
         "tests/unit/broker/replication/test_connections.py::test_heartbeats_and_silence",
         "tests/unit/broker/replication/test_connections.py::test_a_replica_leaves_a_silent_master",
@@ -190,11 +191,11 @@ COVERED_ELSEWHERE: Final[dict[int, tuple[str, ...]]] = {
 """Existing tests that assert the same."""
 
 LEFT_OUT: Final[dict[int, str]] = {
-    119: "RocketMQ's controller protocol: a replica follows a default-HA master; frames and epoch file are read",
+    119: "optional: the lease in etcd takes the place of RocketMQ's controller; its frames and epoch file are read",
 }
 """Items that the broker deliberately leaves out, with the reason; docs/replication.md names alternatives."""
 
-OPEN: Final[frozenset[int]] = frozenset((101,))
+OPEN: Final[frozenset[int]] = frozenset()
 """Items that the broker does not support yet."""
 
 COUNT: Final = SECTIONS[-1][1]

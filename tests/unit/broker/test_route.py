@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -17,9 +18,14 @@ from aerobee_broker.errors import (
     TopicNotFoundError,
 )
 from aerobee_broker.listeners import Listening
+from aerobee_broker.namesrv import cluster_routes
 from aerobee_broker.namesrv.cluster_routes import ClusterRoutes, read_route
 from aerobee_broker.namesrv.route_tables import GrpcAddresses, QueueData, Registration, RouteTables
 from aerobee_broker.processors.route import RouteProcessor
+from aerobee_broker.remoting.codes import Answer
+from aerobee_broker.remoting.connection import Connection
+from aerobee_broker.remoting.fields import answer
+from aerobee_broker.remoting.frame import Command
 from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.data_version import DataVersion
 from aerobee_broker.tables.tables import Tables
@@ -234,6 +240,44 @@ async def test_a_broker_without_write_permission_is_read_only(routes: Routes) ->
     routes.name_server.wipe_write_permission("aerobee")
     permissions = [queue.permission for queue in await routes.queues("orders")]
     assert permissions == [*[v2.Permission.READ] * 4, v2.Permission.READ_WRITE]
+
+
+class _NameServer:
+    """Gives these answers in turn; None: no answer in time."""
+
+    def __init__(self, *answers: Command | None) -> None:
+        self._answers = list(answers)
+
+    async def ask(self, _request: Command, _seconds: float) -> Command:
+        answered = self._answers.pop(0)
+        if answered is None:
+            raise TimeoutError
+        return answered
+
+
+def _route_of(*brokers: str) -> Command:
+    queues = {"readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    return answer(body={"brokerDatas": [], "queueDatas": [{"brokerName": name, **queues} for name in brokers]})
+
+
+async def test_a_broker_of_two_name_servers_is_listed_once(routes: Routes) -> None:
+    """A broker may be registered with the name server inside of this broker and with another one."""
+    for name in ("aerobee", "two"):
+        _register(routes, name, grpc=GrpcAddresses(), orders=QueueData(1, 1, 6))
+    server = cast(Connection, _NameServer(_route_of("two", "three")))
+    cluster = ClusterRoutes(lambda: (server,), routes.name_server)
+    assert [found.broker for found in await cluster.brokers("orders")] == ["aerobee", "two", "three"]
+
+
+async def test_name_servers_that_do_not_answer(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one is asked; without any answer the last route stays, until a name server no longer has the topic."""
+    monkeypatch.setattr(cluster_routes, "_VALID_SECONDS", 0.0)
+    absent = Command(Answer.TOPIC_NOT_EXIST)
+    first = cast(Connection, _NameServer(None, None, None, absent))
+    second = cast(Connection, _NameServer(_route_of("two"), None, Command(Answer.SYSTEM_ERROR)))
+    cluster = ClusterRoutes(lambda: (first, second), routes.name_server)
+    found = [[queues.broker for queues in await cluster.brokers("orders")] for _ in range(4)]
+    assert found == [["two"], ["two"], ["two"], []]
 
 
 @pytest.mark.parametrize(
