@@ -100,7 +100,8 @@ async def test_a_sync_is_requested_for_what_is_not_durable() -> None:
     _replica(found, "1", 600)
     with pytest.raises(ReplicaTimeoutError):
         await found.wait(_END)
-    assert not store.flushes
+    requested = store.flushes
+    assert not requested
     with pytest.raises(ReplicaTimeoutError):
         await found.wait(_END + 1)
     assert store.flushes == 1
