@@ -51,7 +51,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", 130 << 20),  # RocketMQ's own limit; a body alone may have gRPC's 4 MiB
     ("grpc.max_send_message_length", 130 << 20),
     ("grpc.initial_reconnect_backoff_ms", 100),  # a broker is back within a second; gRPC would first retry after one
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5000),  # despite its name the time for one attempt, handshakes included
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.keepalive_time_ms", 60_000),  # detects a peer that vanished
 ]

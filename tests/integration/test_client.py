@@ -19,6 +19,7 @@ from aerobee_client import (
     connect,
 )
 from aerobee_client.testing import BrokerProcess, run_broker
+from tests.support.port_forwarder import forwarded_port
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -141,6 +142,13 @@ async def test_a_group_in_use_is_not_deleted(client: Client) -> None:
     await consumer.close()
     await client.admin.delete_group("in-use")
     assert "in-use" not in [group.name for group in await client.admin.list_groups()]
+
+
+async def test_a_broker_behind_a_slow_link(broker: BrokerProcess) -> None:
+    """A handshake that takes longer than the pause between two attempts is not broken off."""
+    with forwarded_port(broker.endpoint, delay_seconds=1.5) as port:
+        async with connect(port.endpoint) as client:
+            await client.producer().send(Message(topic="slow-link", body=b"x"))
 
 
 async def test_a_client_survives_a_restart_of_its_broker(

@@ -245,14 +245,15 @@ class TestServe:
         with run_broker(tmp_path) as second:
             assert second.running
 
-    def test_a_store_in_use_by_another_broker(self, broker: BrokerProcess) -> None:
-        """The second broker is refused and changes nothing; the first keeps running."""
-        before = content(broker.store)
-        ended = serve(broker.store)
-        assert ended.returncode == 1
-        assert str(broker.store) in error_line(ended)
-        assert content(broker.store) == before
-        Shell(broker.endpoint).text("topic", "list")
+    def test_a_store_in_use_by_another_broker(self, tmp_path: Path) -> None:
+        """The second broker is refused and changes nothing; the first, which nobody uses, keeps running."""
+        with run_broker(tmp_path) as first:
+            before = content(first.store)
+            ended = serve(first.store)
+            assert ended.returncode == 1
+            assert str(first.store) in error_line(ended)
+            assert content(first.store) == before
+            Shell(first.endpoint).text("topic", "list")
 
     def test_a_foreign_directory(self, tmp_path: Path) -> None:
         """A directory with unrelated files is refused as a store."""

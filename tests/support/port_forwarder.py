@@ -11,7 +11,8 @@ from contextlib import contextmanager
 class PortForwarder:
     """Forwards connections on `endpoint` to another address, in its own thread. `forwarded_port` makes one."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, delay_seconds: float = 0.0) -> None:
+        self._delay_seconds = delay_seconds  # of a connection's first bytes, like a slow link or a busy machine
         self._host, _, self._port = target.rpartition(":")
         self._loop = asyncio.new_event_loop()
         self._connections: set[asyncio.Task[None]] = set()
@@ -43,6 +44,7 @@ class PortForwarder:
         assert task is not None
         self._connections.add(task)
         try:
+            await asyncio.sleep(self._delay_seconds)
             there_reader, there_writer = await asyncio.open_connection(self._host, int(self._port))
             await asyncio.gather(
                 self._copy(reader, there_writer, answers=False), self._copy(there_reader, writer, answers=True)
@@ -78,9 +80,9 @@ class PortForwarder:
 
 
 @contextmanager
-def forwarded_port(target: str) -> Iterator[PortForwarder]:
+def forwarded_port(target: str, delay_seconds: float = 0.0) -> Iterator[PortForwarder]:
     """A port that forwards to `target` until the end of the block."""
-    forwarder = PortForwarder(target)
+    forwarder = PortForwarder(target, delay_seconds)
     try:
         yield forwarder
     finally:
