@@ -442,9 +442,11 @@ class _Serving:
         with which serving ends."""
         listening = self.front.listening
         address = listening.remoting
+        if address is not None:
+            await self._remoting.server.listen_fast(address)
         if self._master is not None:
             assert address is not None, "checked by the configuration"
-            await self._master.start(self._registrar, self._remoting.server, address)
+            await self._master.start(self._registrar, address)
             ends.append(tasks.create_task(self._master.keep_lease(), name="lease-keeping"))
             self._remoting.add(self._master.handlers)
             collector = self._master.collector

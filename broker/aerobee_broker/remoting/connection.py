@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 120.0  # RocketMQ's: a connection that is silent in both directions for this long is closed
 RUNNING_MAX: Final = 8192  # concurrent requests of one connection; a consumer holds one pull for each of its queues
+FAST_PORT_DISTANCE: Final = 2  # from the remoting port down; see `RemotingServer.listen_fast`
 _BACKLOG: Final = 1024
 _CLOSE_SECONDS: Final = 1.0  # time for peers to read the last answers
 _MEMORY_CHECK_SECONDS: Final = 5.0  # interval of checks for free bytes
@@ -140,7 +141,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_fast(self) -> bool:
-        """Whether it came to the port of replicas of RocketMQ."""
+        """Whether it came to the port that replicas of RocketMQ use."""
         return self.local.port == self._server.fast_port
 
     async def ask(self, command: Command, seconds: float) -> Command:
@@ -271,7 +272,7 @@ class RemotingServer:
         self.closed_listeners: list[Callable[[Connection], None]] = []
         self.numbers = itertools.count(1)
         self.fast_port: int | None = None
-        """The port of replicas of RocketMQ, which only they use."""
+        """The port of replicas of RocketMQ, and of old clients; see `listen_fast`."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[asyncio.Server] = []
         self._closed_one = asyncio.Event()
@@ -290,6 +291,22 @@ class RemotingServer:
             raise ListenError(setting, address, error.strerror or str(error)) from None
         self._listeners.append(listener)
         return Address(address.host, listener.sockets[0].getsockname()[1])
+
+    async def listen_fast(self, bound: Address) -> None:
+        """Also listen two ports below `bound`: RocketMQ's replicas request topics there, and clients with a VIP channel
+        send all but heartbeats there. If the port is not available, a warning is logged."""
+        port = bound.port - FAST_PORT_DISTANCE
+        if port <= 0:
+            return
+        try:
+            self.fast_port = (await self.listen("listen.remoting", Address(bound.host, port))).port
+        except ListenError as error:
+            _log.warning(
+                "replicas of RocketMQ, and clients with its VIP channel, cannot connect because port %d is not "
+                "available cause=%s",
+                port,
+                error,
+            )
 
     def start(self, work: Awaitable[None]) -> None:
         """Start a task that answers a request."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Final
 
 from aerobee_broker.config import Address, BrokerConfig
-from aerobee_broker.errors import ListenError
 from aerobee_broker.namesrv.registrar import Registrar
 from aerobee_broker.namesrv.route_tables import MASTER_ID
-from aerobee_broker.remoting.connection import Handler, RemotingServer
+from aerobee_broker.remoting.connection import Handler
 from aerobee_broker.replication.acknowledgements import Acknowledgements
 from aerobee_broker.replication.epochs import Epochs
 from aerobee_broker.replication.in_sync_set import InSyncSet
@@ -25,8 +23,6 @@ from aerobee_store import MessageStore
 from aerobee_store.running_flags import RunningFlags
 
 _log = logging.getLogger(__name__)
-
-FAST_PORT_DISTANCE: Final = 2  # RocketMQ's replicas request topics at the remoting port minus two
 
 
 class MasterBroker:
@@ -66,22 +62,13 @@ class MasterBroker:
             store.replicas = broker.acknowledgements
         return broker
 
-    async def start(self, registrar: Registrar, remoting: RemotingServer, bound: Address) -> None:
+    async def start(self, registrar: Registrar, bound: Address) -> None:
         """Accept replicas. `bound`: the remoting address. Raises ListenError."""
         address = await self._master.listen()
         advertised = self._config.replication.advertise
         if advertised:
             address = Address.parse(advertised)
         self._requests.ha_address = registrar.ha_address = address
-        try:
-            fast = await remoting.listen("listen.remoting", Address(bound.host, bound.port - FAST_PORT_DISTANCE))
-            remoting.fast_port = fast.port
-        except ListenError as error:
-            _log.warning(
-                "replicas of RocketMQ cannot copy topics and groups because port %d is not available cause=%s",
-                bound.port - FAST_PORT_DISTANCE,
-                error,
-            )
         self._remoting_address, self._ha_address = self._config.listen.advertise_remoting or bound, address
         if self._leadership is not None and self._leadership.claim is not None:
             registrar.epoch = self._leadership.claim.epoch

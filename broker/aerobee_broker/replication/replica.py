@@ -137,6 +137,7 @@ class ReplicaBroker:
         """Bind the remoting address and return it. Raises ListenError."""
         assert self._config.listen.remoting is not None, "checked by the configuration"
         bound = await self._server.listen("listen.remoting", self._config.listen.remoting)
+        await self._server.listen_fast(bound)
         self.registrar.listening(bound)
         return bound
 

@@ -1,7 +1,9 @@
-"""The port where RocketMQ replicas request the topics of a master."""
+"""The second port, two below the first: RocketMQ's replicas request topics there, its old clients everything."""
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ import pytest
 
 from aerobee_broker.config import Address
 from aerobee_broker.remoting.codes import Request
-from aerobee_broker.replication.master_broker import FAST_PORT_DISTANCE
-from tests.support.remoting_client import RemotingClient, json_body, send
+from aerobee_broker.remoting.connection import FAST_PORT_DISTANCE, Connection, RemotingServer
+from aerobee_broker.remoting.frame import Command
+from tests.support.remoting_client import RemotingClient, json_body, pull_fields, records, remoting_broker, send
 from tests.support.replicating import master
 
 
@@ -33,3 +36,42 @@ async def test_attributes_are_changes_for_replicas_of_rocketmq(tmp_path: Path) -
             pytest.skip("another process has the port")
         assert await _attributes(fast) == {f"+{name}": text for name, text in plain.items()}
         await fast.close()
+
+
+async def test_clients_with_a_vip_channel_use_a_broker_without_replication(tmp_path: Path) -> None:
+    """What they send at the port minus two is in the same topics."""
+    for turn in range(20):  # another program may use that port
+        async with remoting_broker(tmp_path / str(turn)) as (running, client):
+            bound = running.remoting
+            assert bound is not None
+            try:
+                fast = await RemotingClient.connect(Address(bound.host, bound.port - FAST_PORT_DISTANCE))
+                async with asyncio.timeout(20):
+                    sent = await send(fast, f"Vip{turn}")
+            except (OSError, TimeoutError):
+                continue
+            pulled = await client.call(Request.PULL_MESSAGE, pull_fields(f"Vip{turn}"))
+            await fast.close()
+            if sent.code == pulled.code == 0:
+                assert [record.body for record in records(pulled.body)] == [b"hello"]
+                return
+    raise AssertionError("no broker of twenty had the port two below its own")
+
+
+async def test_a_fast_port_that_is_not_available(caplog: pytest.LogCaptureFixture) -> None:
+    """The broker serves without it, and its log says what cannot connect."""
+
+    async def answer(_request: Command, _connection: Connection) -> Command | None:
+        return None
+
+    server = RemotingServer(answer)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        await server.listen_fast(Address("127.0.0.1", port + FAST_PORT_DISTANCE))
+    assert server.fast_port is None
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert f"VIP channel, cannot connect because port {port} is not available" in record.getMessage()
+    await server.listen_fast(Address("127.0.0.1", FAST_PORT_DISTANCE))
+    assert server.fast_port is None, "there is no port below 1"
+    await server.stop(0)
