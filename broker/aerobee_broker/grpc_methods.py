@@ -98,7 +98,7 @@ def _messaging_processors(parts: BrokerParts, route: RouteProcessor, send: SendP
         telemetry=TelemetryProcessor(settings, tables, parts.clients),
         send=send,
         receive=ReceiveProcessor(settings, tables, deliveries, parts.counters, parts.clock),
-        pull=PullProcessor(settings, parts.store, tables, deliveries),
+        pull=PullProcessor(settings, parts.store, tables, deliveries, parts.counters, parts.clock),
         lite=LiteProcessor(tables, deliveries),
         recall=RecallProcessor(tables, parts.timer),
         acknowledge=AcknowledgeProcessor(settings, deliveries, parts.counters),

@@ -332,7 +332,7 @@ async def _open_parts(process: _Process, store: MessageStore, tables: Tables, se
         producers=producers,
         transactions=transactions,
         counters=counters,
-        broker_stats=BrokerStats(counters, tables, store, clock),
+        broker_stats=BrokerStats(counters, tables, store, clock, deliveries.read_offset),
         loop_delay=LoopDelay(),
         requests=ByteBudget(
             "requests in progress", total_max=limits.request_bytes_max, owner_max=limits.request_bytes_per_client_max

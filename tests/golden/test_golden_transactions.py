@@ -44,9 +44,9 @@ async def test_half_messages_of_rocketmq(tmp_path: Path) -> None:
         services = [asyncio.create_task(service.run()) for service in (store, transactions)]
         await asyncio.sleep(0)
         async with asyncio.timeout(60):
-            place = await transactions.end(topic, last.properties["UNIQ_KEY"], Outcome.COMMIT)
-        assert place is not None
-        final = store.record_at(place.physical_offset)
+            committed = await transactions.end(topic, last.properties["UNIQ_KEY"], Outcome.COMMIT)
+        assert committed is not None
+        final = store.record_at(committed.place.physical_offset)
         assert (final.topic, final.queue_id, final.body) == (topic, queue_id, last.body)
         assert final.prepared_transaction_offset == last.physical_offset
         assert final.transaction_type is TransactionType.COMMIT

@@ -300,7 +300,9 @@ async def test_a_reset_offset_survives_replays(tmp_path: Path) -> None:
 async def test_an_offset_that_expired(tmp_path: Path) -> None:
     """ILLEGAL_OFFSET and the queue's new first offset, which QueryOffset also returns."""
     harness = await Harness.start(tmp_path / "store", ManualClock())
-    processor = PullProcessor(Settings(harness.config), harness.store, harness.tables, harness.deliveries)
+    processor = PullProcessor(
+        Settings(harness.config), harness.store, harness.tables, harness.deliveries, harness.counters, harness.clock
+    )
     client = Client("c")
     try:
         await harness.send("old")

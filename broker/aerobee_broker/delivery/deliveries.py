@@ -541,9 +541,13 @@ class Deliveries:
     def next_of(self, topic: str, group: str, queue_id: int) -> tuple[int, bool]:
         """The offset of the first message of a queue that the group has not seen, and whether one is ready again."""
         delivery = self.queue_delivery(topic, group, queue_id)
-        if delivery is None:
-            return self.committed_offset(topic, group, queue_id) or 0, False
-        return delivery.cursor, bool(delivery.ready)
+        return self.read_offset(topic, group, queue_id) or 0, delivery is not None and bool(delivery.ready)
+
+    def read_offset(self, topic: str, group: str, queue_id: int) -> int | None:
+        """The offset after the messages of a queue that the group has seen; None if it has no position there. Of a
+        group that pulls, the offset that it has committed."""
+        delivery = self.queue_delivery(topic, group, queue_id)
+        return self.committed_offset(topic, group, queue_id) if delivery is None else delivery.cursor
 
     def status(self, group: str) -> list[QueueStatus]:
         """Every queue in which the group has a position."""

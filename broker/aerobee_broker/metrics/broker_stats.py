@@ -1,9 +1,10 @@
-"""The broker's traffic by topic and by group, over the last minute, hour and day: RocketMQ's stat sets.
+"""The broker's traffic by topic, group and queue, over the last minute, hour and day: RocketMQ's stat sets.
 
-Every ten seconds a sample is the difference of the counters since the previous sample, for topics and groups with
-traffic. The last minute consists of 6 such slots, the hour of 6 slots of ten minutes, the day of 24 slots of an hour.
-Memory therefore depends on the traffic of the last day; idle and deleted topics cost nothing. A slot has at most
-`KEYS_MAX` topics, and as many pairs of topic and group; the least busy ones beyond are added up under `OTHERS`.
+Every ten seconds a sample is the traffic since the previous sample, of topics, groups and queues that have some. The
+last minute consists of 6 such slots, the hour of 6 slots of ten minutes, the day of 24 slots of an hour. Memory
+therefore depends on the traffic of the last day; idle topics cost nothing. A slot has at most `KEYS_MAX` topics, and as
+many groups and queues; the least busy ones beyond are added up under `OTHERS`. Queues of deleted topics and groups are
+dropped within a minute.
 
 All windows end now. The hour and the day may begin up to ten minutes or an hour earlier than their names say.
 """
@@ -11,12 +12,14 @@ All windows end now. The hour and the day may begin up to ten minutes or an hour
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Generic, Literal, NamedTuple, TypeVar
+from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.metrics.counters import BrokerCounters, QueueCounters
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import dead_letter_topic, is_system_topic
 from aerobee_store import MessageStore
@@ -25,11 +28,19 @@ from aerobee_store.clock import Clock
 SAMPLE_SECONDS: Final = 10.0
 KEYS_MAX: Final = 10_000
 OTHERS: Final = "(others)"
-"""The topic and group under which entries beyond the limit are added up."""
+"""The topic and group under which entries beyond the limit are added up; their queue is `_QUEUE_OF_OTHERS`."""
+_QUEUE_OF_OTHERS: Final = -1
+_NO_QUEUE: Final = -2
+_MEMORY_SHARE: Final = 0.4
+"""How much of the memory has the end of the log: RocketMQ's `accessMessageInMemoryMaxRatio`."""
 
 Window = Literal["minute", "hour", "day"]
 GroupKey = tuple[str, str]
 """Topic and consumer group."""
+SentQueueKey = tuple[str, int]
+"""Topic and queue."""
+ReceivedQueueKey = tuple[str, int, str]
+"""Topic, queue and consumer group."""
 
 
 class TopicTraffic(NamedTuple):
@@ -50,6 +61,16 @@ class GroupTraffic(NamedTuple):
     acknowledged: int = 0
     changed: int = 0  # invisible times
     dead_letters: int = 0
+    disk_messages: int = 0  # delivered so late that they come from the disk
+    disk_bytes: int = 0
+
+
+class QueueTraffic(NamedTuple):
+    """Messages sent to a queue, or delivered from it to a group."""
+
+    messages: int = 0
+    bytes: int = 0
+    requests: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +87,7 @@ class StatsItem:
 _SAMPLES_OF_SLOT: Final[Mapping[Window, int]] = {"hour": 60, "day": 360}
 
 K = TypeVar("K", bound=Hashable)
-V = TypeVar("V", TopicTraffic, GroupTraffic)
+V = TypeVar("V", TopicTraffic, GroupTraffic, QueueTraffic)
 
 
 class _Slot(Generic[K, V]):
@@ -84,14 +105,74 @@ class _Slot(Generic[K, V]):
             before = self.traffic.get(key)
             self.traffic[key] = values if before is None else _sum(before, values)
 
+    def limit(self, key_of_others: K) -> None:
+        """Add up the least busy entries beyond `KEYS_MAX`."""
+        if len(self.traffic) <= KEYS_MAX:
+            return
+        others = self.traffic.pop(key_of_others, None)
+        busiest = sorted(self.traffic.items(), key=lambda item: item[1].messages, reverse=True)
+        self.traffic = dict(busiest[: KEYS_MAX - 1])
+        for _, values in busiest[KEYS_MAX - 1 :]:
+            others = values if others is None else _sum(others, values)
+        if others is not None:
+            self.traffic[key_of_others] = others
+
+
+class _Source(Generic[K, V]):
+    """The traffic since the last sample, from counters that only rise."""
+
+    def __init__(self, read: Callable[[], dict[K, V]]) -> None:
+        self._read: Callable[[], dict[K, V]] = read
+        self._last: dict[K, V] = read()
+
+    def since_last(self) -> dict[K, V]:
+        return self._since_last()[0]
+
+    def take(self) -> dict[K, V]:
+        """The traffic up to now; the next begins here."""
+        traffic, self._last = self._since_last()
+        return traffic
+
+    def _since_last(self) -> tuple[dict[K, V], dict[K, V]]:
+        traffic: dict[K, V] = {}
+        current = self._read()
+        for key, values in current.items():
+            before = self._last.get(key)
+            if before is None:
+                if any(values):
+                    traffic[key] = values
+            elif before != values:
+                traffic[key] = _difference(values, before)
+        return traffic, current
+
+
+class _QueueSource(Generic[K]):
+    """The traffic of queues since the last sample, from counters that begin anew with each sample."""
+
+    def __init__(self, counters: dict[K, QueueCounters]) -> None:
+        self._counters = counters
+
+    def since_last(self) -> dict[K, QueueTraffic]:
+        return {key: QueueTraffic(found.messages, found.bytes, found.requests) for key, found in self._counters.items()}
+
+    def take(self) -> dict[K, QueueTraffic]:
+        traffic = self.since_last()
+        self._counters.clear()
+        return traffic
+
+
+class _AnySource(Protocol[K, V]):
+    def since_last(self) -> dict[K, V]: ...
+
+    def take(self) -> dict[K, V]: ...
+
 
 class _Windows(Generic[K, V]):
-    """The slots of topics, or of groups. `key_of_others`: the key for entries beyond the limit."""
+    """The slots of topics, groups or queues. `key_of_others`: the key for entries beyond the limit."""
 
-    def __init__(self, read: Callable[[], dict[K, V]], key_of_others: K) -> None:
-        self._read: Callable[[], dict[K, V]] = read
+    def __init__(self, source: _AnySource[K, V], key_of_others: K) -> None:
+        self._source: _AnySource[K, V] = source
         self._key_of_others = key_of_others
-        self._last: dict[K, V] = read()
         self._slots: dict[Window, deque[_Slot[K, V]]] = {
             "minute": deque(maxlen=6),
             "hour": deque(maxlen=6),
@@ -102,17 +183,14 @@ class _Windows(Generic[K, V]):
 
     def take(self, seconds: float) -> None:
         """End a slot of the minute, `seconds` after the previous one."""
-        slot, self._last = self._since_last(seconds)
-        if len(slot.traffic) > KEYS_MAX:
-            busiest = sorted(slot.traffic.items(), key=lambda item: item[1].messages, reverse=True)
-            slot.traffic = dict(busiest[: KEYS_MAX - 1])
-            for _, values in busiest[KEYS_MAX - 1 :]:
-                before = slot.traffic.get(self._key_of_others)
-                slot.traffic[self._key_of_others] = values if before is None else _sum(before, values)
+        slot: _Slot[K, V] = _Slot()
+        slot.seconds, slot.traffic = seconds, self._source.take()
+        slot.limit(self._key_of_others)
         self._slots["minute"].append(slot)
         self._samples += 1
         for window, samples in _SAMPLES_OF_SLOT.items():
             self._open[window].add(slot)
+            self._open[window].limit(self._key_of_others)
             if self._samples % samples == 0:
                 self._slots[window].append(self._open[window])
                 self._open[window] = _Slot()
@@ -120,25 +198,33 @@ class _Windows(Generic[K, V]):
     def total(self, window: Window, seconds: float) -> _Slot[K, V]:
         """The sum of a window up to now, `seconds` after the last sample."""
         total: _Slot[K, V] = _Slot()
-        for slot in self._slots[window]:
+        for slot in self._slots_of(window, seconds):
             total.add(slot)
-        if window in self._open:
-            total.add(self._open[window])
-        total.add(self._since_last(seconds)[0])
         return total
 
-    def _since_last(self, seconds: float) -> tuple[_Slot[K, V], dict[K, V]]:
-        slot: _Slot[K, V] = _Slot()
-        slot.seconds = seconds
-        current = self._read()
-        for key, values in current.items():
-            before = self._last.get(key)
-            if before is None:
-                if any(values):
-                    slot.traffic[key] = values
-            elif before != values:
-                slot.traffic[key] = _difference(values, before)
-        return slot, current
+    def of(self, key: K, window: Window, seconds: float) -> tuple[V | None, float]:
+        """One entry of `total`, and the seconds of the window."""
+        found, length = None, 0.0
+        for slot in self._slots_of(window, seconds):
+            length += slot.seconds
+            values = slot.traffic.get(key)
+            if values is not None:
+                found = values if found is None else _sum(found, values)
+        return found, length
+
+    def drop(self, is_gone: Callable[[K], bool]) -> None:
+        """Forget these keys in all slots."""
+        for slot in (*itertools.chain(*self._slots.values()), *self._open.values()):
+            for key in [key for key in slot.traffic if is_gone(key)]:
+                del slot.traffic[key]
+
+    def _slots_of(self, window: Window, seconds: float) -> Iterator[_Slot[K, V]]:
+        yield from self._slots[window]
+        if window in self._open:
+            yield self._open[window]
+        now: _Slot[K, V] = _Slot()
+        now.seconds, now.traffic = seconds, self._source.since_last()
+        yield now
 
 
 class BrokerStats:
@@ -146,15 +232,38 @@ class BrokerStats:
 
     name: Final = "broker-stats"
 
-    def __init__(self, counters: BrokerCounters, tables: Tables, store: MessageStore, clock: Clock) -> None:
+    def __init__(
+        self,
+        counters: BrokerCounters,
+        tables: Tables,
+        store: MessageStore,
+        clock: Clock,
+        read_offset: Callable[[str, str, int], int | None],
+        *,
+        memory_bytes: int | None = None,
+    ) -> None:
+        """`read_offset`: after the messages that a group has seen, by topic, group and queue; None if it has no
+        position there. `memory_bytes`: of the machine."""
         self._counters = counters
         self._tables = tables
         self._store = store
         self._clock = clock
+        self._read_offset = read_offset
+        if memory_bytes is None:
+            memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        self._memory_of_log = round(memory_bytes * _MEMORY_SHARE)
         self._sampled_at = clock.monotonic()
         self._samples = 0
-        self._topics: _Windows[str, TopicTraffic] = _Windows(self._topics_now, OTHERS)
-        self._groups: _Windows[GroupKey, GroupTraffic] = _Windows(self._groups_now, (OTHERS, OTHERS))
+        self._revisions = tables.topics.revision, tables.groups.revision
+        self._topics: _Windows[str, TopicTraffic] = _Windows(_Source(self._topics_now), OTHERS)
+        self._groups: _Windows[GroupKey, GroupTraffic] = _Windows(_Source(self._groups_now), (OTHERS, OTHERS))
+        self._sent_queues: _Windows[SentQueueKey, QueueTraffic] = _Windows(
+            _QueueSource(counters.sent_to_queues), (OTHERS, _QUEUE_OF_OTHERS)
+        )
+        self._received_queues: _Windows[ReceivedQueueKey, QueueTraffic] = _Windows(
+            _QueueSource(counters.received_from_queues), (OTHERS, _QUEUE_OF_OTHERS, OTHERS)
+        )
+        self._update_disk_end()
 
     @property
     def messages_in(self) -> int:
@@ -191,20 +300,32 @@ class BrokerStats:
     def item(self, stat_set: str, key: str, window: Window) -> StatsItem:
         """An entry under RocketMQ's names; all zeros without traffic.
 
-        `stat_set` is one of `STAT_SETS`. `key`: a topic, `topic@group`, or anything for the broker's sets. Raises
-        KeyError for an unknown set.
+        `stat_set` is one of `STAT_SETS`. `key`: a topic, `topic@group`, `topic@queue`, `topic@queue@group`,
+        `queue@topic@group`, or anything for the broker's sets. Raises KeyError for an unknown set.
         """
         kind, pick = STAT_SETS[stat_set]
         seconds = self._seconds_since_sample()
+        amounts: list[tuple[float, int]]
         if kind == "topic":
-            topics = self._topics.total(window, seconds)
-            amounts = [pick(topics.traffic.get(key, TopicTraffic()))]
-            length = topics.seconds
+            topic, length = self._topics.of(key, window, seconds)
+            amounts = [pick(topic or TopicTraffic())]
         elif kind == "group":
-            groups = self._groups.total(window, seconds)
-            topic, _, group = key.rpartition("@")
-            amounts = [pick(groups.traffic.get((topic, group), GroupTraffic()))]
-            length = groups.seconds
+            name, _, group_name = key.rpartition("@")
+            group, length = self._groups.of((name, group_name), window, seconds)
+            amounts = [pick(group or GroupTraffic())]
+        elif kind == "sent-queue":
+            name, _, queue = key.rpartition("@")
+            sent, length = self._sent_queues.of((name, _queue_id(queue)), window, seconds)
+            amounts = [pick(sent or QueueTraffic())]
+        elif kind == "received-queue":
+            rest, _, group_name = key.rpartition("@")
+            name, _, queue = rest.rpartition("@")
+            received, length = self._received_queues.of((name, _queue_id(queue), group_name), window, seconds)
+            amounts = [pick(received or QueueTraffic())]
+        elif kind == "fall":
+            queue, _, rest = key.partition("@")
+            name, _, group_name = rest.rpartition("@")
+            amounts, length = [pick(*self._fall(name, _queue_id(queue), group_name))], 0.0
         elif kind == "broker-topic":
             topics = self._topics.total(window, seconds)
             ours = stat_set.endswith(_WITHOUT_SYSTEM)
@@ -229,16 +350,49 @@ class BrokerStats:
         seconds, self._sampled_at = now - self._sampled_at, now
         self._topics.take(seconds)
         self._groups.take(seconds)
+        self._sent_queues.take(seconds)
+        self._received_queues.take(seconds)
+        self._update_disk_end()
         self._samples += 1
         if self._samples % 6 == 0:
             topics, groups = self._tables.topics, self._tables.groups
             self._counters.forget(lambda name: topics.get(name) is not None, lambda name: groups.get(name) is not None)
+            revisions = topics.revision, groups.revision
+            if revisions != self._revisions:
+                self._revisions = revisions
+                self._drop_queues()
 
     async def run(self) -> None:
         """Sample, until cancelled."""
         while True:
             await asyncio.sleep(SAMPLE_SECONDS)
             self.take()
+
+    def _drop_queues(self) -> None:
+        """Forget the queues of deleted topics and groups."""
+        topics, groups = self._tables.topics, self._tables.groups
+        self._sent_queues.drop(lambda key: key[0] != OTHERS and topics.get(key[0]) is None)
+        self._received_queues.drop(
+            lambda key: key[0] != OTHERS and (topics.get(key[0]) is None or groups.get(key[2]) is None)
+        )
+
+    def _update_disk_end(self) -> None:
+        self._counters.disk_end = max(0, self._store.positions[0] - self._memory_of_log)
+
+    def _fall(self, topic: str, queue_id: int, group: str) -> tuple[int, int]:
+        """How far a group is behind in a queue: (bytes of the log, milliseconds) since the first message that it has
+        not seen."""
+        if topic not in self._tables.topics or group not in self._tables.groups:
+            return 0, 0
+        offset = self._read_offset(topic, group, queue_id)
+        if offset is None:
+            return 0, 0
+        offset = max(offset, self._store.queue_range(topic, queue_id)[0])
+        place = self._store.physical_offset_at(topic, queue_id, offset)
+        stored_ms = self._store.store_timestamp_at(topic, queue_id, offset)
+        if place is None or stored_ms is None:
+            return 0, 0
+        return self._store.positions[0] - place, max(0, self._clock.now_ms() - stored_ms)
 
     def _seconds_since_sample(self) -> float:
         return max(0.0, self._clock.monotonic() - self._sampled_at)
@@ -260,6 +414,8 @@ class BrokerStats:
                 received.milliseconds.sum,
                 received.acknowledged,
                 received.changed,
+                disk_messages=received.disk_messages,
+                disk_bytes=received.disk_bytes,
             )
             for key, received in self._counters.received.items()
         }
@@ -275,24 +431,41 @@ class BrokerStats:
 _WITHOUT_SYSTEM: Final = "_WITHOUT_SYSTEM_TOPIC"
 
 Pick = Callable[..., tuple[float, int]]
-STAT_SETS: Final[Mapping[str, tuple[Literal["topic", "group", "broker-topic", "broker-group"], Pick]]] = {
+Kind = Literal["topic", "group", "sent-queue", "received-queue", "fall", "broker-topic", "broker-group"]
+STAT_SETS: Final[Mapping[str, tuple[Kind, Pick]]] = {
     "TOPIC_PUT_NUMS": ("topic", lambda traffic: (traffic.messages, traffic.requests)),
     "TOPIC_PUT_SIZE": ("topic", lambda traffic: (traffic.bytes, traffic.requests)),
     "TOPIC_PUT_LATENCY": ("topic", lambda traffic: (traffic.milliseconds, traffic.requests)),
     "GROUP_GET_NUMS": ("group", lambda traffic: (traffic.messages, traffic.messages)),
     "GROUP_GET_SIZE": ("group", lambda traffic: (traffic.bytes, traffic.messages)),
     "GROUP_GET_LATENCY": ("group", lambda traffic: (traffic.milliseconds, traffic.messages)),
+    "GROUP_GET_FROM_DISK_NUMS": ("group", lambda traffic: (traffic.disk_messages, traffic.disk_messages)),
+    "GROUP_GET_FROM_DISK_SIZE": ("group", lambda traffic: (traffic.disk_bytes, traffic.disk_messages)),
+    "GROUP_GET_FALL_SIZE": ("fall", lambda size, milliseconds: (size, 1)),
+    "GROUP_GET_FALL_TIME": ("fall", lambda size, milliseconds: (milliseconds, 1)),
+    "QUEUE_PUT_NUMS": ("sent-queue", lambda traffic: (traffic.messages, traffic.requests)),
+    "QUEUE_PUT_SIZE": ("sent-queue", lambda traffic: (traffic.bytes, traffic.requests)),
+    "QUEUE_GET_NUMS": ("received-queue", lambda traffic: (traffic.messages, traffic.requests)),
+    "QUEUE_GET_SIZE": ("received-queue", lambda traffic: (traffic.bytes, traffic.requests)),
     "GROUP_ACK_NUMS": ("group", lambda traffic: (traffic.acknowledged, traffic.acknowledged)),
     "GROUP_CK_NUMS": ("group", lambda traffic: (traffic.changed, traffic.changed)),
     "DLQ_PUT_NUMS": ("group", lambda traffic: (traffic.dead_letters, traffic.dead_letters)),
     "BROKER_PUT_NUMS": ("broker-topic", lambda traffic: (traffic.messages, traffic.requests)),
     "BROKER_GET_NUMS": ("broker-group", lambda traffic: (traffic.messages, traffic.messages)),
+    "BROKER_GET_FROM_DISK_NUMS": ("broker-group", lambda traffic: (traffic.disk_messages, traffic.disk_messages)),
+    "BROKER_GET_FROM_DISK_SIZE": ("broker-group", lambda traffic: (traffic.disk_bytes, traffic.disk_messages)),
     "BROKER_ACK_NUMS": ("broker-group", lambda traffic: (traffic.acknowledged, traffic.acknowledged)),
     "BROKER_CK_NUMS": ("broker-group", lambda traffic: (traffic.changed, traffic.changed)),
     "BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC": ("broker-topic", lambda traffic: (traffic.messages, traffic.requests)),
     "BROKER_GET_NUMS_WITHOUT_SYSTEM_TOPIC": ("broker-group", lambda traffic: (traffic.messages, traffic.messages)),
 }
-"""The stat sets of RocketMQ kept here: how the key is formed, and (sum, times) of it. Latencies in milliseconds."""
+"""The stat sets of RocketMQ: how the key is formed, and (sum, times) of it. Latencies in milliseconds. A fall is the
+value at the time of the question, the same in each window."""
+
+
+def _queue_id(text: str) -> int:
+    """A number that no queue has if the text is not one."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else _NO_QUEUE
 
 
 def _dead_letters(count: int) -> GroupTraffic:

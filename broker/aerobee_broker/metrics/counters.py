@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from aerobee_broker.front.counters import FrontCounters
+from aerobee_store import Record
 from aerobee_store.deferred import deferred
 from aerobee_store.stats import Histogram
 
@@ -42,16 +43,19 @@ class SentCounters:
         self.bytes += record_size
         self.sizes[bisect_left(MESSAGE_SIZE_BOUNDS, record_size)] += 1
 
-    def add_many(self, record_sizes: npt.NDArray[np.int64], message_count: int) -> None:
-        """The same for many records. `message_count`: more than there are records, if these are batches."""
+    def add_many(self, record_sizes: npt.NDArray[np.int64], message_count: int) -> int:
+        """The same for many records; returns their bytes. `message_count`: more than there are records, if these are
+        batches."""
+        size = int(record_sizes.sum())
         self.messages += message_count
-        self.bytes += int(record_sizes.sum())
+        self.bytes += size
         if int(record_sizes.max()) <= MESSAGE_SIZE_BOUNDS[0]:
             self.sizes[0] += len(record_sizes)
-            return
+            return size
         places = np.searchsorted(MESSAGE_SIZE_BOUNDS, record_sizes)
         for place, count in enumerate(np.bincount(places).tolist()):
             self.sizes[place] += count
+        return size
 
 
 @dataclass(slots=True)
@@ -64,6 +68,25 @@ class ReceivedCounters:
     """Durations from storing a message to its delivery."""
     acknowledged: int = 0
     changed: int = 0  # invisible times
+    disk_messages: int = 0  # so old that they come from the disk; see `BrokerCounters.disk_end`
+    disk_bytes: int = 0  # of records
+
+
+class QueueCounters:
+    """Messages of one queue."""
+
+    __slots__ = ("bytes", "messages", "requests")
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.bytes = 0
+        self.requests = 0
+
+    def add(self, messages: int, size: int) -> None:
+        """Count the messages of one request."""
+        self.messages += messages
+        self.bytes += size
+        self.requests += 1
 
 
 class ExecutionTimes:
@@ -111,15 +134,65 @@ class BrokerCounters:
     """By service, method and the name of the protocol code."""
     running_calls: dict[tuple[str, str], Running] = field(default_factory=dict)
     """By service and method."""
+    sent_to_queues: dict[tuple[str, int], QueueCounters] = field(default_factory=dict)
+    """By topic and queue, since the last sample of `BrokerStats`, which removes them."""
+    received_from_queues: dict[tuple[str, int, str], QueueCounters] = field(default_factory=dict)
+    """By topic, queue and group, also since the last sample."""
+    disk_end: int = 0
+    """The physical offset before which records are probably no longer in memory; `BrokerStats` updates it."""
     front: FrontCounters = field(default_factory=FrontCounters)
     forgotten_in: int = 0  # messages of counters that were removed
     forgotten_out: int = 0
 
     def sent_to(self, topic: str, message_type: str) -> SentCounters:
-        return self.sent.setdefault((topic, message_type), SentCounters())
+        key = (topic, message_type)
+        counters = self.sent.get(key)
+        if counters is None:
+            counters = self.sent[key] = SentCounters()
+        return counters
 
     def received_by(self, topic: str, group: str) -> ReceivedCounters:
-        return self.received.setdefault((topic, group), ReceivedCounters())
+        key = (topic, group)
+        counters = self.received.get(key)
+        if counters is None:
+            counters = self.received[key] = ReceivedCounters()
+        return counters
+
+    def sent_to_queue(self, topic: str, queue_id: int, messages: int, size: int) -> None:
+        """Count the messages of one request. `size`: bytes of records."""
+        key = (topic, queue_id)
+        counters = self.sent_to_queues.get(key)
+        if counters is None:
+            counters = self.sent_to_queues[key] = QueueCounters()
+        counters.add(messages, size)
+
+    def received_from_queue(self, topic: str, queue_id: int, group: str, messages: int, size: int) -> None:
+        """Count the messages of one answer. `size`: bytes on the wire."""
+        key = (topic, queue_id, group)
+        counters = self.received_from_queues.get(key)
+        if counters is None:
+            counters = self.received_from_queues[key] = QueueCounters()
+        counters.add(messages, size)
+
+    def delivered(self, topic: str, group: str, records: Sequence[Record], sizes: Sequence[int]) -> ReceivedCounters:
+        """Count the messages of one answer, at least one; returns the counters of the group. `sizes`: bytes on the
+        wire, of each message."""
+        received = self.received_by(topic, group)
+        size = sum(sizes)
+        received.messages += len(records)
+        received.bytes += size
+        queue_ids = {record.queue_id for record in records}
+        if len(queue_ids) == 1:
+            self.received_from_queue(topic, records[0].queue_id, group, len(records), size)
+        else:
+            for queue_id in queue_ids:
+                of_queue = [size for record, size in zip(records, sizes, strict=True) if record.queue_id == queue_id]
+                self.received_from_queue(topic, queue_id, group, len(of_queue), sum(of_queue))
+        if self.disk_end > 0:
+            from_disk = [record.size for record in records if record.physical_offset < self.disk_end]
+            received.disk_messages += len(from_disk)
+            received.disk_bytes += sum(from_disk)
+        return received
 
     def answered(self, service: str, method: str, code: str) -> Histogram:
         """The counter of answers; callers may keep it."""

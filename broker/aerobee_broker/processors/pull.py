@@ -23,11 +23,13 @@ from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.long_polling import poll_seconds
 from aerobee_broker.loop_share import step_started
 from aerobee_broker.message_mapping import timestamp_ms, to_wire_message
+from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.receive import duration_ms
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import v2
 from aerobee_store import MessageStore, Record
+from aerobee_store.clock import Clock
 
 _MEMORY_WAIT_SECONDS: Final = 2.0  # how long a pull that does not wait for messages waits for the memory of their bytes
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
@@ -54,12 +56,22 @@ class PullProcessor:
     """Answers PullMessage, QueryOffset, GetOffset, UpdateOffset. Raises errors that `services.errors` maps to status
     codes."""
 
-    def __init__(self, settings: Settings, store: MessageStore, tables: Tables, deliveries: Deliveries) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: MessageStore,
+        tables: Tables,
+        deliveries: Deliveries,
+        counters: BrokerCounters,
+        clock: Clock,
+    ) -> None:
         self._settings = settings
         self._bytes_max = min(settings.current.delivery.receive_bytes_max, READ_BYTES_MAX)
         self._store = store
         self._tables = tables
         self._deliveries = deliveries
+        self._counters = counters
+        self._clock = clock
         self._waits = itertools.count()
 
     async def pull(
@@ -108,11 +120,24 @@ class PullProcessor:
         )
         records = await self._read(reading, wanted, count, memory)
         yield v2.PullMessageResponse(status=_OK if records else _NOTHING)
-        for record in records:
-            yield v2.PullMessageResponse(message=to_wire_message(record, request.message_queue.topic))
-            if memory is not None:
-                memory.give(record.size)
+        sizes: list[int] = []
+        try:
+            for record in records:
+                response = v2.PullMessageResponse(message=to_wire_message(record, request.message_queue.topic))
+                sizes.append(response.ByteSize())
+                yield response
+                if memory is not None:
+                    memory.give(record.size)
+        finally:
+            if sizes:
+                self._count(topic, group, records[: len(sizes)], sizes)
         yield v2.PullMessageResponse(next_offset=reading.offset)
+
+    def _count(self, topic: str, group: str, records: list[Record], sizes: list[int]) -> None:
+        received = self._counters.delivered(topic, group, records, sizes)
+        now_ms = self._clock.now_ms()
+        for record in records:
+            received.milliseconds.observe(max(0, now_ms - record.store_timestamp))
 
     def _poll_seconds(self, requested: float | None, remaining: float | None) -> float:
         config = self._settings.current.delivery

@@ -116,12 +116,11 @@ class ReceiveProcessor:
         return responses, record_size
 
     def _count(self, topic: str, group: str, messages: Sequence[DeliveredMessage], responses: Sequence[bytes]) -> None:
-        received = self._counters.received_by(topic, group)
-        received.messages += len(responses)
-        received.bytes += sum(map(len, responses))
+        records = [message.record for message in messages]
+        received = self._counters.delivered(topic, group, records, list(map(len, responses)))
         now_ms = self._clock.now_ms()
-        for message in messages:
-            received.milliseconds.observe(max(0, now_ms - message.record.store_timestamp))
+        for record in records:
+            received.milliseconds.observe(max(0, now_ms - record.store_timestamp))
 
     def _wanted(
         self,

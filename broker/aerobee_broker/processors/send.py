@@ -33,7 +33,7 @@ from aerobee_broker.timer.timer import Timer
 from aerobee_broker.transactions.transactions import Transactions
 from aerobee_broker.validation import check_message
 from aerobee_proto import v2
-from aerobee_store import MessageStore
+from aerobee_store import Appended, MessageStore
 from aerobee_store.clock import Clock
 from aerobee_store.deferred import deferred
 from aerobee_store.records.properties import INNER_MULTI_DISPATCH, jump_hash
@@ -154,7 +154,7 @@ class SendProcessor:
                     self._destinations[key] = destination
             to_store: list[Message] = []
             drafts: list[Draft] | None = None if turns is None or transactional else []
-            counters: list[SentCounters] = []
+            counters: list[tuple[SentCounters, int]] = []
             next_queue = destination.take_queue()
             for message in messages:
                 if to_store and turns is not None:
@@ -168,10 +168,9 @@ class SendProcessor:
             queue_offsets = await self._append_halves(messages, to_store, client)
         else:
             appended = self._store.append(to_store, drafts=drafts)
-            for counter, place in zip(counters, appended, strict=True):
-                counter.add(place.size)
+            self._count(destination.topic, counters, appended)
             await self._store.wait_stored(appended[-1].end)
-            counters[0].milliseconds.observe((perf_counter() - started) * 1000)
+            counters[0][0].milliseconds.observe((perf_counter() - started) * 1000)
             queue_offsets = [place.queue_offset for place in appended]
 
         recall_handles = {
@@ -247,10 +246,20 @@ class SendProcessor:
         if counter is None:
             counter = self._counters.sent_to(destination.topic, v2.MessageType.Name(NORMAL).lower())
             destination.counters[NORMAL] = counter
-        counter.add_many(batch.size, appended.count)
+        size = counter.add_many(batch.size, appended.count)
+        self._counters.sent_to_queue(destination.topic, queue_id, appended.count, size)
         await self._store.wait_stored(appended.end)
         counter.milliseconds.observe((perf_counter() - started) * 1000)
         return send_columns.send_answer(message_ids, appended.first_queue_offset)
+
+    def _count(self, topic: str, counters: Sequence[tuple[SentCounters, int]], appended: Sequence[Appended]) -> None:
+        """Count the messages of one request. `counters`: of each message, with its queue id."""
+        sizes: dict[int, list[int]] = {}
+        for (counter, queue_id), place in zip(counters, appended, strict=True):
+            counter.add(place.size)
+            sizes.setdefault(queue_id, []).append(place.size)
+        for queue_id, of_queue in sizes.items():
+            self._counters.sent_to_queue(topic, queue_id, len(of_queue), sum(of_queue))
 
     async def _append_halves(
         self, messages: Sequence[v2.Message], to_store: list[Message], client: Client
@@ -273,7 +282,7 @@ class SendProcessor:
         destination: _Destination,
         client: Client,
         now_ms: int,
-        counters: list[SentCounters],
+        counters: list[tuple[SentCounters, int]],
         next_queue: int,
     ) -> Message:
         system = message.system_properties
@@ -297,7 +306,7 @@ class SendProcessor:
         if counter is None:
             counter = self._counters.sent_to(destination.topic, v2.MessageType.Name(kind).lower())
             destination.counters[kind] = counter
-        counters.append(counter)
+        counters.append((counter, queue_id))
         stored = to_store_message(message, destination.topic, queue_id, client.peer, now_ms)
         if kind == LITE and LITE in destination.accepted:
             name = light_topic_name(destination.topic, system.lite_topic)

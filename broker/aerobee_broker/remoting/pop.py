@@ -106,7 +106,8 @@ class PopRequests:
         messages = await self._deliveries.receive(wanted)
         if not connection.is_open:
             self._deliveries.give_back(topic, group, messages)
-        return self._popped(messages, invisible_ms)
+            messages = []
+        return self._popped(topic, group, messages, invisible_ms)
 
     async def peek(self, request: Command, connection: Connection) -> Command:
         """The next messages of one queue, or of all, without any change of state."""
@@ -191,14 +192,19 @@ class PopRequests:
             )
         return invisible_ms
 
-    def _popped(self, messages: list[DeliveredMessage], invisible_ms: int) -> Command:
+    def _popped(self, topic: str, group: str, messages: list[DeliveredMessage], invisible_ms: int) -> Command:
         pop_time = self._clock.now_ms()
         places = [(message.record.queue_id, message.record.queue_offset) for message in messages]
         fields = _pop_fields(places, pop_time=pop_time, invisible_ms=invisible_ms, rest=0)
         if not messages:
             return answer(fields, code=Answer.POLLING_TIMEOUT, remark="no message came within pollTime")
         found = answer(fields, remark="FOUND")
-        found.body = b"".join(self._encoded(message, pop_time, invisible_ms) for message in messages)
+        encoded = [self._encoded(message, pop_time, invisible_ms) for message in messages]
+        records = [message.record for message in messages]
+        received = self._counters.delivered(topic, group, records, list(map(len, encoded)))
+        for stored in records:
+            received.milliseconds.observe(max(0, pop_time - stored.store_timestamp))
+        found.body = b"".join(encoded)
         return found
 
     def _encoded(self, message: DeliveredMessage, pop_time: int, invisible_ms: int) -> bytes:

@@ -131,14 +131,12 @@ class PullRequests:
 
     def _found(self, group: str, topic: str, result: ReadResult) -> Command:
         try:
-            body = b"".join([self._store.record_bytes(record) for record in result.records])
+            found_bytes = [self._store.record_bytes(record) for record in result.records]
         except RecordNotFoundError:  # expired just now
             return self._moved(result.next_offset, result.min_offset, result.max_offset, remark="MESSAGE_WAS_REMOVING")
-        received = self._counters.received_by(topic, group)
-        received.messages += len(result.records)
-        received.bytes += len(body)
+        self._counters.delivered(topic, group, result.records, list(map(len, found_bytes)))
         found = self._answer(Answer.SUCCESS, result.next_offset, result.min_offset, result.max_offset, result.status)
-        found.body = body
+        found.body = b"".join(found_bytes)
         return found
 
     def _moved(self, offset: int, low: int, high: int, *, remark: str) -> Command:

@@ -165,6 +165,7 @@ class SendRequests:
         kind = "normal" if stored is message else "delay"
         sent_to = self._counters.sent_to(message.topic, kind)
         sent_to.add(place.size)
+        self._counters.sent_to_queue(message.topic, queue_id, 1, place.size)
         code = await self._wait(place.end, message)
         sent_to.milliseconds.observe((perf_counter() - started) * 1000)
         ids = [p.offset_message_id(message.store_host or self._store.config.store_host, place.physical_offset)]
@@ -199,6 +200,7 @@ class SendRequests:
         sent_to = self._counters.sent_to(whole.topic, "normal")
         for place in places:
             sent_to.add(place.size)
+        self._counters.sent_to_queue(whole.topic, whole.queue_id, len(places), sum(place.size for place in places))
         code = await self._wait(places[-1].end, whole)
         sent_to.milliseconds.observe((perf_counter() - started) * 1000)
         host = whole.store_host or self._store.config.store_host

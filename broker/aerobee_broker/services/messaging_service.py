@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 from aerobee_broker.byte_budget import Share
 from aerobee_broker.clients.accounts import Account
 from aerobee_broker.clients.clients import Client, TelemetryStream
-from aerobee_broker.clients.naming import group_name, topic_name
 from aerobee_broker.clients.permissions import check_settings
 from aerobee_broker.errors import BrokerError
 from aerobee_broker.front.calls import (
@@ -22,7 +21,6 @@ from aerobee_broker.front.calls import (
     StatusCode,
 )
 from aerobee_broker.loop_share import LoopShare, step_started
-from aerobee_broker.metrics.counters import ReceivedCounters
 from aerobee_broker.parts import BrokerParts
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.heartbeat import HeartbeatProcessor
@@ -75,7 +73,6 @@ class MessagingService:
     """One line per method."""
 
     def __init__(self, parts: BrokerParts, limits: RequestLimits, processors: MessagingProcessors) -> None:
-        self._clock = parts.clock
         self._clients = parts.clients
         self._counters = parts.counters
         self._limits = limits
@@ -139,37 +136,15 @@ class MessagingService:
     async def _pull(
         self, request: v2.PullMessageRequest, client: Client, context: Context
     ) -> AsyncGenerator[v2.PullMessageResponse, None]:
-        """Count the messages, and the memory that they take until they are sent."""
-        count = self._message_count(request, client)
+        """Count the memory that the messages take until they are sent."""
         memory = Share(self._answers, owners_of(client, context))
         try:
             responses = self._processors.pull.pull(request, client, context.time_remaining(), memory)
             async with aclosing(responses):
                 async for response in responses:
-                    count(response)
                     yield response
         finally:
             memory.close()
-
-    def _message_count(
-        self, request: v2.PullMessageRequest, client: Client
-    ) -> Callable[[v2.PullMessageResponse], None]:
-        """A function that counts the messages in responses for the topic and group of the request."""
-        received: ReceivedCounters | None = None
-
-        def count(response: v2.PullMessageResponse) -> None:
-            nonlocal received
-            if response.HasField("message"):
-                if received is None:
-                    topic = topic_name(request.message_queue.topic, client)
-                    received = self._counters.received_by(topic, group_name(request.group, client))
-                received.messages += 1
-                received.bytes += response.ByteSize()
-                stored = response.message.system_properties.store_timestamp
-                age_ms = self._clock.now_ms() - stored.seconds * 1000 - stored.nanos // 1_000_000
-                received.milliseconds.observe(max(0, age_ms))
-
-        return count
 
     async def _telemetry(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """One Telemetry stream: a task reads the client's commands, this one writes the broker's.

@@ -92,6 +92,13 @@ class TransactionTables(Protocol):
     def save(self) -> Awaitable[None]: ...
 
 
+class Committed(NamedTuple):
+    """The final message of a transaction: the queue of its topic, and where it was stored."""
+
+    queue_id: int
+    place: Appended
+
+
 class HalfPlace(NamedTuple):
     """The place of a half message: its queue offset, and the physical offset after it for `wait_stored`."""
 
@@ -338,10 +345,10 @@ class Transactions:
             _place_of(self._pending[key]) if place is None else place for key, place in zip(keys, places, strict=True)
         ]
 
-    async def end(self, topic: str, transaction_id: str, outcome: Outcome | None) -> Appended | None:
+    async def end(self, topic: str, transaction_id: str, outcome: Outcome | None) -> Committed | None:
         """Commit or roll back; None leaves it undecided. On return the decision is as safe as a sent message.
 
-        Repeating the same decision is allowed. Returns the place of the final message, if this call has stored one.
+        Repeating the same decision is allowed. Returns the final message, if this call has stored one.
         Raises InvalidTransactionError for a different decision, and for an unknown transaction; TopicNotFoundError if
         the topic of a message to be committed is gone; StoreError.
         """
@@ -367,16 +374,19 @@ class Transactions:
         if outcome is None:
             return None
         messages = []
+        queue_id = 0
         if outcome is Outcome.COMMIT:
-            messages.append(self._final(half))
+            final, queue_id = self._final(half)
+            messages.append(final)
         messages.append(op_message(half.queue_offset, outcome, topic, transaction_id, self._clock.now_ms()))
         appended = self._store.append(messages, internal=True)
         self._settled(half, outcome, appended[-1])
         await self._store.wait_stored(appended[-1].end)
         self._note_offsets()
-        return appended[0] if outcome is Outcome.COMMIT else None
+        return Committed(queue_id, appended[0]) if outcome is Outcome.COMMIT else None
 
-    def _final(self, half: _Half) -> Message:
+    def _final(self, half: _Half) -> tuple[Message, int]:
+        """The message, and the queue of its topic, to which it comes at once or when it is due."""
         topic = self._tables.topics.require(half.topic)
         try:
             record = self._store.record_at(half.physical_offset)
@@ -389,7 +399,7 @@ class Transactions:
             queue_id %= topic.read_queue_count
         message = committed_message(record, half.topic, queue_id)
         due = due_ms(message.properties, self._clock.now_ms(), DelayLevels(self._store.config.delay_levels_seconds))
-        return message if due is None else self._delays.delayed(message, due)
+        return (message if due is None else self._delays.delayed(message, due)), queue_id
 
     def _settled(self, half: _Half, outcome: Outcome, op: Appended) -> None:
         """The op is in the log: forget the half message, remember the decision."""

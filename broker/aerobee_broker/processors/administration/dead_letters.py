@@ -208,6 +208,7 @@ class DeadLetterAdministration:
         message.reconsume_times = 0
         [place] = self._store.append([message])
         self._counters.sent_to(target.name, "normal").add(place.size)
+        self._counters.sent_to_queue(target.name, queue_id, 1, place.size)
         result.message_id = record.unique_key or ""
         result.topic, result.queue_id, result.queue_offset = target.name, queue_id, place.queue_offset
         return place.end

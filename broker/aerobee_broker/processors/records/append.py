@@ -146,7 +146,9 @@ class AppendProcessor:
             appended = self._store.append_records(*place, batch, born_host=client.peer)
         except InvalidRecordError as error:
             raise BadRecordError(v2.Code.BAD_REQUEST, error.index, error.reason) from error
-        self._counters.sent_to(stored_name, "delay" if for_timer else "normal").add_many(batch.size, appended.count)
+        sent_to = self._counters.sent_to(stored_name, "delay" if for_timer else "normal")
+        size = sent_to.add_many(batch.size, appended.count)
+        self._counters.sent_to_queue(stored_name, request.queue_id, appended.count, size)
         return appended
 
     async def finish(self, appended: AppendedBatch, started: float) -> records_v1.AppendRecordsResponse:

@@ -12,7 +12,7 @@ from aerobee_broker.clients.naming import group_name, topic_name
 from aerobee_broker.config import Settings
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.long_polling import LongPolling, poll_seconds
-from aerobee_broker.metrics.counters import BrokerCounters, ReceivedCounters
+from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.receive import duration_ms
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import TopicConfig
@@ -58,7 +58,7 @@ class ReadProcessor:
     ) -> AsyncGenerator[records_v1.ReadRecordsResponse | bytes, None]:
         """Frames as bytes, followed by a response with the status. `remaining_seconds`: time to the deadline."""
         topic = await self._topic(request, client)
-        received = await self._counters_of(request, topic, client)
+        group = await self._group_of(request, topic, client)
         queue_id, offset = request.queue_id, request.start_queue_offset
         flushed_only = not request.include_unflushed
         low, high = self._range(topic, queue_id, flushed_only=flushed_only)
@@ -87,9 +87,8 @@ class ReadProcessor:
             if result.next_offset > offset:
                 if result.runs or result.lost:
                     yield frame_bytes(result, offset)
-                if received is not None:
-                    received.messages += result.message_count
-                    received.bytes += result.size
+                if group and result.message_count:
+                    self._count(topic, queue_id, group, offset, result)
                 offset = result.next_offset
                 if left is not None:
                     left -= result.size
@@ -124,16 +123,27 @@ class ReadProcessor:
         )
         return await self._long_polling.wait(topic, line, client.client_id, seconds, queue_id=queue_id)
 
-    async def _counters_of(
-        self, request: records_v1.ReadRecordsRequest, topic: str, client: Client
-    ) -> ReceivedCounters | None:
-        """The counters of the reading group, if there is one."""
+    async def _group_of(self, request: records_v1.ReadRecordsRequest, topic: str, client: Client) -> str:
+        """The stored name of the reading group; empty if there is none."""
         if not request.group.name:
-            return None
+            return ""
         group = group_name(request.group, client)
         if group not in self._tables.groups:
             await self._tables.group_in_use(group, [topic])
-        return self._counters.received_by(topic, group)
+        return group
+
+    def _count(self, topic: str, queue_id: int, group: str, offset: int, result: RecordRuns) -> None:
+        """Count the records of one frame, which begins at `offset`. Its first record tells whether all are old."""
+        counters = self._counters
+        received = counters.received_by(topic, group)
+        received.messages += result.message_count
+        received.bytes += result.size
+        counters.received_from_queue(topic, queue_id, group, result.message_count, result.size)
+        if counters.disk_end > 0:
+            place = self._store.physical_offset_at(topic, queue_id, offset)
+            if place is not None and place < counters.disk_end:
+                received.disk_messages += result.message_count
+                received.disk_bytes += result.size
 
     def _range(self, topic: str, queue_id: int, *, flushed_only: bool) -> tuple[int, int]:
         return (self._store.flushed_range if flushed_only else self._store.queue_range)(topic, queue_id)

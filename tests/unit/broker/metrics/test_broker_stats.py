@@ -38,7 +38,7 @@ class Harness:
             self.tables.topics.create(TopicConfig.of_type(topic, TopicMessageType.NORMAL, queue_count=1))
         self.tables.groups.create(GroupConfig(name="billing"))
         self.counters = BrokerCounters()
-        self.stats = BrokerStats(self.counters, self.tables, self.store, self.clock)
+        self.stats = BrokerStats(self.counters, self.tables, self.store, self.clock, lambda *_: None)
 
     def send(self, topic: str, count: int, milliseconds: float = 2.0, message_type: str = "normal") -> None:
         """Count one request with these messages."""
@@ -183,3 +183,63 @@ def test_a_slot_has_a_maximum_of_entries(harness: Harness, monkeypatch: pytest.M
     harness.pass_time(10)
     found = {topic: traffic.messages for topic, traffic in harness.stats.topics("minute").items()}
     assert found == {"topic-5": 6, "topic-4": 5, OTHERS: 1 + 2 + 3 + 4}
+
+
+def _sum(harness: Harness, stat_set: str, key: str) -> float:
+    return harness.stats.item(stat_set, key, "day").sum
+
+
+def test_queues_of_deleted_topics_and_groups_are_dropped(harness: Harness) -> None:
+    """Within a minute their entries leave every window, also those before a topic is created again."""
+    for topic in ("orders", "bills"):
+        harness.counters.sent_to_queue(topic, 0, 2, 200)
+        harness.counters.received_from_queue(topic, 0, "billing", 2, 300)
+    harness.pass_time(60)
+    harness.tables.topics.delete("orders")
+    harness.pass_time(60)
+    harness.tables.topics.create(TopicConfig.of_type("orders", TopicMessageType.NORMAL, queue_count=1))
+    for stat_set, rest in (("QUEUE_PUT_NUMS", ""), ("QUEUE_GET_NUMS", "@billing")):
+        assert (_sum(harness, stat_set, f"orders@0{rest}"), _sum(harness, stat_set, f"bills@0{rest}")) == (0, 2)
+    harness.tables.groups.delete("billing")
+    harness.pass_time(60)
+    assert (_sum(harness, "QUEUE_GET_NUMS", "bills@0@billing"), _sum(harness, "QUEUE_PUT_SIZE", "bills@0")) == (0, 200)
+
+
+def test_idle_queues_have_no_counters(harness: Harness) -> None:
+    """A sample takes the counters of queues away; their traffic stays in the windows."""
+    harness.counters.sent_to_queue("orders", 0, 3, 300)
+    harness.counters.received_from_queue("orders", 0, "billing", 1, 150)
+    harness.pass_time(10)
+    assert (harness.counters.sent_to_queues, harness.counters.received_from_queues) == ({}, {})
+    harness.counters.sent_to_queue("orders", 0, 1, 100)
+    item = harness.stats.item("QUEUE_PUT_NUMS", "orders@0", "minute")
+    assert (item.sum, item.times, item.per_second, item.average) == (4, 2, 0.4, 2)
+    assert _sum(harness, "QUEUE_GET_SIZE", "orders@0@billing") == 150
+    harness.pass_time(70)
+    assert harness.stats.item("QUEUE_PUT_NUMS", "orders@0", "minute").sum == 0
+
+
+def test_an_hour_has_a_maximum_of_entries(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other queues in each sample do not make the slots of an hour larger than the limit."""
+    monkeypatch.setattr(broker_stats, "KEYS_MAX", 3)
+    for number in range(9):
+        harness.counters.sent_to_queue("orders", number, 9 - number, 100)
+        harness.pass_time(10)
+    entries = harness.stats._sent_queues._open["hour"].traffic
+    assert len(entries) == 3
+    assert sum(traffic.messages for traffic in entries.values()) == sum(range(10))
+    assert _sum(harness, "QUEUE_PUT_NUMS", "orders@0") == 9
+
+
+def test_what_comes_from_the_disk(tmp_path: Path) -> None:
+    """The log beyond 40 % of the memory; each sample moves the boundary."""
+    harness = Harness(tmp_path)
+    with harness.store:
+        stats = BrokerStats(
+            harness.counters, harness.tables, harness.store, harness.clock, lambda *_: None, memory_bytes=1000
+        )
+        assert harness.counters.disk_end == 0
+        place = harness.store.append([Message("orders", 0, bytes(2000))])[-1]
+        assert harness.counters.disk_end == 0
+        stats.take()
+        assert harness.counters.disk_end == place.end - 400
