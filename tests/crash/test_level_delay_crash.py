@@ -16,6 +16,7 @@ from aerobee_store.config import FlushMode
 from aerobee_store.records.delay_levels import SCHEDULE_TOPIC
 from aerobee_store.records.record import Message
 from aerobee_store.testing import CHANGES, ManualClock, MemoryFileSystem, Operation
+from tests.support.disk_listener import one_at_a_time
 from tests.support.timer_harness import START_MS, STORE, TOPIC
 
 pytestmark = pytest.mark.crash
@@ -88,11 +89,12 @@ async def test_an_answered_message_is_delivered_whenever_it_stops(kind: str, flu
 
         def crash(operation: Operation) -> None:
             if operation.name in CHANGES:
-                left = disk.kill() if kind == "kill" else disk.crash(operation.number)
                 durable = harness.store.positions[2] if (kind, flush) == ("power cut", "async") else 1 << 63
-                taken.append((left, clock.now_ms(), {b: (d, e) for b, (d, e) in due.items() if e <= durable}))
+                promised = {b: (d, e) for b, (d, e) in due.items() if e <= durable}
+                left = disk.kill() if kind == "kill" else disk.crash(operation.number)
+                taken.append((left, clock.now_ms(), promised))
 
-        disk.before_operation = crash
+        disk.before_operation = one_at_a_time(crash)
         for body, level in (("a", 1), ("b", 2), ("c", 1), ("last level", 9)):
             end = await harness.send(body, level)
             due[body] = clock.now_ms() + 1000 * {1: 1, 2: 5, 9: 30}[level], end

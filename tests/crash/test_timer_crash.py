@@ -14,6 +14,7 @@ from aerobee_broker.timer.timer import MessageNotPendingError
 from aerobee_store import StoreConfig
 from aerobee_store.config import FlushMode
 from aerobee_store.testing import CHANGES, ManualClock, MemoryFileSystem, Operation
+from tests.support.disk_listener import one_at_a_time
 from tests.support.timer_harness import START_MS, STORE, TOPIC, TimerHarness
 
 pytestmark = pytest.mark.crash
@@ -97,12 +98,12 @@ async def test_every_disk_operation_may_be_the_last(kind: str, flush: FlushMode)
 
     def crash(operation: Operation) -> None:
         if operation.name in CHANGES:
-            disk = harness.disk.kill() if kind == "kill" else harness.disk.crash(operation.number)
             answered = promises.copy()
             kept = answered if kind == "kill" or flush == "sync" else answered.kept(harness.store.positions[2])
+            disk = harness.disk.kill() if kind == "kill" else harness.disk.crash(operation.number)
             taken.append((disk, harness.clock.now_ms(), answered, kept))
 
-    harness.disk.before_operation = crash
+    harness.disk.before_operation = one_at_a_time(crash)
     await _life(harness, promises)
     assert len(taken) > 60
     for disk, now_ms, answered, kept in taken if IS_LONG else source.sample(taken, 40):

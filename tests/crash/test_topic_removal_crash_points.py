@@ -13,6 +13,7 @@ import pytest
 
 from aerobee_store import Message, MessageStore, StoreConfig
 from aerobee_store.testing import CHANGES, ManualClock, MemoryFileSystem, Operation
+from tests.support.disk_listener import one_at_a_time
 from tests.support.stored_messages import DIRECTORY
 
 pytestmark = pytest.mark.crash
@@ -145,12 +146,11 @@ def power_cuts(seed: int) -> list[Harness]:
 
     def take(operation: Operation) -> None:
         if operation.name in CHANGES and operation.number % STEP == seed % STEP:
-            # Copy the promises before the disk: a promise made in between must not be expected of this disk.
             copy = harness.copy(harness.disk)
             copy.disk = harness.disk.crash(seed * 10_000 + operation.number)
             taken.append(copy)
 
-    harness.disk.before_operation = take
+    harness.disk.before_operation = one_at_a_time(take)
     asyncio.run(harness.live())
     assert len(taken) > 60
     return taken
