@@ -98,10 +98,10 @@ GOOD: dict[str, tuple[Sequence[Event], dict[str, int]]] = {
             GROUP,
             *sent("a"),
             got("a"),
-            ClockSet(10, 5000),
-            Disturbed(20, "killed", is_restart=True),
-            got("a", 100, attempt=2),
-            *done("a", 101, 2),
+            ClockSet(200, 5000),
+            Disturbed(300, "killed", is_restart=True),
+            got("a", 400, attempt=2),
+            *done("a", 401, 2),
         ],
         {"the broker's clock": 1},
     ),
@@ -109,7 +109,7 @@ GOOD: dict[str, tuple[Sequence[Event], dict[str, int]]] = {
         [
             GROUP,
             *sent("a"),
-            ClockSet(10, 5000),
+            ClockSet(500, 5000),
             got("a", 1000),
             Disturbed(1020, "stopped", is_restart=True),
             got("a", 1100, attempt=2),
@@ -118,7 +118,7 @@ GOOD: dict[str, tuple[Sequence[Event], dict[str, int]]] = {
         {"the broker's clock": 1},
     ),
     "clock corrected by less than a second": (
-        [GROUP, *sent("a"), got("a"), ClockSet(10, 900), got("a", 150, attempt=2), *done("a", 151, 2)],
+        [GROUP, *sent("a"), got("a"), ClockSet(200, 900), got("a", 250, attempt=2), *done("a", 251, 2)],
         {"the broker's clock": 1},
     ),
     "client gone": (
