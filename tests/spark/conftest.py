@@ -25,9 +25,12 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A session with two slots, whose tasks have three attempts."""
+    """A session with two slots, whose tasks have three attempts.
+
+    It starts before any test: PySpark forks to start Java, and the threads of a gRPC client can crash a forked child.
+    """
     from aerobee_pipeline import local_session
 
     warehouse = tmp_path_factory.mktemp("warehouse")
