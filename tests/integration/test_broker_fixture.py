@@ -38,6 +38,9 @@ def test_the_fixture_works_in_another_project(tmp_path: Path) -> None:
         "        config.pluginmanager.register(aerobee_client.pytest_plugin)\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:asyncio", str(tmp_path)]
+    command.append(
+        f"--basetemp={tmp_path / 'temporary'}"
+    )  # else pytest removes files of earlier runs, which takes long
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "1 passed" in ended.stdout
@@ -89,6 +92,7 @@ def test_the_example_project(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "HOME": str(tmp_path)}  # the official SDK writes its log there
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
+    command.append(f"--basetemp={tmp_path / 'temporary'}")
     ended = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=100, env=environment)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "10 passed" in ended.stdout

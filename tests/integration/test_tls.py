@@ -112,7 +112,7 @@ async def test_errors_name_the_cause(broker: BrokerProcess, certificate: Path, t
     (tmp_path / "plain").mkdir()
     with run_broker(tmp_path / "plain", ["--front", "grpcio"]) as without_tls:
         for dialled, tls in ((endpoint(broker), Tls(other)), (without_tls.endpoint, Tls(certificate))):
-            async with connect(dialled, tls=tls) as client:
+            async with connect(dialled, tls=tls, retry_seconds=1) as client:
                 with pytest.raises(UnavailableError, match="no TLS connection to"):
                     await client.admin.list_topics()
     with pytest.raises(ConfigurationError, match=r"nothing\.crt: No such file"):

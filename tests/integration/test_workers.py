@@ -74,8 +74,9 @@ def project(tmp_path: Path) -> Path:
 def run(project: Path, *arguments: str) -> str:
     """The output of a run with failures."""
     settings = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(project))
+    temporary = f"--basetemp={project / 'temporary'}"  # else pytest removes files of earlier runs, which takes long
     plugins = ("-p", "tests.conformance.table", "-p", "tests.support.sdk_summary", "-p", "tests.support.seeds")
-    command = [sys.executable, "-m", "pytest", "-q", *settings, *plugins, *arguments, str(project / "tests")]
+    command = [sys.executable, "-m", "pytest", "-q", temporary, *settings, *plugins, *arguments, str(project / "tests")]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == pytest.ExitCode.TESTS_FAILED, ended.stdout + ended.stderr
     return ended.stdout
