@@ -303,6 +303,18 @@ class BlockingSimpleConsumer(_Face):
         """Like `SimpleConsumer.change_invisible`."""
         return self._client.run(self._consumer.change_invisible(message, invisible_seconds))
 
+    @contextmanager
+    def keep_invisible(self, message: ReceivedMessage, invisible_seconds: float = 30.0) -> Iterator[ReceivedMessage]:
+        """Like `SimpleConsumer.keep_invisible`; the client's thread renews the time."""
+        kept = self._consumer.keep_invisible(message, invisible_seconds)
+        self._client.run(kept.__aenter__())
+        try:
+            yield message
+        except BaseException as error:
+            self._client.run(kept.__aexit__(type(error), error, error.__traceback__))
+            raise
+        self._client.run(kept.__aexit__(None, None, None))
+
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Messages without end, each acknowledged when the next one is requested."""
         while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from aerobee_client.receiving import new_attempt_id
 from aerobee_client.routes import READABLE
 from aerobee_proto import v2
 
+_log = logging.getLogger(__name__)
 _ONE_ATTEMPT = Retry(seconds=0)
 _Source = tuple[str, str]  # a topic, and the address of a broker
 
@@ -46,8 +48,8 @@ class SimpleConsumer(AsyncClosing):
     async def receive(
         self, max_count: int = 16, *, invisible_seconds: float = 30.0, wait_seconds: float = 10.0
     ) -> list[ReceivedMessage]:
-        """Up to `max_count` (1 to 32) messages of the subscribed topics, all of which are polled at once, on all of
-        their brokers.
+        """Up to `max_count` messages of the subscribed topics, all of which are polled at once, on all of their
+        brokers. One answer of a broker has at most 32 (`delivery.receive_count_max` of Aerobee's configuration).
 
         Returns as soon as there is a message; empty if there was none within `wait_seconds` (0 to 20, limited by the
         server). Messages of other topics that arrive at the same time are kept for the next call, while they are hidden
@@ -125,24 +127,29 @@ class SimpleConsumer(AsyncClosing):
         invisible for at most that long. A failed renewal is logged, and the next one follows.
         """
         held = message
+        over = asyncio.Event()
 
         async def renew() -> None:
             nonlocal held
-            while True:
-                with contextlib.suppress(ClientError):
+            while not over.is_set():
+                try:
                     hide = self._sessions.of(held).acknowledgement.change_invisible
                     held = await hide(held, invisible_seconds, retry=_ONE_ATTEMPT)
-                await asyncio.sleep(invisible_seconds / 3)
+                except ClientError as error:
+                    _log.warning("renewal failed topic=%s id=%s error=%s", message.topic, message.message_id, error)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(invisible_seconds / 3):
+                        await over.wait()
 
         renewal = asyncio.create_task(renew(), name=f"keep invisible {message.message_id}")
         try:
             yield message
         except BaseException:
-            await _cancelled(renewal)
+            await _ended(renewal, over)
             with contextlib.suppress(ClientError):
                 await self.nack(held)
             raise
-        await _cancelled(renewal)
+        await _ended(renewal, over)
         await self.ack(held)
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
@@ -258,6 +265,12 @@ class SimpleConsumer(AsyncClosing):
 
 def _readable(queues: Sequence[v2.MessageQueue]) -> list[v2.MessageQueue]:
     return [queue for queue in queues if queue.permission in READABLE]
+
+
+async def _ended(renewal: asyncio.Task[None], over: asyncio.Event) -> None:
+    """End a renewal. One in flight is not cancelled: the broker may have made its new receipt handle already."""
+    over.set()
+    await renewal
 
 
 async def _cancelled(*tasks: asyncio.Task[object]) -> None:

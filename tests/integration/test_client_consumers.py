@@ -23,6 +23,7 @@ from aerobee_client import (
     RetryLater,
     ServerError,
     StoredMessage,
+    blocking,
     connect,
     pull_consumer,
 )
@@ -328,6 +329,26 @@ class TestSimpleConsumerExtras:
             pass
         with pytest.raises(BadRequestError):
             await consumer.ack(message)
+
+    def test_a_message_stays_invisible_with_the_blocking_client(self, broker: BrokerProcess) -> None:
+        """The same without an event loop."""
+        with blocking.connect(broker.endpoint) as client, client.simple_consumer("g", "blocking-invisible") as consumer:
+            client.producer().send(Message(topic="blocking-invisible", body=b"x"))
+            (message,) = consumer.receive(invisible_seconds=10)
+
+            def fails() -> None:
+                with consumer.keep_invisible(message, invisible_seconds=1200):
+                    assert not consumer.receive(wait_seconds=0)
+                    raise ZeroDivisionError
+
+            with pytest.raises(ZeroDivisionError):
+                fails()
+            (again,) = consumer.receive()  # given back, although its time would be over in 20 minutes
+            assert again.delivery_attempt > 1
+            with consumer.keep_invisible(again):
+                pass
+            with pytest.raises(BadRequestError):
+                consumer.ack(again)
 
 
 async def consumer_messages(consumer: object, count: int) -> AsyncIterator[ReceivedMessage]:
