@@ -257,7 +257,7 @@ class BrokerConfig(Section):
                     raise ConfigError(
                         f"replication.{key}: {text!r} is not an address: {error}, such as 127.0.0.1:10912"
                     ) from None
-        if replication.role == "replica" and not (replication.master or self.namesrv or replication.etcd):
+        if replication.role == "replica" and not (replication.master or self.namesrv or replication.has_lease):
             raise ConfigError(
                 "replication.master: missing; name the master's remoting address, or name servers (broker.namesrv)"
             )

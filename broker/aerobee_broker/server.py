@@ -44,6 +44,7 @@ from aerobee_store.deferred import load_deferred
 
 if TYPE_CHECKING:
     from aerobee_broker.replication.leadership import Leadership
+    from aerobee_broker.replication.lease import Lease
     from aerobee_broker.replication.master_broker import MasterBroker
     from aerobee_broker.replication.metrics import MasterCollector
     from aerobee_proto import admin_v1
@@ -177,21 +178,38 @@ async def _live(
 def _leadership(config: BrokerConfig) -> tuple[Leadership | None, asyncio.Task[None] | None]:
     """With a lease: its state in this broker, and the task that renews it."""
     replication = config.replication
-    if not replication.etcd:
+    if not replication.has_lease:
         return None, None
-    from aerobee_broker.replication.etcd import EtcdAccess, EtcdLease  # a single broker does not import replication
-    from aerobee_broker.replication.leadership import Leadership
+    from aerobee_broker.replication.leadership import Leadership  # a single broker does not import replication
 
-    lease = EtcdLease(
+    lease = _lease(config)
+    leadership = Leadership(lease, replication.broker_id, replication.lease_seconds)
+    return leadership, asyncio.create_task(leadership.run(), name="lease")
+
+
+def _lease(config: BrokerConfig) -> Lease:
+    replication = config.replication
+    timeout_seconds = replication.lease_seconds / 4
+    if replication.kubernetes_lease:
+        from aerobee_broker.replication.kubernetes import KubernetesAccess, KubernetesLease
+
+        return KubernetesLease(
+            KubernetesAccess.load(replication),
+            replication.kubernetes_lease,
+            replication.broker_id,
+            replication.lease_seconds,
+            timeout_seconds=timeout_seconds,
+        )
+    from aerobee_broker.replication.etcd import EtcdAccess, EtcdLease
+
+    return EtcdLease(
         replication.etcd,
         f"{replication.etcd_prefix}/{config.cluster}/{config.name}",
         replication.broker_id,
         replication.lease_seconds,
-        timeout_seconds=replication.lease_seconds / 4,
+        timeout_seconds=timeout_seconds,
         access=EtcdAccess.load(replication),
     )
-    leadership = Leadership(lease, replication.broker_id, replication.lease_seconds)
-    return leadership, asyncio.create_task(leadership.run(), name="lease")
 
 
 def _role(config: BrokerConfig, store: MessageStore, leadership: Leadership | None) -> Role:

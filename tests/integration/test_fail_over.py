@@ -1,4 +1,5 @@
-"""Fail-over with a lease in a real etcd: two broker processes, one of which is killed, paused or cut off.
+"""Fail-over with a lease in a real etcd, or in Kubernetes: two broker processes, one of which is killed, paused or cut
+off.
 
 Each confirmed message is stored afterwards, once and in order; unconfirmed ones are set aside.
 """
@@ -8,18 +9,25 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from aerobee_broker.remoting.codes import Answer
 from tests.support.etcd import running_etcd
-from tests.support.lease_group import Member, running
+from tests.support.lease_group import LeaseService, Member, running, running_lease_service
 from tests.support.port_forwarder import forwarded_port
 
 _SECONDS = 120.0
 _NUMBERS = itertools.count()
 pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(params=["etcd", "stand-in"])
+def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LeaseService]:
+    with running_lease_service(request.param, tmp_path) as found:
+        yield found
 
 
 async def _confirmed(member: Member, count: int) -> list[bytes]:
@@ -37,43 +45,41 @@ def _in_order(found: list[bytes], answered: list[bytes]) -> None:
     assert [body for body in found if body in set(answered)] == answered
 
 
-async def test_a_killed_master_is_replaced_and_returns_as_a_replica(tmp_path: Path) -> None:
+async def test_a_killed_master_is_replaced_and_returns_as_a_replica(tmp_path: Path, service: LeaseService) -> None:
     """The new master later stops cleanly, and the old one takes over again at once."""
-    with running_etcd(tmp_path) as etcd:
-        first, second = Member(tmp_path, 1, etcd), Member(tmp_path, 2, etcd)
-        async with running(first, second):
-            await first.becomes_master(in_sync=2)
-            answered = await _confirmed(first, 20)
-            first.kill()
-            epoch = (await second.becomes_master())["leaseEpoch"]
-            assert epoch > 1
-            answered += await _confirmed(second, 20)
-            first.start()
-            await first.becomes_replica()
-            await second.becomes_master(in_sync=2)
-            answered += await _confirmed(second, 20)
-            second.send_signal(signal.SIGTERM)
-            assert (await first.becomes_master())["leaseEpoch"] > epoch
-            _in_order(await first.bodies(), answered)
+    first, second = service.member(tmp_path, 1), service.member(tmp_path, 2)
+    async with running(first, second):
+        await first.becomes_master(in_sync=2)
+        answered = await _confirmed(first, 20)
+        first.kill()
+        epoch = (await second.becomes_master())["leaseEpoch"]
+        assert epoch > 1
+        answered += await _confirmed(second, 20)
+        first.start()
+        await first.becomes_replica()
+        await second.becomes_master(in_sync=2)
+        answered += await _confirmed(second, 20)
+        second.send_signal(signal.SIGTERM)
+        assert (await first.becomes_master())["leaseEpoch"] > epoch
+        _in_order(await first.bodies(), answered)
 
 
-async def test_a_paused_master_confirms_nothing_when_resumed(tmp_path: Path) -> None:
+async def test_a_paused_master_confirms_nothing_when_resumed(tmp_path: Path, service: LeaseService) -> None:
     """A send read before the pause, or after it, is not confirmed."""
-    with running_etcd(tmp_path) as etcd:
-        first, second = Member(tmp_path, 1, etcd), Member(tmp_path, 2, etcd)
-        async with running(first, second):
-            await first.becomes_master(in_sync=2)
-            answered = await _confirmed(first, 20)
-            first.send_signal(signal.SIGSTOP)
-            late = [asyncio.create_task(first.send(b"late %d" % number, 120.0)) for number in range(5)]
-            await second.becomes_master()
-            answered += await _confirmed(second, 20)
-            first.send_signal(signal.SIGCONT)
-            assert Answer.SUCCESS not in await asyncio.gather(*late)
-            await first.becomes_replica()
-            await second.becomes_master(in_sync=2)
-            answered += await _confirmed(second, 20)
-            _in_order(await second.bodies(), answered)
+    first, second = service.member(tmp_path, 1), service.member(tmp_path, 2)
+    async with running(first, second):
+        await first.becomes_master(in_sync=2)
+        answered = await _confirmed(first, 20)
+        first.send_signal(signal.SIGSTOP)
+        late = [asyncio.create_task(first.send(b"late %d" % number, 120.0)) for number in range(5)]
+        await second.becomes_master()
+        answered += await _confirmed(second, 20)
+        first.send_signal(signal.SIGCONT)
+        assert Answer.SUCCESS not in await asyncio.gather(*late)
+        await first.becomes_replica()
+        await second.becomes_master(in_sync=2)
+        answered += await _confirmed(second, 20)
+        _in_order(await second.bodies(), answered)
 
 
 async def test_an_unconfirmed_tail_is_quarantined(tmp_path: Path) -> None:
@@ -104,11 +110,12 @@ async def test_an_unconfirmed_tail_is_quarantined(tmp_path: Path) -> None:
                 _in_order(await first.bodies(), answered)
 
 
-async def test_a_master_that_cannot_reach_etcd_confirms_nothing_after_its_lease(tmp_path: Path) -> None:
-    """This holds although its replica is connected; it is master again once etcd is reachable."""
-    with running_etcd(tmp_path) as etcd, forwarded_port(etcd.removeprefix("http://")) as forwarder:
-        through = f"http://{forwarder.endpoint}"
-        first, second = Member(tmp_path, 1, through), Member(tmp_path, 2, through)
+async def test_a_master_that_cannot_reach_the_lease_confirms_nothing_after_it(
+    tmp_path: Path, service: LeaseService
+) -> None:
+    """This holds although its replica is connected; it is master again once the lease is reachable."""
+    with forwarded_port(service.address) as forwarder:
+        first, second = (service.member(tmp_path, number, forwarder.endpoint) for number in (1, 2))
         async with running(first, second):
             await first.becomes_master(in_sync=2)
             answered = await _confirmed(first, 20)

@@ -1,4 +1,4 @@
-"""Two broker processes of a group with its lease in etcd, each reaching etcd through its own forwarder."""
+"""Two broker processes of a group with its lease in etcd or in Kubernetes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 from aerobee_broker.config import Address
 from aerobee_broker.remoting.codes import Answer, Request
 from aerobee_client.testing import AddressKeeper
-from tests.support.etcd import free_ports
+from tests.support.etcd import free_ports, running_etcd
+from tests.support.kubernetes import ApiServer, running_stand_in
 from tests.support.remoting_client import RemotingClient, json_body, pull_fields, records, send
 
 _SECONDS = 120.0
@@ -25,19 +26,19 @@ LEASE_SECONDS = 6  # long enough that a busy machine alone does not lose the lea
 
 @dataclass(slots=True)
 class Member:
-    """One broker. `advertise` is the address for replicas that it publishes in etcd."""
+    """One broker. `advertise` is the address for replicas that it publishes with the lease."""
 
     directory: Path
     broker_id: int
-    etcd: str
+    etcd: str = ""
     acks: str = "all"
     advertise: str = ""
     in_sync_seconds: float = 30.0  # a replica that is briefly not scheduled may still take the lease
     lease_seconds: int = LEASE_SECONDS
     environment: dict[str, str] | None = None
     namesrv: str = ""
-    etcd_settings: str = ""
-    """Further lines of the section `replication`."""
+    lease_settings: str = ""
+    """Further lines of the section `replication`: those of a lease that is not in etcd."""
     remoting: Address = field(default_factory=lambda: Address("127.0.0.1", free_ports(1)[0]))
     grpc: Address = field(default_factory=lambda: Address("127.0.0.1", free_ports(1)[0]))
     listen_replicas: Address = field(default_factory=lambda: Address("127.0.0.1", free_ports(1)[0]))
@@ -57,13 +58,14 @@ class Member:
         config.write_text(
             f"[replication]\nbroker_id = {self.broker_id}\nlease_seconds = {self.lease_seconds}\n"
             f"in_sync_seconds = {self.in_sync_seconds}\n"
-            f'advertise = "{self.advertise}"\n{self.etcd_settings}[listen]\ndrain_seconds = 0.5\n'
+            f'advertise = "{self.advertise}"\n{self.lease_settings}[listen]\ndrain_seconds = 0.5\n'
         )
         listen = ("--listen", str(self.grpc), "--metrics", "127.0.0.1:0")
         command = [
             *(sys.executable, "-m", "aerobee_broker", "serve", "--dev", "--store", str(self.store), *listen),
             *("--listen-remoting", str(self.remoting), "--listen-replicas", str(self.listen_replicas)),
-            *("--role", role, "--acks", self.acks, "--etcd", self.etcd, "--config", str(config)),
+            *("--role", role, "--acks", self.acks, "--config", str(config)),
+            *(("--etcd", self.etcd) if self.etcd else ()),
             *(("--namesrv", self.namesrv) if self.namesrv else ()),
         ]
         with (self.directory / f"broker-{self.broker_id}.log").open("ab") as log:
@@ -138,6 +140,35 @@ class Member:
             bodies += [record.body for record in records(pulled.body)]
         await client.close()
         return bodies
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseService:
+    """The service that keeps the lease, at `address`: etcd, or an API server of Kubernetes."""
+
+    address: str
+    api_server: ApiServer | None = None
+
+    def member(self, directory: Path, broker_id: int, through: str = "") -> Member:
+        """A broker that reaches the service at its address, or at that of a forwarder."""
+        address = through or self.address
+        if self.api_server is None:
+            return Member(directory, broker_id, f"http://{address}")
+        settings = self.api_server.settings("group", url=f"https://{address}")
+        lines = "".join(f'{name} = "{value}"\n' for name, value in settings.items())
+        # each request needs a new connection with TLS, which takes long on a busy machine
+        return Member(directory, broker_id, lease_settings=lines, lease_seconds=2 * LEASE_SECONDS)
+
+
+@contextmanager
+def running_lease_service(kind: str, directory: Path) -> Iterator[LeaseService]:
+    """`kind`: etcd, or stand-in for that of Kubernetes."""
+    if kind == "etcd":
+        with running_etcd(directory) as endpoint:
+            yield LeaseService(endpoint.removeprefix("http://"))
+    else:
+        with running_stand_in(directory) as server:
+            yield LeaseService(server.url.removeprefix("https://"), server)
 
 
 @asynccontextmanager

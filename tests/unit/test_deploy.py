@@ -92,7 +92,9 @@ def test_the_example_shows_the_defaults(tmp_path: Path) -> None:
         ),
         tls=default.tls,
         auth=default.auth,
-        replication=dataclasses.replace(shown.replication, etcd_password_file=None, etcd_ca=None),
+        replication=dataclasses.replace(
+            shown.replication, etcd_password_file=None, etcd_ca=None, kubernetes_token_file=None, kubernetes_ca=None
+        ),
         topics=dataclasses.replace(shown.topics, auto_create=None),
         groups=dataclasses.replace(shown.groups, auto_create=None),
         sources={},
@@ -228,6 +230,36 @@ def test_kubernetes_configuration_is_accepted(tmp_path: Path) -> None:
     file = tmp_path / "aerobee.toml"
     file.write_text(config_map["data"]["aerobee.toml"])
     assert BrokerConfig.load(config_file=file).store.flush == "sync"
+
+
+def test_kubernetes_runs_two_brokers_that_may_write_one_lease(tmp_path: Path) -> None:
+    """The configuration of each pod loads, one of them creates the group, and the Role covers its Lease."""
+    documents = read_yaml(DEPLOY / "kubernetes" / "replicated.yaml")
+    kinds = {document["kind"]: document for document in documents}
+    assert len(kinds) == len(documents)
+    stateful_set = kinds["StatefulSet"]["spec"]
+    pod = stateful_set["template"]["spec"]
+    (container,) = pod["containers"]
+    assert "--config=/etc/aerobee/$(POD_NAME).toml" in container["args"]
+    assert pod["serviceAccountName"] == kinds["ServiceAccount"]["metadata"]["name"]
+    (subject,) = kinds["RoleBinding"]["subjects"]
+    assert subject["name"] == kinds["ServiceAccount"]["metadata"]["name"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    loaded = []
+    for number in range(stateful_set["replicas"]):
+        file = tmp_path / f"aerobee-{number}.toml"
+        file.write_text(kinds["ConfigMap"]["data"][file.name])
+        config = BrokerConfig.load(config_file=file)
+        name = f"aerobee-{number}.{kinds['Service']['metadata']['name']}"
+        assert str(config.listen.advertise_remoting) == f"{name}:{ports['remoting']}"
+        assert config.replication.advertise == f"{name}:{ports['replicas']}"
+        loaded.append(config.replication)
+    assert {each.kubernetes_lease for each in loaded} == {kinds["Lease"]["metadata"]["name"]}
+    assert sorted((each.broker_id, each.role) for each in loaded) == [(1, "master"), (2, "replica")]
+    (rule,) = kinds["Role"]["rules"]
+    assert rule["resourceNames"] == [kinds["Lease"]["metadata"]["name"]]
+    assert (rule["apiGroups"], rule["resources"]) == (["coordination.k8s.io"], ["leases"])
+    assert rule["verbs"] == ["get", "update"]
 
 
 def test_systemd_waits_longer_than_the_broker_drains() -> None:

@@ -100,6 +100,7 @@ def _add_replication(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--master", metavar="HOST:PORT", help="for a replica: the master's remoting address")
     parser.add_argument("--acks", metavar="N", help="replicas that must confirm a message: none, all, or a number")
     parser.add_argument("--etcd", metavar="URLS", help="etcd that keeps the lease of the master (default: no lease)")
+    parser.add_argument("--kubernetes-lease", metavar="NAME", help="Lease object of Kubernetes that does so instead")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -144,6 +145,7 @@ def load_config(arguments: argparse.Namespace, settings: Mapping[str, object] | 
         "replication.master": arguments.master,
         "replication.acks": arguments.acks,
         "replication.etcd": arguments.etcd,
+        "replication.kubernetes_lease": arguments.kubernetes_lease,
         "tls.certificate": arguments.tls_cert,
         "tls.key": arguments.tls_key,
         "tls.client_authorities": arguments.tls_client_ca,

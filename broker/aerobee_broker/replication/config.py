@@ -14,6 +14,8 @@ from aerobee_store.errors import ConfigError
 
 ROLES = ("none", "master", "replica")
 Role = Literal["none", "master", "replica"]
+_URL = r"https?://[^/\s@]+"
+_KUBERNETES_NAME = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,17 @@ class ReplicationConfig(Section):
     """The authorities that sign the certificate of an https:// etcd, PEM; None: those of the system."""
     etcd_prefix: str = "/aerobee"
     """The prefix of the keys in etcd; the names of cluster and broker follow."""
+    kubernetes_lease: str = ""
+    """The Lease object of Kubernetes that keeps the lease of this group, in place of etcd; empty: none."""
+    kubernetes_namespace: str = ""
+    """The namespace of the Lease; empty: that of the pod."""
+    kubernetes_api: str = ""
+    """The API server, such as https://10.0.0.1:6443; empty: that of the pod."""
+    kubernetes_token_file: Path | None = None
+    """A file with the token of the service account, read for every request; None: that of the pod."""
+    kubernetes_ca: Path | None = None
+    """The authorities that sign the API server's certificate, PEM; None: those of the pod, or with kubernetes_api those
+    of the system."""
     lease_seconds: Annotated[int, Meta(ge=2, le=600)] = 10
     """After this time without a renewal another broker may take the lease."""
     in_sync_seconds: Annotated[float, Meta(gt=0, le=600)] = 5.0
@@ -74,10 +87,27 @@ class ReplicationConfig(Section):
             )
 
     def _check_lease(self) -> None:
+        self._check_etcd()
+        self._check_kubernetes()
+        if not self.has_lease:
+            return
+        setting = "etcd" if self.etcd else "kubernetes_lease"
+        if self.role == "none" or not self.listen:
+            raise ConfigError(
+                f"replication.{setting}: every broker with a lease can become the master; set replication.role (master "
+                f"for the first one, replica for the others) and replication.listen"
+            )
+        if self.acks == "none":
+            raise ConfigError(
+                "replication.acks: with a lease another broker can become the master at any time, and would not have "
+                "the newest messages; set a number of replicas, or all"
+            )
+
+    def _check_etcd(self) -> None:
         if not self.etcd:
             return
         for endpoint in self.etcd:
-            if not re.fullmatch(r"https?://[^/\s@]+", endpoint):
+            if not re.fullmatch(_URL, endpoint):
                 raise ConfigError(
                     f"replication.etcd: {endpoint.rpartition('@')[2]!r} is not a URL such as http://10.0.0.5:2379; "
                     "a user goes into replication.etcd_user"
@@ -86,16 +116,38 @@ class ReplicationConfig(Section):
             raise ConfigError("replication.etcd_user: needs replication.etcd_password_file, and the reverse")
         if self.etcd_ca is not None and not any(endpoint.startswith("https:") for endpoint in self.etcd):
             raise ConfigError("replication.etcd_ca: is for an etcd at https://; correct replication.etcd")
-        if self.role == "none" or not self.listen:
+
+    def _check_kubernetes(self) -> None:
+        if not self.kubernetes_lease:
+            return
+        if self.etcd:
+            raise ConfigError("replication.kubernetes_lease: is in place of replication.etcd; remove one of the two")
+        for name, value in (("lease", self.kubernetes_lease), ("namespace", self.kubernetes_namespace)):
+            if value and not re.fullmatch(_KUBERNETES_NAME, value):
+                raise ConfigError(
+                    f"replication.kubernetes_{name}: {value!r} is not a name of Kubernetes: lower-case letters, digits "
+                    f"and '-', at most 63"
+                )
+        if self.kubernetes_api and not re.fullmatch(_URL, self.kubernetes_api):
             raise ConfigError(
-                "replication.etcd: every broker with a lease can become the master; set replication.role (master for "
-                "the first one, replica for the others) and replication.listen"
+                f"replication.kubernetes_api: {self.kubernetes_api.rpartition('@')[2]!r} is not a URL such as "
+                f"https://10.0.0.1:6443"
             )
-        if self.acks == "none":
+        if self.kubernetes_api.startswith("http:") and (self.kubernetes_token_file or self.kubernetes_ca):
             raise ConfigError(
-                "replication.acks: with a lease another broker can become the master at any time, and would not have "
-                "the newest messages; set a number of replicas, or all"
+                "replication.kubernetes_api: a token is not sent over http://, which is for `kubectl proxy`; give an "
+                "https:// URL, or remove kubernetes_token_file and kubernetes_ca"
             )
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether a lease names the master, and not an operator."""
+        return bool(self.etcd or self.kubernetes_lease)
+
+    @property
+    def lease_place(self) -> str:
+        """Where the lease is, for messages."""
+        return "the group's keys in etcd" if self.etcd else f"the Lease {self.kubernetes_lease} in Kubernetes"
 
     @property
     def acks_wanted(self) -> int | None:

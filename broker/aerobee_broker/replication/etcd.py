@@ -22,6 +22,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from aerobee_broker.replication.config import ReplicationConfig
+from aerobee_broker.replication.json_http import RequestError, answer_to
 from aerobee_broker.replication.lease import (
     Claim,
     Holder,
@@ -32,7 +33,6 @@ from aerobee_broker.replication.lease import (
 )
 from aerobee_store.errors import ConfigError
 
-_ANSWER_SIZE_MAX: Final = 1 << 20
 _TOKEN_REFUSED: Final = (b"invalid auth token", b"revision of auth store is old")
 
 
@@ -164,10 +164,10 @@ class EtcdLease:
             async with asyncio.timeout(self._timeout_seconds):
                 status, body = await self._answer_authenticated(path, json.dumps(request).encode())
             found = json.loads(body)
-        except (OSError, EOFError, TimeoutError, ValueError, asyncio.LimitOverrunError) as error:
+        except RequestError as error:
             place = self._endpoints[0].netloc
             self._endpoints.append(self._endpoints.pop(0))
-            raise LeaseUnavailableError(f"etcd at {place}: {error or 'timeout'}") from None
+            raise LeaseUnavailableError(f"etcd at {place}: {str(error) or 'timeout'}") from None
         if status != 200 or not isinstance(found, dict):
             raise LeaseUnavailableError(f"etcd at {self._endpoints[0].netloc}: status {status}: {body[:200]!r}")
         return found
@@ -189,34 +189,16 @@ class EtcdLease:
         return status, answer
 
     async def _answer(self, path: str, body: bytes) -> tuple[int, bytes]:
-        endpoint = self._endpoints[0]
-        secure = endpoint.scheme == "https"
-        reader, writer = await asyncio.open_connection(
-            endpoint.hostname,
-            endpoint.port or 2379,
-            ssl=(self._access.security or ssl.create_default_context()) if secure else None,
-            limit=_ANSWER_SIZE_MAX,
+        headers = {"Authorization": self._token} if self._token else {}
+        return await answer_to(
+            "POST",
+            self._endpoints[0],
+            f"/v3/{path}",
+            body,
+            headers=headers,
+            security=self._access.security,
+            default_port=2379,
         )
-        try:
-            head = f"POST /v3/{path} HTTP/1.0\r\nHost: {endpoint.netloc}\r\nContent-Length: {len(body)}\r\n"
-            if self._token:
-                head += f"Authorization: {self._token}\r\n"
-            writer.write(f"{head}\r\n".encode() + body)
-            status = await reader.readline()
-            while (await reader.readline()).strip():
-                pass
-            # HTTP/1.0: the answer ends with the connection and may be read as a whole.
-            answer = await reader.read(_ANSWER_SIZE_MAX)
-            while more := await reader.read(_ANSWER_SIZE_MAX):
-                answer += more
-                if len(answer) > _ANSWER_SIZE_MAX:
-                    raise ValueError(f"the answer is longer than {_ANSWER_SIZE_MAX} bytes")
-        finally:
-            writer.close()
-        parts = status.split()
-        if len(parts) < 2 or not parts[1].isdigit():
-            raise ValueError(f"the answer begins with {status[:40]!r}: is it an etcd?")
-        return int(parts[1]), answer
 
 
 def _encoded(text: str) -> str:

@@ -1,17 +1,16 @@
 """One broker's view of the lease: whether it is the master, for how long, and which broker may become it.
 
 The lease counts from the moment at which its renewal was *requested*. The clock cannot be set, and continues while the
-process or the machine is suspended. The lease ends here before it ends in etcd, so a master that was paused notices
-first that its time is over. No confirmed message depends on this. A message is confirmed by every broker of the claim,
-and a missing broker is removed from the claim by compare-and-swap, which fails once another broker has begun an epoch.
-The expiry prevents an old master from serving consumers beside the new one.
+process or the machine is suspended. The lease ends here before another broker may take it, so a master that was paused
+notices first that its time is over. No confirmed message depends on this. A message is confirmed by every broker of the
+claim, and a missing broker is removed from the claim by compare-and-swap, which fails once another broker has begun an
+epoch. The expiry prevents an old master from serving consumers beside the new one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from aerobee_broker.replication.lease import (
     LeaseLostError,
     LeaseUnavailableError,
     LeaseView,
+    suspended_too,
 )
 from aerobee_store.disk.file_system import FileSystem
 
@@ -35,11 +35,6 @@ MEMBER_FILE: Final = "replicationMember"
 # share of the lease's duration that counts here; the rest allows for clocks of different speed
 _HELD_SHARE: Final = 0.8
 _RENEWALS: Final = 5  # share of the lease's duration
-
-
-def suspended_too() -> float:
-    """Seconds since the machine started, including those in which it was suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Leadership:

@@ -1,17 +1,18 @@
 """The lease that names the master. It expires; the epoch and the brokers in sync are stored with it.
 
-A consensus system such as etcd (`etcd.py`) stores all of it. A Lease of Kubernetes could implement the same interface,
-with its resourceVersion for `version`. The system must provide:
+A consensus system stores all of it: etcd (`etcd.py`), or Kubernetes (`kubernetes.py`). The system must provide:
 
     claim     the epoch, its master, and the brokers in sync; stays when the lease ends, and is changed only by
               compare-and-swap on its version
-    holder    the master's addresses; removed if it does not renew the lease in time
+    holder    the master's addresses; gone if it does not renew the lease in time. etcd removes it; with Kubernetes each
+              broker judges for itself, by the time for which it has seen no renewal
 
 Taking the lease changes both atomically, so an epoch never has two masters, whatever the clocks say.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,11 +58,17 @@ class LeaseView:
     holder: Holder | None
 
 
+def suspended_too() -> float:
+    """The clock of leases: seconds since the machine started, including those in which it was suspended. It cannot be
+    set."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Lease(Protocol):
     """The lease of one group of brokers, as seen by one of them. Every call may raise LeaseUnavailableError."""
 
     async def read(self) -> LeaseView:
-        """The newest state."""
+        """The newest state. A holder that has not renewed the lease in time is left out."""
 
     async def take(self, seen: LeaseView, claim: Claim) -> int:
         """Take the free lease; returns the version of the new claim. Raises LeaseConflictError."""

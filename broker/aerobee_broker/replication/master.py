@@ -125,7 +125,7 @@ class ReplicationMaster:
         start, protocol = await self._first_report(reader, writer, frames)
         handshake = frames.handshake
         is_ours = handshake is not None
-        if self._config.etcd and handshake is not None and handshake.replica_id == self._config.broker_id:
+        if self._config.has_lease and handshake is not None and handshake.replica_id == self._config.broker_id:
             raise ReplicaRefusedError(
                 f"its replication.broker_id is {handshake.replica_id}, which is this broker's; every broker of a group "
                 f"needs its own"

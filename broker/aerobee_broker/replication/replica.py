@@ -230,8 +230,9 @@ class ReplicaBroker:
         if view.claim.in_sync == {leadership.broker_id}:
             self._note(
                 f"this store is new, and broker {leadership.broker_id} was the only one in sync: no other broker has "
-                f"all messages. Restore its store; or accept the loss of messages: remove the keys in etcd, and start "
-                f"the broker with the longest log with the role master"
+                f"all messages. Restore its store; or accept the loss of messages: remove "
+                f"{self._config.replication.lease_place}, and start the broker with the longest log with the role "
+                f"master"
             )
             await asyncio.sleep(_PAUSE_SECONDS_MAX)
             return
@@ -503,8 +504,7 @@ class ReplicaBroker:
     def _refuse_promotion(self) -> None:
         raise RemotingError(
             Answer.SYSTEM_ERROR,
-            "the lease decides which broker is the master (replication.etcd); stop the master, and a replica in sync "
-            "takes over",
+            "the lease decides which broker is the master; stop the master, and a replica in sync takes over",
         )
 
 
