@@ -226,6 +226,10 @@ class BrokerConfig(Section):
                     f"broker.{key}: {getattr(self, key)!r} contains an invalid character; use letters, digits, "
                     f"'_', '-' and '.'"
                 )
+        if self.delivery.filter_bitmaps and not self.store.queue_extensions:
+            raise ConfigError(
+                "delivery.filter_bitmaps: the bitmaps are stored in extended units; set store.queue_extensions = true"
+            )
         if self.namesrv and self.listen.remoting is None:
             raise ConfigError(
                 "broker.namesrv: needs an address that clients of the name server can connect to; set "
@@ -574,6 +578,10 @@ def _batch_queue_file_size(text: str) -> object:
     return -(-int(text) // BATCH_UNIT_SIZE) * BATCH_UNIT_SIZE
 
 
+def _hours(text: str) -> object:
+    return int(text) / 3_600_000
+
+
 def _ratio(lowest: int, highest: int) -> Callable[[str], object]:
     """Convert a percentage, which RocketMQ silently limits to its range."""
     return lambda text: min(max(int(text), lowest), highest) / 100
@@ -611,6 +619,10 @@ _ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "flushCommitLogTimed": ("store.flush_timed", _same),
     "messageIndexEnable": ("store.index", _same),
     "longPollingEnable": ("delivery.long_polling", _same),
+    "enableCalcFilterBitMap": ("delivery.filter_bitmaps", _same),
+    "expectConsumerNumUseFilter": ("delivery.filter_bitmap_groups", int),
+    "maxErrorRateOfBloomFilter": ("delivery.filter_bitmap_error_percent", int),
+    "filterDataCleanTimeSpan": ("delivery.filter_keep_hours", _hours),
     "flushIntervalConsumeQueue": ("store.derived_flush_interval_seconds", _milliseconds),
     "syncFlushTimeout": ("store.sync_timeout_seconds", _milliseconds),
     "storePathCommitLog": ("store.commit_log_paths", _comma_separated),

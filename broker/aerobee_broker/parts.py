@@ -8,6 +8,7 @@ from aerobee_broker.byte_budget import ByteBudget
 from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.clients.clients import ClientRegistry
 from aerobee_broker.config import Settings
+from aerobee_broker.delivery.consumer_filters import ConsumerFilters
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.metrics.broker_stats import BrokerStats
 from aerobee_broker.metrics.counters import BrokerCounters
@@ -33,6 +34,8 @@ class BrokerParts:
     accounts: Accounts | None
     """None: every caller may do everything."""
     deliveries: Deliveries
+    consumer_filters: ConsumerFilters | None
+    """None: new messages get no filter bitmaps."""
     timer: Timer
     level_delay: LevelDelay
     producers: Producers

@@ -14,6 +14,7 @@ from aerobee_broker.byte_budget import ByteBudget
 from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.clients.clients import ClientRegistry
 from aerobee_broker.config import Address, BrokerConfig, Settings
+from aerobee_broker.delivery.consumer_filters import ConsumerFilters
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import ListenError
 from aerobee_broker.front.calls import Method
@@ -335,6 +336,9 @@ async def _open_parts(process: _Process, store: MessageStore, tables: Tables, se
     await asyncio.to_thread(timer.open)
     level_delay = LevelDelay(store, clock)
     await asyncio.to_thread(level_delay.open)
+    consumer_filters = ConsumerFilters(store, clock, config.delivery) if config.delivery.filter_bitmaps else None
+    if consumer_filters is not None:
+        await asyncio.to_thread(consumer_filters.open)
     counters = BrokerCounters()
     limits = config.limits
     return BrokerParts(
@@ -345,6 +349,7 @@ async def _open_parts(process: _Process, store: MessageStore, tables: Tables, se
         clients=clients,
         accounts=accounts,
         deliveries=deliveries,
+        consumer_filters=consumer_filters,
         timer=timer,
         level_delay=level_delay,
         producers=producers,
@@ -374,6 +379,7 @@ def _run_services(parts: BrokerParts, remoting: RemotingService, tasks: asyncio.
                 parts.level_delay,
                 parts.clients,
                 parts.tables,
+                *(() if parts.consumer_filters is None else (parts.consumer_filters,)),
                 parts.broker_stats,
                 remoting,
                 parts.loop_delay,
@@ -490,6 +496,8 @@ class _Serving:
             await parts.deliveries.close()
             await parts.transactions.close()
         await parts.tables.save_all()
+        if parts.consumer_filters is not None:
+            await parts.consumer_filters.close()
 
     async def stop(self) -> None:
         """Stop everything that still runs, at once."""

@@ -15,6 +15,7 @@ from aerobee_store.maintenance.unit_repair import UnitRepair
 from aerobee_store.queues import multi_dispatch
 from aerobee_store.queues.batch_consume_queue import BatchConsumeQueue
 from aerobee_store.queues.consume_queue import FILLER_SIZE, ConsumeQueue
+from aerobee_store.queues.filter_bitmaps import FilterBits
 from aerobee_store.queues.index_file import IndexService
 from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.queues.topic_removal import DeletedTopics
@@ -122,6 +123,13 @@ class MessageReader:
         self._stats.messages_read += len(records)
         self._stats.bytes_read += size
         return ReadResult("found" if records else "no-match", records, queue_offset + taken, low, high, lost)
+
+    def may_match(self, topic: str, queue_id: int, queue_offset: int, count: int, bits: FilterBits) -> list[bool]:
+        """Like MessageStore.may_match."""
+        queue = self._queues.simple.get((topic, queue_id))
+        if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
+            return []
+        return queue.may_match(queue_offset, count, bits)
 
     def _read_inner_batches(
         self, queue: BatchConsumeQueue, queue_offset: int, max_count: int, max_bytes: int, tags: frozenset[str] | None

@@ -47,6 +47,7 @@ from aerobee_store.maintenance.unit_repair import UnitRepair
 from aerobee_store.message_reader import MessageReader, ReadResult
 from aerobee_store.message_writer import Appended, AppendedBatch, MessageWriter
 from aerobee_store.queues.dispatch import ArrivalListener, Dispatch, DispatchLimits
+from aerobee_store.queues.filter_bitmaps import FilterBitmaps, FilterBits
 from aerobee_store.queues.index_file import IndexService
 from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.queues.topic_removal import DeletedTopics, TopicRemoval
@@ -504,6 +505,22 @@ class MessageStore:
             self.stats.reads_missed += 1
         self.stats.read_seconds.observe(perf_counter() - started)
         return result
+
+    @property
+    def filter_bitmaps(self) -> FilterBitmaps | None:
+        """What computes the bitmaps of new messages in extended units; None: they get none."""
+        return self._writer.filter_bitmaps
+
+    @filter_bitmaps.setter
+    def filter_bitmaps(self, bitmaps: FilterBitmaps | None) -> None:
+        self._writer.filter_bitmaps = bitmaps
+
+    def may_match(self, topic: str, queue_id: int, queue_offset: int, count: int, bits: FilterBits) -> list[bool]:
+        """Whether each of at most `count` messages from `queue_offset` on may satisfy a subscription. Reads no record.
+
+        Empty if nothing is known: outside the queue, without extended units, and in a batch consume queue.
+        """
+        return self._reader.may_match(topic, queue_id, queue_offset, count, bits)
 
     def bytes_of(self, record: Record) -> memoryview:
         """The bytes of a stored record, without a copy. RecordNotFoundError."""

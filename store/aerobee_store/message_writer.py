@@ -21,6 +21,7 @@ from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.queues.batch_consume_queue import AnyQueue
 from aerobee_store.queues.consume_queue import ConsumeQueue
 from aerobee_store.queues.dispatch import Dispatch, Entry, EntryBatch
+from aerobee_store.queues.filter_bitmaps import NO_BITMAP, FilterBitmaps
 from aerobee_store.queues.multi_dispatch import (
     MultiDispatch,
     QueueKey,
@@ -102,6 +103,7 @@ class MessageWriter:
         self._store_host_v6 = len(properties.encode_host(config.store_host)) > 8
         self._multi_dispatch = MultiDispatch(config.light_queues, config.multi_dispatch)
         self._levels = DelayLevels(config.delay_levels_seconds)
+        self.filter_bitmaps: FilterBitmaps | None = None
 
     def append(
         self,
@@ -129,6 +131,7 @@ class MessageWriter:
                 Draft(message, store_host=host, property_crc=property_crc, split_batch=split_batch)
                 for message in messages
             ]
+        bitmaps = self._bitmaps_of(messages, places)
         sizes = [draft.size for draft in drafts]
         log = self._log
         total = sum(sizes)
@@ -147,6 +150,8 @@ class MessageWriter:
                 queue.next_offset = queue_offset + 1
             log.append(draft.encode(queue_offset, physical_offset, now))
             entry = _entry(self._levels, message, queue, queue_offset, physical_offset, size, now)
+            if bitmaps and (bitmap := bitmaps[len(entries)]):
+                entry = entry._replace(bitmap=bitmap)
             if others and len(entries) in others:
                 entry = entry._replace(others=self._take_offsets(others[len(entries)]))
                 further += len(entry.others)
@@ -155,6 +160,24 @@ class MessageWriter:
         self._count(sizes)
         self._appended(entries, now, further)
         return appended
+
+    def _bitmaps_for(self, queue: ConsumeQueue | None) -> FilterBitmaps | None:
+        """What computes the bitmaps of new units of this queue; None if they get none."""
+        bitmaps = self.filter_bitmaps
+        if bitmaps is None or queue is None or not queue.extends or not bitmaps.are_computed(queue.topic):
+            return None
+        return bitmaps
+
+    def _bitmaps_of(self, messages: Sequence[Message], places: Sequence[ConsumeQueue | None]) -> Sequence[bytes]:
+        """The bitmap of each message; () if none has one. Before anything is stored, in case an expression fails."""
+        if self.filter_bitmaps is None:
+            return ()
+        found = []
+        for message, queue in zip(messages, places, strict=True):
+            computed = self._bitmaps_for(queue)
+            bitmap = NO_BITMAP if computed is None else computed.of_message(message.topic, _as_stored(message))
+            found.append(bitmap)
+        return found
 
     def _places(self, messages: Sequence[Message]) -> list[ConsumeQueue | None]:
         """The queue of each message; None for a prepared one. InvalidMessageError, with nothing stored."""
@@ -317,9 +340,11 @@ class MessageWriter:
             self._config.store_host,
             born_host,
         )
+        computed = self._bitmaps_for(queue)
+        bitmaps = () if computed is None else computed.of_records(queue.topic, part)
         self._log.append(data)
         self._stats.bytes_appended += len(data)
-        self._appended(EntryBatch(queue, queue_offset, part, physical_offsets, now), now)
+        self._appended(EntryBatch(queue, queue_offset, part, physical_offsets, now, bitmaps), now)
 
     def _append_batch_records(
         self, topic: str, queue_id: int, batch: RecordBatch, born_host: Host | None
@@ -390,6 +415,12 @@ class MessageWriter:
     def _appended(self, entries: Sequence[Entry] | EntryBatch, now: int, further: int = 0) -> None:
         self._dispatch.add(self._log.wrote, entries, further)
         self._durability.appended(now)
+
+
+def _as_stored(message: Message) -> dict[str, str]:
+    """The properties as a reader gets them: without empty values, for example."""
+    raw = message.raw_properties
+    return properties.decode_properties(properties.encode_properties(message.properties) if raw is None else raw)
 
 
 def _first(marks: npt.NDArray[np.int64]) -> int:

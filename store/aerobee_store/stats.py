@@ -69,6 +69,7 @@ class StoreStats:
     bytes_read: int = 0  # bytes of their records
     reads_found: int = 0
     reads_missed: int = 0  # reads that found no message, or none that passed the filter
+    bitmap_skips: int = 0  # messages that a read skipped by their filter bitmaps
     read_seconds: Histogram = field(default_factory=lambda: Histogram(READ_SECONDS_BOUNDS))
     commits: int = 0
     sync_seconds: Histogram = field(default_factory=lambda: Histogram(SYNC_SECONDS_BOUNDS))

@@ -22,6 +22,7 @@ from tests.java_store.java_program import JavaStore, Release
 from tests.support.stored_messages import read_all
 from tests.unit.store.queues.test_batch_consume_queue import TOPIC as BATCH_TOPIC
 from tests.unit.store.queues.test_batch_consume_queue import inner
+from tests.unit.store.queues.test_filter_bitmaps import RED, Reds
 
 pytestmark = MARKS
 
@@ -120,9 +121,12 @@ def test_extended_units_byte_for_byte(release: Release, java: Open, tmp_path: Pa
     assert len(files_of(tmp_path / "again", "consumequeue_ext")) > 2
 
 
-def test_rocketmq_reads_our_extended_units(release: Release, java: Open, tmp_path: Path) -> None:
-    """With its setting on and off; what it adds, and what it leaves of them after a start, we read in turn."""
+@pytest.mark.parametrize("bitmaps", [None, Reds()], ids=["plain", "bitmaps"])
+def test_rocketmq_reads_our_extended_units(release: Release, java: Open, tmp_path: Path, bitmaps: Reds | None) -> None:
+    """With its setting on and off; what it adds, and what it leaves of them after a start, we read in turn. It finds
+    units behind the checksums of our bitmaps."""
     with MessageStore.open(our_config(tmp_path / "s")) as ours:
+        ours.filter_bitmaps = bitmaps
         sent = ours.append([message(n) for n in range(60)])
     for round_number, settings in enumerate((EXTENSION_SETTINGS, {}, EXTENSION_SETTINGS)):
         with java(tmp_path / "s", **settings) as store:
@@ -134,6 +138,7 @@ def test_rocketmq_reads_our_extended_units(release: Release, java: Open, tmp_pat
         assert ours.recovery.units_corrected == 0
         expected = [n for n in [*range(0, 60, 2), 60, 62, 64] if TAGS[n % 4] == "red"]
         assert numbers(ours, "orders", 0, "red") == expected
+        assert ours.may_match("orders", 0, 0, 33, RED) == [bitmaps is None] * 30 + [True] * 3
         last = sorted((tmp_path / "s" / "consumequeue" / "orders" / "0").iterdir())
         codes = [unit[2] for path in last for unit in UNIT.iter_unpack(path.read_bytes()) if unit[1] > 0]
         assert [is_address(code) for code in codes[30:33]] == [True, False, True]

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from aerobee_store.config import Positive, SecondsOrZero, Section
+from aerobee_store.config import Hours, Positive, SecondsOrZero, Section
 from aerobee_store.errors import ConfigError
 
 InitialPosition = Literal["auto", "earliest", "latest"]
@@ -44,6 +44,13 @@ class DeliveryConfig(Section):
     lite_subscriptions_max: Positive = 1200  # lite topics that one client may subscribe to
     client_gone_seconds: SecondsOrZero = 1.0  # delay before messages of a terminated client become visible
     client_return_seconds: SecondsOrZero = 30.0  # time for clients to reconnect after a restart of the broker
+    # enableCalcFilterBitMap: mark in new queue units which SQL subscriptions match; needs store.queue_extensions
+    filter_bitmaps: bool = False
+    # expectConsumerNumUseFilter: groups with an SQL subscription to one topic; further ones get no marks
+    filter_bitmap_groups: Annotated[int, Meta(ge=1, le=1024)] = 32
+    # maxErrorRateOfBloomFilter: percent of the messages without a match that are read nevertheless
+    filter_bitmap_error_percent: Annotated[int, Meta(ge=1, le=99)] = 20
+    filter_keep_hours: Hours = 24.0  # filterDataCleanTimeSpan: an unused subscription is then forgotten
     snapshot_event_count: Positive = 50_000  # journal events between snapshots: the limit of a replay at start
 
     def __post_init__(self) -> None:

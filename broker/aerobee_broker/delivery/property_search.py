@@ -32,16 +32,17 @@ def search(
     expression: Expression,
     count: int,
     max_bytes: int,
+    end_offset: int,
 ) -> ReadResult | None:
     """At most `count` messages that satisfy the expression, from the offset on; others before `next_offset` do not.
+    Looks at no message from `end_offset` on.
 
     Returns only one message above `max_bytes`. None where messages must be read one by one: in a queue of batches or of
     messages that belong to another queue, at the end of the queue, and where one is damaged. StoreAccessError.
     """
     looked = max(_COUNT_MIN, _WORK_MAX // (len(expression.names) + expression.condition_count))
-    runs = store.read_runs(
-        topic, queue_id, queue_offset, end_offset=queue_offset + looked, max_bytes=_BYTES_MAX, flushed_only=False
-    )
+    stop = min(queue_offset + looked, end_offset)
+    runs = store.read_runs(topic, queue_id, queue_offset, end_offset=stop, max_bytes=_BYTES_MAX, flushed_only=False)
     if runs.lost or not runs.runs:
         return None
     data = bytes(runs.runs[0]) if len(runs.runs) == 1 else b"".join(runs.runs)
@@ -53,7 +54,7 @@ def search(
     end = queue_offset + len(batch)
     records: list[Record] = []
     size = lost = 0
-    for first, last in _stretches(_rows(batch, expression)):
+    for first, last in stretches(matching_rows(batch, expression)):
         begin = queue_offset + first
         if records and (len(records) >= count or size >= max_bytes):
             end = begin
@@ -69,7 +70,7 @@ def search(
     return ReadResult("found" if records else "no-match", records, end, runs.min_offset, runs.max_offset, lost)
 
 
-def _rows(batch: RecordBatch, expression: Expression) -> Iterator[int]:
+def matching_rows(batch: RecordBatch, expression: Expression) -> Iterator[int]:
     """The numbers of the messages that satisfy the expression."""
     names = expression.names
     columns = [batch.property_bytes(name) for name in names]
@@ -88,7 +89,7 @@ def _rows(batch: RecordBatch, expression: Expression) -> Iterator[int]:
             yield row
 
 
-def _stretches(rows: Iterator[int]) -> Iterator[tuple[int, int]]:
+def stretches(rows: Iterator[int]) -> Iterator[tuple[int, int]]:
     """Runs of consecutive numbers as [first, last)."""
     first = last = -1
     for row in rows:

@@ -120,6 +120,7 @@ class Receiving:
 
     def take(self, queues: Sequence[Queue], look: Look) -> Received:
         """Deliver the messages available now: redeliveries first, then new messages, in the order of `queues`."""
+        look.request.wanted.announce(self._store, look.request.topic, look.request.group)
         in_flight_max = self._settings.current.delivery.in_flight_per_group_max
         available = in_flight_max - self._subscriptions.in_flight_count(look.request.group)
         if available <= 0:

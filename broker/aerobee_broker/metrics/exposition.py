@@ -544,6 +544,9 @@ class _StoreCollector:
         yield self._counter("aerobee_store_read_messages", "Records read from the log.", stats.messages_read)
         yield self._counter("aerobee_store_read_bytes", "Bytes of records read from the log.", stats.bytes_read)
         yield self._counter(
+            "aerobee_store_bitmap_skips", "Messages skipped by their filter bitmaps.", stats.bitmap_skips
+        )
+        yield self._counter(
             "aerobee_store_checksum_failures", "Records whose checksum did not match.", stats.checksum_failures
         )
         yield self._counter(

@@ -91,6 +91,10 @@ class JsonFields:
         name = self.full_name(field)
         return tuple(checked_integer(f"{name}[{index}]", item, minimum, maximum) for index, item in enumerate(value))
 
+    def skip(self, field: str) -> None:
+        """Take a field whose value is known otherwise."""
+        self._take(field)
+
     def has(self, field: str) -> bool:
         return self._left.get(field) is not None
 

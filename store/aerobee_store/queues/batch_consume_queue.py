@@ -89,7 +89,7 @@ class BatchConsumeQueue:
         """See ConsumeQueue; its units never need an extended unit."""
         return False
 
-    def extended(self, units: bytes, store_timestamps: Sequence[int]) -> bytes:
+    def extended(self, units: bytes, store_timestamps: Sequence[int], bitmaps: Sequence[bytes] = ()) -> bytes:
         """See ConsumeQueue."""
         raise AssertionError("a batch consume queue has no extended units")
 

@@ -29,6 +29,7 @@ from aerobee_store.disk.file_system import File, FileSystem
 from aerobee_store.errors import StoreError
 from aerobee_store.log.mapped_file import FileRun
 from aerobee_store.queues.consume_queue_ext import ADDRESS_MAX, ConsumeQueueExt
+from aerobee_store.queues.filter_bitmaps import FilterBits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -219,12 +220,27 @@ class ConsumeQueue:
         """Whether new units get extended units."""
         return self.extension is not None and self.extension.is_fed
 
-    def extended(self, units: bytes, store_timestamps: Sequence[int]) -> bytes:
-        """The units with their tags codes moved into extended units, which are written. Only if `extends`."""
+    def extended(self, units: bytes, store_timestamps: Sequence[int], bitmaps: Sequence[bytes] = ()) -> bytes:
+        """The units with their tags codes moved into extended units, which are written. Only if `extends`.
+
+        `bitmaps`: of each unit; (): none of them has one.
+        """
         assert self.extension is not None
         changed = np.frombuffer(units, UNIT_DTYPE).copy()
-        changed["tags_code"] = self.extension.put(changed["tags_code"].tolist(), store_timestamps)
+        physical_offsets = changed["physical_offset"].tolist() if bitmaps else ()
+        changed["tags_code"] = self.extension.put(
+            changed["tags_code"].tolist(), store_timestamps, bitmaps, physical_offsets
+        )
         return changed.tobytes()
+
+    def may_match(self, queue_offset: int, count: int, bits: FilterBits) -> list[bool]:
+        """Whether each of at most `count` messages from `queue_offset` on may satisfy a subscription."""
+        if self.extension is None:
+            return []
+        units = self.units(queue_offset, count)
+        physical_offsets = units["physical_offset"].tolist()
+        bitmaps = self.extension.bitmaps(zip(units["tags_code"].tolist(), physical_offsets, strict=True))
+        return [bits.may_match(*place) for place in zip(physical_offsets, bitmaps, strict=True)]
 
     def put(self, queue_offset: int, units: bytes) -> None:
         """Append units; the first is that of `queue_offset`.

@@ -36,6 +36,7 @@ from aerobee_store.queues.batch_consume_queue import (
     BatchUnits,
 )
 from aerobee_store.queues.consume_queue import UNIT, UNIT_DTYPE, ConsumeQueue
+from aerobee_store.queues.filter_bitmaps import NO_BITMAP
 from aerobee_store.queues.index_file import IndexService, IntArray
 from aerobee_store.records.properties import index_hashes
 from aerobee_store.running_flags import RunningFlags
@@ -59,7 +60,7 @@ class Entry(NamedTuple):
     """The data of one record for queue and index. `queue` is None for records that are in no queue.
 
     `message_count` is that of an inner batch, whose queue is a batch consume queue. `others`: additional queues of the
-    record (multi_dispatch.py), each with its queue offset there.
+    record (multi_dispatch.py), each with its queue offset there. `bitmap`: of its own queue's unit (filter_bitmaps.py).
     """
 
     queue: AnyQueue | None
@@ -72,13 +73,15 @@ class Entry(NamedTuple):
     keys: tuple[str, ...]
     message_count: int = 0
     others: Sequence[tuple[ConsumeQueue, int]] = ()
+    bitmap: bytes = NO_BITMAP
 
 
 @dataclass(frozen=True, slots=True)
 class EntryBatch:
     """The same for many records of one queue that were appended together.
 
-    The buffer of `records` may have other content by now: only sizes, tags and keys are used.
+    The buffer of `records` may have other content by now: only sizes, tags and keys are used. `bitmaps`: of each unit;
+    (): none has one.
     """
 
     queue: ConsumeQueue
@@ -86,6 +89,7 @@ class EntryBatch:
     records: RecordBatch
     physical_offsets: IntArray
     store_timestamp: int
+    bitmaps: Sequence[bytes] = ()
 
     @property
     def count(self) -> int:
@@ -168,6 +172,7 @@ class QueueDispatcher:
     def put_entries(self, entries: Sequence[Entry]) -> None:
         units: dict[AnyQueue, list[bytes]] = {}
         stored: dict[AnyQueue, list[int]] = {}  # store times, of queues with extended units
+        bitmaps: dict[AnyQueue, list[bytes]] = {}  # of the same queues
         first_offsets: dict[AnyQueue, int] = {}
         for entry in entries:
             queue = entry.queue
@@ -199,19 +204,21 @@ class QueueDispatcher:
                     first_offsets[other] = queue_offset
                 if other.extends:
                     stored.setdefault(other, []).append(entry.store_timestamp)
+                    bitmaps.setdefault(other, []).append(NO_BITMAP)  # of another topic's subscriptions
             if queue.extends:
                 stored.setdefault(queue, []).append(entry.store_timestamp)
+                bitmaps.setdefault(queue, []).append(entry.bitmap)
         for queue, parts in units.items():
             data = parts[0] if len(parts) == 1 else b"".join(parts)
             if queue in stored:
-                data = queue.extended(data, stored[queue])
+                data = queue.extended(data, stored[queue], bitmaps[queue] if any(bitmaps[queue]) else ())
             queue.put(first_offsets[queue], data)
         self.grown.update(dict.fromkeys(units))
 
     def put_batch(self, batch: EntryBatch) -> None:
         queue, units = batch.queue, batch.units()
         if queue.extends:
-            units = queue.extended(units, [batch.store_timestamp] * batch.count)
+            units = queue.extended(units, [batch.store_timestamp] * batch.count, batch.bitmaps)
         queue.put(batch.queue_offset, units)
         self.grown[batch.queue] = None
 

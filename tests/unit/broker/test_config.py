@@ -121,6 +121,8 @@ def test_a_broker_conf_of_rocketmq(tmp_path: Path) -> None:
         "enabledAppendPropCRC : true\nautoCreateTopicEnable=true\nbrokerClusterName=Def\\\n   ault\n"
         "fileReservedTime=48\ndeleteWhen=04;16\ndiskMaxUsedSpaceRatio=99\ndiskSpaceWarningLevelRatio=88\n"
         "flushCommitLogThoroughInterval=10000\nflushCommitLogTimed=false\nmessageIndexEnable=false\nlongPollingEnable=false\n"
+        "enableConsumeQueueExt=true\nenableCalcFilterBitMap=true\nexpectConsumerNumUseFilter=64\n"
+        "maxErrorRateOfBloomFilter=10\nfilterDataCleanTimeSpan=43200000\n"
         "cleanFileForciblyEnable=false\nwarmMapedFileEnable=true\nnamesrvAddr=127.0.0.1:9876\nlistenPort=10911\n"
     )
     config = BrokerConfig.load(rocketmq_conf=conf)
@@ -129,6 +131,9 @@ def test_a_broker_conf_of_rocketmq(tmp_path: Path) -> None:
     assert config.store.flush_pages_min == 8
     assert (config.store.flush_thorough_interval_seconds, config.store.flush_timed) == (10.0, False)
     assert (config.store.index, config.delivery.long_polling) == (False, False)
+    assert (config.store.queue_extensions, config.delivery.filter_bitmaps) == (True, True)
+    assert (config.delivery.filter_bitmap_groups, config.delivery.filter_bitmap_error_percent) == (64, 10)
+    assert config.delivery.filter_keep_hours == 12
     assert config.store.queue_file_size == 6000020
     assert config.auto_create_topics
     assert config.cluster == "Default"
