@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 import subprocess
 import sys
@@ -92,16 +93,21 @@ class Member:
                     await client.close()
         return {}
 
+    async def is_master(self, in_sync: int = 1) -> Any:
+        """Its status if it holds the lease with `in_sync` brokers in sync; None if not."""
+        found = await self.status()
+        if found.get("master") and len(found.get("leaseInSync", ())) >= in_sync and found["leaseSecondsLeft"]:
+            return found
+        assert self.process is not None
+        assert self.process.poll() is None, self.log[-3000:]
+        return None
+
     async def becomes_master(self, in_sync: int = 1) -> Any:
         """Its status once it holds the lease with `in_sync` brokers in sync."""
         async with asyncio.timeout(_SECONDS):
-            while True:
-                found = await self.status()
-                if found.get("master") and len(found.get("leaseInSync", ())) >= in_sync and found["leaseSecondsLeft"]:
-                    return found
-                assert self.process is not None
-                assert self.process.poll() is None, self.log[-3000:]
+            while (found := await self.is_master(in_sync)) is None:  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.05)
+        return found
 
     async def becomes_replica(self) -> Any:
         """Its status once it follows a master."""
@@ -169,6 +175,16 @@ def running_lease_service(kind: str, directory: Path) -> Iterator[LeaseService]:
     else:
         with running_stand_in(directory) as server:
             yield LeaseService(server.url.removeprefix("https://"), server)
+
+
+async def one_becomes_master(*members: Member, in_sync: int = 1) -> Member:
+    """The member that holds the lease, once it does so with `in_sync` brokers in sync."""
+    async with asyncio.timeout(_SECONDS):
+        for member in itertools.cycle(members):
+            if await member.is_master(in_sync) is not None:
+                return member
+            await asyncio.sleep(0.05)
+    raise AssertionError("the cycle has no end")
 
 
 @asynccontextmanager

@@ -116,6 +116,8 @@ class ReplicationMaster:
         except (OSError, EOFError, TimeoutError, BrokerError) as error:
             cause = str(error) or type(error).__name__
             _log.warning("replica disconnected address=%s:%s cause=%s", host, peer[1], cause)
+        except asyncio.CancelledError:
+            pass  # by `stop`; Python 3.11's streams would log the task's cancellation as an error
         finally:
             self._tasks.discard(task)
             writer.close()
