@@ -69,6 +69,10 @@ class ExtensionUnit(NamedTuple):
     store_timestamp: int
     bitmap: bytes
 
+    @property
+    def has_checksum(self) -> bool:
+        return self.size > EXTENSION_UNIT_SIZE_MIN + len(self.bitmap)
+
 
 def is_address(code: int) -> bool:
     """Whether the tags code of a queue's unit is the address of an extended unit."""

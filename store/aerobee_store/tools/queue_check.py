@@ -136,9 +136,15 @@ class QueueCheck:
                     & (there["tags_code"] <= ADDRESS_MAX)
                 )
                 same |= extended
-                for row in np.flatnonzero(extended).tolist():
-                    address, code = int(there[row]["tags_code"]), int(units[row]["tags_code"])
-                    self._check_extended(key, offset + row, extension.get(address), address, code)
+                rows = np.flatnonzero(extended)
+                addresses, codes = there["tags_code"][rows].tolist(), units["tags_code"][rows].tolist()
+                places = zip(addresses, there["physical_offset"][rows].tolist(), strict=True)
+                bitmaps = extension.bitmaps(places)
+                for row, address, code, bitmap in zip(rows.tolist(), addresses, codes, bitmaps, strict=True):
+                    found = extension.get(address)
+                    self._check_extended(key, offset + row, found, address, code)
+                    if found is not None and found.has_checksum and not bitmap:
+                        self._report_bitmap(key, offset + row, address)
             for row in np.flatnonzero(~same).tolist():
                 self._take_other(key, queue, offset + row, units[row], there[row])
         self.units += int(np.count_nonzero(same))
@@ -184,6 +190,19 @@ class QueueCheck:
                 severity="warning" if found is None else "error",
                 detail=f"the unit has its tags code at address {address}: "
                 + ("nothing is there" if found is None else f"it is {found.tags_code}, the message has {code}"),
+                path=self._queue_path(key),
+                topic=key[0],
+                queue_id=key[1],
+                queue_offset=offset,
+            )
+        )
+
+    def _report_bitmap(self, key: QueueKey, offset: int, address: int) -> None:
+        self._findings.add(
+            Finding(
+                kind="unit-extension",
+                severity="warning",
+                detail=f"the filter bitmap at address {address} does not match its checksum, and is not used",
                 path=self._queue_path(key),
                 topic=key[0],
                 queue_id=key[1],

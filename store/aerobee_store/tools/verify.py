@@ -20,7 +20,8 @@ therefore grows only with the number of errors, not with the store.
                                       begins with fillers: RocketMQ rebuilt the queue from a part of the log
     unit-wrong              error     a unit with another physical offset, size or tag than its message
     unit-extension          both      error: the extended unit has another tags code, so filters skip the message;
-                                      warning: there is no extended unit, so filters read the message
+                                      warning: there is no extended unit, or its filter bitmap does not match its
+                                      checksum, so filters read the message
     unit-ahead              error     units of messages after the end of the log
     unit-stray              error     units with an offset at which no message of this queue begins
     unit-invalid            error     invalid units

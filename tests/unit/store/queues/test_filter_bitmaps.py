@@ -199,13 +199,20 @@ def test_a_cut_queue_loses_its_bitmaps() -> None:
 
 
 def test_tools(tmp_path: Path) -> None:
-    """`verify` accepts units with bitmaps; `rebuild` makes units without."""
+    """`verify` accepts units with bitmaps, and reports a damaged one; `rebuild` makes units without."""
     config = replace(CONFIG, directory=tmp_path / "store")
     with MessageStore.open(config) as store:
         store.filter_bitmaps = Reds()
         store.append([message(n) for n in range(30)])
     report = verify(tmp_path / "store")
     assert (report.findings, report.errors) == ([], 0)
+    file = tmp_path / "store" / "consumequeue_ext" / "orders" / "0" / f"{0:020d}"
+    content = file.read_bytes()
+    file.write_bytes(content[:20] + b"\xff" + content[21:])
+    report = verify(tmp_path / "store")
+    assert [(found.kind, found.severity, found.queue_offset) for found in report.findings] == [
+        ("unit-extension", "warning", 0)
+    ]
     rebuild(tmp_path / "store", apply=True)
     assert verify(tmp_path / "store").errors == 0
     with MessageStore.open(config) as store:
