@@ -304,7 +304,10 @@ async def test_a_real_server_names_permission_and_namespace(tmp_path: Path) -> N
         ((429, b"too many requests"), "429: b'too many requests'$"),
         ((404, b"<html>no such page</html>"), "404: b'<html>"),
         ((200, b"[]"), r"200: b'\[\]'"),
-        ((200, b'{"kind": "Lease"}'), "damaged"),
+        ((200, b'{"kind": "Lease"}'), "is not a Lease"),
+        ((200, b'{"kind": "Lease", "metadata": {"annotations": []}, "spec": {"holderIdentity": "x"}}'), "belongs to"),
+        ((200, b'{"kind": "Lease", "metadata": {"annotations": ["x"]}}'), "is not a Lease"),
+        ((200, b'{"kind": "Lease", "metadata": {}}'), "damaged"),
         (
             (200, b'{"kind": "Lease", "metadata": {"resourceVersion": "1", "annotations": {"aerobee/claim": "x"}}}'),
             "damaged",

@@ -135,8 +135,10 @@ class _Record:
     @classmethod
     def parse(cls, raw: dict[str, Any], name: str) -> _Record:
         """Raises LeaseUnavailableError if this is not a lease of brokers."""
-        metadata, spec = raw.get("metadata") or {}, raw.get("spec") or {}
-        annotations = metadata.get("annotations") or {}
+        metadata, spec = raw.get("metadata"), raw.get("spec") or {}
+        annotations = (metadata.get("annotations") or {}) if isinstance(metadata, dict) else None
+        if not isinstance(metadata, dict) or not isinstance(annotations, dict) or not isinstance(spec, dict):
+            raise LeaseUnavailableError(f"the answer for the Lease {name} is not a Lease: {str(raw)[:200]}")
         identity = str(spec.get("holderIdentity") or "")
         if identity and _HOLDER not in annotations:
             raise LeaseUnavailableError(
