@@ -202,7 +202,7 @@ class BrokerConfig(Section):
     name: str = "aerobee"  # brokerName: part of a queue's identity for clients
     cluster: str = "DefaultCluster"  # brokerClusterName
     namesrv: tuple[str, ...] = ()  # name servers to register with, each host:port
-    dev: bool = False  # for development: topics and groups are created on first use
+    dev: bool = False  # for development: topics and groups are created on first use, and any disk usage is accepted
     listen: ListenConfig = field(default_factory=ListenConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
@@ -387,7 +387,8 @@ class BrokerConfig(Section):
             section, _, key = name.partition(".")
             given.setdefault(section, {})[key] = setting_of_text(name, value)
         own, listen = given.pop("broker"), ListenConfig(**given["listen"])
-        given["store"] = {"directory": DIRECTORY_DEFAULT, "store_host": _store_host(listen), **given["store"]}
+        defaults = {"directory": DIRECTORY_DEFAULT, "store_host": _store_host(listen)}
+        given["store"] = {**defaults, **(_DEV_STORE_DEFAULTS if own.get("dev") else {}), **given["store"]}
         sections: dict[str, Any] = {name: _SECTION_TYPES[name](**found) for name, found in given.items()}
         return cls(**own, **sections, ignored_rocketmq_keys=ignored, sources=sources)
 
@@ -481,6 +482,8 @@ _SECTIONS: Final[dict[str, dict[str, Any]]] = {
     **{name: dict(settings_of(kind)) for name, kind in _SECTION_TYPES.items()},
 }
 del _SECTIONS["store"]["store_host"]  # derived from the addresses
+# A developer's disk is full of other things. Only disk_headroom limits the broker there, and nothing is removed early.
+_DEV_STORE_DEFAULTS: Final = {"disk_force_clean_ratio": 1.0, "disk_full_ratio": 1.0}
 
 
 def _from_toml(path: Path) -> dict[str, object]:

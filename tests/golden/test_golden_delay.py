@@ -35,7 +35,7 @@ class Delays:
 
     def __init__(self, case: GoldenCase, clock: ManualClock) -> None:
         self.clock = clock
-        config = replace(config_of(case), disk_full_ratio=1.0, disk_headroom=0)
+        config = replace(config_of(case), disk_headroom=0)
         self.store = MessageStore.open(config, clock=clock)
         self.levels = LevelDelay(self.store, clock)
         self.timer = Timer(self.store, clock, TimerConfig())

@@ -39,6 +39,8 @@ def config_of(case: GoldenCase, directory: Path | None = None) -> StoreConfig:
         index_slot_count=int(case.config["maxHashSlotNum"]),
         index_entry_count=int(case.config["maxIndexNum"]),
         property_crc=bool(case.config.get("enabledAppendPropCRC")),
+        disk_force_clean_ratio=1.0,  # tests must not depend on the disk usage of the machine
+        disk_full_ratio=1.0,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,7 +31,7 @@ async def test_half_messages_of_rocketmq(tmp_path: Path) -> None:
     halves = [message for message in case.messages if message.topic == HALF_TOPIC]
     last = halves[-1]
     clock = ManualClock(now_ms=last.store_timestamp + 1000)
-    config = BrokerConfig(store=dataclasses.replace(config_of(case), disk_full_ratio=1.0))
+    config = BrokerConfig(store=config_of(case))
     with MessageStore.open(config.store, clock=clock) as store:
         tables = Tables.load(Settings(config), clock, store.file_system, store.in_disk_thread)
         topic, queue_id = last.properties["REAL_TOPIC"], int(last.properties["REAL_QID"])

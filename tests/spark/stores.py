@@ -18,6 +18,8 @@ def config(directory: Path, *, segment_size: int = 64 << 10) -> StoreConfig:
         queue_file_size=20 * 100,
         index_slot_count=64,
         index_entry_count=1000,
+        disk_force_clean_ratio=1.0,  # tests must not depend on the disk usage of the machine
+        disk_full_ratio=1.0,
     )
 
 

@@ -47,6 +47,8 @@ class Harness:
                 index_slot_count=50,
                 index_entry_count=1000,
                 derived_flush_interval_seconds=0.05,
+                disk_force_clean_ratio=1.0,  # tests must not depend on the disk usage of the machine
+                disk_full_ratio=1.0,
             ),
             delivery=DeliveryConfig(**{"client_return_seconds": 30.0, **delivery}),
         )

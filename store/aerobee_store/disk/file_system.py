@@ -69,7 +69,10 @@ class InDiskThread(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DiskUsage:
-    """Usage of the partition that holds a path, in bytes. `used` includes space that is not available to us."""
+    """Usage of the partition that holds a path, in bytes, as `df` and RocketMQ count it.
+
+    Blocks reserved for root are neither used nor available: `total` is the sum of those two, not the disk's size.
+    """
 
     total: int
     available: int
@@ -596,7 +599,8 @@ class DiskFileSystem:
 
     def usage(self, path: Path) -> DiskUsage:
         status = os.statvfs(path)
-        return DiskUsage(total=status.f_blocks * status.f_frsize, available=status.f_bavail * status.f_frsize)
+        used, available = status.f_blocks - status.f_bfree, status.f_bavail
+        return DiskUsage(total=(used + available) * status.f_frsize, available=available * status.f_frsize)
 
     def memory(self, size: int) -> memoryview:
         return memoryview(mmap.mmap(-1, size))

@@ -29,6 +29,20 @@ def test_dev_creates_on_first_use_by_default() -> None:
     assert config.auto_create_groups
 
 
+def test_dev_accepts_any_disk_usage() -> None:
+    """With broker.dev the disk ratios do not remove or refuse messages, unless they are set."""
+
+    def ratios(**flags: object) -> tuple[float, float, float]:
+        given = {name.replace("__", "."): value for name, value in flags.items()}
+        store = BrokerConfig.load(flags=given).store
+        return store.disk_clean_ratio, store.disk_force_clean_ratio, store.disk_full_ratio
+
+    assert ratios() == (0.75, 0.85, 0.9)
+    assert ratios(broker__dev=True) == (0.75, 1.0, 1.0)
+    assert ratios(broker__dev="false", store__disk_full_ratio=0.7) == (0.75, 0.85, 0.7)
+    assert ratios(broker__dev="true", store__disk_full_ratio=0.95) == (0.75, 1.0, 0.95)
+
+
 def test_each_source_overrides_the_later_ones(tmp_path: Path) -> None:
     """Flags take precedence over the environment, then TOML, broker.conf and defaults."""
     conf, toml = tmp_path / "broker.conf", tmp_path / "aerobee.toml"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from aerobee_store import Message, MessageStore, StoreConfig
-from aerobee_store.disk.file_system import DiskFileSystem, File, find_bytes
+from aerobee_store.disk.file_system import DiskFileSystem, DiskUsage, File, find_bytes
 from aerobee_store.log.log_scan import LogEnd, LogScan
 from aerobee_store.log.mapped_file import MappedFile
 
@@ -248,3 +248,14 @@ def test_files_of_a_store_are_accessible_to_their_owner_only(tmp_path: Path) -> 
     made = [tmp_path / "new", *(tmp_path / "new").rglob("*")]
     assert len(made) > 8
     assert {path for path in made if path.stat().st_mode & 0o077} == set()
+
+
+def test_usage_counts_reserved_blocks_neither_as_used_nor_as_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As df and RocketMQ do: of 1000 blocks 200 are used and 500 reserved for root, so 40 % are used."""
+    fields = (4096, 4096, 1000, 800, 300, 0, 0, 0, 0, 255)  # block sizes, blocks, free, available, files, flags, names
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(fields))
+    usage = DiskFileSystem().usage(tmp_path)
+    assert usage == DiskUsage(total=500 * 4096, available=300 * 4096)
+    assert usage.ratio == 0.4
