@@ -68,7 +68,7 @@ test-front: .venv/.dev ## the front end with h2spec and gRPC's interoperability 
 	AEROBEE_TEST_FRONT=grpcio $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile tests/integration tests/conformance
 
 test-crash: .venv/.dev ## the long crash tests: 500 kills and every crash point, with fresh seeds (more than an hour)
-	AEROBEE_FRESH_SEEDS=1 AEROBEE_CRASH_CYCLES=500 $(BIN)/python -m pytest -q -m crash --timeout=14400
+	AEROBEE_FRESH_SEEDS=1 AEROBEE_CRASH_CYCLES=500 $(BIN)/python -m pytest -q -m crash -n $(WORKERS) --timeout=14400
 
 test-random: .venv/.dev ## the tests with random examples, with fresh seeds and more examples
 	AEROBEE_FRESH_SEEDS=1 AEROBEE_CRASH_CYCLES=20 \

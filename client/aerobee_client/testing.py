@@ -39,6 +39,8 @@ _STOP_SECONDS = 30.0
 _MEMORY = Path("/dev/shm")  # noqa: S108  # a file system in memory, where Linux has one
 _MEMORY_FREE_MIN = 128 << 20
 
+# How full the machine's disk is must not decide whether a test passes.
+_DISK_SETTINGS: Mapping[str, object] = {"store.disk_force_clean_ratio": 1.0, "store.disk_full_ratio": 1.0}
 # A test needs neither segments of a gigabyte nor half a gigabyte of index.
 _MEMORY_SETTINGS: Mapping[str, object] = {
     "store.segment_size": 16 << 20,
@@ -338,6 +340,7 @@ def run_broker(
 
     - `directory`: its store is in `store` there, its log in `broker.log`; by default a temporary directory.
     - `arguments` are further ones of `aerobee serve`, `settings` those of its configuration (`store.segment_size`).
+      By default, no message is refused or removed because the disk is full of other files.
     - `memory`: the store is in /dev/shm, where a sync costs nothing. It survives restarts of the broker, and is removed
       at the end. RuntimeError if too little memory is free.
     - `moving_time`: see `BrokerProcess.advance`.
@@ -348,7 +351,7 @@ def run_broker(
         Path(temporary) / "store" if memory else own / "store",
         own / "broker.log",
         arguments,
-        settings={**(_MEMORY_SETTINGS if memory else {}), **(settings or {})},
+        settings={**_DISK_SETTINGS, **(_MEMORY_SETTINGS if memory else {}), **(settings or {})},
         moving_time=moving_time,
     )
     try:

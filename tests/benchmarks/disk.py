@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any, Final
 
 from zlib_ng.zlib_ng import crc32
 
 from tests.benchmarks.report import microseconds, percentile, rate, table
 
+# Settings of a store that takes messages on a disk that is full of other files.
+ANY_DISK_USAGE: Final[dict[str, Any]] = {"disk_force_clean_ratio": 1.0, "disk_full_ratio": 1.0}
 _CHUNK = 1 << 20
 
 

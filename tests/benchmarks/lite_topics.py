@@ -29,6 +29,7 @@ from aerobee_broker.tables.topics import TopicConfig, light_topic_name
 from aerobee_store import Message, MessageStore, StoreConfig
 from aerobee_store.records.properties import INNER_MULTI_DISPATCH
 from aerobee_store.testing import ManualClock
+from tests.benchmarks.disk import ANY_DISK_USAGE
 
 PARENT: Final = "rooms"
 GROUP: Final = "billing"
@@ -39,7 +40,8 @@ class Broker:
     """A store, its tables and deliveries."""
 
     def __init__(self, directory: Path, clock: ManualClock) -> None:
-        config = BrokerConfig(store=StoreConfig(directory=directory, segment_size=64 << 20), delivery=DeliveryConfig())
+        store = StoreConfig(directory=directory, segment_size=64 << 20, **ANY_DISK_USAGE)
+        config = BrokerConfig(store=store, delivery=DeliveryConfig())
         self.store = MessageStore.open(config.store, clock=clock)
         self.tables = Tables.load(Settings(config), clock, self.store.file_system, self.store.in_disk_thread)
         self.deliveries = Deliveries(self.store, self.tables, clock, Settings(config))

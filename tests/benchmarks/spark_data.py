@@ -8,6 +8,7 @@ from pathlib import Path
 
 from aerobee_store import Message, MessageStore, RecordBatch, StoreConfig
 from aerobee_store.records.record import Draft
+from tests.benchmarks.disk import ANY_DISK_USAGE
 
 TOPICS = 4
 QUEUES = 4
@@ -29,7 +30,7 @@ def write_store(directory: Path, size: int) -> int:
         [(topic(of), queue, _template(topic(of), queue, part)) for of in range(TOPICS) for queue in range(QUEUES)]
         for part in range(_BATCHES)
     ]
-    config = StoreConfig(directory=directory, flush="async")
+    config = StoreConfig(directory=directory, flush="async", **ANY_DISK_USAGE)
     written = count = round_number = 0
     with MessageStore.open(config) as store:
         while written < size:

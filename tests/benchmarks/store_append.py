@@ -16,7 +16,7 @@ import uvloop
 from aerobee_store import Message, MessageStore, RecordBatch, StoreConfig
 from aerobee_store.config import FlushMode, WriteMode
 from aerobee_store.records.record import Draft
-from tests.benchmarks.disk import gigabytes
+from tests.benchmarks.disk import ANY_DISK_USAGE, gigabytes
 from tests.benchmarks.report import rate, table
 
 _HOST = ("127.0.0.1", 8081)
@@ -51,6 +51,7 @@ def fresh_store(
             write_mode=write_mode,
             segment_size=segment_size,
             pool_buffer_count=2,
+            **ANY_DISK_USAGE,
         )
         with MessageStore.open(config) as store:
             yield store

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aerobee_store import MessageStore, RecordBatch, StoreConfig
 from aerobee_store.tools.verify import verify
-from tests.benchmarks.disk import gigabytes
+from tests.benchmarks.disk import ANY_DISK_USAGE, gigabytes
 from tests.benchmarks.report import table
 from tests.benchmarks.store_append import frame
 
@@ -19,7 +19,7 @@ _ANY_KEY = b"0102FC00"  # the prefix of all keys in a frame
 def run(directory: Path, size: int) -> None:
     """Use a log of `size` bytes of 419-byte records, in segments of at most 1 GiB."""
     with tempfile.TemporaryDirectory(dir=directory) as name:
-        config = StoreConfig(directory=Path(name), flush="async", segment_size=min(size, 1 << 30))
+        config = StoreConfig(directory=Path(name), flush="async", segment_size=min(size, 1 << 30), **ANY_DISK_USAGE)
         rows = [("written", *_fill(config, size))]
         rows.append(("orderly stop", *_open(config)))
         _crash(config)

@@ -14,6 +14,7 @@ from aerobee_store import MessageStore, RecordBatch, StoreConfig
 from aerobee_store.clock import SystemClock
 from aerobee_store.disk.file_system import DiskFileSystem
 from aerobee_store.queues.index_file import IndexService
+from tests.benchmarks.disk import ANY_DISK_USAGE
 from tests.benchmarks.report import microseconds, percentile, rate, table
 from tests.benchmarks.store_append import BATCH, frame
 
@@ -25,7 +26,7 @@ def run(directory: Path, messages: int, index_entries: int, queries: int) -> Non
     """Use `messages` of 256 bytes in one queue, and an index of `index_entries` that includes theirs."""
     random.seed(1)
     with tempfile.TemporaryDirectory(dir=directory) as name:
-        config = StoreConfig(directory=Path(name), flush="async", index_entry_count=index_entries)
+        config = StoreConfig(directory=Path(name), flush="async", index_entry_count=index_entries, **ANY_DISK_USAGE)
         with MessageStore.open(config) as store:
             for first in range(0, messages, BATCH):
                 data = frame(256, first, tags=_TAGS)

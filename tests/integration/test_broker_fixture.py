@@ -159,7 +159,9 @@ def test_a_store_in_memory(tmp_path: Path) -> None:
         "    print(broker.pid, flush=True)\n"
         "    os._exit(0)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    left_behind = {**os.environ, "TMPDIR": str(tmp_path)}  # a program that ends in this way cannot remove its files
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=left_behind)
     pid = int(ended.stdout)
     deadline = time.monotonic() + 60
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
