@@ -120,9 +120,9 @@ class Workers:
             self._acknowledged += 1
 
     async def progress(self) -> None:
-        """Return when a few more sends are answered with OK. TimeoutError after a minute."""
+        """Return when a few more sends are answered with OK. TimeoutError after three minutes."""
         wanted = self._acknowledged + _PROGRESS
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while self._acknowledged < wanted:
                 self.check_alive()
                 await asyncio.sleep(0.05)

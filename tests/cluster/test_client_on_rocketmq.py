@@ -20,7 +20,7 @@ pytestmark = [
 _STORIES = Path(__file__).parents[1] / "integration" / "test_client_anywhere.py"
 
 
-def test_the_stories_of_the_client(tmp_path: Path) -> None:
+def test_scenarios_of_the_client(tmp_path: Path) -> None:
     """All of `test_client_anywhere.py` passes with the published name server, broker and proxy."""
     with rocketmq(prepare(), tmp_path / "rocketmq", free_port()) as running:
         command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", str(_STORIES)]

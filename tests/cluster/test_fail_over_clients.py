@@ -81,7 +81,7 @@ class RouteFollower:
                 await client.close()
 
 
-async def test_clients_go_on_by_themselves(tmp_path: Path) -> None:
+async def test_clients_continue_after_a_fail_over(tmp_path: Path) -> None:
     """One client knows both brokers' addresses, one asks the name server; the master is killed."""
     with running_etcd(tmp_path) as etcd, our_name_server(tmp_path / "ns") as namesrv:
         first, second = (Member(tmp_path, number, etcd, namesrv=namesrv) for number in (1, 2))

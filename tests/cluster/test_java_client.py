@@ -32,7 +32,7 @@ groups = ["CG_acl"]
         pytest.param(("transaction",), id="transactions"),
     ],
 )
-def test_stories_of_the_java_client(
+def test_scenarios_of_the_java_client(
     release: Release, remoting_address: str, tmp_path: Path, stories: tuple[str, ...]
 ) -> None:
     """Every story in src/RemotingStories.java passes."""
@@ -50,7 +50,7 @@ def test_a_client_with_binary_headers(release: Release, remoting_address: str, t
     assert told == ["ok send", "ok query"], done.stdout[-2000:] + done.stderr[-4000:]
 
 
-def test_a_client_that_signs(release: Release, tmp_path: Path) -> None:
+def test_a_client_with_signatures(release: Release, tmp_path: Path) -> None:
     """With the ACL hook it sends and consumes; with a wrong secret key, or without the hook, it fails."""
     accounts = tmp_path / "accounts.toml"
     accounts.write_text(_ACCOUNTS)
@@ -60,7 +60,7 @@ def test_a_client_that_signs(release: Release, tmp_path: Path) -> None:
     assert "ok acl" in done.stdout, done.stdout[-2000:] + done.stderr[-4000:]
 
 
-def test_a_push_consumer_that_receives(release: Release, remoting_address: str, tmp_path: Path) -> None:
+def test_a_push_consumer_in_pop_mode(release: Release, remoting_address: str, tmp_path: Path) -> None:
     """In POP mode, set by operators: a failed message comes again, an acknowledged one does not."""
     if release.version.startswith("4."):
         pytest.skip("release 4.9 only pulls")

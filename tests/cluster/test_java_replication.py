@@ -118,7 +118,7 @@ def until(reached: Callable[[], bool], what: str) -> None:
         time.sleep(0.2)
 
 
-def test_we_follow_a_java_master_and_take_its_place(servers: Release, tmp_path: Path) -> None:
+def test_our_replica_of_a_java_master_is_promoted(servers: Release, tmp_path: Path) -> None:
     """We copy its whole log of several files, its topics, groups and offsets; after promotion we serve."""
     port = free_port()
     address = f"127.0.0.1:{port + 4}"
@@ -182,7 +182,7 @@ async def _goes_on(address: str) -> None:
     await client.close()
 
 
-def test_a_java_replica_follows_us(servers: Release, tmp_path: Path) -> None:
+def test_a_java_replica_of_our_master(servers: Release, tmp_path: Path) -> None:
     """It copies 100,000 messages across files, after restarts of both sides, and our topics."""
     port, java_port = free_port(), free_port() + 100
     address = f"127.0.0.1:{port}"

@@ -70,7 +70,7 @@ _COMMANDS_OF_5: Final = (
 """Commands that release 4.9 lacks. They run before the last ones, which delete."""
 
 
-def test_commands_print_what_they_print_with_rocketmq(release: Release, remoting_address: str, tmp_path: Path) -> None:
+def test_commands_print_the_same_as_with_rocketmq(release: Release, remoting_address: str, tmp_path: Path) -> None:
     """Commands run in the listed order; at the end the last topic is deleted."""
     home = tmp_path / "files"
     home.mkdir()

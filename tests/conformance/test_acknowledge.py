@@ -75,7 +75,7 @@ async def test_165_expired_handle(traveller: Traveller, topic: str, group: str) 
     assert (await client.acknowledge(topic, group, again)).status.code == Code.OK
 
 
-async def test_166_twice(client: RawClient, topic: str, group: str) -> None:
+async def test_166_acknowledged_twice(client: RawClient, topic: str, group: str) -> None:
     """OK, because the message is finished; an error would make clients retry for ever."""
     received = await one(client, topic, group)
     for _ in range(2):
@@ -165,7 +165,7 @@ async def test_173_forwarded(client: RawClient, topic: str, group: str) -> None:
     assert (await client.receive(topic, group)).code == Code.MESSAGE_NOT_FOUND
 
 
-async def test_174_forwarding_nothing(client: RawClient, topic: str, group: str) -> None:
+async def test_174_forwarding_without_a_handle(client: RawClient, topic: str, group: str) -> None:
     """INVALID_RECEIPT_HANDLE, also for a message forwarded before."""
     received = await one(client, topic, group)
     handle = received.system_properties.receipt_handle

@@ -46,7 +46,7 @@ async def test_065_unknown_client(client: RawClient, group: str) -> None:
     assert await client.heartbeat(kind=Kind.PRODUCER) == Code.OK
 
 
-async def test_066_nothing_in_it(client: RawClient, topic: str) -> None:
+async def test_066_empty_heartbeat(client: RawClient, topic: str) -> None:
     """Go's client recovers with a call without headers and fields; the connection continues."""
     answer = await client.stub.Heartbeat(v2.HeartbeatRequest(), timeout=60)
     assert answer.status.code in (Code.OK, Code.CLIENT_ID_REQUIRED)
@@ -86,7 +86,7 @@ async def test_069_silent_client(traveller: Traveller, topic: str, group: str) -
     assert (await lively.receive(topic, group, auto_renew=True, wait=5)).attempts == {"hello": 2}
 
 
-async def test_070_goodbye(client: RawClient, group: str, topic: str) -> None:
+async def test_070_termination(client: RawClient, group: str, topic: str) -> None:
     """OK, and operators no longer see the client."""
     await client.receive(topic, group)  # creates the group
     assert await client.heartbeat(group) == Code.OK
@@ -95,7 +95,9 @@ async def test_070_goodbye(client: RawClient, group: str, topic: str) -> None:
     assert await _listed(client, group) == []
 
 
-async def test_071_goodbye_releases_messages(broker: BrokerProcess, client: RawClient, topic: str, group: str) -> None:
+async def test_071_termination_releases_messages(
+    broker: BrokerProcess, client: RawClient, topic: str, group: str
+) -> None:
     """Another consumer gets the client's messages in flight within about a second."""
     await client.sent(message(topic))
     async with connected(broker.endpoint) as leaving:
@@ -109,14 +111,14 @@ async def test_071_goodbye_releases_messages(broker: BrokerProcess, client: RawC
         assert asyncio.get_running_loop().time() - began < 1 * BUSY_MACHINE_FACTOR
 
 
-async def test_072_goodbye_of_an_unknown_client(client: RawClient, group: str) -> None:
+async def test_072_termination_of_an_unknown_client(client: RawClient, group: str) -> None:
     """The answer is a status, not a gRPC error, also the second time."""
     for _ in range(2):
         assert await client.goodbye(group) in (Code.OK, Code.UNRECOGNIZED_CLIENT_TYPE)
         assert await client.goodbye() in (Code.OK, Code.UNRECOGNIZED_CLIENT_TYPE)
 
 
-async def test_073_goodbye_ends_long_polls(client: RawClient, topic: str, group: str) -> None:
+async def test_073_termination_ends_long_polls(client: RawClient, topic: str, group: str) -> None:
     """Node.js's client waits for its polls before it ends: they must end before their timeout."""
     await client.route(topic)
     polls = [asyncio.create_task(client.receive(topic, group, wait=19, auto_renew=True)) for _ in range(3)]

@@ -67,7 +67,7 @@ async def test_079_illegal_names(client: RawClient, topic: str, group: str, name
         assert (await client.assignment(topic, name)).status.code == Code.ILLEGAL_CONSUMER_GROUP
 
 
-async def test_080_nothing_to_read(client: RawClient, topic: str, group: str) -> None:
+async def test_080_write_only_topic(client: RawClient, topic: str, group: str) -> None:
     """FORBIDDEN for a write-only topic."""
     await client.create_topic(topic, permission=v2.Permission.WRITE)
     assert (await client.assignment(topic, group)).status.code == Code.FORBIDDEN

@@ -42,7 +42,7 @@ async def test_026_permissions(client: RawClient, topic: str) -> None:
         assert [queue.permission for queue in (await client.route(name)).message_queues] == [permission]
 
 
-async def test_027_what_was_dialled(client: RawClient, topic: str) -> None:
+async def test_027_address_of_the_client(client: RawClient, topic: str) -> None:
     """A client behind a mapped port gets the address that it used."""
     response = await client.route(topic, ("10.1.2.3", 31234))
     for queue in response.message_queues:

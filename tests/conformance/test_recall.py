@@ -21,7 +21,7 @@ async def delayed(client: RawClient, topic: str, due_ms: int) -> v2.SendResultEn
     return entry
 
 
-async def test_186_in_time(traveller: Traveller, topic: str, group: str) -> None:
+async def test_186_recalled_in_time(traveller: Traveller, topic: str, group: str) -> None:
     """OK with the message's id, and it is never delivered."""
     client, clock = traveller.client, traveller.clock
     entry = await delayed(client, topic, clock.now_ms() + 60_000)
@@ -33,7 +33,7 @@ async def test_186_in_time(traveller: Traveller, topic: str, group: str) -> None
     assert (await client.receive(topic, group, wait=2)).code == Code.MESSAGE_NOT_FOUND
 
 
-async def test_187_too_late_or_twice(traveller: Traveller, topic: str, group: str) -> None:
+async def test_187_recalled_too_late_or_twice(traveller: Traveller, topic: str, group: str) -> None:
     """Each is an error without effect, but not MESSAGE_NOT_FOUND, which official clients treat as success."""
     client, clock = traveller.client, traveller.clock
     entry = await delayed(client, topic, clock.now_ms() + 60_000)

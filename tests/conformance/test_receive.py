@@ -31,7 +31,7 @@ async def test_121_order_of_the_stream(client: RawClient, topic: str, group: str
     assert abs(received.responses[-1].delivery_timestamp.ToSeconds() - time.time()) < 60
 
 
-async def test_122_nothing(client: RawClient, topic: str, group: str) -> None:
+async def test_122_no_message(client: RawClient, topic: str, group: str) -> None:
     """MESSAGE_NOT_FOUND when the polling time ends, not earlier, and before the deadline."""
     await client.create_topic(topic)
     started = time.monotonic()
@@ -181,7 +181,7 @@ async def _tagged(client: RawClient, topic: str, *tags: str) -> None:
 
 
 @pytest.mark.parametrize("expression", ["*", "", " * "], ids=repr)
-async def test_136_everything(client: RawClient, topic: str, group: str, expression: str) -> None:
+async def test_136_match_all(client: RawClient, topic: str, group: str, expression: str) -> None:
     """A star or an empty expression matches all messages, also without a tag; an untyped filter is a tag filter."""
     await _tagged(client, topic, "a", "none")
     received = await client.receive(
@@ -190,7 +190,7 @@ async def test_136_everything(client: RawClient, topic: str, group: str, express
     assert received.bodies == ["a", "none"]
 
 
-async def test_137_skipped_for_ever(client: RawClient, topic: str, group: str) -> None:
+async def test_137_filtered_messages_are_finished(client: RawClient, topic: str, group: str) -> None:
     """Two tags of four match; the others are finished for this group, but not for another."""
     await _tagged(client, topic, "a", "c", "b", "none")
     received = await client.receive(topic, group, expression="a||b")
@@ -330,7 +330,7 @@ async def test_145_cancelled(broker: BrokerProcess, client: RawClient, topic: st
     assert "next" in (await client.receive(topic, group, wait=5)).bodies
 
 
-async def test_146_too_many_waiting(tmp_path: Path, topic: str, group: str) -> None:
+async def test_146_too_many_waiting_receives(tmp_path: Path, topic: str, group: str) -> None:
     """TOO_MANY_REQUESTS for the one above the limit; earlier ones keep waiting."""
     async with in_process_broker(tmp_path, delivery=DeliveryConfig(waiting_per_line_max=3)) as broker:
         client = RawClient(broker.channel)

@@ -121,7 +121,7 @@ async def test_090_no_encoding(client: RawClient, topic: str, group: str) -> Non
     assert (await client.receive(topic, group, wait=5)).one.system_properties.body_encoding == v2.Encoding.IDENTITY
 
 
-async def test_091_birth(client: RawClient, topic: str, group: str) -> None:
+async def test_091_born_host_and_time(client: RawClient, topic: str, group: str) -> None:
     """A missing birth host is replaced by the connection's address; the birth time keeps its milliseconds."""
     await client.sent(message(topic, born_timestamp=timestamp(1_700_000_000_123)))
     system = (await client.receive(topic, group, wait=5)).one.system_properties
@@ -133,7 +133,7 @@ async def test_091_birth(client: RawClient, topic: str, group: str) -> None:
     assert abs(system.born_timestamp.ToMilliseconds() / 1000 - time.time()) < 60, "the broker's time stands in"
 
 
-async def test_092_what_the_application_says(client: RawClient, topic: str, group: str) -> None:
+async def test_092_properties_of_the_application(client: RawClient, topic: str, group: str) -> None:
     """User properties, tag, keys and trace context are unchanged, in any script."""
     properties = {"plain": "value", "größe": "70 €", "Ключ": "значение", "🚀": "世界", "empty": ""}
     sent = message(
@@ -169,7 +169,7 @@ async def test_094_any_message_id(client: RawClient, topic: str, group: str, mes
     assert (await client.receive(topic, group, wait=5)).one.system_properties.message_id == message_id
 
 
-async def test_095_sent_twice(client: RawClient, topic: str, group: str) -> None:
+async def test_095_same_id_sent_twice(client: RawClient, topic: str, group: str) -> None:
     """A client without an answer retries with the same id: OK, and it is delivered at least once."""
     sent = message(topic)
     await client.sent(sent, sent)
@@ -208,7 +208,7 @@ async def test_099_priority_zero(client: RawClient, topic: str, group: str) -> N
 # --- What fails ---------------------------------------------------------------------------------------------
 
 
-async def test_100_nothing_to_send(client: RawClient) -> None:
+async def test_100_empty_request(client: RawClient) -> None:
     """MESSAGE_CORRUPTED."""
     assert await code(client) == Code.MESSAGE_CORRUPTED
 

@@ -74,7 +74,7 @@ async def test_178_blank_id(client: RawClient, topic: str, transaction_id: str) 
     assert await client.end_transaction(topic, entry, COMMIT) == Code.INVALID_TRANSACTION_ID
 
 
-async def test_179_unknown_and_repeated(client: RawClient, topic: str, group: str) -> None:
+async def test_179_unknown_and_repeated_transactions(client: RawClient, topic: str, group: str) -> None:
     """An unknown transaction is an error.
 
     Repeating the decision is OK and delivers nothing twice; a different one is an error.

@@ -197,7 +197,7 @@ def verify_finds_it(before: Written, disk: MemoryFileSystem, directory: Path) ->
     [(True, False, 0.4), (False, False, 0.4), (True, True, 0.1), (False, True, 0.1)],
     ids=["closed", "killed", "closed-extended", "killed-extended"],
 )
-def test_flipped_bits_and_lost_ends(closed: bool, extended: bool, share: float, tmp_path: Path) -> None:
+def test_flipped_bits_and_truncated_files(closed: bool, extended: bool, share: float, tmp_path: Path) -> None:
     """No damage gives wrong data silently.
 
     Only `verify` finds damage to a tag hash in a unit or to a link in the index, because the format has no checksum for

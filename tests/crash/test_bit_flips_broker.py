@@ -329,7 +329,7 @@ def test_flipped_bits_of_the_tables() -> None:
     assert not table.wrongs, "\n".join(table.wrongs[:20])
 
 
-def test_the_damage_is_done() -> None:
+def test_the_damage_is_applied() -> None:
     """A flip changes one bit of the copied disk and none of the original; a cut truncates the file as stated."""
     disk = MemoryFileSystem()
     MessageStore.open(STORE, file_system=disk).close()

@@ -42,7 +42,7 @@ while True:
 """
 
 
-def test_no_moment_at_which_the_header_calls_a_used_file_empty(tmp_path: Path) -> None:
+def test_the_header_never_says_that_a_used_file_is_empty(tmp_path: Path) -> None:
     """A second process polls the header while the first writes it, and never sees a zero entry count.
 
     A kill leaves the bytes that the second process sees.

@@ -77,7 +77,7 @@ async def life(disk: MemoryFileSystem, clock: ManualClock, flush: FlushMode) -> 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("kind", ["kill", "power cut"])
-async def test_an_answered_message_is_delivered_whenever_it_stops(kind: str, flush: FlushMode) -> None:
+async def test_an_acknowledged_message_is_delivered_whenever_the_broker_stops(kind: str, flush: FlushMode) -> None:
     """No message is early or lost.
 
     With async flush a power cut may take messages that were not yet durable.

@@ -166,7 +166,7 @@ def test_06_a_damaged_record_in_the_middle_costs_only_itself() -> None:
         assert store.status().damaged_ranges == 1
 
 
-def test_07_a_queue_that_is_one_record_behind_gets_it() -> None:
+def test_07_a_queue_that_lacks_one_record_is_completed() -> None:
     """The record that begins exactly at the end of the queues is not skipped."""
     harness = Harness()
     harness.fill(5)
@@ -177,7 +177,7 @@ def test_07_a_queue_that_is_one_record_behind_gets_it() -> None:
         compare(store, harness.sender.sent, harness.sender.sent)
 
 
-def test_08_a_unit_that_does_not_fit_is_refused() -> None:
+def test_08_a_unit_that_does_not_match_its_record_is_refused() -> None:
     """An offset that is already used raises an error, and no unit is written at a wrong place."""
     disk = MemoryFileSystem()
     queue = ConsumeQueue(disk, DIRECTORY / "q", "orders", 0, 100 * UNIT_SIZE)
@@ -203,7 +203,7 @@ def test_09_a_hole_in_the_log_is_reported() -> None:
         assert [(item.start, item.end) for item in store.recovery.damaged] == [(16384, 32768)]
 
 
-def test_10_the_lock_comes_before_everything() -> None:
+def test_10_the_lock_is_taken_before_anything_is_read() -> None:
     """A second process changes nothing, even if the store needs repair."""
     harness = Harness()
     harness.fill(5, close=False)
@@ -217,7 +217,7 @@ def test_10_the_lock_comes_before_everything() -> None:
     harness.open().close()
 
 
-def test_11_filler_units_are_no_positions() -> None:
+def test_11_filler_units_are_not_offsets() -> None:
     """A queue of only fillers does not make the store treat everything below 2 GiB as dispatched."""
     harness = Harness()
     harness.fill(5)
@@ -230,7 +230,7 @@ def test_11_filler_units_are_no_positions() -> None:
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_12_index_entries_come_once_and_go_with_their_records(closed: bool) -> None:
+def test_12_index_entries_are_unique_and_removed_with_their_records(closed: bool) -> None:
     """Reading the log again adds no entry twice, and a truncated record leaves no entry."""
     harness = Harness()
     harness.fill(8, close=closed)
@@ -256,10 +256,10 @@ def index_offsets(harness: Harness) -> list[int]:
     return found
 
 
-def test_13_no_answer_counts_on_another_copy(tmp_path: Path) -> None:
-    """Replica settings are reported as having no effect: there is one copy.
+def test_13_no_answer_relies_on_a_replica(tmp_path: Path) -> None:
+    """An answer waits for this disk's own sync.
 
-    An answer waits for this disk's own sync.
+    RocketMQ's replica settings are reported as having no effect: `replication.acks` asks for replicas in addition.
     """
     conf = tmp_path / "broker.conf"
     conf.write_text("brokerRole=SYNC_MASTER\ntotalReplicas=3\ninSyncReplicas=2\nminInSyncReplicas=2\n")
@@ -295,7 +295,7 @@ def test_13_no_answer_counts_on_another_copy(tmp_path: Path) -> None:
     assert not any(answered_during_sync)
 
 
-def test_14_with_sync_flush_nobody_sees_what_a_power_cut_could_take() -> None:
+def test_14_with_sync_flush_no_unsynced_message_is_delivered() -> None:
     """A message enters its queue only after its sync; with async flush once it is in the file, as documented."""
 
     async def main(store: MessageStore, sender: Sender) -> tuple[int, int]:
@@ -336,7 +336,7 @@ def test_15_names_are_synced_and_maps_have_room() -> None:
         file.sync()
 
 
-def test_16_a_table_is_never_absent_and_never_half() -> None:
+def test_16_a_table_is_never_missing_or_half_written() -> None:
     """After a power cut at any moment of a save, the table has the old or the new content, as strict JSON."""
     disk = MemoryFileSystem()
     disk.make_directory(DIRECTORY)
@@ -357,7 +357,7 @@ def test_16_a_table_is_never_absent_and_never_half() -> None:
 
 
 @pytest.mark.parametrize("resolution", [COMMIT, ROLLBACK])
-async def test_17_a_transaction_that_was_decided_is_never_asked_about(
+async def test_17_a_resolved_transaction_is_never_checked(
     tmp_path: Path, resolution: v2.TransactionResolution.ValueType
 ) -> None:
     """After a power cut right after the answer there is no check, no duplicate and no rolled-back message."""
@@ -375,7 +375,7 @@ async def test_17_a_transaction_that_was_decided_is_never_asked_about(
         await again.abandon()
 
 
-def test_18_a_queue_that_cannot_be_written_stops_the_store_and_heals_at_the_next_start() -> None:
+def test_18_a_failed_queue_write_stops_the_store_until_recovery() -> None:
     """The store stops at once and names the cause, without a stall of 30 seconds.
 
     The next start repairs the queue and clears the flag.
@@ -456,7 +456,7 @@ def test_each_of_the_twenty_has_its_test() -> None:
     assert found == set(range(1, 21))
 
 
-def test_a_log_that_is_gone_is_not_taken_for_an_empty_one() -> None:
+def test_a_missing_log_is_not_taken_for_an_empty_one() -> None:
     """With queues but no segment the log's disk may be unmounted, so nothing is deleted."""
     harness = Harness()
     harness.fill(3)

@@ -228,7 +228,7 @@ def was_removed(trace: str) -> bool:
 
 
 @pytest.mark.parametrize("workload", ["blocking", "serving"])
-def test_every_system_call_fails_or_is_the_last(workload: str, struck: Struck) -> None:
+def test_each_system_call_fails_or_is_the_last_before_a_kill(workload: str, struck: Struck) -> None:
     """No acknowledged message is lost, none is acknowledged after a failed sync, and the store reopens."""
     store, told, trace, status = struck.run(workload, None)
     assert (status, told.done, told.errors) == (0, True, []), told

@@ -76,7 +76,7 @@ def read(streams: Callable[[int], list[Any]], *, fails: bool = True) -> list[int
 
 
 @pytest.mark.parametrize("end", [[], [BrokenStreamError()]])
-def test_a_broken_stream_continues_after_its_last_frame(end: list[Any]) -> None:
+def test_an_interrupted_stream_resumes_after_its_last_frame(end: list[Any]) -> None:
     """Each message is read once; a stream that never continues is an error after the last attempt."""
     assert read(lambda at: [frame(at, at + 5), *end] if at < 5 else [frame(5, 10), last(v2.Code.OK, 10)]) == [
         *range(10)

@@ -50,7 +50,7 @@ def numbers(frame: Any) -> list[int]:
     return sorted(int(row.body.split()[1]) for row in frame.select("body").collect())
 
 
-def test_a_topic_as_a_frame(spark: Any, broker: BrokerProcess) -> None:
+def test_a_topic_as_a_data_frame(spark: Any, broker: BrokerProcess) -> None:
     """All columns equal those from the store's files; tags, pattern, partitions and times work."""
     send(broker, "orders", 1000)
     options = {"endpoint": broker.endpoint, "includeProperties": "true", "includeSystem": "true"}
@@ -73,7 +73,7 @@ def test_a_topic_as_a_frame(spark: Any, broker: BrokerProcess) -> None:
     assert late.count() == frame.where(f"unix_millis(storeTimestamp) >= {middle}").count()
 
 
-def test_several_brokers_in_one_frame(spark: Any, broker: BrokerProcess, tmp_path: Path, checkpoint: str) -> None:
+def test_several_brokers_in_one_data_frame(spark: Any, broker: BrokerProcess, tmp_path: Path, checkpoint: str) -> None:
     """Rows, offsets and checkpoints name the broker; a stream follows all of them."""
     send(broker, "shared", 100)
     with run_broker(tmp_path) as other:
@@ -97,7 +97,7 @@ def test_several_brokers_in_one_frame(spark: Any, broker: BrokerProcess, tmp_pat
         assert [name for name, _, _ in rows[130:]] == ["b"] * 20
 
 
-def test_errors_name_what_is_missing(spark: Any, broker: BrokerProcess) -> None:
+def test_unknown_topics_offsets_and_brokers_are_errors(spark: Any, broker: BrokerProcess) -> None:
     """An unknown topic, an offset beyond the end, and an unreachable broker."""
     reader = spark.read.format("aerobee").option("endpoint", broker.endpoint)
     with pytest.raises(Exception, match=r"topic 'nobody'.*has no queue of this topic"):

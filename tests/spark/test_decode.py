@@ -89,7 +89,7 @@ def test_every_record_of_the_golden_stores(name: str, tmp_path: Path) -> None:
         assert found == [rows[number] for number in some]
 
 
-def test_odd_records() -> None:
+def test_records_with_unusual_contents() -> None:
     """Empty and repeated properties, empty bodies, non-ASCII text, IPv4 and IPv6 hosts, the largest sizes."""
     messages = [
         Message("t", 0, b""),
@@ -106,7 +106,7 @@ def test_odd_records() -> None:
     assert rows[3]["tags"] == "\ufffd\ufffd"
 
 
-def test_columns_come_in_the_order_that_was_asked_for_and_nothing_else_is_decoded() -> None:
+def test_only_requested_columns_are_decoded_in_their_order() -> None:
     """A narrow schema is the only form of column pruning."""
     batch = RecordBatch.parse(encoded([Message("t", 5, b"x")]), base_physical_offset=0)
     table = Decoder(["body", "queueId"]).decode(batch)
@@ -114,7 +114,7 @@ def test_columns_come_in_the_order_that_was_asked_for_and_nothing_else_is_decode
     assert table.to_pylist() == [{"body": b"x", "queueId": 5}]
 
 
-def test_times_that_spark_cannot_show_are_null() -> None:
+def test_times_out_of_sparks_range_are_null() -> None:
     """A client may write any 64-bit number, which must not stop a query."""
     rows = decoded([Message("t", 0, b"x", born_timestamp=value) for value in (0, 1 << 62, -(1 << 62))])
     assert [row["bornTimestamp"] for row in rows] == [EPOCH, None, None]
@@ -133,14 +133,14 @@ def test_compressed_bodies() -> None:
     assert [row["body"] for row in decoded(messages, decompress=False)] == [stored for _, stored in forms]
 
 
-def test_a_body_that_cannot_be_decompressed_is_named() -> None:
+def test_a_body_that_cannot_be_decompressed_is_an_error() -> None:
     """The error has topic, queue and offset, and says how to read the body anyway."""
     messages = [Message("t", 0, b"x"), Message("orders", 3, b"nothing compressed", sys_flag=1)]
     with pytest.raises(RecordDecodeError, match=r"topic 'orders', queue 3, offset 1.*decompress=false"):
         decoded(messages)
 
 
-def test_a_compressed_body_has_a_bound() -> None:
+def test_the_size_of_a_decompressed_body_is_limited() -> None:
     """A few compressed bytes cannot exhaust a worker's memory."""
     with pytest.raises(RecordDecodeError, match="grows beyond 67108864 bytes"):
         decoded([Message("t", 0, zlib.compress(bytes(70 << 20)), sys_flag=1)])
@@ -165,7 +165,7 @@ def test_messages_of_inner_batches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compression", [0, 0x300], ids=["plain", "zlib"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_unpacked_by_column_as_one_by_one(host: str, compression: int) -> None:
+def test_unpacking_by_column_equals_unpacking_one_by_one(host: str, compression: int) -> None:
     """Ordinary records between inner batches, neighbours with other topics and hosts, parts of all sizes."""
     inner = [(b"x" * (number % 5), f"KEYS\x01k{number}\x02".encode() * (number % 3)) for number in range(40)]
     data = bytearray()
@@ -202,7 +202,7 @@ def test_unpacked_by_column_as_one_by_one(host: str, compression: int) -> None:
         assert row == same
 
 
-def test_an_inner_batch_that_is_none() -> None:
+def test_a_body_that_is_not_an_inner_batch() -> None:
     """The error names the bad message and the record's position."""
     message = inner_batch.message_of("t", 0, b"no batch at all", 3)
     batch = RecordBatch.parse(encoded([message]), base_physical_offset=0)
@@ -210,7 +210,7 @@ def test_an_inner_batch_that_is_none() -> None:
         list(expanded(batch, np.arange(1)))
 
 
-def test_a_message_that_goes_on_in_the_next_inner_batch() -> None:
+def test_a_message_that_exceeds_its_inner_batch() -> None:
     """Neighbouring bodies are decoded together, but a message may not span two of them."""
     body = inner_batch.body_of([(b"%d" % number, b"") for number in range(4)])
     parts = (body[:30], body[30:])
@@ -221,7 +221,7 @@ def test_a_message_that_goes_on_in_the_next_inner_batch() -> None:
         list(expanded(batch, np.arange(2)))
 
 
-def test_gather_takes_stretches_and_nulls() -> None:
+def test_gather_copies_ranges_and_nulls() -> None:
     """Arrow copies the ranges and does not keep their buffer."""
     values = gather(pa.py_buffer(b"0123456789"), np.array([1, 4, 8]), np.array([3, 4, 10]), np.array([2, -1, 0, 1]))
     assert values.to_pylist() == [b"89", None, b"12", b""]

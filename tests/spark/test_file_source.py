@@ -40,7 +40,7 @@ def places(frame: Any) -> set[tuple[str, int, int]]:
     return set(rows)
 
 
-def test_both_ways_give_equal_frames(spark: Any, store: Path) -> None:
+def test_both_ways_of_reading_give_equal_frames(spark: Any, store: Path) -> None:
     """Reading the log in splits and reading by consume queues give the same rows and columns."""
     options = {"subscribe": "orders,größe", "includeProperties": "true", "includeSystem": "true"}
     frames = [read(spark, store, readBy=by, splitBytes="20k", **options) for by in ("log", "queue")]
@@ -75,7 +75,7 @@ def test_a_narrow_schema_in_any_order(spark: Any, store: Path) -> None:
         read(spark, store, "value binary", subscribe="orders").collect()
 
 
-def test_starts_and_ends(spark: Any, store: Path) -> None:
+def test_start_and_end_offsets(spark: Any, store: Path) -> None:
     """Both ways agree for limits by offset and by time."""
     starting = json.dumps({"orders": {"0": 10, "1": -2, "2": 150}})
     ending = json.dumps({"orders": {"0": 20, "1": 5}})
@@ -96,7 +96,7 @@ def test_starts_and_ends(spark: Any, store: Path) -> None:
         assert not places(late) & places(early)
 
 
-def test_what_is_empty_and_what_is_not_there(spark: Any, store: Path) -> None:
+def test_empty_and_missing_topics(spark: Any, store: Path) -> None:
     """An empty range gives an empty frame; an unknown topic is an error."""
     nothing = json.dumps({"orders": {"0": 5, "1": 5, "2": 5}})
     beyond = json.dumps({"orders": {"0": 5000}})
@@ -192,7 +192,7 @@ def test_deleted_topics_stay_deleted(spark: Any, tmp_path: Path) -> None:
     assert kept.count() == 65
 
 
-def test_several_stores_in_one_frame(spark: Any, store: Path, tmp_path: Path) -> None:
+def test_several_stores_in_one_data_frame(spark: Any, store: Path, tmp_path: Path) -> None:
     """Each row has its broker's name."""
     write(tmp_path / "other", orders(100))
     stores = {"broker-a": str(store), "broker-b": str(tmp_path / "other")}
@@ -223,7 +223,7 @@ def test_lost_messages_are_an_error_or_a_gap(spark: Any, store: Path, tmp_path: 
         read(spark, tmp_path / "store", subscribe="orders", readBy=by).collect()
 
 
-def test_the_names_of_kafka(spark: Any, store: Path) -> None:
+def test_options_with_kafkas_names(spark: Any, store: Path) -> None:
     """A job ported from Kafka finds its columns."""
     frame = kafka_view(read(spark, store, subscribe="orders"))
     assert {"key", "value", "topic", "partition", "offset", "timestamp"} <= set(frame.columns)

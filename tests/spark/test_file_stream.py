@@ -51,7 +51,7 @@ def caught_up(writer: Any) -> Any:
     return query
 
 
-def test_limits_restarts_and_new_queues(spark: Any, tmp_path: Path, checkpoint: str) -> None:
+def test_a_stream_with_limits_restarts_and_new_queues(spark: Any, tmp_path: Path, checkpoint: str) -> None:
     """Micro-batches keep the limit; a failed one is repeated unchanged; a new queue starts at its first message."""
     store = tmp_path / "store"
     write(store, orders(500))
@@ -68,7 +68,7 @@ def test_limits_restarts_and_new_queues(spark: Any, tmp_path: Path, checkpoint: 
     assert run(stream(spark, store, **options), checkpoint, rows) == []
 
 
-def test_latest_keeps_its_place_over_a_failure(spark: Any, tmp_path: Path, checkpoint: str) -> None:
+def test_latest_keeps_its_offsets_over_a_failure(spark: Any, tmp_path: Path, checkpoint: str) -> None:
     """A query from the latest offsets whose first batch with rows fails loses none of them."""
     store = tmp_path / "store"
     write(store, orders(100))
@@ -100,7 +100,7 @@ def test_a_trimmed_queue(spark: Any, tmp_path: Path, checkpoint: str) -> None:
     assert {number for _, queue, number in rows if queue == 1} > set(range(700, 750))
 
 
-def test_an_idle_source_makes_no_batches(spark: Any, tmp_path: Path, checkpoint: str) -> None:
+def test_an_idle_source_creates_no_batches(spark: Any, tmp_path: Path, checkpoint: str) -> None:
     """Offsets are compared as text, so equal offsets must be equal text."""
     store = tmp_path / "store"
     write(store, orders(20))

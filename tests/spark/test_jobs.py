@@ -57,7 +57,7 @@ def test_a_clean_store_has_no_findings(spark: Any, store: Path) -> None:
     assert result.facts["splits"] > 3
 
 
-def test_what_is_injected_is_found(spark: Any, store: Path, tmp_path: Path) -> None:
+def test_injected_damage_is_found(spark: Any, store: Path, tmp_path: Path) -> None:
     """A flipped bit in the log, a wrong queue entry, a missing one, and a missing index entry."""
     shutil.copytree(store, tmp_path / "store")
     copy = tmp_path / "store"
@@ -277,9 +277,7 @@ def rows_of_table(kind: str, output: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_formats_that_cannot_be_written(
-    spark: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_formats_are_refused(spark: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unknown format, one without its package, and an output that is not a directory."""
     source = {"storePath": str(store), "subscribe": "orders"}
     with pytest.raises(OptionError, match="format 'orc' is unknown; choose one of parquet, delta, iceberg"):

@@ -23,7 +23,7 @@ from aerobee_pipeline.offsets import (
 A0, A1, B0 = Queue("a", "x", 0), Queue("a", "x", 1), Queue("b", "y", 0)
 
 
-def test_what_users_write() -> None:
+def test_valid_options() -> None:
     """Offsets with and without broker names."""
     assert parse_user_offsets("o", '{"a": {"0": 23, "1": -2}}', ["x"]) == {A0: 23, A1: -2}
     assert parse_user_offsets("o", '{"a": {"x": {"0": 1}}, "b": {"y": {"0": -1}}}', ["x", "y"]) == {A0: 1, B0: -1}
@@ -40,19 +40,19 @@ def test_what_users_write() -> None:
         ('{"a": {"z": {"0": 3}}}', "unknown broker 'z'"),
     ],
 )
-def test_what_users_may_not_write(text: str, message: str) -> None:
+def test_invalid_options(text: str, message: str) -> None:
     """The error names the option and the expected form."""
     with pytest.raises(OptionError, match=message):
         parse_user_offsets("startingOffsets", text, ["x"])
 
 
-def test_several_brokers_need_names() -> None:
+def test_queues_of_several_brokers_need_broker_names() -> None:
     """With several brokers queue ids alone are ambiguous."""
     with pytest.raises(OptionError, match="name the broker for topic"):
         parse_user_offsets("startingOffsets", '{"a": {"0": 3}}', ["x", "y"])
 
 
-def test_the_checkpoint_form_is_the_same_text_whatever_the_order() -> None:
+def test_a_checkpoint_has_the_same_text_in_any_order() -> None:
     """Spark compares offsets as text: a different order of keys would look like new data for ever."""
     one = Position({A0: 1, B0: 2, A1: 3}, {B0: 0, A0: 1})
     other = Position({B0: 2, A1: 3, A0: 1}, {A0: 1, B0: 0})
@@ -61,13 +61,13 @@ def test_the_checkpoint_form_is_the_same_text_whatever_the_order() -> None:
     assert Position.from_json(Position({A0: 1}, initial=True).to_json()).initial
 
 
-def test_another_version_is_refused() -> None:
+def test_a_checkpoint_of_another_version_is_refused() -> None:
     """A checkpoint of a later release is refused, not misread."""
     with pytest.raises(OptionError, match="version 2, but this release reads version 1"):
         Position.from_json({"v": 2, "q": {}})
 
 
-def test_the_first_trigger_keeps_the_start() -> None:
+def test_the_first_trigger_saves_the_start_offsets() -> None:
     """The first offset that Spark stores contains the start, so a restart finds it."""
     end, left = next_position(Position({A0: 5}, initial=True), {A0: Bounds(0, 9)}, rows_max=2)
     assert (end.next, end.start, left) == ({A0: 7}, {A0: 5}, {A0: 2})
@@ -85,7 +85,7 @@ def test_a_new_queue_begins_at_its_earliest_message() -> None:
     assert ranges_between(end, again) == []
 
 
-def test_a_limit_is_shared_by_backlog() -> None:
+def test_a_limit_is_divided_in_proportion_to_the_backlog() -> None:
     """Each queue with a backlog gets at least one message, and the rounding remainder is distributed."""
     assert share_out({A0: 900, A1: 90, B0: 0}, 100) == {A0: 91, A1: 9, B0: 0}
     assert share_out({A0: 10_000, A1: 1}, 10) == {A0: 9, A1: 1}
@@ -93,7 +93,7 @@ def test_a_limit_is_shared_by_backlog() -> None:
     assert sum(share_out({Queue("t", "", number): 7 for number in range(11)}, 20).values()) == 20
 
 
-def test_losses() -> None:
+def test_lost_offsets_are_reported() -> None:
     """Trimmed, reset and deleted queues: an error that names the loss, or the remaining messages and a warning."""
     bounds = {A0: Bounds(10, 20), A1: Bounds(0, 5)}
     cases = [
@@ -110,7 +110,7 @@ def test_losses() -> None:
         assert (found, len(losses)) == (kept, 1)
 
 
-def test_long_ranges_are_cut() -> None:
+def test_long_ranges_are_split() -> None:
     """Ranges are split evenly, into about the requested number."""
     ranges = [Range(A0, 0, 900), Range(A1, 50, 150), Range(B0, 7, 7)]
     assert cut(ranges, parts_min=None, rows_max=1000) == ranges[:2]

@@ -36,7 +36,7 @@ def test_lag_of_a_report() -> None:
     assert lag_of(report(7, "text")) == {}
 
 
-def test_the_listener_of_a_stream(spark: Any, tmp_path: Path, checkpoint: str) -> None:
+def test_a_stream_reports_its_progress_to_a_listener(spark: Any, tmp_path: Path, checkpoint: str) -> None:
     """Lags reach the callback and the gauge, and are removed when the query ends."""
     write(tmp_path / "store", orders(100))
     registry = CollectorRegistry()
@@ -87,7 +87,7 @@ def test_a_micro_batch_waits_for_enough_messages(tmp_path: Path) -> None:
         each.stop()
 
 
-def test_a_pace_is_kept() -> None:
+def test_replay_keeps_its_rate() -> None:
     """One second's rows are sent at once, then the task pauses until more may be sent; without a rate no row waits."""
     now = 100.0
     pauses: list[float] = []

@@ -116,7 +116,7 @@ def test_every_column(spark: Any, broker: BrokerProcess) -> None:
     assert len({row.msgId for row in found}) == len({row.properties["SPARK_ID"] for row in found}) == 3000
 
 
-def test_what_is_refused(spark: Any, broker: BrokerProcess) -> None:
+def test_invalid_rows_are_refused(spark: Any, broker: BrokerProcess) -> None:
     """Overwriting, other columns, no topic, null bodies, and an unknown queue."""
     frame = spark.range(5).selectExpr("cast('x' as binary) body")
     with pytest.raises(Exception, match="messages in a topic cannot be replaced"):
@@ -132,7 +132,7 @@ def test_what_is_refused(spark: Any, broker: BrokerProcess) -> None:
         write(frame.selectExpr("body", "99 queueId"), broker, "t")
 
 
-def test_a_repeated_task_stores_again_under_the_same_ids(spark: Any, broker: BrokerProcess, tmp_path: Path) -> None:
+def test_a_repeated_task_stores_the_same_message_ids(spark: Any, broker: BrokerProcess, tmp_path: Path) -> None:
     """A task that fails at its last row is retried: rows stored before are there twice, with the same ids."""
 
     def fail_once(batches: Iterator[Any]) -> Iterator[Any]:
@@ -239,7 +239,7 @@ def test_delayed_rows(spark: Any, broker: BrokerProcess) -> None:
     assert {int(row.properties["n"]) for row in waiting} == set(range(count)) - due
 
 
-def test_delayed_rows_that_are_refused(spark: Any, broker: BrokerProcess) -> None:
+def test_invalid_delayed_rows_are_refused(spark: Any, broker: BrokerProcess) -> None:
     """A topic of another type, a message group, a time too far ahead."""
     broker.create_topic("late2", "delay", queue_count=2)
     broker.create_topic("fifo2", "fifo", queue_count=2)
@@ -255,7 +255,7 @@ def test_delayed_rows_that_are_refused(spark: Any, broker: BrokerProcess) -> Non
     assert read(spark, broker, "late2").count() == 0
 
 
-def test_a_stream_that_restarts_stores_its_batch_again(
+def test_a_restarted_stream_repeats_its_batch(
     spark: Any, broker: BrokerProcess, checkpoint: str, tmp_path: Path
 ) -> None:
     """A micro-batch that failed after some tasks had stored their rows is repeated with the same ids."""

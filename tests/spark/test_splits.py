@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def test_every_record_once_in_any_number_of_splits(store: Path) -> None:
+def test_any_number_of_splits_reads_every_record_once(store: Path) -> None:
     """Any split of a log returns all records once and in order."""
     whole = starts(plan(store, 1 << 30))
     assert len(whole) == 600
@@ -54,7 +54,7 @@ def test_every_record_once_in_any_number_of_splits(store: Path) -> None:
             assert one.end == following.begin, "every byte is in one range"
 
 
-def test_a_cut_at_every_byte(store: Path) -> None:
+def test_a_split_at_every_byte(store: Path) -> None:
     """Two ranges that meet at any byte of a section return all records; the second searches for its first."""
     whole = plan(store, 1 << 30)[0]
     all_starts = starts([whole])
@@ -63,7 +63,7 @@ def test_a_cut_at_every_byte(store: Path) -> None:
         assert starts(splits) == all_starts
 
 
-def test_a_body_made_to_look_like_a_record_at_its_place_is_noticed(tmp_path: Path) -> None:
+def test_a_body_that_imitates_a_record_is_detected(tmp_path: Path) -> None:
     """A search that starts in such a body is misled; the task before it detects that the ranges do not meet."""
     write(tmp_path / "store", orders(10))
     place = starts(plan(tmp_path / "store", 1 << 30))[-1]
@@ -87,7 +87,7 @@ def test_a_body_made_to_look_like_a_record_at_its_place_is_noticed(tmp_path: Pat
         starts([replace(whole, end=cut), replace(whole, begin=cut)])
 
 
-def test_damage_is_named_or_stepped_over(store: Path) -> None:
+def test_damage_is_an_error_or_skipped(store: Path) -> None:
     """A flipped bit makes only its record unreadable, and the error has the position."""
     whole = starts(plan(store, 1 << 30))
     path = store / "commitlog" / f"{0:020d}"
@@ -106,7 +106,7 @@ def test_damage_is_named_or_stepped_over(store: Path) -> None:
         assert kept == whole[:5] + whole[6:]
 
 
-def test_a_segment_that_is_missing_or_goes_is_a_loss(store: Path) -> None:
+def test_a_missing_or_removed_segment_counts_as_loss(store: Path) -> None:
     """Planning finds the gap between segments, and a task the missing file."""
     splits = plan(store, 1 << 30)
     assert len(splits) > 2
@@ -117,7 +117,7 @@ def test_a_segment_that_is_missing_or_goes_is_a_loss(store: Path) -> None:
         list(SplitReader(splits[1]).batches())
 
 
-def test_a_torn_end_is_no_loss(store: Path) -> None:
+def test_an_incomplete_last_record_is_no_loss(store: Path) -> None:
     """An incomplete last record after a crash was never acknowledged."""
     whole = starts(plan(store, 1 << 30))
     last = plan(store, 1 << 30)[-1]
@@ -129,7 +129,7 @@ def test_a_torn_end_is_no_loss(store: Path) -> None:
     assert starts(plan(store, 4096)) == whole[:-1]
 
 
-def test_a_log_in_many_small_ranges(store: Path) -> None:
+def test_reading_a_log_in_small_ranges(store: Path) -> None:
     """A minimum number of ranges makes them smaller than `split_bytes`."""
     whole = plan(store, 1 << 30)
     more = plan_log("b", store_files(store), 1 << 30, fail_on_data_loss=True, parts_min=3 * len(whole))

@@ -52,7 +52,7 @@ async def test_c063_heartbeats_without_subscriptions_are_not_offered(client: Rem
     assert answer.version == 479
 
 
-async def test_c064_a_change_of_members_is_told_once(client: RemotingClient, other: RemotingClient) -> None:
+async def test_c064_consumers_are_notified_of_a_change_once(client: RemotingClient, other: RemotingClient) -> None:
     """Members are notified of each client that joins or leaves; an unchanged heartbeat notifies nobody."""
     await client.call(Request.HEART_BEAT, body=heartbeat_body("c1", "G64", "T"))
     await client.next_asked()
@@ -106,7 +106,7 @@ async def test_c066_a_group_without_consumers(client: RemotingClient) -> None:
     assert (answer.code, answer.remark) == (1, "no consumer for this group, G66")
 
 
-async def test_c067_the_retry_topic_is_there_after_the_heartbeat(client: RemotingClient) -> None:
+async def test_c067_a_heartbeat_creates_the_retry_topic(client: RemotingClient) -> None:
     """The retry topic has one queue, readable and writable."""
     await client.call(Request.HEART_BEAT, body=heartbeat_body("c", "G67", "T"))
     route = await client.call(Request.GET_ROUTE_INFO_BY_TOPIC, {"topic": "%RETRY%G67"})
@@ -149,7 +149,7 @@ async def test_c069_committed_offsets(client: RemotingClient) -> None:
     assert (await client.call(Request.UPDATE_CONSUMER_OFFSET, {**place, "topic": "No69", "commitOffset": 1})).code == 17
 
 
-async def test_c070_the_ends_of_queues(client: RemotingClient) -> None:
+async def test_c070_minimum_and_maximum_offsets(client: RemotingClient) -> None:
     """The first and end offsets of a queue with messages, an empty one and an unknown one."""
     for _ in range(2):
         await send(client, "QueueEnds")

@@ -128,7 +128,7 @@ async def test_c006_one_way_requests_are_executed_and_not_answered(client: Remot
         _json_frame(b"{nothing}"),
     ],
 )
-async def test_c007_what_is_no_frame_closes_the_connection(shared: Shared, client: RemotingClient, data: bytes) -> None:
+async def test_c007_an_invalid_frame_closes_the_connection(shared: Shared, client: RemotingClient, data: bytes) -> None:
     """The broker sends nothing back, and other connections continue."""
     reader, writer = await _raw(shared)
     writer.write(data)
@@ -152,7 +152,7 @@ async def test_c011_a_response_to_no_request_is_ignored(client: RemotingClient) 
     assert (await client.call(106)).code == 0
 
 
-async def test_c012_a_held_pull_does_not_delay_what_follows(client: RemotingClient) -> None:
+async def test_c012_a_held_pull_does_not_delay_later_requests(client: RemotingClient) -> None:
     """A connection's second request is answered while the first is held."""
     await send(client, "HeldFirst")
     held = client.begin(Request.PULL_MESSAGE, pull_fields("HeldFirst", offset=1, sys_flag=6))

@@ -102,7 +102,7 @@ async def test_consumers_that_share_queues(
     assert assigned == expected
 
 
-async def test_c081_what_a_pop_brings(client: RemotingClient) -> None:
+async def test_c081_messages_of_a_pop(client: RemotingClient) -> None:
     """Info strings name each message; an empty result comes at the timeout; a request for 33 messages is refused."""
     assert (await send(client, "Popped", b"one", queue_id=1)).code == 0
     assert (await send(client, "Popped", b"two", queue_id=1)).code == 0
@@ -149,7 +149,7 @@ async def test_acknowledged_and_changed_messages(client: RemotingClient, shared:
     assert (await _told(client, Request.ACK_MESSAGE, info, "Told")).code == Answer.NO_MESSAGE
 
 
-async def test_c082_the_other_calls(client: RemotingClient, other: RemotingClient, shared: Shared) -> None:
+async def test_c082_other_calls_of_pop(client: RemotingClient, other: RemotingClient, shared: Shared) -> None:
     """Messages are peeked at, notified of and acknowledged together; those no longer in flight are ignored."""
     fields = _pop_fields("Others")
     for number in range(3):
@@ -196,7 +196,7 @@ async def test_c082_the_other_calls(client: RemotingClient, other: RemotingClien
 
 
 @pytest.mark.parametrize("info", ["", "x", "0 1 2 3", "0 x 60000 0 0 aerobee 0 0"])
-async def test_c084_an_extra_info_that_is_none(client: RemotingClient, info: str) -> None:
+async def test_c084_invalid_extra_info(client: RemotingClient, info: str) -> None:
     """It is refused with a readable text."""
     await send(client, "Bad")
     await _pop(client, "Bad")

@@ -30,7 +30,7 @@ async def _pull(client: RemotingClient, topic: str, **others: Any) -> Command:
     return await client.call(Request.PULL_MESSAGE, pull_fields(topic, **others))
 
 
-async def test_c051_a_pull_brings_the_bytes_of_the_log(client: RemotingClient, tmp_path: Path) -> None:
+async def test_c051_a_pull_returns_the_bytes_of_the_log(client: RemotingClient, tmp_path: Path) -> None:
     """The bytes of the answer equal those in the log."""
     async with remoting_broker(tmp_path) as (_, own):
         for number in range(5):
@@ -43,7 +43,7 @@ async def test_c051_a_pull_brings_the_bytes_of_the_log(client: RemotingClient, t
     assert begin > 0
 
 
-async def test_c052_refusals(client: RemotingClient, shared: Shared, tmp_path: Path) -> None:
+async def test_c052_refused_pulls(client: RemotingClient, shared: Shared, tmp_path: Path) -> None:
     """Each code of a pull without messages."""
     await send(client, "Refusals", properties="TAGS\x01a\x02")
     expected: list[tuple[Answer, dict[str, Any]]] = [

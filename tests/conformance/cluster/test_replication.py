@@ -234,7 +234,7 @@ async def test_a_replica_of_ours_has_the_same_log_and_tables(tmp_path: Path) -> 
     assert len(log_bytes(tmp_path / "b")) >= end - 16
 
 
-async def test_c016_the_fast_port(tmp_path: Path) -> None:
+async def test_c016_the_vip_port(tmp_path: Path) -> None:
     """At the port minus two, RocketMQ's replicas ask for topics and the timer's state. Sends work there, too."""
     for turn in range(20):  # another program may use that port
         async with master(tmp_path / str(turn)) as found:
@@ -356,7 +356,7 @@ async def test_c108_the_golden_master(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", ["offset", "garbage", "zeros", "checksum", "size"])
-async def test_c109_what_does_not_continue_the_log(tmp_path: Path, bad: str) -> None:
+async def test_c109_transfers_that_do_not_continue_the_log(tmp_path: Path, bad: str) -> None:
     """Nothing is appended, the connection ends, and the replica reconnects; then it accepts the right bytes."""
     units = MasterReader("plain").feed(golden_remoting.streams()["default-4.9.7"].master_to_slave)
     first, second, *_ = [unit for unit in units if unit.body]
@@ -383,7 +383,7 @@ async def test_c109_what_does_not_continue_the_log(tmp_path: Path, bad: str) -> 
     assert log_bytes(tmp_path / "b") == first.body + second.body
 
 
-async def test_c115_a_replica_that_has_what_the_master_has_not(tmp_path: Path) -> None:
+async def test_c115_a_replica_that_has_diverged(tmp_path: Path) -> None:
     """Its last record differs from the master's there; nothing is deleted, and the reason is reported."""
     async with master(tmp_path / "a") as found:
         async with replica(tmp_path / "b", found.broker.remoting) as copy:
@@ -402,7 +402,7 @@ async def test_c115_a_replica_that_has_what_the_master_has_not(tmp_path: Path) -
     assert b"only here" in log_bytes(tmp_path / "b")
 
 
-async def test_c113_the_master_comes_later(tmp_path: Path) -> None:
+async def test_c113_the_master_starts_later(tmp_path: Path) -> None:
     """Until the master is up, the replica retries and reports why it does not follow."""
     async with master(tmp_path / "a") as first:
         address = first.broker.remoting

@@ -215,7 +215,7 @@ async def test_c027_a_first_registration_of_one_topic() -> None:
     assert (await server.register(topics=("T1", "T2"))).code == 0
 
 
-async def test_c028_ids_and_addresses() -> None:
+async def test_c028_broker_ids_and_addresses() -> None:
     """An address may move to another id; another address gets an id only after its holder is gone."""
     server = NameServer()
     await server.register(broker_id=1)
@@ -271,7 +271,7 @@ async def test_c030_unregistration() -> None:
     assert (await server.call(Request.UNREGISTER_BROKER, gone)).code == 0
 
 
-async def test_c031_lists_and_values() -> None:
+async def test_c031_lists_and_kv_values() -> None:
     """Clusters, topics, members, values, and counts of changed permissions."""
     server = NameServer()
     await server.register()

@@ -68,7 +68,7 @@ async def test_c039_golden_sends_of_every_form_are_stored(client: RemotingClient
     assert count > 10
 
 
-async def test_c040_the_id_says_where_the_message_lies(client: RemotingClient, shared: Shared) -> None:
+async def test_c040_the_id_contains_the_messages_address(client: RemotingClient, shared: Shared) -> None:
     """It encodes store host and physical offset; 33 returns the record."""
     answer = await send(client, "Placed", b"here")
     host, offset = parse_offset_message_id(answer.fields["msgId"])
@@ -143,7 +143,7 @@ async def test_c045_a_batch(client: RemotingClient) -> None:
     assert len(await _pull(client, "Batch")) == 3
 
 
-async def test_c046_what_is_too_large(client: RemotingClient) -> None:
+async def test_c046_too_large_messages(client: RemotingClient) -> None:
     """Properties above 32,767 bytes, and a body above 4 MiB."""
     assert (await send(client, "Large", properties="k\x01" + "x" * 33_000)).code == Answer.MESSAGE_ILLEGAL
     assert (await send(client, "Large", b"x" * ((4 << 20) + 1))).code == Answer.MESSAGE_ILLEGAL
@@ -174,7 +174,7 @@ async def test_c047_delayed_messages(client: RemotingClient, shared: Shared) -> 
     assert (await send(client, "Delayed", properties="TIMER_DELAY_SEC\x0199999999\x02")).code == Answer.MESSAGE_ILLEGAL
 
 
-async def test_c048_a_retry_that_was_tried_too_often_is_a_dead_letter(client: RemotingClient) -> None:
+async def test_c048_an_exhausted_retry_becomes_a_dead_letter(client: RemotingClient) -> None:
     """A consumer sends the message to its retry topic itself, after its last attempt."""
     await client.call(Request.HEART_BEAT, body={"clientID": "c", "consumerDataSet": [{"groupName": "Dead"}]})
     assert (await send(client, "%RETRY%Dead", b"again", j=16)).code == 0
@@ -198,6 +198,6 @@ async def test_c049_region_and_trace(client: RemotingClient) -> None:
         assert answer.fields["TRACE_ON"] == "true"
 
 
-async def test_c050_fields_of_namespaces_do_no_harm(client: RemotingClient) -> None:
+async def test_c050_namespace_fields_are_ignored(client: RemotingClient) -> None:
     """RocketMQ 5 clients send them with every request."""
     assert (await send(client, "Spaces", ns="x", nsd=True, bname="aerobee", oway=False, lo=False)).code == 0

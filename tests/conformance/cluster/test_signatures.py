@@ -101,7 +101,7 @@ async def test_c096_a_field_that_old_clients_do_not_sign(signing: RemotingClient
     assert (await signing.call(Request.QUERY_MESSAGE, whole, version=401)).code == Answer.QUERY_NOT_FOUND
 
 
-async def test_c097_what_accounts_may_do(signing: RemotingClient) -> None:
+async def test_c097_permissions_of_accounts(signing: RemotingClient) -> None:
     """One account sends, one consumes, and only the operator may do everything else."""
     sends = send_fields("Orders")
     assert (await signing.call(Request.SEND_MESSAGE_V2, signed("shop", sends, b"x"), b"x")).code == 0

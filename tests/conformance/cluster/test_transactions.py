@@ -43,7 +43,7 @@ async def _bodies(client: RemotingClient, topic: str) -> list[bytes]:
     return [record.body for record in records(answer.body)]
 
 
-async def test_c076_commit_rollback_and_the_question(tmp_path: Path) -> None:
+async def test_c076_commit_rollback_and_check(tmp_path: Path) -> None:
     """Half messages are invisible; a producer without a decision is checked with the original message."""
     clock = TravellingClock()
     config = TransactionsConfig(timeout_seconds=6.0, check_interval_seconds=30.0)
@@ -89,7 +89,7 @@ async def test_c077_decisions_that_are_refused(client: RemotingClient, shared: S
     assert await _bodies(client, "Tx77") == [b"once"]
 
 
-async def test_c078_another_producer_of_the_group_is_asked(tmp_path: Path) -> None:
+async def test_c078_another_producer_of_the_group_is_checked(tmp_path: Path) -> None:
     """After the sender has died one other producer is asked at a time; without any, the first to connect."""
     clock = TravellingClock()
     config = TransactionsConfig(timeout_seconds=6.0, check_interval_seconds=30.0)
