@@ -74,8 +74,10 @@ test-random: .venv/.dev ## the tests with random examples, with fresh seeds and 
 	AEROBEE_FRESH_SEEDS=1 AEROBEE_CRASH_CYCLES=20 \
 		$(BIN)/python -m pytest -q -n $(WORKERS) --timeout=3600 tests/property $$(grep -rl '^from hypothesis' tests/unit)
 
-test-chaos: .venv/.dev ## producers, consumers and disturbances, checked: an hour with one broker, one with fail-over; hostile clients
+test-chaos: .venv/.dev ## producers, consumers and disturbances, checked: an hour each with one broker, with fail-over, beside replicas of two releases of RocketMQ; hostile clients
 	AEROBEE_FRESH_SEEDS=1 AEROBEE_CHAOS_SECONDS=$${AEROBEE_CHAOS_SECONDS:-3600} $(BIN)/python -m pytest -q -s tests/chaos
+	AEROBEE_FRESH_SEEDS=1 AEROBEE_CHAOS_SECONDS=$${AEROBEE_CHAOS_SECONDS:-3600} AEROBEE_CLUSTER=1 \
+		$(BIN)/python -m pytest -q -s -rs tests/cluster/test_java_chaos.py
 	AEROBEE_MODEL=1 $(BIN)/python -m pytest -q --timeout=3600 tests/unit/broker/replication/test_lease_model.py
 	AEROBEE_FRESH_SEEDS=1 AEROBEE_HOSTILE_ROUNDS=20 AEROBEE_INPUT_COUNT=500 \
 		$(BIN)/python -m pytest -q -s --timeout=3600 tests/integration/test_bad_input.py tests/integration/test_hostile_*.py

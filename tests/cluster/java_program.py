@@ -52,7 +52,9 @@ class Release:
 
 
 @contextmanager
-def java_server(release: Release, home: Path, main: str, settings: Mapping[str, object]) -> Iterator[None]:
+def java_server(
+    release: Release, home: Path, main: str, settings: Mapping[str, object]
+) -> Iterator[subprocess.Popen[bytes]]:
     """A RocketMQ name server or broker with these settings, ready after "boot success"; killed at the end."""
     (home / "conf").mkdir(parents=True)
     for name in ("namesrv", "broker"):
@@ -72,7 +74,7 @@ def java_server(release: Release, home: Path, main: str, settings: Mapping[str, 
                 assert process.poll() is None, text
                 assert time.monotonic() < until, text
                 time.sleep(0.1)
-            yield
+            yield process
         finally:
             process.kill()
 

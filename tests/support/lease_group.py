@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from aerobee_broker.config import Address
-from aerobee_broker.remoting.codes import Answer, Request
+from aerobee_broker.remoting.codes import Request
 from aerobee_client.testing import AddressKeeper
 from tests.support.etcd import free_ports, running_etcd
 from tests.support.kubernetes import ApiServer, running_stand_in
-from tests.support.remoting_client import RemotingClient, json_body, pull_fields, records, send
+from tests.support.remoting_client import RemotingClient, bodies_of, json_body, send
 
 _SECONDS = 120.0
 _ANSWER_SECONDS = 5.0
@@ -136,16 +136,7 @@ class Member:
 
     async def bodies(self) -> list[bytes]:
         """The bodies in the queue, in order."""
-        client = await RemotingClient.connect(self.remoting)
-        bodies: list[bytes] = []
-        while True:
-            fields = pull_fields("T", offset=len(bodies), sys_flag=4, suspendTimeoutMillis=0)
-            pulled = await client.call(Request.PULL_MESSAGE, fields)
-            if pulled.code != Answer.SUCCESS:
-                break
-            bodies += [record.body for record in records(pulled.body)]
-        await client.close()
-        return bodies
+        return await bodies_of(self.remoting, "T")
 
 
 @dataclass(frozen=True, slots=True)

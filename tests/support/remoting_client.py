@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aerobee_broker.config import Address, ListenConfig
-from aerobee_broker.remoting.codes import Request
+from aerobee_broker.remoting.codes import Answer, Request
 from aerobee_broker.remoting.frame import FLAG_ONE_WAY, FLAG_RESPONSE, Command, FrameReader, encode
 from aerobee_store.clock import Clock
 from aerobee_store.records.record import Record, decode
@@ -217,6 +217,20 @@ def json_body(answer: Command) -> Any:
 async def send(client: RemotingClient, topic: str, body: bytes = b"hello", **others: Any) -> Command:
     """Send one message."""
     return await client.call(Request.SEND_MESSAGE_V2, send_fields(topic, **others), body)
+
+
+async def bodies_of(address: Address, topic: str) -> list[bytes]:
+    """The bodies of the messages in queue 0 of the topic, in order."""
+    client = await RemotingClient.connect(address)
+    bodies: list[bytes] = []
+    while True:
+        fields = pull_fields(topic, offset=len(bodies), sys_flag=4, suspendTimeoutMillis=0)
+        pulled = await client.call(Request.PULL_MESSAGE, fields)
+        if pulled.code != Answer.SUCCESS:
+            break
+        bodies += [record.body for record in records(pulled.body)]
+    await client.close()
+    return bodies
 
 
 def _texts(fields: Mapping[str, object] | None) -> dict[str, str]:
