@@ -13,7 +13,6 @@ import os
 import random
 import re
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -26,6 +25,7 @@ from aerobee_broker.remoting.codes import Answer
 from tests.chaos.history import Acknowledged, Attempted, Disturbed, Event, Read, check
 from tests.chaos.nemesis import BrokerClock
 from tests.support import seeds
+from tests.support.busy_disk import keep_disk_busy
 from tests.support.etcd import running_etcd
 from tests.support.lease_group import Member, running
 from tests.support.port_forwarder import PortForwarder, forwarded_port
@@ -46,19 +46,6 @@ _LEASE_SECONDS = 3
 _IN_SYNC_SECONDS = 1.5
 _TOPIC = "T"
 _KINDS = ("kill", "pause", "etcd", "replicas", "slow", "disk", "clock")
-
-
-def _write_and_sync(path: Path, stop: threading.Event) -> None:
-    """Write and sync the same 32 MiB repeatedly."""
-    block = os.urandom(4 << 20)
-    with path.open("wb") as file:
-        while not stop.is_set():
-            for _ in range(8):
-                file.write(block)
-            file.flush()
-            os.fsync(file.fileno())
-            file.seek(0)
-    path.unlink()
 
 
 class _Group:
@@ -167,16 +154,8 @@ class _Group:
 
     async def _slow_disk(self, member: Member) -> None:
         """Another writer syncs the same disk without a pause, which delays the syncs of both brokers."""
-        stop = threading.Event()
-        writers = [
-            asyncio.to_thread(_write_and_sync, member.directory / f"other-{number}", stop) for number in range(4)
-        ]
-        writing = asyncio.gather(*writers)
-        try:
-            await asyncio.sleep(self._choices.uniform(1, 2 * _LEASE_SECONDS))
-        finally:
-            stop.set()
-            await writing
+        seconds = self._choices.uniform(1, 2 * _LEASE_SECONDS)
+        await asyncio.to_thread(keep_disk_busy, member.directory, seconds)
         await self._until_answered()
 
     async def _slow(self, member: Member) -> None:

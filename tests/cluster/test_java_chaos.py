@@ -1,4 +1,4 @@
-"""Our master, our replica and a replica of RocketMQ, which are killed, paused and cut off from each other.
+"""Our master, our replica and a replica of RocketMQ, which are killed, paused, slowed and cut off.
 
 A send is answered with success when both replicas have the message (`acks = 2`, `rocketmq_acks`). Whenever the master
 is killed, every such message is in both replicas' logs. At the end it is in the master's queue, once and in order, and
@@ -35,6 +35,7 @@ from tests.cluster.java_program import Release, java_server, prepare_servers
 from tests.cluster.test_java_replication import BROKER, CONFIG, java_settings, log_of, until
 from tests.cluster.test_java_servers import free_port
 from tests.support import seeds
+from tests.support.busy_disk import keep_disk_busy
 from tests.support.name_server import our_name_server
 from tests.support.port_forwarder import PortForwarder, forwarded_port
 from tests.support.remoting_client import RemotingClient, bodies_of, send
@@ -48,7 +49,7 @@ _SECONDS: Final = float(os.environ.get("AEROBEE_CHAOS_SECONDS", "0"))
 _SEED: Final = seeds.seed("AEROBEE_CHAOS_SEED")
 _KINDS: Final = (
     *("kill master", "kill replica", "kill Java", "pause master", "pause replica", "pause Java"),
-    *("cut", "reset links", "kill all"),
+    *("cut", "reset links", "slow disk", "kill all"),
 )
 _ANSWER_SECONDS: Final = 300.0
 _TOPIC: Final = "Copied"
@@ -103,6 +104,7 @@ class _Group:
 
     def __init__(self, servers: Release, directory: Path, namesrv: str, stack: ExitStack) -> None:
         port, java_port = free_port(), free_port() + 100
+        self._directory = directory
         self._address = Address("127.0.0.1", port)
         self._link: PortForwarder = stack.enter_context(forwarded_port(f"127.0.0.1:{port + 1}"))
         routes = ("--namesrv", namesrv)
@@ -195,6 +197,8 @@ class _Group:
                 self._link.lose_answers()
                 time.sleep(self._choices.uniform(0, 5))
                 self._link.reset()
+            case "slow":
+                keep_disk_busy(self._directory, self._choices.uniform(1, 5))
             case _:
                 for _ in range(5):
                     self._link.reset()
