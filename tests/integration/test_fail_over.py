@@ -24,7 +24,7 @@ _NUMBERS = itertools.count()
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture(params=["etcd", "stand-in"])
+@pytest.fixture(params=["etcd", "kubernetes"])
 def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LeaseService]:
     with running_lease_service(request.param, tmp_path) as found:
         yield found

@@ -84,6 +84,11 @@ class Administrator:
         return str(self.call("POST", path, request)["status"]["token"])
 
 
+def kube_apiserver() -> str | None:
+    """The path of the program; None if it is not here."""
+    return os.environ.get("AEROBEE_KUBE_APISERVER") or shutil.which("kube-apiserver")
+
+
 @contextmanager
 def running_kube_apiserver(directory: Path) -> Iterator[ApiServer]:
     """With RBAC, and a service account that may get, create and update Leases of NAMESPACE."""
@@ -94,7 +99,7 @@ def running_kube_apiserver(directory: Path) -> Iterator[ApiServer]:
 @contextmanager
 def administered_kube_apiserver(directory: Path) -> Iterator[tuple[ApiServer, Administrator]]:
     """The same, and its administrator."""
-    program = os.environ.get("AEROBEE_KUBE_APISERVER") or shutil.which("kube-apiserver")
+    program = kube_apiserver()
     if program is None:
         pytest.skip("no kube-apiserver here; put one on PATH, or name it in AEROBEE_KUBE_APISERVER")
     certificate, key, authority = server_certificate(directory)

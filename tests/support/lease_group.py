@@ -17,6 +17,7 @@ from aerobee_broker.config import Address
 from aerobee_broker.remoting.codes import Request
 from aerobee_client.testing import AddressKeeper
 from tests.support.etcd import free_ports, running_etcd
+from tests.support.kube_apiserver import kube_apiserver, running_kube_apiserver
 from tests.support.kubernetes import ApiServer, running_stand_in
 from tests.support.remoting_client import RemotingClient, bodies_of, json_body, send
 
@@ -159,12 +160,12 @@ class LeaseService:
 
 @contextmanager
 def running_lease_service(kind: str, directory: Path) -> Iterator[LeaseService]:
-    """`kind`: etcd, or stand-in for that of Kubernetes."""
+    """`kind`: etcd, or kubernetes, which is a kube-apiserver where there is one, and its stand-in elsewhere."""
     if kind == "etcd":
         with running_etcd(directory) as endpoint:
             yield LeaseService(endpoint.removeprefix("http://"))
     else:
-        with running_stand_in(directory) as server:
+        with (running_kube_apiserver if kube_apiserver() else running_stand_in)(directory) as server:
             yield LeaseService(server.url.removeprefix("https://"), server)
 
 
