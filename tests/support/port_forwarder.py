@@ -43,6 +43,7 @@ class PortForwarder:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        there_writer: asyncio.StreamWriter | None = None
         try:
             await asyncio.sleep(self._delay_seconds)
             there_reader, there_writer = await asyncio.open_connection(self._host, int(self._port))
@@ -52,7 +53,10 @@ class PortForwarder:
         except ConnectionError:
             writer.close()
         except asyncio.CancelledError:
-            writer.transport.abort()  # not re-raised: asyncio would log it
+            for each in (writer, there_writer):
+                if each is not None:
+                    each.transport.abort()  # a peer that is paused takes no more bytes, so close would wait
+            # not re-raised: asyncio would log it
         finally:
             self._connections.discard(task)
 

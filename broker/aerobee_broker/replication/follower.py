@@ -26,7 +26,7 @@ from aerobee_broker.replication.frames import (
     Unit,
     encode_report,
 )
-from aerobee_broker.replication.master import HEARTBEAT_SECONDS, SILENCE_SECONDS
+from aerobee_broker.replication.master import HEARTBEAT_SECONDS, SILENCE_SECONDS, write
 from aerobee_store import MessageStore
 
 _CONNECT_SECONDS: Final = 5.0
@@ -91,7 +91,7 @@ class Follower:
         # Bytes from the previous connection are appended but may not be synced; the master continues after them.
         await self._store.wait_stored(self._store.positions[0], durable=True)
         if self._protocol == "epochs":
-            writer.write(ReplicaHandshake(self._replica_id).encode())
+            write(writer, ReplicaHandshake(self._replica_id).encode())
             while frames.handshake is None:
                 units += frames.feed(await self._some(reader))
             self._compare(frames.handshake.epochs, frames.handshake.end)
@@ -154,7 +154,7 @@ class Follower:
 
     def _report(self, writer: asyncio.StreamWriter) -> None:
         """Report the end of the log that is durable on this disk, never more."""
-        writer.write(encode_report(min(self._store.positions[0], self._store.positions[2]), self._protocol))
+        write(writer, encode_report(min(self._store.positions[0], self._store.positions[2]), self._protocol))
 
     async def _send_heartbeats(self, writer: asyncio.StreamWriter) -> None:
         while True:

@@ -177,7 +177,7 @@ class ReplicationMaster:
                     reports = frames.settle()
                 if frames.handshake is not None and not answered:
                     answered = True
-                    writer.write(MasterHandshake(self._end, self._epochs.all).encode())
+                    write(writer, MasterHandshake(self._end, self._epochs.all).encode())
                 if reports:
                     assert frames.protocol is not None, "it reported"
                     return reports[-1], frames.protocol
@@ -218,14 +218,14 @@ class ReplicationMaster:
                 if rest or len(body) == UNIT_SIZE_SENT:
                     rest = self._rest_behind(body, rest)
                 replica.sent = position + len(body)
-                writer.write(encode_unit(self._unit(position, body, protocol), protocol))
+                write(writer, encode_unit(self._unit(position, body, protocol), protocol))
                 position += len(body)
                 await writer.drain()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat_seconds):
                     await more.wait()
             if not more.is_set():
-                writer.write(encode_unit(self._unit(position, b"", protocol), protocol))
+                write(writer, encode_unit(self._unit(position, b"", protocol), protocol))
                 await writer.drain()
 
     def _unit(self, position: int, body: bytes, protocol: Protocol) -> Unit:
@@ -264,6 +264,13 @@ def _records_end(data: memoryview) -> int:
             break
         position += size
     return position
+
+
+def write(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """ConnectionResetError on a closed connection, for which uvloop's transports raise RuntimeError."""
+    if writer.is_closing():
+        raise ConnectionResetError("the connection is closed")
+    writer.write(data)
 
 
 async def _some(reader: asyncio.StreamReader) -> bytes:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from aerobee_broker.config import Address
 from aerobee_broker.replication.acknowledgements import Acknowledgements
@@ -22,6 +25,7 @@ from aerobee_broker.replication.frames import (
     ReplicationFormatError,
     Unit,
     encode_report,
+    encode_unit,
 )
 from aerobee_broker.replication.master import ReplicationMaster
 from aerobee_store import Message, MessageStore, StoreConfig
@@ -136,6 +140,43 @@ async def test_reports_have_the_durable_offset(tmp_path: Path) -> None:
             assert copy.positions[2] >= end
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
+
+
+def test_a_connection_that_is_reset_during_a_sync(tmp_path: Path) -> None:
+    """The replica may connect anew. uvloop's closed transports raise an error of their own, which ended the replica."""
+
+    async def main() -> None:
+        async with _running(tmp_path / "a") as store, _running(tmp_path / "b") as copy:
+            end = await _append(store, 3)
+            log = bytes(store.flushed_bytes(0, end))
+            synced, gone = asyncio.Event(), asyncio.Event()
+            wait_stored = copy.wait_stored
+
+            async def wait(end: int, *, durable: bool | None = None) -> None:
+                await wait_stored(end, durable=durable)
+                if end:
+                    synced.set()
+                    await gone.wait()
+                    await asyncio.sleep(0.05)  # the replica's transport learns it
+
+            async def send_and_reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                await reader.read(8)
+                writer.write(encode_unit(Unit(0, log), "plain"))
+                await synced.wait()
+                connection = writer.get_extra_info("socket")
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                writer.transport.abort()
+                gone.set()
+
+            copy.wait_stored = wait  # type: ignore[method-assign]
+            async with await asyncio.start_server(send_and_reset, "127.0.0.1", 0) as server:
+                address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
+                with pytest.raises(ConnectionResetError):
+                    await Follower(copy, _epochs(tmp_path), "plain", 1).run(address)
+            assert copy.positions[0] == end
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
 
 
 async def test_only_durable_bytes_are_sent(tmp_path: Path) -> None:
