@@ -20,6 +20,7 @@ from aerobee_broker.remoting.connection import Connection
 from aerobee_broker.remoting.errors import RemotingError
 from aerobee_broker.remoting.fields import answer, integer, text
 from aerobee_broker.remoting.frame import Command
+from aerobee_broker.remoting.offset_events import OffsetEvents
 from aerobee_broker.remoting.offsets import OffsetRequests
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import TopicConfig
@@ -54,7 +55,9 @@ class PullRequests:
         clients: RemotingClients,
         offsets: OffsetRequests,
         counters: BrokerCounters,
+        events: OffsetEvents | None,
     ) -> None:
+        """`events`: None on a replica, which writes no messages of its own."""
         self._settings = settings
         self._store = store
         self._tables = tables
@@ -62,6 +65,7 @@ class PullRequests:
         self._clients = clients
         self._offsets = offsets
         self._counters = counters
+        self._events = events
         self._waits = itertools.count()
 
     async def pull(self, request: Command, connection: Connection) -> Command:
@@ -77,6 +81,7 @@ class PullRequests:
         if sys_flag & _COMMIT and (commit := integer(request, "commitOffset", -1)) > 0:
             await self._offsets.commit(name, group, queue_id, commit)
         if (reset := self._offsets.pending_reset(name, group, queue_id)) is not None:
+            await self._tell_moved(group, name, queue_id, offset, reset)
             return self._moved(reset, *self._store.queue_range(name, queue_id), remark="OFFSET_RESET")
         seconds = 0.0
         if sys_flag & _MAY_BE_HELD:
@@ -108,8 +113,10 @@ class PullRequests:
                     offset = result.next_offset
                     continue
                 case "offset-too-small" | "offset-too-large":
+                    await self._tell_moved(group, topic, queue_id, offset, result.next_offset)
                     return self._moved(result.next_offset, low, high, remark=_NAMES[status])
                 case "empty" if offset:
+                    await self._tell_moved(group, topic, queue_id, offset, 0)
                     return self._moved(0, low, high, remark=_NAMES[status])
             first = False
             if not await held.wait():
@@ -138,6 +145,10 @@ class PullRequests:
         found = self._answer(Answer.SUCCESS, result.next_offset, result.min_offset, result.max_offset, result.status)
         found.body = b"".join(found_bytes)
         return found
+
+    async def _tell_moved(self, group: str, topic: str, queue_id: int, requested: int, corrected: int) -> None:
+        if self._events is not None:
+            await self._events.moved(group, topic, queue_id, requested, corrected)
 
     def _moved(self, offset: int, low: int, high: int, *, remark: str) -> Command:
         moved = self._answer(Answer.PULL_OFFSET_MOVED, offset, low, high, "empty")

@@ -22,6 +22,7 @@ from aerobee_broker.remoting.connection import Connection, Handler, RemotingServ
 from aerobee_broker.remoting.errors import RemotingError
 from aerobee_broker.remoting.fields import answer, body_object, member
 from aerobee_broker.remoting.frame import Command, is_frame
+from aerobee_broker.remoting.offset_events import OffsetEvents
 from aerobee_broker.remoting.offsets import OffsetRequests
 from aerobee_broker.remoting.permissions import Permissions
 from aerobee_broker.remoting.pop import PopRequests
@@ -85,7 +86,8 @@ class RemotingService:
 
     def _receiving(self, parts: BrokerParts) -> dict[int, Handler]:
         settings, tables, deliveries, counters = parts.settings, parts.tables, parts.deliveries, parts.counters
-        pull = PullRequests(settings, parts.store, tables, deliveries, self.clients, self._offsets, counters)
+        events = OffsetEvents(settings, parts.store, tables, parts.clock)
+        pull = PullRequests(settings, parts.store, tables, deliveries, self.clients, self._offsets, counters, events)
         pop = PopRequests(settings, parts.store, tables, deliveries, counters, parts.clock)
         return {
             Request.PULL_MESSAGE: pull.pull,

@@ -116,7 +116,7 @@ class ReplicaBroker:
         store.running.set(RunningFlags.NOT_WRITEABLE, "this broker is a replica; send to its master")
         clients = RemotingClients(settings, tables, clock)
         offsets = OffsetRequests(store, tables, self._deliveries)
-        pull = PullRequests(settings, store, tables, self._deliveries, clients, offsets, BrokerCounters())
+        pull = PullRequests(settings, store, tables, self._deliveries, clients, offsets, BrokerCounters(), None)
         queries = QueryRequests(store, self._deliveries.loop_share)
         self.requests = ReplicationRequests(config, store, epochs, replication.broker_id)
         self.requests.following = self._status

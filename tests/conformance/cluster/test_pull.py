@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from aerobee_broker.remoting.codes import Answer, Request
 from aerobee_broker.remoting.frame import Command
 from aerobee_proto import admin_v1
+from aerobee_store.testing import ManualClock
 from tests.conformance.cluster.conftest import Shared
 from tests.support.in_process_broker import METADATA
 from tests.support.remoting_client import (
@@ -77,6 +79,29 @@ async def test_c052_refused_pulls(client: RemotingClient, shared: Shared, tmp_pa
     assert (await _pull(client, "Refusals", group="Beat52")).code == Answer.NO_PERMISSION
     async with remoting_broker(tmp_path, dev=False) as (_, strict):
         assert (await _pull(strict, "Refusals")).code == Answer.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+async def test_corrected_offsets_are_told_in_a_topic(tmp_path: Path) -> None:
+    """OFFSET_MOVED_EVENT has the group, the queue, and both offsets; at most 100 events a second are stored."""
+    clock = ManualClock()
+    async with remoting_broker(tmp_path, clock=clock) as (_, own):
+        await send(own, "Trimmed")
+        for number in range(150):
+            moved = await _pull(own, "Trimmed", group="G", offset=2 + number)
+            assert (moved.code, moved.fields["nextBeginOffset"]) == (Answer.PULL_OFFSET_MOVED, "1")
+        assert (await _pull(own, "Trimmed", offset=1)).code == Answer.PULL_NOT_FOUND
+        events = records((await _pull(own, "OFFSET_MOVED_EVENT", sys_flag=6)).body)
+        assert events[0].properties["TAGS"] == events[0].properties["KEYS"] == "G"
+        assert json.loads(events[0].body) == {
+            "consumerGroup": "G",
+            "messageQueue": {"brokerName": "aerobee", "queueId": 0, "topic": "Trimmed"},
+            "offsetNew": 1,
+            "offsetRequest": 2,
+        }
+        clock.advance(1)
+        await _pull(own, "Trimmed", group="G", offset=9)
+        last = records((await _pull(own, "OFFSET_MOVED_EVENT", offset=100, sys_flag=6)).body)
+        assert [json.loads(event.body)["offsetRequest"] for event in last] == [9]
 
 
 async def test_c053_a_held_pull(client: RemotingClient, other: RemotingClient, shared: Shared) -> None:
