@@ -200,8 +200,8 @@ public class RemotingStories {
             DefaultMQPushConsumer consumer = consumer("CG_push", "JavaPush", "*");
             consumer.registerMessageListener(collect(bodies));
             consumer.start();
-            await(() -> bodies.size() == 8, "" + bodies);
-            consumer.shutdown(); // persists its offsets
+            await(() -> bodies.size() == 8 && hasFinished(consumer), "" + bodies);
+            consumer.shutdown(); // persists the offsets of messages that it has finished
             Set<String> later = ConcurrentHashMap.newKeySet();
             DefaultMQPushConsumer second = consumer("CG_push", "JavaPush", "*");
             second.registerMessageListener(collect(later));
@@ -213,6 +213,12 @@ public class RemotingStories {
         } finally {
             producer.shutdown();
         }
+    }
+
+    /** Whether every listener has returned and its message counts as consumed. */
+    static boolean hasFinished(DefaultMQPushConsumer consumer) {
+        return consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable().values().stream()
+            .allMatch(queue -> queue.getMsgCount().get() == 0);
     }
 
     /** The broker says that this group receives; release 4.9 does not know of that. */
