@@ -54,6 +54,7 @@ from aerobee_store.queues.topic_removal import DeletedTopics, TopicRemoval
 from aerobee_store.record_runs import RecordRuns, RunReader
 from aerobee_store.records.properties import Host
 from aerobee_store.records.record import Draft, Message, Record
+from aerobee_store.records.record_template import TemplateMessage
 from aerobee_store.running_flags import RunningFlags, RunningState
 from aerobee_store.stats import StoreStats
 from aerobee_store.store_status import StoreState, StoreStatus
@@ -378,6 +379,13 @@ class MessageStore:
     def draft(self, message: Message) -> Draft:
         """Prepare a message for `append`: about a third of the work. InvalidMessageError."""
         return self._writer.draft(message)
+
+    def append_one(self, message: TemplateMessage) -> Appended:
+        """Append one message of a template. Raises like `append`; nothing is stored then."""
+        self._check_open()
+        if self.running.flags is not _NO_FLAGS:
+            self.running.check_writable(internal=False)
+        return self._writer.append_one(message)
 
     def append_records(
         self, topic: str, queue_id: int, batch: RecordBatch, *, born_host: Host | None = None

@@ -42,6 +42,7 @@ from aerobee_store.records.record import (
     Draft,
     Message,
 )
+from aerobee_store.records.record_template import TemplateMessage
 from aerobee_store.stats import StoreStats
 
 if TYPE_CHECKING:
@@ -160,6 +161,29 @@ class MessageWriter:
         self._count(sizes)
         self._appended(entries, now, further)
         return appended
+
+    def append_one(self, message: TemplateMessage) -> Appended:
+        """Like MessageStore.append_one, which has checked that the store may be written."""
+        template = message.template
+        topic, queue_id = template.topic, message.queue_id
+        queue = self._queues.simple.get((topic, queue_id))
+        if queue is None:  # raises for a batch topic
+            queue = self._queues.simple_queue(topic, queue_id)
+        bitmaps = self._bitmaps_for(queue)
+        bitmap = NO_BITMAP if bitmaps is None else bitmaps.of_message(topic, template.properties(message))
+        size = message.size
+        self._prepare([size])
+        now = self._clock.now_ms()
+        log, queue_offset = self._log, queue.next_offset
+        physical_offset = log.next_offset(size)
+        record = template.encode(message, queue_offset, physical_offset, now)
+        queue.next_offset = queue_offset + 1
+        log.append(record)
+        code, keys = template.tags_code, message.index_keys
+        entry = Entry(queue, queue_offset, physical_offset, size, code, now, topic, keys, bitmap=bitmap)
+        self._count((size,))
+        self._appended((entry,), now)
+        return Appended(queue_offset, physical_offset, size, now)
 
     def _bitmaps_for(self, queue: ConsumeQueue | None) -> FilterBitmaps | None:
         """What computes the bitmaps of new units of this queue; None if they get none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aerobee_broker.byte_budget import Share
 from aerobee_broker.clients.clients import Client
@@ -17,15 +17,10 @@ from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.long_polling import poll_seconds
 from aerobee_broker.message_mapping import to_wire_message
 from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.processors.varints import varint
 from aerobee_broker.tables.tables import Tables
 from aerobee_proto import v2
 from aerobee_store.clock import Clock
-from aerobee_store.deferred import deferred
-
-if TYPE_CHECKING:
-    from aerobee_broker.processors import wire_columns
-else:
-    wire_columns = deferred("aerobee_broker.processors.wire_columns")
 
 _REQUEST_TIMEOUT_SECONDS: Final = 3.0  # the default of the official clients
 _FOUND: Final = v2.ReceiveMessageResponse(status=v2.Status(code=v2.Code.OK, message="OK"))
@@ -110,7 +105,7 @@ class ReceiveProcessor:
                 record, topic, receipt_handle=message.receipt_handle, delivery_attempt=message.attempt
             ).SerializeToString()
             # The field that holds it, without a message object around it: that would copy it twice.
-            responses.append(b"".join((_MESSAGE_TAG, wire_columns.varint(len(wire)), wire)))
+            responses.append(b"".join((_MESSAGE_TAG, varint(len(wire)), wire)))
             size += len(wire)
             record_size += record.size
         return responses, record_size

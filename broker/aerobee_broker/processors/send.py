@@ -26,6 +26,7 @@ from aerobee_broker.message_mapping import (
 )
 from aerobee_broker.metrics.counters import BrokerCounters, SentCounters
 from aerobee_broker.processors.route import ACCEPTED_TYPES
+from aerobee_broker.processors.send_one import SendOne
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, TopicConfig, light_topic_name
 from aerobee_broker.timer.recall_handle import RecallHandle
@@ -68,6 +69,10 @@ class _Destination:
         self.next_queue = 0
         self.counters: dict[int, SentCounters] = {}
 
+    def takes_normal(self) -> bool:
+        """Whether messages of the type NORMAL are stored one record each in a queue of the topic."""
+        return (NORMAL in self.accepted or self.exempt) and not self.takes_batches and self.queue_count > 0
+
     def take_queue(self) -> int:
         """The queue for messages without a message group: round-robin per request, as in RocketMQ."""
         queue_id = self.next_queue
@@ -105,7 +110,12 @@ class SendProcessor:
     async def answer(self, request: AnySendRequest, client: Client) -> v2.SendMessageResponse | bytes:
         """Like `process`, for a request that may have been read as columns; the answer may then be encoded bytes."""
         if not isinstance(request, v2.SendMessageRequest):
-            if isinstance(request, send_columns.SendShapes):
+            if isinstance(request, SendOne):
+                answer = await self._process_one(request, client)
+                if answer is not None:
+                    return answer
+                request = request.whole()
+            elif isinstance(request, send_columns.SendShapes):
                 answer = await self._process_batch(request, client)
                 if answer is not None:
                     return answer
@@ -212,6 +222,28 @@ class SendProcessor:
             self._topics_revision = self._tables.topics.revision
         return self._destinations.get(key)
 
+    async def _process_one(self, request: SendOne, client: Client) -> bytes | None:
+        """Store a normal message of a known layout. None, with nothing stored, if this message does not allow that."""
+        started = perf_counter()
+        layout = request.layout
+        destination = self._destination((layout.namespace or client.namespace, layout.name))
+        if destination is None or not destination.takes_normal():
+            return None
+        now_ms, limits = self._clock.now_ms(), self._settings.current.limits
+        message = request.message(
+            destination.topic, destination.next_queue, client.peer, now_ms, limits, self._store.config
+        )
+        if message is None:
+            return None
+        queue_id = destination.take_queue()
+        appended = self._store.append_one(message)
+        counter = self._counter(destination, NORMAL)
+        counter.add(appended.size)
+        self._counters.sent_to_queue(destination.topic, queue_id, 1, appended.size)
+        await self._store.wait_stored(appended.end)
+        counter.milliseconds.observe((perf_counter() - started) * 1000)
+        return send_columns.send_answer_of_one(request.words[0], appended.queue_offset)
+
     async def _process_batch(self, request: SendShapes | SendColumns, client: Client) -> bytes | None:
         """Store normal messages as one batch in one queue. None, with nothing stored, if these messages do not allow
         that."""
@@ -224,11 +256,7 @@ class SendProcessor:
             if topic is None:
                 return None
             destination = self._destinations[key] = _Destination(topic)
-        if (
-            (NORMAL not in destination.accepted and not destination.exempt)
-            or destination.takes_batches
-            or not destination.queue_count
-        ):
+        if not destination.takes_normal():
             return None
         revision = self._tables.topics.revision
         queue_id = destination.take_queue()
@@ -242,15 +270,19 @@ class SendProcessor:
             return None
         batch, message_ids = packed
         appended = self._store.append_records(destination.topic, queue_id, batch)
-        counter = destination.counters.get(NORMAL)
-        if counter is None:
-            counter = self._counters.sent_to(destination.topic, v2.MessageType.Name(NORMAL).lower())
-            destination.counters[NORMAL] = counter
+        counter = self._counter(destination, NORMAL)
         size = counter.add_many(batch.size, appended.count)
         self._counters.sent_to_queue(destination.topic, queue_id, appended.count, size)
         await self._store.wait_stored(appended.end)
         counter.milliseconds.observe((perf_counter() - started) * 1000)
         return send_columns.send_answer(message_ids, appended.first_queue_offset)
+
+    def _counter(self, destination: _Destination, kind: v2.MessageType.ValueType) -> SentCounters:
+        counter = destination.counters.get(kind)
+        if counter is None:
+            counter = self._counters.sent_to(destination.topic, v2.MessageType.Name(kind).lower())
+            destination.counters[kind] = counter
+        return counter
 
     def _count(self, topic: str, counters: Sequence[tuple[SentCounters, int]], appended: Sequence[Appended]) -> None:
         """Count the messages of one request. `counters`: of each message, with its queue id."""
@@ -302,11 +334,7 @@ class SendProcessor:
         if not count:
             raise InvalidRequestError(v2.Code.FORBIDDEN, f"topic {destination.topic!r} has no writable queue")
         queue_id = jump_hash(system.message_group, count) if system.message_group else next_queue
-        counter = destination.counters.get(kind)
-        if counter is None:
-            counter = self._counters.sent_to(destination.topic, v2.MessageType.Name(kind).lower())
-            destination.counters[kind] = counter
-        counters.append((counter, queue_id))
+        counters.append((self._counter(destination, kind), queue_id))
         stored = to_store_message(message, destination.topic, queue_id, client.peer, now_ms)
         if kind == LITE and LITE in destination.accepted:
             name = light_topic_name(destination.topic, system.lite_topic)

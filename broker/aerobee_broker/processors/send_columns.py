@@ -15,8 +15,10 @@ from typing import Final
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from aerobee_broker.processors.send_one import SendOne
 from aerobee_broker.processors.send_shapes import Shape, shapes_of
-from aerobee_broker.processors.wire_columns import Field, Wire, read_varint, varint, varints_of_run
+from aerobee_broker.processors.varints import read_varint, varint
+from aerobee_broker.processors.wire_columns import Field, Wire, varints_of_run
 from aerobee_proto import v2
 from aerobee_store.records.message_fields import LAST_MS, RESERVED_NAMES
 from aerobee_store.records.record_columns import Booleans, Integers, all_true
@@ -89,7 +91,7 @@ class SendShapes:
     """Reads the request without use of the shapes. InvalidRequestError, MemoryError."""
 
 
-AnySendRequest = SendShapes | SendColumns | v2.SendMessageRequest
+AnySendRequest = SendOne | SendShapes | SendColumns | v2.SendMessageRequest
 
 
 def read_send_request(data: bytes, read: Callable[[bytes], v2.SendMessageRequest]) -> AnySendRequest:

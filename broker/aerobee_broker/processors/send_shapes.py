@@ -13,7 +13,7 @@ shapes, or with an invalid field, is not packed here; its fields are then read a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -21,12 +21,11 @@ from google.protobuf.message import DecodeError
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.message_mapping import NORMAL, message_type, to_store_message
-from aerobee_broker.processors.wire_columns import read_varint
+from aerobee_broker.processors.message_layout import VARINT_SIZE_MAX, Fields, Span, fields_of
 from aerobee_broker.validation import check_message
 from aerobee_proto import v2
 from aerobee_store.config import StoreConfig
 from aerobee_store.errors import InvalidMessageError
-from aerobee_store.records import properties as p
 from aerobee_store.records.properties import Host
 from aerobee_store.records.record import (
     BODY_CRC_POSITION,
@@ -43,47 +42,10 @@ from aerobee_store.records.record_columns import I64, Bytes, Integers, are_alike
 _SIZE_MAX: Final = 1 << 20  # bytes of a request that are copied in one step of the event loop
 _SHAPES_MAX: Final = 16
 _MESSAGES_MIN: Final = 32  # per shape: a shape costs as much as reading so many messages as columns of fields
-_FIELDS_MAX: Final = 64  # of a message
-# Fields on the wire: number times 8, plus 2 for bytes or 0 for a varint.
-_TOPIC, _USER_PROPERTY, _SYSTEM, _BODY = 0x0A, 0x12, 0x1A, 0x22
-_TAG, _KEY, _ID, _ENCODING, _TYPE, _BORN_TIMESTAMP, _BORN_HOST = 0x0A, 0x12, 0x1A, 0x28, 0x30, 0x3A, 0x42
-_SECONDS, _NANOS = 0x08, 0x10
-_NAME, _VALUE = 0x0A, 0x12
-_OF_MESSAGE: Final = frozenset({_TOPIC, _USER_PROPERTY, _SYSTEM, _BODY})
-_OF_SYSTEM: Final = frozenset({_TAG, _KEY, _ID, _ENCODING, _TYPE, _BORN_TIMESTAMP, _BORN_HOST})
-_OF_TIMESTAMP: Final = frozenset({_SECONDS, _NANOS})
-_OF_PROPERTY: Final = frozenset({_NAME, _VALUE})
-_REPEATED: Final = frozenset({_USER_PROPERTY, _KEY})  # the tags of other repeated fields do not occur
-_WIRE_TYPE: Final = 7
-_VARINT: Final = 0
-_VARINT_SIZE_MAX: Final = 5  # bytes; of seconds until the year 3058
-_WEIGHTS: Final = 128.0 ** np.arange(_VARINT_SIZE_MAX)  # as floats: exact, and numpy multiplies them faster
+_WEIGHTS: Final = 128.0 ** np.arange(VARINT_SIZE_MAX)  # as floats: exact, and numpy multiplies them faster
 _INT32_MAX: Final = (1 << 31) - 1
 _SPACE, _BAR, _LAST_PRINTABLE = 0x20, 0x7C, 0x7E
 _U32: Final = np.dtype(">u4")
-
-Span = tuple[int, int]
-"""Begin and end of a field's content within a message."""
-
-
-class Fields(NamedTuple):
-    """The positions in a message of the fields that may differ between messages of its shape."""
-
-    topic: Span
-    body: Span
-    message_id: Span
-    tag: Span | None
-    keys: tuple[Span, ...]
-    user_properties: tuple[tuple[Span, Span], ...]
-    """The name and value of each user property."""
-    seconds: Span | None
-    nanos: Span | None
-
-    def varying(self) -> list[Span]:
-        """All varying fields, by position. The topic and the names of user properties do not vary."""
-        found = [self.body, self.message_id, *self.keys, *(value for _, value in self.user_properties)]
-        found += [span for span in (self.tag, self.seconds, self.nanos) if span is not None]
-        return sorted(found)
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +74,7 @@ def shapes_of(data: bytes, begin: Integers, end: Integers) -> tuple[v2.Resource,
         rows = (size_of == size).nonzero()[0]
         first = int(begin[rows[0]])
         message = data[first : first + size]
-        fields = _fields_of(message)
+        fields = fields_of(message)
         if fields is None:
             return None
         messages = windows(data, size)[begin[rows]].view(np.uint8).reshape(-1, size)
@@ -175,65 +137,6 @@ def pack_shapes(
 
 
 # --- A shape ------------------------------------------------------------------------------------------------
-
-
-def _fields_of(message: bytes) -> Fields | None:
-    """None for a message that has other fields, one of its fields twice, or an empty field."""
-    outer = _spans(message, (0, len(message)), _OF_MESSAGE)
-    if outer is None or not {_TOPIC, _SYSTEM, _BODY} <= outer.keys():
-        return None
-    system = _spans(message, outer[_SYSTEM][0], _OF_SYSTEM)
-    if system is None or _ID not in system:
-        return None
-    properties: list[tuple[Span, Span]] = []
-    for pair in outer.get(_USER_PROPERTY, ()):
-        parts = _spans(message, pair, _OF_PROPERTY)
-        if parts is None or len(parts) != len(_OF_PROPERTY):
-            return None
-        properties.append((parts[_NAME][0], parts[_VALUE][0]))
-    if len({message[slice(*name)] for name, _ in properties}) < len(properties):
-        return None
-    time = _spans(message, system[_BORN_TIMESTAMP][0], _OF_TIMESTAMP) if _BORN_TIMESTAMP in system else {}
-    if time is None:
-        return None
-    return Fields(
-        topic=outer[_TOPIC][0],
-        body=outer[_BODY][0],
-        message_id=system[_ID][0],
-        tag=system[_TAG][0] if _TAG in system else None,
-        keys=tuple(system.get(_KEY, ())),
-        user_properties=tuple(properties),
-        seconds=time[_SECONDS][0] if _SECONDS in time else None,
-        nanos=time[_NANOS][0] if _NANOS in time else None,
-    )
-
-
-def _spans(data: bytes, within: Span, tags: frozenset[int]) -> dict[int, list[Span]] | None:
-    """The positions of the fields; for a varint, of its bytes. None for other fields than these, too many fields, an
-    empty field, or a second occurrence of a field that is not repeated."""
-    found: dict[int, list[Span]] = {}
-    position, end = within
-    for _ in range(_FIELDS_MAX):
-        if position >= end:
-            return found if position == end else None
-        tag = data[position]
-        if tag not in tags or (tag in found and tag not in _REPEATED):
-            return None
-        try:
-            value, behind = read_varint(data, position + 1)
-        except IndexError:
-            return None
-        if tag & _WIRE_TYPE == _VARINT:
-            span = position + 1, behind
-            if behind - span[0] > _VARINT_SIZE_MAX:
-                return None
-        else:
-            span = behind, behind + value
-            if not value:
-                return None
-        found.setdefault(tag, []).append(span)
-        position = span[1]
-    return None
 
 
 def _are_constant(messages: Bytes, varying: list[Span]) -> bool:
@@ -303,11 +206,7 @@ def _copies(shape: Shape, stored: Message, start: int, end: int) -> list[tuple[S
     """
     fields = shape.fields
     first = shape.data[0].tobytes()
-    sources: dict[str, tuple[Span, ...]] = {p.UNIQ_KEY: (fields.message_id,), p.KEYS: fields.keys, p.BORN_HOST: ()}
-    if fields.tag is not None:
-        sources[p.TAGS] = (fields.tag,)
-    for of_name, of_value in fields.user_properties:
-        sources[first[slice(*of_name)].decode()] = (of_value,)
+    sources = fields.property_sources(first)
     copies: list[tuple[Span, int]] = []
     position = start
     for name, text in stored.properties.items():

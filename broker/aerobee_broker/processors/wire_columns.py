@@ -124,29 +124,6 @@ def _varints(word: Words) -> tuple[Integers, Integers]:
     return value.view(np.int64), size
 
 
-def varint(value: int) -> bytes:
-    """A number of 0 or more, encoded."""
-    parts = bytearray()
-    while value > 0x7F:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    parts.append(value)
-    return bytes(parts)
-
-
-def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number of at most five bytes, and its end; larger numbers are invalid everywhere. IndexError if the bytes end
-    too early."""
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80 or shift > 28:
-            return value, position
-        shift += 7
-
-
 def varints_of_run(first: int, count: int) -> list[bytes]:
     """`first` and the following numbers, each encoded."""
     found: list[bytes] = []

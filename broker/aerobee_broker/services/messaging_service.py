@@ -30,6 +30,7 @@ from aerobee_broker.processors.recall import RecallProcessor
 from aerobee_broker.processors.receive import ReceiveProcessor
 from aerobee_broker.processors.route import RouteProcessor
 from aerobee_broker.processors.send import SendProcessor
+from aerobee_broker.processors.send_one import Parse, SendReader
 from aerobee_broker.processors.telemetry import TelemetryProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.services.errors import status_of
@@ -46,6 +47,7 @@ from aerobee_store.deferred import deferred
 
 if TYPE_CHECKING:
     from aerobee_broker.processors import send_columns
+    from aerobee_broker.processors.send_columns import AnySendRequest
 else:
     send_columns = deferred("aerobee_broker.processors.send_columns")
 
@@ -81,6 +83,7 @@ class MessagingService:
         self._read_command = limits.reader("Telemetry", v2.TelemetryCommand).read
         self._identify = ClientIdentity(parts.clients, parts.accounts)
         self._processors = processors
+        self._send_reader = SendReader()
 
     def methods(self) -> dict[str, Method]:
         return service_methods(
@@ -108,9 +111,13 @@ class MessagingService:
                 "ReceiveMessage": self._receive,
                 "PullMessage": self._pull,
             },
-            readers={"SendMessage": lambda data, read: send_columns.read_send_request(data, read)},
+            readers={"SendMessage": self._read_send},
             conversations={"Telemetry": self._telemetry},
         )
+
+    def _read_send(self, data: bytes, parse: Parse) -> AnySendRequest:
+        found = self._send_reader.read(data, parse)
+        return send_columns.read_send_request(data, parse) if found is None else found
 
     async def _heartbeat(self, request: v2.HeartbeatRequest, client: Client) -> v2.HeartbeatResponse:
         return self._processors.heartbeat.heartbeat(request, client)

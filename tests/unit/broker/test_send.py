@@ -20,6 +20,7 @@ from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors import send, send_batch
 from aerobee_broker.processors.send import SendProcessor
 from aerobee_broker.processors.send_columns import SendColumns, SendShapes, read_send_request
+from aerobee_broker.processors.send_one import SendOne, SendReader
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import Permission, TopicConfig, TopicMessageType
 from aerobee_broker.timer.recall_handle import RecallHandle
@@ -41,6 +42,7 @@ class Sender:
         self.tables = tables
         self.client = Client("test")
         self.counters = BrokerCounters()
+        self._reader = SendReader()
         timer = Timer(store, store.clock, config.timer)
         producers = Producers(ClientRegistry(store.clock))
         self.transactions = Transactions(store, tables, store.clock, Settings(config), producers, timer)
@@ -59,6 +61,18 @@ class Sender:
         assert isinstance(request, kind)
         async with asyncio.timeout(60):
             return await self._processor.answer(request, self.client)
+
+    async def send_alone(self, message: v2.Message, *, kind: type | None = SendOne) -> v2.SendResultEntry:
+        """Send one message as the service does; `kind` is the expected form of the request."""
+        data = v2.SendMessageRequest(messages=[message]).SerializeToString()
+        request = self._reader.read(data, v2.SendMessageRequest.FromString)
+        assert request is not None
+        assert kind is None or isinstance(request, kind)
+        async with asyncio.timeout(60):
+            answer = await self._processor.answer(request, self.client)
+        assert isinstance(answer, bytes)
+        (entry,) = v2.SendMessageResponse.FromString(answer).entries
+        return entry
 
     async def refused(self, *messages: v2.Message) -> int:
         """The code of the refusal, after which nothing may be stored."""
@@ -387,6 +401,79 @@ class TestColumns:
     async def test_an_unknown_topic(self, sender: Sender) -> None:
         with pytest.raises(TopicNotFoundError):
             await sender.send_columns(*(message("nowhere", message_id=f"id{number}") for number in range(10)))
+
+
+class TestSendOfAKnownLayout:
+    """Messages that have the layout of an earlier one."""
+
+    @pytest.fixture(autouse=True)
+    async def _known(self, sender: Sender) -> None:
+        """The first two: one is read by protobuf, and one makes the template."""
+        await sender.send_alone(message(message_id="id8", keys=["k8"], tag="tag"), kind=v2.SendMessageRequest)
+        await sender.send_alone(message(message_id="id9", keys=["k9"], tag="tag"))
+
+    async def test_stored_counted_and_found_as_others(self, sender: Sender) -> None:
+        made = [message(message_id=f"id{number}", keys=[f"k{number}"], tag="tag") for number in range(8)]
+        entries = [await sender.send_alone(each) for each in made]
+        by_layout = [repr(_content(record)) for record in sender.stored("orders") if str(record.unique_key) < "id8"]
+        for each in made:
+            await sender.send(each)
+        assert [(entry.message_id, entry.offset) for entry in entries] == [(f"id{n}", (n + 2) // 4) for n in range(8)]
+        counted = sender.counters.sent["orders", "normal"]
+        records = sender.stored("orders")
+        assert (counted.messages, counted.bytes) == (18, sum(record.size for record in records))
+        assert sum(each.messages for each in sender.counters.sent_to_queues.values()) == 18
+        contents = [repr(_content(record)) for record in records if str(record.unique_key) < "id8"]
+        assert sorted(contents) == sorted(2 * by_layout)
+        tagged = [sender.store.read("orders", queue, 0, tags=frozenset({"tag"})).records for queue in range(4)]
+        assert sum(map(len, tagged)) == 18
+        for number in range(8):
+            for key in (f"id{number}", f"k{number}"):
+                found = sender.store.query("orders", key, max_count=10)
+                assert [record.unique_key for record in found] == [f"id{number}"] * 2
+
+    async def test_durable_before_the_answer(self, sender: Sender) -> None:
+        await sender.send_alone(message(message_id="id1", keys=["k1"], tag="tag"))
+        wrote, _, flushed, _ = sender.store.positions
+        assert flushed == wrote
+
+    async def test_a_topic_of_another_type_now(self, sender: Sender) -> None:
+        sender.tables.topics.update(TopicConfig.of_type("orders", TopicMessageType.FIFO, queue_count=1))
+        for _ in range(2):
+            with pytest.raises(InvalidRequestError) as caught:
+                await sender.send_alone(message(message_id="id1", keys=["k1"], tag="tag"))
+            assert caught.value.code == v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+
+    async def test_a_topic_with_fewer_queues_now(self, sender: Sender) -> None:
+        sender.tables.topics.update(TopicConfig.of_type("orders", queue_count=1))
+        for number in range(4):
+            await sender.send_alone(message(message_id=f"id{number}", keys=[f"k{number}"], tag="tag"))
+        assert [record.queue_id for record in sender.stored("orders")] == [0] * 5 + [1]
+
+    async def test_a_topic_that_is_gone(self, sender: Sender) -> None:
+        sender.tables.topics.delete("orders")
+        with pytest.raises(TopicNotFoundError):
+            await sender.send_alone(message(message_id="id1", keys=["k1"], tag="tag"))
+
+    @pytest.mark.parametrize(
+        ("body", "code"), [(b"", v2.Code.MESSAGE_BODY_EMPTY), (bytes(5 << 20), v2.Code.MESSAGE_BODY_TOO_LARGE)]
+    )
+    async def test_refusals_are_those_of_others(self, sender: Sender, body: bytes, code: int) -> None:
+        before = sender.store.positions[0]
+        with pytest.raises(InvalidRequestError) as caught:
+            await sender.send_alone(message(body=body, message_id="id1", keys=["k1"], tag="tag"), kind=None)
+        assert caught.value.code == code
+        assert sender.store.positions[0] == before
+
+    async def test_a_client_of_another_namespace(self, sender: Sender) -> None:
+        """One layout, two topics: the namespace is the client's."""
+        sender.client.namespace = "shop"
+        for number in (1, 2):
+            await sender.send_alone(message(message_id=f"id{number}", keys=[f"k{number}"], tag="tag"))
+        sender.client.namespace = ""
+        await sender.send_alone(message(message_id="id3", keys=["k3"], tag="tag"))
+        assert [record.unique_key for record in sender.stored("shop%orders")] == ["id1", "id2"]
+        assert sorted(str(record.unique_key) for record in sender.stored("orders")) == ["id3", "id8", "id9"]
 
 
 def _content(record: Record) -> tuple[str, bytes, list[tuple[str, str]], int]:

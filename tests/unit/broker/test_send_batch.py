@@ -14,7 +14,7 @@ from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.message_mapping import NORMAL, message_type, to_store_message
 from aerobee_broker.processors.send_batch import packed_batch
 from aerobee_broker.processors.send_columns import COUNT_MAX, COUNT_MIN, SendColumns, SendShapes, read_send_request
-from aerobee_broker.processors.wire_columns import varint
+from aerobee_broker.processors.varints import varint
 from aerobee_broker.validation import check_message
 from aerobee_proto import v2
 from aerobee_store import StoreConfig

@@ -20,9 +20,14 @@ from aerobee_store.disk.file_system import File
 from aerobee_store.errors import StoreAccessError
 from aerobee_store.queues.consume_queue import UNIT
 from aerobee_store.records.record import Draft
+from aerobee_store.records.record_template import RecordTemplate, TemplateMessage
 from aerobee_store.testing import MemoryFileSystem
 
 MESSAGE = Message("orders", 0, b"hello", {"KEYS": "k"})
+_HOST = ("127.0.0.1", 8081)
+OF_TEMPLATE = TemplateMessage(
+    RecordTemplate(MESSAGE, [], store_host=_HOST, property_crc=True), [], ("k",), b"hello", 0, 0, _HOST
+)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +71,8 @@ def test_an_append_respects_the_flags(store: MessageStore, flag: RunningFlags) -
     with pytest.raises(error, match="the reason and the way out"):
         store.append([MESSAGE])
     with pytest.raises(error, match="the reason and the way out"):
+        store.append_one(OF_TEMPLATE)
+    with pytest.raises(error, match="the reason and the way out"):
         store.append_records("orders", 0, batch)
     assert store.positions == before
     assert (store.status().running_flags, store.status().refusal) == (flag, "the reason and the way out")
@@ -77,6 +84,7 @@ def test_an_append_respects_the_flags(store: MessageStore, flag: RunningFlags) -
     assert store.read("orders", 0, 0).records[0].body == b"hello"
     store.running.clear(flag)
     assert store.append([MESSAGE])
+    assert store.append_one(OF_TEMPLATE).size == batch_source.size
     assert store.append_records("orders", 0, batch).count == 1
     assert store.status().refusal == ""
     store.close()

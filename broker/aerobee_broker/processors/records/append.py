@@ -15,6 +15,7 @@ from aerobee_broker.config import Settings
 from aerobee_broker.errors import BadRecordError, InvalidRequestError
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.records.read import SIZE_DTYPE
+from aerobee_broker.processors.varints import read_varint
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_broker.timer.timer import Timer
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from aerobee_broker.processors import wire_columns
     from aerobee_broker.processors.records import checks, delayed
     from aerobee_store.records import record_batch
     from aerobee_store.records.record_batch import RecordBatch
@@ -36,7 +36,6 @@ else:
     np = deferred("numpy")
     checks = deferred("aerobee_broker.processors.records.checks")
     delayed = deferred("aerobee_broker.processors.records.delayed")
-    wire_columns = deferred("aerobee_broker.processors.wire_columns")
     record_batch = deferred("aerobee_store.records.record_batch")
 
 
@@ -80,11 +79,11 @@ def _read_in_place(data: bytes) -> AppendRequest | None:
         while position < end:
             tag = data[position]
             if tag == _QUEUE_ID:
-                queue_id, position = wire_columns.read_varint(data, position + 1)
+                queue_id, position = read_varint(data, position + 1)
                 if queue_id > 0x7FFFFFFF:
                     return None  # negative, or too large
             elif tag in _BYTES and tag not in found:
-                size, position = wire_columns.read_varint(data, position + 1)
+                size, position = read_varint(data, position + 1)
                 found[tag] = view[position : position + size]
                 position += size
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import group_name, topic_name
@@ -14,18 +14,12 @@ from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.long_polling import LongPolling, poll_seconds
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.receive import duration_ms
+from aerobee_broker.processors.varints import varint
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import records_v1, v2
 from aerobee_store import MessageStore
-from aerobee_store.deferred import deferred
 from aerobee_store.record_runs import RecordRuns
-
-if TYPE_CHECKING:
-    from aerobee_broker.processors import wire_columns
-else:
-    wire_columns = deferred("aerobee_broker.processors.wire_columns")
-
 
 FRAME_SIZE_DEFAULT: Final = 1 << 20
 FRAME_SIZE_MAX: Final = 4 << 20
@@ -185,7 +179,7 @@ def frame_bytes(result: RecordRuns, start_queue_offset: int) -> bytes:
         min_queue_offset=result.min_offset,
         max_queue_offset=result.max_offset,
     )
-    return b"".join((_RECORDS_TAG, wire_columns.varint(result.size), *result.runs, rest.SerializeToString()))
+    return b"".join((_RECORDS_TAG, varint(result.size), *result.runs, rest.SerializeToString()))
 
 
 def _end(status: v2.Status, offset: int, next_offset: int, low: int, high: int) -> records_v1.ReadRecordsResponse:

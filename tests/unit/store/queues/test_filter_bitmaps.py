@@ -15,6 +15,7 @@ from aerobee_store.queues.consume_queue import UNIT_SIZE
 from aerobee_store.queues.consume_queue_ext import ConsumeQueueExt, ExtensionUnit
 from aerobee_store.queues.filter_bitmaps import FilterBits
 from aerobee_store.records.record import Draft
+from aerobee_store.records.record_template import RecordTemplate, TemplateMessage
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from aerobee_store.tools.rebuild import rebuild
 from aerobee_store.tools.verify import verify
@@ -138,13 +139,16 @@ def test_appended_messages_get_bitmaps() -> None:
         store.append_records("orders", 0, RecordBatch.parse(data, base_physical_offset=None, placed=False))
         store.append([message(0, topic="bills", INNER_MULTI_DISPATCH="%LMQ%a"), message(40)])
         store.append([message(41, INNER_MULTI_DISPATCH="%LMQ%a")])
+        for n in (42, 43):
+            template = RecordTemplate(message(n), [], store_host=("127.0.0.1", 1), property_crc=True)
+            store.append_one(TemplateMessage(template, [], (), b"body", 0, 0, ("127.0.0.1", 1)))
         store.flush()
-        expected = [n % 3 == 0 for n in range(42)]
+        expected = [n % 3 == 0 for n in range(44)]
         assert store.may_match("orders", 0, 0, 1000, RED) == expected
         assert store.may_match("orders", 0, 7, 5, RED) == expected[7:12]
         assert store.may_match("bills", 0, 0, 1000, RED) == [True] * 6
         assert store.may_match("%LMQ%a", 0, 0, 1000, RED) == [True] * 2
-        assert store.may_match("orders", 0, 42, 1000, RED) == store.may_match("none", 0, 0, 1000, RED) == []
+        assert store.may_match("orders", 0, 44, 1000, RED) == store.may_match("none", 0, 0, 1000, RED) == []
         assert store.stats.messages_read == 0
 
 

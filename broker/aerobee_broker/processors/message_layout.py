@@ -1,0 +1,115 @@
+"""The positions of the fields in a message on the wire, for messages that are stored without being parsed."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from aerobee_broker.processors.varints import read_varint
+from aerobee_store.records import properties as p
+
+_FIELDS_MAX: Final = 64  # of a message
+# Fields on the wire: number times 8, plus 2 for bytes or 0 for a varint.
+_TOPIC, _USER_PROPERTY, _SYSTEM, _BODY = 0x0A, 0x12, 0x1A, 0x22
+_TAG, _KEY, _ID, _ENCODING, _TYPE = 0x0A, 0x12, 0x1A, 0x28, 0x30
+_BORN_TIMESTAMP, _BORN_HOST, _QUEUE_ID = 0x3A, 0x42, 0x68
+_SECONDS, _NANOS = 0x08, 0x10
+_NAME, _VALUE = 0x0A, 0x12
+_OF_MESSAGE: Final = frozenset({_TOPIC, _USER_PROPERTY, _SYSTEM, _BODY})
+_OF_SYSTEM: Final = frozenset({_TAG, _KEY, _ID, _ENCODING, _TYPE, _BORN_TIMESTAMP, _BORN_HOST, _QUEUE_ID})
+_OF_TIMESTAMP: Final = frozenset({_SECONDS, _NANOS})
+_OF_PROPERTY: Final = frozenset({_NAME, _VALUE})
+_REPEATED: Final = frozenset({_USER_PROPERTY, _KEY})  # the tags of other repeated fields do not occur
+_WIRE_TYPE: Final = 7
+_VARINT: Final = 0
+VARINT_SIZE_MAX: Final = 5  # bytes; of seconds until the year 3058
+
+Span = tuple[int, int]
+"""Begin and end of a field's content within a message."""
+
+
+class Fields(NamedTuple):
+    """The positions in a message of the fields that may differ between messages of its shape."""
+
+    topic: Span
+    body: Span
+    message_id: Span
+    tag: Span | None
+    keys: tuple[Span, ...]
+    user_properties: tuple[tuple[Span, Span], ...]
+    """The name and value of each user property."""
+    seconds: Span | None
+    nanos: Span | None
+
+    def varying(self) -> list[Span]:
+        """All varying fields, by position. The topic and the names of user properties do not vary."""
+        found = [self.body, self.message_id, *self.keys, *(value for _, value in self.user_properties)]
+        found += [span for span in (self.tag, self.seconds, self.nanos) if span is not None]
+        return sorted(found)
+
+    def property_sources(self, message: bytes) -> dict[str, tuple[Span, ...]]:
+        """The fields that each stored property comes from; () for a property that does not vary."""
+        sources: dict[str, tuple[Span, ...]] = {p.UNIQ_KEY: (self.message_id,), p.KEYS: self.keys, p.BORN_HOST: ()}
+        if self.tag is not None:
+            sources[p.TAGS] = (self.tag,)
+        for name, value in self.user_properties:
+            sources[message[slice(*name)].decode()] = (value,)
+        return sources
+
+
+def fields_of(message: bytes) -> Fields | None:
+    """None for a message that has other fields, one of its fields twice, or an empty field."""
+    outer = _spans(message, (0, len(message)), _OF_MESSAGE)
+    if outer is None or not {_TOPIC, _SYSTEM, _BODY} <= outer.keys():
+        return None
+    system = _spans(message, outer[_SYSTEM][0], _OF_SYSTEM)
+    if system is None or _ID not in system:
+        return None
+    properties: list[tuple[Span, Span]] = []
+    for pair in outer.get(_USER_PROPERTY, ()):
+        parts = _spans(message, pair, _OF_PROPERTY)
+        if parts is None or len(parts) != len(_OF_PROPERTY):
+            return None
+        properties.append((parts[_NAME][0], parts[_VALUE][0]))
+    if len({message[slice(*name)] for name, _ in properties}) < len(properties):
+        return None
+    time = _spans(message, system[_BORN_TIMESTAMP][0], _OF_TIMESTAMP) if _BORN_TIMESTAMP in system else {}
+    if time is None:
+        return None
+    return Fields(
+        topic=outer[_TOPIC][0],
+        body=outer[_BODY][0],
+        message_id=system[_ID][0],
+        tag=system[_TAG][0] if _TAG in system else None,
+        keys=tuple(system.get(_KEY, ())),
+        user_properties=tuple(properties),
+        seconds=time[_SECONDS][0] if _SECONDS in time else None,
+        nanos=time[_NANOS][0] if _NANOS in time else None,
+    )
+
+
+def _spans(data: bytes, within: Span, tags: frozenset[int]) -> dict[int, list[Span]] | None:
+    """The positions of the fields; for a varint, of its bytes. None for other fields than these, too many fields, an
+    empty field, or a second occurrence of a field that is not repeated."""
+    found: dict[int, list[Span]] = {}
+    position, end = within
+    for _ in range(_FIELDS_MAX):
+        if position >= end:
+            return found if position == end else None
+        tag = data[position]
+        if tag not in tags or (tag in found and tag not in _REPEATED):
+            return None
+        try:
+            value, behind = read_varint(data, position + 1)
+        except IndexError:
+            return None
+        if tag & _WIRE_TYPE == _VARINT:
+            span = position + 1, behind
+            if behind - span[0] > VARINT_SIZE_MAX:
+                return None
+        else:
+            span = behind, behind + value
+            if not value:
+                return None
+        found.setdefault(tag, []).append(span)
+        position = span[1]
+    return None

@@ -1,0 +1,296 @@
+"""SendMessage with one message, as the SDKs send: stored without being parsed, if it has the layout of an earlier one.
+
+The messages of one producer mostly differ only in the body, the id, keys, the values of user properties, and the born
+timestamp. A *layout* consists of all other bytes before the body. These include every tag and size on the wire, so in a
+message with the same layout the fields have the same positions and sizes. The first message of a layout is parsed and
+checked; of the following ones only the fields that differ are read and checked, and stored with the template of the
+first one's record. What is unusual is left to protobuf, which then reads the whole message: another type than NORMAL,
+for example, or other text than printable ASCII.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from aerobee_broker.config import LimitsConfig
+from aerobee_broker.message_mapping import NORMAL, message_type, to_store_message
+from aerobee_broker.processors.message_layout import Fields, Span, fields_of
+from aerobee_broker.processors.varints import read_varint, varint
+from aerobee_broker.validation import check_message
+from aerobee_proto import v2
+from aerobee_store.config import StoreConfig
+from aerobee_store.records.properties import Host, encode_properties
+from aerobee_store.records.record import Message
+from aerobee_store.records.record_template import RecordTemplate, TemplateMessage
+
+Parse = Callable[[bytes], v2.SendMessageRequest]
+"""Reads a request with protobuf. InvalidRequestError, MemoryError."""
+
+_MESSAGES: Final = 0x0A  # the field's tag
+_BODY: Final = 0x22
+_SIZE_MIN: Final = 8  # bytes of a request that are looked at before its sizes are known
+_INT32_MAX: Final = (1 << 31) - 1
+_WORDS: Final = re.compile(rb"[!-~]+")  # ids and keys: spaces separate keys
+_TEXTS: Final = re.compile(rb"[ -~]*")
+
+_HEAD_SIZE_MAX: Final = 4096  # bytes before the body
+_GEOMETRIES_MAX: Final = 8
+_LAYOUTS_MAX: Final = 64  # of one geometry
+_TEMPLATES_MAX: Final = 4  # of one layout
+_LAYOUTS_IN_ALL: Final = 1024  # a few MB at most; then all are forgotten
+# A request earns 1, and to learn a layout costs as much as a few requests: messages that all differ cost little more.
+_LEARNING_COST: Final = 8
+_CREDIT_MAX: Final = 64
+
+
+class _Template(NamedTuple):
+    record: RecordTemplate
+    values: list[Span]
+    """What fills the gaps of the record."""
+    limits: LimitsConfig
+    """The limits that the first message was checked against."""
+
+
+class Layout:
+    """The positions of the fields that differ in messages of one layout."""
+
+    __slots__ = ("_fields", "_templates", "_texts", "_words", "name", "namespace", "topic", "unusable")
+
+    def __init__(self, fields: Fields, texts: Sequence[Span], topic: v2.Resource) -> None:
+        """`texts`: the values of user properties that may differ."""
+        self._fields = fields
+        self._words = (fields.message_id, *fields.keys)
+        self._texts = tuple(texts)
+        self.topic = topic
+        self.namespace, self.name = topic.resource_namespace, topic.name
+        self._templates: dict[tuple[str, str], _Template] = {}
+        self.unusable = False
+        """Whether messages of this layout cannot be stored by a template."""
+
+    def read(self, data: bytes, head: bytes, body_begin: int, parse: Parse) -> SendOne | None:
+        """The request with these bytes before the body. None if text in it must be checked closely."""
+        words = [head[begin:end] for begin, end in self._words]
+        if _WORDS.fullmatch(b"".join(words)) is None:
+            return None
+        if self._texts and _TEXTS.fullmatch(b"".join([head[begin:end] for begin, end in self._texts])) is None:
+            return None
+        fields = self._fields
+        seconds = 0 if fields.seconds is None else read_varint(head, fields.seconds[0])[0]
+        nanos = 0 if fields.nanos is None else read_varint(head, fields.nanos[0])[0]
+        if nanos > _INT32_MAX:
+            return None
+        return SendOne(self, data, parse, head, body_begin, words, seconds * 1000 + nanos // 1_000_000)
+
+    def template(
+        self, request: SendOne, stored_topic: str, peer: Host, now_ms: int, limits: LimitsConfig, store: StoreConfig
+    ) -> _Template | None:
+        """The template for messages of clients at this address. None if there is none.
+
+        InvalidRequestError or InvalidMessageError if it is made now and the message breaks a rule.
+        """
+        key = stored_topic, peer[0]
+        found = self._templates.get(key)
+        if found is not None and found.limits is limits:
+            return found
+        message = request.whole().messages[0]
+        if message_type(message.system_properties) != NORMAL:
+            self.unusable = True
+            return None
+        check_message(message, limits, store.body_size_max, now_ms)
+        stored = to_store_message(message, stored_topic, 0, peer, now_ms)
+        gaps = self._gaps(stored, request.head)
+        if gaps is None:
+            self.unusable = True
+            return None
+        if len(self._templates) >= _TEMPLATES_MAX:
+            self._templates.clear()
+        record = RecordTemplate(
+            stored, [gap for gap, _ in gaps], store_host=store.store_host, property_crc=store.property_crc
+        )
+        found = self._templates[key] = _Template(record, [value for _, value in gaps], limits)
+        return found
+
+    def _gaps(self, stored: Message, head: bytes) -> list[tuple[Span, Span]] | None:
+        """The position of each value that differs: in the property string, and before the body. None if a property does
+        not consist of fields."""
+        varying = {*self._words, *self._texts}
+        sources = self._fields.property_sources(head)
+        raw = encode_properties(stored.properties)
+        gaps: list[tuple[Span, Span]] = []
+        position = 0
+        for name, text in stored.properties.items():
+            position += len(name.encode()) + 1
+            at = position
+            if name not in sources:
+                return None
+            for value in sources[name]:
+                gap = at, at + value[1] - value[0]
+                if value in varying:
+                    gaps.append((gap, value))
+                at = gap[1] + 1  # a space between keys
+            position += len(text.encode()) + 1
+        if position != len(raw) or any(raw[slice(*gap)] != head[slice(*value)] for gap, value in gaps):
+            return None
+        return gaps
+
+
+@dataclass(slots=True, eq=False)
+class SendOne:
+    """A request with one message of a known layout. What differs from the first one is checked, but for the size of the
+    body."""
+
+    layout: Layout
+    data: bytes
+    parse: Parse
+    head: bytes
+    """The bytes of the message before the body, with the body's tag but without its size."""
+    body_begin: int
+    words: list[bytes]
+    """The id and the keys."""
+    born_ms: int
+    """Unix milliseconds; 0 or less for a missing one."""
+
+    @property
+    def topic(self) -> v2.Resource:
+        return self.layout.topic
+
+    def whole(self) -> v2.SendMessageRequest:
+        return self.parse(self.data)
+
+    def message(
+        self, stored_topic: str, queue_id: int, peer: Host, now_ms: int, limits: LimitsConfig, store: StoreConfig
+    ) -> TemplateMessage | None:
+        """The message to store. None if it must be stored in another way, or breaks a rule.
+
+        InvalidRequestError or InvalidMessageError for a message that breaks a rule, if it is the first of its layout.
+        """
+        template = self.layout.template(self, stored_topic, peer, now_ms, limits, store)
+        body = self.data[self.body_begin :]
+        if template is None or len(body) > store.body_size_max:
+            return None
+        head = self.head
+        return TemplateMessage(
+            template.record,
+            [head[begin:end] for begin, end in template.values],
+            tuple([word.decode() for word in self.words]),
+            body,
+            queue_id,
+            self.born_ms if self.born_ms > 0 else now_ms,  # five bytes of seconds end long before `LAST_MS`
+            peer,
+        )
+
+
+# --- Known layouts ------------------------------------------------------------------------------------------
+
+
+class _Geometry(NamedTuple):
+    """The positions of constant bits, and the layouts that have these positions, by their constants."""
+
+    head_size: int
+    mask: int
+    layouts: dict[int, Layout]
+
+
+class _Known:
+    """The geometries of messages to one topic whose next field has one size."""
+
+    __slots__ = ("credit", "geometries")
+
+    def __init__(self) -> None:
+        self.geometries: list[_Geometry] = []
+        self.credit = _LEARNING_COST
+
+
+class SendReader:
+    """Reads requests with one message, and learns their layouts."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, _Known] = {}
+        self._layout_count = 0
+
+    def read(self, data: bytes, parse: Parse) -> SendOne | v2.SendMessageRequest | None:
+        """A request; None if it does not consist of one message. Raises like `parse`."""
+        if len(data) < _SIZE_MIN or data[0] != _MESSAGES:
+            return None
+        size, begin = read_varint(data, 1)
+        if begin + size != len(data) or size < _SIZE_MIN:
+            return None
+        # The topic's field, and the tag and size of the field after it.
+        known_by = data[begin : begin + data[begin + 1] + 5]
+        known = self._known.get(known_by)
+        if known is not None:
+            if known.credit < _CREDIT_MAX:
+                known.credit += 1
+            for head_size, mask, layouts in known.geometries:
+                head = data[begin : begin + head_size]
+                layout = layouts.get(int.from_bytes(head, "big") & mask)
+                if layout is not None and (body_begin := _body_begin(data, begin + head_size)):
+                    found = None if layout.unusable else layout.read(data, head, body_begin, parse)
+                    return parse(data) if found is None else found
+        request = parse(data)
+        if known is None or known.credit >= _LEARNING_COST:
+            self._learn(known_by, data, begin)
+        return request
+
+    def _learn(self, known_by: bytes, data: bytes, begin: int) -> None:
+        if self._layout_count >= _LAYOUTS_IN_ALL or len(self._known) >= _LAYOUTS_IN_ALL:
+            self._known.clear()
+            self._layout_count = 0
+        known = self._known.setdefault(known_by, _Known())
+        known.credit -= _LEARNING_COST
+        found = _layout_of(data[begin:])
+        if found is None:
+            return
+        head_size, mask, constants, layout = found
+        for geometry in known.geometries:
+            if geometry.head_size == head_size and geometry.mask == mask:
+                break
+        else:
+            if len(known.geometries) >= _GEOMETRIES_MAX:
+                self._layout_count -= len(known.geometries.pop(0).layouts)
+            geometry = _Geometry(head_size, mask, {})
+            known.geometries.append(geometry)
+        layouts = geometry.layouts
+        if len(layouts) >= _LAYOUTS_MAX:
+            del layouts[next(iter(layouts))]
+            self._layout_count -= 1
+        self._layout_count += constants not in layouts
+        layouts[constants] = layout
+
+
+def _body_begin(data: bytes, position: int) -> int:
+    """The position of the body whose size is at `position`; 0 if it is empty, or not all of the rest."""
+    try:
+        size, begin = read_varint(data, position)
+    except IndexError:
+        return 0
+    return begin if size and begin + size == len(data) else 0
+
+
+def _layout_of(message: bytes) -> tuple[int, int, int, Layout] | None:
+    """The size of what is before the body's size, the bits of it that are constant, what these are, and the layout.
+    None for a message with other fields, or another order of them."""
+    fields = fields_of(message)
+    if fields is None or fields.body[1] != len(message):
+        return None
+    head_size = fields.body[0] - len(varint(fields.body[1] - fields.body[0]))
+    if head_size > _HEAD_SIZE_MAX or message[head_size - 1] != _BODY:
+        return None
+    texts = [value for _, value in fields.user_properties if _TEXTS.fullmatch(message[slice(*value)]) is not None]
+    mask = bytearray(b"\xff" * head_size)
+    for begin, end in (fields.message_id, *fields.keys, *texts):
+        mask[begin:end] = bytes(end - begin)
+    for span in (fields.seconds, fields.nanos):
+        if span is not None:  # a varint: the same number of bytes
+            mask[slice(*span)] = b"\x80" * (span[1] - span[0])
+    try:
+        topic = v2.Resource.FromString(message[slice(*fields.topic)])
+    except DecodeError:
+        return None
+    constants = int.from_bytes(mask, "big")
+    return head_size, constants, int.from_bytes(message[:head_size], "big") & constants, Layout(fields, texts, topic)

@@ -1,0 +1,26 @@
+"""Protobuf's numbers of variable size."""
+
+from __future__ import annotations
+
+
+def varint(value: int) -> bytes:
+    """A number of 0 or more, encoded."""
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """A number of at most five bytes, and its end; larger numbers are invalid everywhere. IndexError if the bytes end
+    too early."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80 or shift > 28:
+            return value, position
+        shift += 7

@@ -1,0 +1,120 @@
+"""Records of messages that differ only in body, born time and host, queue, and some values of properties.
+
+The messages of one producer mostly do. All else is checked and encoded once, with one of them. A record made from this
+template has the same bytes as the record that `Draft` makes from the whole message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from zlib_ng.zlib_ng import crc32
+
+from aerobee_store.records import properties
+from aerobee_store.records.properties import Host, encode_host
+from aerobee_store.records.record import (
+    BODY_CRC_MASK,
+    FIXED_STRUCTS,
+    PROPERTY_CRC_NAME,
+    PROPERTY_CRC_SIZE,
+    SYS_FLAG_PREPARED,
+    Draft,
+    Message,
+    ScanStop,
+    peek,
+    property_crc_digits,
+)
+
+_BORN_HOST: Final = 9  # of the fields before the body
+
+
+class TemplateMessage(NamedTuple):
+    """A message as its template and what is its own."""
+
+    template: RecordTemplate
+    values: Sequence[bytes]
+    """What fills the gaps, in their order. Each must have the size of its gap, and no byte that separates
+    properties."""
+    index_keys: tuple[str, ...]
+    """Its unique key and keys."""
+    body: bytes
+    queue_id: int
+    born_timestamp: int
+    """Unix milliseconds."""
+    born_host: Host
+    """Of the IP version of the template's."""
+
+    @property
+    def size(self) -> int:
+        """The bytes of its record."""
+        return self.template.bodiless_size + len(self.body)
+
+
+class RecordTemplate:
+    """The parts that records of one topic share."""
+
+    __slots__ = ("_fixed", "_has_checksum", "_numbers", "_parts", "_topic_end", "bodiless_size", "tags_code", "topic")
+
+    def __init__(
+        self, message: Message, gaps: Sequence[tuple[int, int]], *, store_host: Host, property_crc: bool
+    ) -> None:
+        """Encode and check `message`, which must be for a queue. InvalidMessageError.
+
+        `gaps`: begin and end, in the property string, of the values that differ; ascending. These are not the tag.
+        """
+        assert not message.sys_flag & SYS_FLAG_PREPARED, "a prepared message is in no queue"
+        record = Draft(message, store_host=store_host, property_crc=property_crc).encode_unplaced()
+        header = peek(record, check_crc=False, placed=False)
+        assert not isinstance(header, ScanStop), "just encoded"
+        self._fixed = FIXED_STRUCTS[header.sys_flag >> 4 & 3]
+        self._numbers = self._fixed.unpack_from(record)
+        self._has_checksum = header.has_property_crc
+        end = header.size - PROPERTY_CRC_SIZE if self._has_checksum else header.size
+        edges = [header.body_start + header.body_size]
+        edges += [header.properties_start + edge for gap in gaps for edge in gap]
+        edges.append(end)
+        # Constant parts and gaps in turn.
+        self._parts = [record[begin:edge] for begin, edge in pairwise(edges)]
+        self._topic_end = header.properties_start - edges[0]
+        self.topic = message.topic
+        self.bodiless_size = header.size - header.body_size
+        tag = properties.decode_properties(record[header.properties_start : end]).get(properties.TAGS)
+        self.tags_code = properties.tags_code(tag)
+
+    def encode(self, message: TemplateMessage, queue_offset: int, physical_offset: int, store_timestamp: int) -> bytes:
+        """The record of a message at its place."""
+        _, magic, _, _, flag, _, _, sys_flag, _, _, _, store_host, reconsume_times, prepared_offset, _ = self._numbers
+        body, born_host = message.body, encode_host(message.born_host)
+        assert len(born_host) == len(self._numbers[_BORN_HOST]), "as the IP version of the template"
+        parts = [b"", body, *self._parts]
+        parts[3::2] = message.values
+        parts[0] = self._fixed.pack(
+            self.bodiless_size + len(body),
+            magic,
+            crc32(body) & BODY_CRC_MASK,
+            message.queue_id,
+            flag,
+            queue_offset,
+            physical_offset,
+            sys_flag,
+            message.born_timestamp,
+            born_host,
+            store_timestamp,
+            store_host,
+            reconsume_times,
+            prepared_offset,
+            len(body),
+        )
+        record = b"".join(parts)
+        if not self._has_checksum:
+            return record
+        crc = crc32(record) & BODY_CRC_MASK
+        return b"".join((record, PROPERTY_CRC_NAME, property_crc_digits(crc), b"\x02"))
+
+    def properties(self, message: TemplateMessage) -> dict[str, str]:
+        """The properties of a message, as a reader of its record gets them."""
+        parts = self._parts.copy()
+        parts[1::2] = message.values
+        return properties.decode_properties(b"".join(parts)[self._topic_end :])

@@ -1,0 +1,236 @@
+"""Requests with one message of a known layout: read without protobuf, stored by the template of an earlier one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+from unittest.mock import Mock
+
+import pytest
+
+from aerobee_broker.config import LimitsConfig
+from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.processors import send_one
+from aerobee_broker.processors.send_one import SendOne, SendReader
+from aerobee_broker.processors.varints import read_varint, varint
+from aerobee_proto import v2
+from aerobee_store import StoreConfig
+from aerobee_store.records.properties import BORN_HOST
+from tests.unit.broker.test_send_batch import LIMITS, NOW, PEER, one_by_one, request_of
+from tests.unit.broker.test_send_shapes import ODD, alike
+from tests.unit.broker.test_send_shapes import STAYS as SHAPED
+
+parse = v2.SendMessageRequest.FromString
+
+
+def refuse(data: bytes) -> NoReturn:
+    raise AssertionError("read by protobuf")
+
+
+def fresh(number: int) -> v2.Message:
+    """A message as SDKs send it; all have one layout."""
+    message = alike(number + 1)[number]
+    message.system_properties.tag = "t"
+    return message
+
+
+def taught(*requests: bytes, property_crc: bool = True) -> SendReader:
+    """A reader that knows the layouts of these requests, with their templates."""
+    reader = SendReader()
+    for data in requests:
+        reader.read(data, parse)
+        record_of(reader.read(data, parse), property_crc=property_crc)
+    return reader
+
+
+def record_of(
+    found: object, *, property_crc: bool = True, limits: LimitsConfig = LIMITS
+) -> tuple[list[bytes], list[str]] | None:
+    """The record, without its place, and the id of a request read as SendOne; None for others and refused ones."""
+    if not isinstance(found, SendOne):
+        return None
+    store = StoreConfig(directory=Path("unused"), body_size_max=1000, property_crc=property_crc)
+    try:
+        message = found.message("orders", 3, PEER, NOW, limits, store)
+    except InvalidRequestError:
+        return None
+    if message is None:
+        return None
+    record = bytearray(message.template.encode(message, 0, 0, 0))
+    if property_crc:
+        record[-11:-1] = b"0000000000"
+    return [bytes(record)], [found.words[0].decode()]
+
+
+QUEUE = b"\x68\x05"  # the field queue_id, which Java's client sends
+STAYS: dict[str, Callable[[v2.Message], object]] = {
+    **SHAPED,
+    "namespace": lambda message: setattr(message.topic, "resource_namespace", "shop"),
+    "queue": lambda message: message.system_properties.MergeFromString(QUEUE),
+    "bytes as body": lambda message: setattr(message, "body", bytes(range(256)) * 3),
+}
+
+
+@pytest.mark.parametrize("property_crc", [True, False])
+@pytest.mark.parametrize("change", STAYS)
+def test_the_record_is_that_of_the_whole_message(change: str, property_crc: bool) -> None:
+    first, second = fresh(1), fresh(2)
+    for message in (first, second):
+        STAYS[change](message)
+    second.body += b"longer"
+    reader = taught(request_of([first]), property_crc=property_crc)
+    data = request_of([second])
+    found = reader.read(data, parse)
+    assert isinstance(found, SendOne)
+    record = record_of(found, property_crc=property_crc)
+    assert record == one_by_one(data, property_crc=property_crc)
+    assert found.topic == second.topic
+    assert found.whole() == parse(data)
+
+
+def test_protobuf_reads_the_first_message_of_a_layout_only() -> None:
+    reader = taught(request_of([fresh(1)]))
+    found = reader.read(request_of([fresh(2)]), refuse)
+    assert isinstance(found, SendOne)
+    assert [word.decode() for word in found.words] == [f"01{2:030X}", "k0002", "all"]
+
+
+def test_an_index_key_for_the_id_and_each_key() -> None:
+    found = taught(request_of([fresh(1)])).read(request_of([fresh(2)]), parse)
+    assert isinstance(found, SendOne)
+    message = found.message("orders", 0, PEER, NOW, LIMITS, StoreConfig(directory=Path("unused")))
+    assert message is not None
+    assert message.index_keys == (f"01{2:030X}", "k0002", "all")
+
+
+@pytest.mark.parametrize("change", ODD)
+def test_unusual_messages_are_stored_as_the_whole_message_or_left_to_protobuf(change: str) -> None:
+    """Whether an earlier message was usual, or unusual in the same way."""
+    usual, odd = fresh(1), fresh(2)
+    for message in (usual, odd):
+        message.user_properties.pop("näme")
+        message.system_properties.body_encoding = v2.Encoding.IDENTITY
+    ODD[change](odd)
+    data = request_of([odd])
+    for reader in (taught(request_of([usual])), taught(data), taught(request_of([usual]), data, data)):
+        found = record_of(reader.read(data, parse))
+        assert found is None or found == one_by_one(data)
+
+
+def test_one_message_of_another_peer_has_its_host() -> None:
+    """The address of the connection is in the record, and the host that the client names only if it differs."""
+    first, second = fresh(1), fresh(2)
+    for message in (first, second):
+        message.system_properties.born_host = "10.7.7.7"
+    reader = taught(request_of([first]))
+    found = reader.read(request_of([second]), parse)
+    assert isinstance(found, SendOne)
+    store = StoreConfig(directory=Path("unused"))
+    names = []
+    for peer in (PEER, ("10.7.7.7", 1), ("::1", 7)):
+        made = found.message("orders", 0, peer, NOW, LIMITS, store)
+        assert made is not None
+        assert made.born_host == peer
+        names.append(BORN_HOST in made.template.properties(made))
+    assert names == [True, False, True]
+
+
+def test_new_limits_hold_for_known_layouts() -> None:
+    reader = taught(request_of([fresh(1)]))
+    found = reader.read(request_of([fresh(2)]), parse)
+    assert record_of(found) is not None
+    assert isinstance(found, SendOne)
+    with pytest.raises(InvalidRequestError, match="the limit is 1"):
+        found.message("orders", 0, PEER, NOW, LimitsConfig(user_property_count_max=1), StoreConfig(directory=Path("x")))
+
+
+def test_a_number_of_another_size_is_left_to_protobuf() -> None:
+    """The bytes of the nanoseconds may be several fields, of which protobuf takes the last."""
+    first = fresh(1)
+    first.system_properties.born_timestamp.nanos = 999_999_999
+    data = request_of([first])
+    number = varint(999_999_999)
+    fields = b"\x05\x08\x07\x10\x09"
+    assert data.count(number) == 1
+    assert len(number) == len(fields)
+    assert not isinstance(taught(data).read(data.replace(number, fields), parse), SendOne)
+
+
+def test_an_empty_body_is_left_to_protobuf() -> None:
+    first = fresh(1)
+    first.body = b"b"
+    usual = request_of([first])
+    assert usual.endswith(b"\x22\x01b")
+    size, begin = read_varint(usual, 1)
+    empty = usual[:1] + varint(size - 1) + usual[begin:-2] + b"\x00"
+    assert parse(empty).messages[0].system_properties == first.system_properties
+    assert not isinstance(taught(usual).read(empty, parse), SendOne)
+
+
+def test_sizes_must_cover_the_whole_request() -> None:
+    """A wrong size of the body or of the message is left to protobuf."""
+    usual = request_of([fresh(1)])
+    reader = taught(usual)
+    body = usual.index(b"\x22\x14" + b"\x01" * 20)
+    for data in (usual + b"\x01", usual[:-1], usual[: body + 1] + b"\x13" + usual[body + 2 :], usual[: body + 1]):
+        found = reader.read(data, lambda data: v2.SendMessageRequest())
+        assert not isinstance(found, SendOne)
+        begin = data[:1] + varint(len(data) - 3) + data[3:]
+        assert not isinstance(reader.read(begin, lambda data: v2.SendMessageRequest()), SendOne) or begin == data
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_other_requests_are_not_for_this_reader(count: int) -> None:
+    assert SendReader().read(request_of([fresh(number) for number in range(count)]), refuse) is None
+
+
+def test_known_layouts_are_bounded() -> None:
+    """Neither topics, nor constants, nor sizes that all differ make the reader grow."""
+    reader = SendReader()
+    for number in range(5000):
+        message = fresh(0)
+        message.topic.name = f"topic{number % 1200}"
+        message.system_properties.tag = f"tag{number}"
+        message.system_properties.message_id = "i" * (number % 50 + 1)
+        reader.read(request_of([message]), parse)
+    known = reader._known.values()
+    count = sum(len(geometry.layouts) for each in known for geometry in each.geometries)
+    assert count == reader._layout_count <= send_one._LAYOUTS_IN_ALL
+    assert len(known) <= send_one._LAYOUTS_IN_ALL
+
+
+def test_layouts_that_all_differ_are_not_all_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To learn costs more than to read, so only some are."""
+    layout_of = Mock(side_effect=send_one._layout_of)
+    monkeypatch.setattr(send_one, "_layout_of", layout_of)
+    reader = SendReader()
+    for number in range(800):
+        message = fresh(0)
+        message.system_properties.tag = f"tag{number:04}"
+        reader.read(request_of([message]), parse)
+    assert layout_of.call_count == 800 // send_one._LEARNING_COST
+
+
+def test_a_layout_beside_many_known_ones_is_learned_at_once() -> None:
+    """Producers of one topic, each with its own host."""
+    reader = SendReader()
+    for producer in range(40):
+        message = fresh(0)
+        message.system_properties.born_host = f"10.0.0.{producer:02}"
+        for _ in range(send_one._LEARNING_COST):
+            reader.read(request_of([message]), parse)
+        assert isinstance(reader.read(request_of([message]), refuse), SendOne)
+    for producer in range(40):
+        message = fresh(1)
+        message.system_properties.born_host = f"10.0.0.{producer:02}"
+        assert isinstance(reader.read(request_of([message]), refuse), SendOne)
+
+
+def test_a_layout_that_no_template_can_store_is_left_to_protobuf() -> None:
+    message = fresh(1)
+    message.system_properties.message_type = v2.MessageType.TRANSACTION
+    data = request_of([message])
+    reader = taught(data)
+    assert record_of(reader.read(data, parse)) is None
+    assert isinstance(reader.read(data, parse), v2.SendMessageRequest)
