@@ -162,7 +162,7 @@ class MessageWriter:
         self._appended(entries, now, further)
         return appended
 
-    def append_one(self, message: TemplateMessage) -> Appended:
+    def append_one(self, message: TemplateMessage, *, internal: bool = False) -> Appended:
         """Like MessageStore.append_one, which has checked that the store may be written."""
         template = message.template
         topic, queue_id = template.topic, message.queue_id
@@ -172,7 +172,7 @@ class MessageWriter:
         bitmaps = self._bitmaps_for(queue)
         bitmap = NO_BITMAP if bitmaps is None else bitmaps.of_message(topic, template.properties(message))
         size = message.size
-        self._prepare([size])
+        self._prepare([size], internal=internal)
         now = self._clock.now_ms()
         log, queue_offset = self._log, queue.next_offset
         physical_offset = log.next_offset(size)

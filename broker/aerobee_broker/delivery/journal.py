@@ -18,6 +18,7 @@ from aerobee_broker.errors import JournalFormatError
 from aerobee_store import MessageStore
 from aerobee_store.records.properties import TAGS
 from aerobee_store.records.record import Message
+from aerobee_store.records.record_template import RecordTemplate, TemplateMessage
 
 JOURNAL_TOPIC: Final = "rmq_sys_AEROBEE_DELIVERY"
 JOURNAL_GROUP: Final = "CID_RMQ_SYS_AEROBEE_DELIVERY"  # its offset in consumerOffset.json is where replay begins
@@ -267,6 +268,10 @@ def highest_offset(event: QueueEvent) -> int:
 # The topic
 
 
+def _message(kind: EventKind, body: bytes, now_ms: int) -> Message:
+    return Message(JOURNAL_TOPIC, JOURNAL_QUEUE_ID, body, {TAGS: _TAGS[kind]}, born_timestamp=now_ms)
+
+
 class Journal:
     """Appends events to the store and reads them back."""
 
@@ -277,6 +282,7 @@ class Journal:
         """Physical offset after the last appended event, for `MessageStore.wait_stored`."""
         self.next_queue_offset = store.queue_range(JOURNAL_TOPIC, JOURNAL_QUEUE_ID)[1]
         """Queue offset of the next message, from which a replay that needs only later events may begin."""
+        self._templates: dict[EventKind, RecordTemplate] = {}
         self.event_count = 0
         """Events appended by this process."""
 
@@ -299,15 +305,25 @@ class Journal:
                 start, size = index, _HEADER.size
             size += len(event)
         bodies.append(_HEADER.pack(version, kind, len(events) - start) + b"".join(events[start:]))
-        properties = {TAGS: _TAGS[kind]}
-        appended = self._store.append(
-            [Message(JOURNAL_TOPIC, JOURNAL_QUEUE_ID, body, properties, born_timestamp=now_ms) for body in bodies],
-            internal=True,  # a full disk stops producers; consumers continue
-        )
+        # A full disk stops producers; consumers continue.
+        if len(bodies) == 1:
+            message = TemplateMessage(self._template(kind), bodies[0], JOURNAL_QUEUE_ID, now_ms)
+            appended = [self._store.append_one(message, internal=True)]
+        else:
+            appended = self._store.append([_message(kind, body, now_ms) for body in bodies], internal=True)
         self.end = appended[-1].end
         self.next_queue_offset = appended[-1].queue_offset + 1
         self.event_count += len(events)
         return appended[0].queue_offset
+
+    def _template(self, kind: EventKind) -> RecordTemplate:
+        template = self._templates.get(kind)
+        if template is None:
+            config = self._store.config
+            template = self._templates[kind] = RecordTemplate(
+                _message(kind, b"", 0), [], store_host=config.store_host, property_crc=config.property_crc
+            )
+        return template
 
     def replay(self, start: int | None) -> Iterator[JournalEntry]:
         """All events from that queue offset on, or from the oldest remaining one. Raises JournalFormatError."""

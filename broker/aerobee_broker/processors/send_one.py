@@ -176,12 +176,12 @@ class SendOne:
         head = self.head
         return TemplateMessage(
             template.record,
-            [head[begin:end] for begin, end in template.values],
-            tuple([word.decode() for word in self.words]),
             body,
             queue_id,
             self.born_ms if self.born_ms > 0 else now_ms,  # five bytes of seconds end long before `LAST_MS`
             peer,
+            [head[begin:end] for begin, end in template.values],
+            tuple([word.decode() for word in self.words]),
         )
 
 

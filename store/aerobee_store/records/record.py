@@ -68,6 +68,8 @@ SYS_FLAG_UNWRAP: Final = 0x40
 SYS_FLAG_INNER_BATCH: Final = 0x80
 SYS_FLAG_COMPRESSION_TYPE: Final = 0x700
 
+NO_HOST: Final[Host] = ("0.0.0.0", 0)  # noqa: S104 - an address in a record, nothing listens on it
+
 TOPIC_SIZE_MAX_V1: Final = 127
 TOPIC_SIZE_MAX_V2: Final = 32767
 SIZE_MAX: Final = 0x7FFFFFFF
@@ -128,7 +130,7 @@ class Message:
     sys_flag: int = 0
     """The codec sets the two host bits and ignores their values here."""
     born_timestamp: int = 0
-    born_host: Host = ("0.0.0.0", 0)  # noqa: S104 - an address in a record, nothing listens on it
+    born_host: Host = NO_HOST
     store_host: Host | None = None
     """Replaces the store's own host, if given."""
     reconsume_times: int = 0

@@ -17,6 +17,7 @@ from aerobee_store.records.properties import Host, encode_host
 from aerobee_store.records.record import (
     BODY_CRC_MASK,
     FIXED_STRUCTS,
+    NO_HOST,
     PROPERTY_CRC_NAME,
     PROPERTY_CRC_SIZE,
     SYS_FLAG_PREPARED,
@@ -34,17 +35,17 @@ class TemplateMessage(NamedTuple):
     """A message as its template and what is its own."""
 
     template: RecordTemplate
-    values: Sequence[bytes]
-    """What fills the gaps, in their order. Each must have the size of its gap, and no byte that separates
-    properties."""
-    index_keys: tuple[str, ...]
-    """Its unique key and keys."""
     body: bytes
     queue_id: int
     born_timestamp: int
     """Unix milliseconds."""
-    born_host: Host
+    born_host: Host = NO_HOST
     """Of the IP version of the template's."""
+    values: Sequence[bytes] = ()
+    """What fills the gaps, in their order. Each must have the size of its gap, and no byte that separates
+    properties."""
+    index_keys: tuple[str, ...] = ()
+    """Its unique key and keys."""
 
     @property
     def size(self) -> int:

@@ -24,10 +24,8 @@ from aerobee_store.records.record_template import RecordTemplate, TemplateMessag
 from aerobee_store.testing import MemoryFileSystem
 
 MESSAGE = Message("orders", 0, b"hello", {"KEYS": "k"})
-_HOST = ("127.0.0.1", 8081)
-OF_TEMPLATE = TemplateMessage(
-    RecordTemplate(MESSAGE, [], store_host=_HOST, property_crc=True), [], ("k",), b"hello", 0, 0, _HOST
-)
+_TEMPLATE = RecordTemplate(MESSAGE, [], store_host=("127.0.0.1", 8081), property_crc=True)
+OF_TEMPLATE = TemplateMessage(_TEMPLATE, b"hello", 0, 0, index_keys=("k",))
 
 
 @pytest.mark.parametrize(
@@ -78,9 +76,12 @@ def test_an_append_respects_the_flags(store: MessageStore, flag: RunningFlags) -
     assert (store.status().running_flags, store.status().refusal) == (flag, "the reason and the way out")
     if disk:
         store.append([MESSAGE], internal=True)
+        store.append_one(OF_TEMPLATE, internal=True)
     else:
         with pytest.raises(StoreAccessError):
             store.append([MESSAGE], internal=True)
+        with pytest.raises(StoreAccessError):
+            store.append_one(OF_TEMPLATE, internal=True)
     assert store.read("orders", 0, 0).records[0].body == b"hello"
     store.running.clear(flag)
     assert store.append([MESSAGE])

@@ -32,12 +32,12 @@ def of_template(template: RecordTemplate, message: Message) -> TemplateMessage:
     message_id = message.properties[p.UNIQ_KEY]
     return TemplateMessage(
         template,
-        [message_id.encode()],
-        (message_id, "a", "b"),
         bytes(message.body),
         message.queue_id,
         message.born_timestamp,
         message.born_host,
+        [message_id.encode()],
+        (message_id, "a", "b"),
     )
 
 
@@ -67,7 +67,7 @@ def test_every_byte_is_that_of_the_whole_message(property_crc: bool, store_host:
 def test_a_template_without_gaps_or_properties() -> None:
     first = replace(FIRST, properties={})
     template = RecordTemplate(first, [], store_host=IPV4, property_crc=True)
-    made = TemplateMessage(template, [], (), b"x", 0, 0, first.born_host)
+    made = TemplateMessage(template, b"x", 0, 0, first.born_host)
     whole = replace(first, body=b"x", queue_id=0, born_timestamp=0)
     assert template.encode(made, 1, 2, 3) == Draft(whole, store_host=IPV4, property_crc=True).encode(1, 2, 3)
     assert (template.properties(made), template.tags_code) == ({}, 0)
