@@ -6,6 +6,7 @@ properties.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from hashlib import md5
 from typing import Final
 
@@ -45,6 +46,12 @@ _IDENTITY: Final = v2.Encoding.IDENTITY
 _GZIP: Final = v2.Encoding.GZIP
 
 _DELAY_NAMES: Final = (p.DELAY, p.TIMER_DELIVER_MS, p.TIMER_DELAY_SEC, p.TIMER_DELAY_MS)
+_RARE_NAMES: Final = frozenset(
+    (
+        *(p.TRANSACTION_MESSAGE, *_DELAY_NAMES, p.TIMER_OUT_MS, p.SHARDING_KEY, TRACE_CONTEXT),
+        *(LITE_TOPIC, PRIORITY_PROPERTY, p.DLQ_ORIGIN_TOPIC, p.DLQ_ORIGIN_MESSAGE_ID),
+    )
+)
 
 
 def message_type(system: v2.SystemProperties) -> v2.MessageType.ValueType:
@@ -130,37 +137,55 @@ def to_wire_message(
     compressed = (
         record.sys_flag & SYS_FLAG_COMPRESSED and record.sys_flag & SYS_FLAG_COMPRESSION_TYPE in _READABLE_COMPRESSION
     )
-    store_timestamp, born_timestamp = record.store_timestamp, record.born_timestamp
-    system = v2.SystemProperties(
-        message_id=get(p.UNIQ_KEY) or p.offset_message_id(record.store_host, record.physical_offset),
-        keys=keys_of(properties),
-        body_digest=v2.Digest(type=_MD5, checksum=md5(body, usedforsecurity=False).hexdigest().upper()),
-        body_encoding=_GZIP if compressed else _IDENTITY,
-        message_type=_stored_type(properties),
-        born_host=get(p.BORN_HOST) or record.born_host[0],
-        store_host=_host_text(record.store_host),
-        queue_id=record.queue_id,
-        queue_offset=record.queue_offset,
-        tag=get(p.TAGS),
-        message_group=get(p.SHARDING_KEY),
-        trace_context=get(TRACE_CONTEXT),
-        lite_topic=get(LITE_TOPIC),
-        receipt_handle=receipt_handle,
-        delivery_attempt=delivery_attempt,
-    )
+    message = v2.Message(topic=topic, body=body)
+    if user_properties := user_properties_of(properties):
+        message.user_properties.update(user_properties)
+    system = message.system_properties  # filled in place: every object that is passed is copied
+    system.message_id = get(p.UNIQ_KEY) or p.offset_message_id(record.store_host, record.physical_offset)
+    if keys := keys_of(properties):
+        system.keys.extend(keys)
+    digest = system.body_digest
+    digest.type = _MD5
+    digest.checksum = md5(body, usedforsecurity=False).hexdigest().upper()
+    system.body_encoding = _GZIP if compressed else _IDENTITY
+    system.message_type = NORMAL
+    system.born_host = get(p.BORN_HOST) or record.born_host[0]
+    system.store_host = _host_text(record.store_host)
+    system.queue_id = record.queue_id
+    system.queue_offset = record.queue_offset
+    if (tag := get(p.TAGS)) is not None:
+        system.tag = tag
+    if receipt_handle is not None:
+        system.receipt_handle = receipt_handle
+    if delivery_attempt is not None:
+        system.delivery_attempt = delivery_attempt
     timestamp = system.born_timestamp
-    timestamp.seconds, milliseconds = divmod(born_timestamp, 1000)
+    timestamp.seconds, milliseconds = divmod(record.born_timestamp, 1000)
     timestamp.nanos = milliseconds * 1_000_000
     timestamp = system.store_timestamp
-    timestamp.seconds, milliseconds = divmod(store_timestamp, 1000)
+    timestamp.seconds, milliseconds = divmod(record.store_timestamp, 1000)
     timestamp.nanos = milliseconds * 1_000_000
+    if not _RARE_NAMES.isdisjoint(properties):
+        _set_rare_fields(system, properties)
+    return message
+
+
+def _set_rare_fields(system: v2.SystemProperties, properties: Mapping[str, str]) -> None:
+    """The fields that few messages have; `_RARE_NAMES` are the names of their properties."""
+    get = properties.get
+    system.message_type = _stored_type(properties)
+    if (message_group := get(p.SHARDING_KEY)) is not None:
+        system.message_group = message_group
+    if (trace_context := get(TRACE_CONTEXT)) is not None:
+        system.trace_context = trace_context
+    if (lite_topic := get(LITE_TOPIC)) is not None:
+        system.lite_topic = lite_topic
     if (deliver_at := delivery_ms_of(properties)) is not None:
         system.delivery_timestamp.FromMilliseconds(deliver_at)
     if (priority := priority_of(properties)) is not None:
         system.priority = priority
     if (origin_topic := get(p.DLQ_ORIGIN_TOPIC)) and (origin_id := get(p.DLQ_ORIGIN_MESSAGE_ID)):
         system.dead_letter_queue.topic, system.dead_letter_queue.message_id = origin_topic, origin_id
-    return v2.Message(topic=topic, user_properties=user_properties_of(properties), system_properties=system, body=body)
 
 
 def delivery_ms(timestamp: v2.Timestamp) -> int:
@@ -173,7 +198,7 @@ def timestamp_ms(timestamp: v2.Timestamp) -> int:
     return min(max(timestamp.seconds * 1000 + timestamp.nanos // 1_000_000, 0), _TIME_MAX)
 
 
-def _stored_type(properties: dict[str, str]) -> v2.MessageType.ValueType:
+def _stored_type(properties: Mapping[str, str]) -> v2.MessageType.ValueType:
     if properties.get(p.TRANSACTION_MESSAGE) == "true":
         return TRANSACTION
     if not properties.keys().isdisjoint(_DELAY_NAMES):
