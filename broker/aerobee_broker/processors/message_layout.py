@@ -6,16 +6,19 @@ from typing import Final, NamedTuple
 
 from aerobee_broker.processors.varints import read_varint
 from aerobee_store.records import properties as p
+from aerobee_store.records.message_fields import TRACE_CONTEXT
 
 _FIELDS_MAX: Final = 64  # of a message
 # Fields on the wire: number times 8, plus 2 for bytes or 0 for a varint.
 _TOPIC, _USER_PROPERTY, _SYSTEM, _BODY = 0x0A, 0x12, 0x1A, 0x22
 _TAG, _KEY, _ID, _ENCODING, _TYPE = 0x0A, 0x12, 0x1A, 0x28, 0x30
-_BORN_TIMESTAMP, _BORN_HOST, _QUEUE_ID = 0x3A, 0x42, 0x68
+_BORN_TIMESTAMP, _BORN_HOST, _QUEUE_ID, _GROUP, _TRACE_CONTEXT = 0x3A, 0x42, 0x68, 0x8A, 0x92
 _SECONDS, _NANOS = 0x08, 0x10
 _NAME, _VALUE = 0x0A, 0x12
 _OF_MESSAGE: Final = frozenset({_TOPIC, _USER_PROPERTY, _SYSTEM, _BODY})
-_OF_SYSTEM: Final = frozenset({_TAG, _KEY, _ID, _ENCODING, _TYPE, _BORN_TIMESTAMP, _BORN_HOST, _QUEUE_ID})
+_OF_SYSTEM: Final = frozenset(
+    {_TAG, _KEY, _ID, _ENCODING, _TYPE, _BORN_TIMESTAMP, _BORN_HOST, _QUEUE_ID, _GROUP, _TRACE_CONTEXT}
+)
 _OF_TIMESTAMP: Final = frozenset({_SECONDS, _NANOS})
 _OF_PROPERTY: Final = frozenset({_NAME, _VALUE})
 _REPEATED: Final = frozenset({_USER_PROPERTY, _KEY})  # the tags of other repeated fields do not occur
@@ -35,25 +38,38 @@ class Fields(NamedTuple):
     message_id: Span
     tag: Span | None
     keys: tuple[Span, ...]
+    group: Span | None
+    trace_context: Span | None
     user_properties: tuple[tuple[Span, Span], ...]
     """The name and value of each user property."""
     seconds: Span | None
     nanos: Span | None
 
+    def words(self) -> list[Span]:
+        """The id, the keys, and the message group if there is one: text without spaces."""
+        return [self.message_id, *self.keys, *_present(self.group)]
+
+    def texts(self) -> list[Span]:
+        """The other texts that are properties, but for the tag."""
+        return [*(value for _, value in self.user_properties), *_present(self.trace_context)]
+
     def varying(self) -> list[Span]:
         """All varying fields, by position. The topic and the names of user properties do not vary."""
-        found = [self.body, self.message_id, *self.keys, *(value for _, value in self.user_properties)]
-        found += [span for span in (self.tag, self.seconds, self.nanos) if span is not None]
-        return sorted(found)
+        return sorted([self.body, *self.words(), *self.texts(), *_present(self.tag, self.seconds, self.nanos)])
 
     def property_sources(self, message: bytes) -> dict[str, tuple[Span, ...]]:
         """The fields that each stored property comes from; () for a property that does not vary."""
         sources: dict[str, tuple[Span, ...]] = {p.UNIQ_KEY: (self.message_id,), p.KEYS: self.keys, p.BORN_HOST: ()}
-        if self.tag is not None:
-            sources[p.TAGS] = (self.tag,)
-        for name, value in self.user_properties:
-            sources[message[slice(*name)].decode()] = (value,)
+        for name, field in ((p.TAGS, self.tag), (p.SHARDING_KEY, self.group), (TRACE_CONTEXT, self.trace_context)):
+            if field is not None:
+                sources[name] = (field,)
+        for own_name, value in self.user_properties:
+            sources[message[slice(*own_name)].decode()] = (value,)
         return sources
+
+
+def _present(*spans: Span | None) -> list[Span]:
+    return [span for span in spans if span is not None]
 
 
 def fields_of(message: bytes) -> Fields | None:
@@ -81,6 +97,8 @@ def fields_of(message: bytes) -> Fields | None:
         message_id=system[_ID][0],
         tag=system[_TAG][0] if _TAG in system else None,
         keys=tuple(system.get(_KEY, ())),
+        group=system[_GROUP][0] if _GROUP in system else None,
+        trace_context=system[_TRACE_CONTEXT][0] if _TRACE_CONTEXT in system else None,
         user_properties=tuple(properties),
         seconds=time[_SECONDS][0] if _SECONDS in time else None,
         nanos=time[_NANOS][0] if _NANOS in time else None,
@@ -95,15 +113,15 @@ def _spans(data: bytes, within: Span, tags: frozenset[int]) -> dict[int, list[Sp
     for _ in range(_FIELDS_MAX):
         if position >= end:
             return found if position == end else None
-        tag = data[position]
-        if tag not in tags or (tag in found and tag not in _REPEATED):
-            return None
         try:
-            value, behind = read_varint(data, position + 1)
+            tag, behind_tag = read_varint(data, position)
+            value, behind = read_varint(data, behind_tag)
         except IndexError:
             return None
+        if tag not in tags or (tag in found and tag not in _REPEATED):
+            return None
         if tag & _WIRE_TYPE == _VARINT:
-            span = position + 1, behind
+            span = behind_tag, behind
             if behind - span[0] > VARINT_SIZE_MAX:
                 return None
         else:

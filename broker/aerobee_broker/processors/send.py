@@ -69,9 +69,9 @@ class _Destination:
         self.next_queue = 0
         self.counters: dict[int, SentCounters] = {}
 
-    def takes_normal(self) -> bool:
-        """Whether messages of the type NORMAL are stored one record each in a queue of the topic."""
-        return (NORMAL in self.accepted or self.exempt) and not self.takes_batches and self.queue_count > 0
+    def takes(self, kind: v2.MessageType.ValueType) -> bool:
+        """Whether messages of this type are stored one record each in a queue of the topic."""
+        return (kind in self.accepted or self.exempt) and not self.takes_batches and self.queue_count > 0
 
     def take_queue(self) -> int:
         """The queue for messages without a message group: round-robin per request, as in RocketMQ."""
@@ -223,21 +223,22 @@ class SendProcessor:
         return self._destinations.get(key)
 
     async def _process_one(self, request: SendOne, client: Client) -> bytes | None:
-        """Store a normal message of a known layout. None, with nothing stored, if this message does not allow that."""
+        """Store a message of a known layout. None, with nothing stored, if this message does not allow that."""
         started = perf_counter()
         layout = request.layout
         destination = self._destination((layout.namespace or client.namespace, layout.name))
-        if destination is None or not destination.takes_normal():
+        if destination is None or not destination.takes(layout.kind):
             return None
         now_ms, limits = self._clock.now_ms(), self._settings.current.limits
-        message = request.message(
-            destination.topic, destination.next_queue, client.peer, now_ms, limits, self._store.config
-        )
+        group, queue_id = request.message_group, destination.next_queue
+        if group:
+            queue_id = jump_hash(group, destination.queue_count)
+        message = request.message(destination.topic, queue_id, client.peer, now_ms, limits, self._store.config)
         if message is None:
             return None
-        queue_id = destination.take_queue()
+        destination.take_queue()
         appended = self._store.append_one(message)
-        counter = self._counter(destination, NORMAL)
+        counter = self._counter(destination, layout.kind)
         counter.add(appended.size)
         self._counters.sent_to_queue(destination.topic, queue_id, 1, appended.size)
         await self._store.wait_stored(appended.end)
@@ -256,7 +257,7 @@ class SendProcessor:
             if topic is None:
                 return None
             destination = self._destinations[key] = _Destination(topic)
-        if not destination.takes_normal():
+        if not destination.takes(NORMAL):
             return None
         revision = self._tables.topics.revision
         queue_id = destination.take_queue()

@@ -1,11 +1,11 @@
 """SendMessage with one message, as the SDKs send: stored without being parsed, if it has the layout of an earlier one.
 
-The messages of one producer mostly differ only in the body, the id, keys, the values of user properties, and the born
-timestamp. A *layout* consists of all other bytes before the body. These include every tag and size on the wire, so in a
-message with the same layout the fields have the same positions and sizes. The first message of a layout is parsed and
-checked; of the following ones only the fields that differ are read and checked, and stored with the template of the
-first one's record. What is unusual is left to protobuf, which then reads the whole message: another type than NORMAL,
-for example, or other text than printable ASCII.
+The messages of one producer mostly differ only in the body, the id, keys, message group, values of user properties,
+trace context, and born timestamp. A *layout* consists of all other bytes before the body. These include every tag and
+size on the wire, so in a message with the same layout the fields have the same positions and sizes. The first message
+of a layout is parsed and checked; of the following ones only the fields that differ are read and checked, and stored
+with the template of the first one's record. What is unusual is left to protobuf, which then reads the whole message:
+another type than NORMAL or FIFO, for example, or other text than printable ASCII.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from google.protobuf.message import DecodeError
 
 from aerobee_broker.config import LimitsConfig
-from aerobee_broker.message_mapping import NORMAL, message_type, to_store_message
+from aerobee_broker.message_mapping import FIFO, NORMAL, message_type, to_store_message
 from aerobee_broker.processors.message_layout import Fields, Span, fields_of
 from aerobee_broker.processors.varints import read_varint, varint
 from aerobee_broker.validation import check_message
@@ -59,13 +59,26 @@ class _Template(NamedTuple):
 class Layout:
     """The positions of the fields that differ in messages of one layout."""
 
-    __slots__ = ("_fields", "_templates", "_texts", "_words", "name", "namespace", "topic", "unusable")
+    __slots__ = (
+        "_fields",
+        "_templates",
+        "_texts",
+        "_words",
+        "index_key_count",
+        "kind",
+        "name",
+        "namespace",
+        "topic",
+        "unusable",
+    )
 
     def __init__(self, fields: Fields, texts: Sequence[Span], topic: v2.Resource) -> None:
-        """`texts`: the values of user properties that may differ."""
+        """`texts`: those that may differ."""
         self._fields = fields
-        self._words = (fields.message_id, *fields.keys)
+        self._words = tuple(fields.words())
         self._texts = tuple(texts)
+        self.index_key_count = 1 + len(fields.keys)
+        self.kind = NORMAL if fields.group is None else FIFO
         self.topic = topic
         self.namespace, self.name = topic.resource_namespace, topic.name
         self._templates: dict[tuple[str, str], _Template] = {}
@@ -98,7 +111,7 @@ class Layout:
         if found is not None and found.limits is limits:
             return found
         message = request.whole().messages[0]
-        if message_type(message.system_properties) != NORMAL:
+        if message_type(message.system_properties) != self.kind:
             self.unusable = True
             return None
         check_message(message, limits, store.body_size_max, now_ms)
@@ -151,13 +164,17 @@ class SendOne:
     """The bytes of the message before the body, with the body's tag but without its size."""
     body_begin: int
     words: list[bytes]
-    """The id and the keys."""
+    """The id, the keys, and the message group of a FIFO message."""
     born_ms: int
     """Unix milliseconds; 0 or less for a missing one."""
 
     @property
     def topic(self) -> v2.Resource:
         return self.layout.topic
+
+    @property
+    def message_group(self) -> str:
+        return self.words[-1].decode() if self.layout.kind == FIFO else ""
 
     def whole(self) -> v2.SendMessageRequest:
         return self.parse(self.data)
@@ -181,7 +198,7 @@ class SendOne:
             self.born_ms if self.born_ms > 0 else now_ms,  # five bytes of seconds end long before `LAST_MS`
             peer,
             [head[begin:end] for begin, end in template.values],
-            tuple([word.decode() for word in self.words]),
+            tuple([word.decode() for word in self.words[: self.layout.index_key_count]]),
         )
 
 
@@ -281,9 +298,9 @@ def _layout_of(message: bytes) -> tuple[int, int, int, Layout] | None:
     head_size = fields.body[0] - len(varint(fields.body[1] - fields.body[0]))
     if head_size > _HEAD_SIZE_MAX or message[head_size - 1] != _BODY:
         return None
-    texts = [value for _, value in fields.user_properties if _TEXTS.fullmatch(message[slice(*value)]) is not None]
+    texts = [span for span in fields.texts() if _TEXTS.fullmatch(message[slice(*span)]) is not None]
     mask = bytearray(b"\xff" * head_size)
-    for begin, end in (fields.message_id, *fields.keys, *texts):
+    for begin, end in (*fields.words(), *texts):
         mask[begin:end] = bytes(end - begin)
     for span in (fields.seconds, fields.nanos):
         if span is not None:  # a varint: the same number of bytes

@@ -75,7 +75,7 @@ def shapes_of(data: bytes, begin: Integers, end: Integers) -> tuple[v2.Resource,
         first = int(begin[rows[0]])
         message = data[first : first + size]
         fields = fields_of(message)
-        if fields is None:
+        if fields is None or fields.group is not None:
             return None
         messages = windows(data, size)[begin[rows]].view(np.uint8).reshape(-1, size)
         if not _are_constant(messages, fields.varying()):

@@ -432,6 +432,27 @@ class TestSendOfAKnownLayout:
                 found = sender.store.query("orders", key, max_count=10)
                 assert [record.unique_key for record in found] == [f"id{number}"] * 2
 
+    async def test_messages_of_a_group_stay_in_its_queue(self, sender: Sender) -> None:
+        """The same queue as for any other send, in the order of the sends, counted as FIFO."""
+        for number in range(40):
+            made = message("ordered", message_id=f"id{number:02}", message_group=f"g{number % 8}")
+            if number < 9:
+                await sender.send(made)
+            await sender.send_alone(made, kind=SendOne if number else v2.SendMessageRequest)
+        queues: dict[str, set[int]] = {}
+        for record in sender.stored("ordered"):
+            queues.setdefault(record.properties["__SHARDINGKEY"], set()).add(record.queue_id)
+        assert queues == {f"g{n}": {jump_hash(f"g{n}", 8)} for n in range(8)}
+        ids = [record.unique_key for record in sender.stored("ordered") if record.properties["__SHARDINGKEY"] == "g3"]
+        assert ids == ["id03", "id03", "id11", "id19", "id27", "id35"]
+        assert sender.counters.sent["ordered", "fifo"].messages == 49
+
+    async def test_a_topic_that_takes_no_groups(self, sender: Sender) -> None:
+        for number in range(3):
+            with pytest.raises(InvalidRequestError) as caught:
+                await sender.send_alone(message(message_id=f"id{number}", message_group="g"), kind=None)
+            assert caught.value.code == v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+
     async def test_durable_before_the_answer(self, sender: Sender) -> None:
         await sender.send_alone(message(message_id="id1", keys=["k1"], tag="tag"))
         wrote, _, flushed, _ = sender.store.positions

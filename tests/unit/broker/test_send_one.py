@@ -11,6 +11,7 @@ import pytest
 
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.message_mapping import to_store_message
 from aerobee_broker.processors import send_one
 from aerobee_broker.processors.send_one import SendOne, SendReader
 from aerobee_broker.processors.varints import read_varint, varint
@@ -66,6 +67,7 @@ def record_of(
 QUEUE = b"\x68\x05"  # the field queue_id, which Java's client sends
 STAYS: dict[str, Callable[[v2.Message], object]] = {
     **SHAPED,
+    "trace": lambda message: setattr(message.system_properties, "trace_context", f"00-{message.body[0]:032}-01"),
     "namespace": lambda message: setattr(message.topic, "resource_namespace", "shop"),
     "queue": lambda message: message.system_properties.MergeFromString(QUEUE),
     "bytes as body": lambda message: setattr(message, "body", bytes(range(256)) * 3),
@@ -104,7 +106,7 @@ def test_an_index_key_for_the_id_and_each_key() -> None:
     assert message.index_keys == (f"01{2:030X}", "k0002", "all")
 
 
-@pytest.mark.parametrize("change", ODD)
+@pytest.mark.parametrize("change", sorted(ODD.keys() - {"group"}))
 def test_unusual_messages_are_stored_as_the_whole_message_or_left_to_protobuf(change: str) -> None:
     """Whether an earlier message was usual, or unusual in the same way."""
     usual, odd = fresh(1), fresh(2)
@@ -116,6 +118,32 @@ def test_unusual_messages_are_stored_as_the_whole_message_or_left_to_protobuf(ch
     for reader in (taught(request_of([usual])), taught(data), taught(request_of([usual]), data, data)):
         found = record_of(reader.read(data, parse))
         assert found is None or found == one_by_one(data)
+
+
+def in_order(number: int, group: str = "group-1") -> v2.Message:
+    message = fresh(number)
+    message.system_properties.message_type = v2.MessageType.FIFO
+    message.system_properties.message_group = group
+    return message
+
+
+def test_a_message_of_a_group() -> None:
+    """The group is a property, but no key of the index."""
+    found = taught(request_of([in_order(1)])).read(request_of([in_order(2, "group-2")]), refuse)
+    assert isinstance(found, SendOne)
+    assert (found.layout.kind, found.message_group) == (v2.MessageType.FIFO, "group-2")
+    made = found.message("orders", 3, PEER, NOW, LIMITS, StoreConfig(directory=Path("unused")))
+    assert made is not None
+    stored = to_store_message(in_order(2, "group-2"), "orders", 3, PEER, NOW)
+    assert made.template.properties(made) == dict(stored.properties)
+    assert made.index_keys == (f"01{2:030X}", "k0002", "all")
+
+
+@pytest.mark.parametrize("group", ["group 1", "group-\x01", "gröup1", "       "])
+def test_an_unusual_group_is_left_to_protobuf(group: str) -> None:
+    assert len(group.encode()) == len("group-1")
+    found = taught(request_of([in_order(1)])).read(request_of([in_order(2, group)]), parse)
+    assert isinstance(found, v2.SendMessageRequest)
 
 
 def test_one_message_of_another_peer_has_its_host() -> None:
