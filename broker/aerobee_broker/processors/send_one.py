@@ -38,11 +38,11 @@ _INT32_MAX: Final = (1 << 31) - 1
 _WORDS: Final = re.compile(rb"[!-~]+")  # ids and keys: spaces separate keys
 _TEXTS: Final = re.compile(rb"[ -~]*")
 
-_HEAD_SIZE_MAX: Final = 4096  # bytes before the body
+_HEAD_SIZE_MAX: Final = 1024  # bytes before the body
 _GEOMETRIES_MAX: Final = 8
 _LAYOUTS_MAX: Final = 64  # of one geometry
 _TEMPLATES_MAX: Final = 4  # of one layout
-_LAYOUTS_IN_ALL: Final = 1024  # a few MB at most; then all are forgotten
+_LAYOUTS_IN_ALL: Final = 1024  # some 10 MB at most; then all are forgotten
 # A request earns 1, and to learn a layout costs as much as a few requests: messages that all differ cost little more.
 _LEARNING_COST: Final = 8
 _CREDIT_MAX: Final = 64
