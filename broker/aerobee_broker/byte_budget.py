@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from aerobee_broker.errors import TooManyRequestsError
 
 
-@dataclass(slots=True, eq=False)
-class _Waiter:
+class _Waiter(Struct, eq=False):
     size: int
     owners: Sequence[str]
     granted: asyncio.Future[None]

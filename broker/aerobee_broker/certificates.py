@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -19,8 +20,7 @@ _VALID_DAYS: Final = 30
 _EARLIER: Final = datetime.timedelta(hours=1)  # clients' clocks may be slow
 
 
-@dataclass(frozen=True, slots=True)
-class Issued:
+class Issued(Struct, frozen=True):
     """All PEM. `certificate` is the server's own, followed by `authority`, which clients trust."""
 
     key: bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from aerobee_broker.byte_budget import ByteBudget
 from aerobee_broker.clients.accounts import Accounts
@@ -22,8 +22,7 @@ from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerParts:
+class BrokerParts(Struct, frozen=True, kw_only=True):
     """Made once by `server`. A part that needs only a few of them takes those."""
 
     settings: Settings

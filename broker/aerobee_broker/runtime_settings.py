@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final, Protocol, Self
+
+from msgspec import Struct
 
 from aerobee_broker.config import (
     ENVIRONMENT_PREFIX,
@@ -53,8 +54,7 @@ CHANGEABLE: Final = frozenset(
 _DECIDED_AT_START: Final = ("environment", "flag")
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """One setting as shown to users; values as text."""
 
     name: str

@@ -7,8 +7,10 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
 
 from aerobee_broker.byte_budget import ByteBudget
 from aerobee_broker.clients.accounts import Accounts
@@ -86,8 +88,7 @@ class _Readiness:
         return f"the store refuses {what}: {self.store.running.reason}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Process:
+class _Process(Struct, frozen=True, kw_only=True):
     """The parts that survive the promotion of a replica to a master."""
 
     config: BrokerConfig
@@ -394,8 +395,7 @@ async def _open_master(process: _Process, config: BrokerConfig, store: MessageSt
     return await master_broker.MasterBroker.open(config, store, process.leadership)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _GrpcFront:
+class _GrpcFront(Struct, frozen=True, kw_only=True):
     """The gRPC server, its addresses, and the event that ends streams of health and reflection."""
 
     server: Server

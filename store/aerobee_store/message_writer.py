@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
 
 from aerobee_store.clock import Clock
 from aerobee_store.config import StoreConfig
@@ -71,8 +72,7 @@ class Appended(NamedTuple):
         return self.physical_offset + self.size
 
 
-@dataclass(frozen=True, slots=True)
-class AppendedBatch:
+class AppendedBatch(Struct, frozen=True):
     """Where records were stored that were appended together, with consecutive queue offsets. `count`: messages."""
 
     first_queue_offset: int

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from aerobee_store.deferred import deferred
 from aerobee_store.errors import CorruptRecordError, RecordNotFoundError
@@ -40,8 +41,7 @@ _log = logging.getLogger(__name__)
 _UNITS_MAX: Final = 16384
 
 
-@dataclass(frozen=True, slots=True)
-class RecordRuns:
+class RecordRuns(Struct, frozen=True):
     """Records of one queue. The next read begins at `next_offset`. `lost` counts messages without a readable record.
 
     `runs` are slices of segments, to be copied before the event loop continues; `sizes` are those of their records.

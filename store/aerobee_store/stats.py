@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from aerobee_store.deferred import deferred
 
@@ -53,8 +54,7 @@ class Histogram:
         self.last = float(values[-1])
 
 
-@dataclass(slots=True)
-class StoreStats:
+class StoreStats(Struct):
     """Counters since the store was opened. Sizes in bytes, durations in seconds."""
 
     messages_appended: int = 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 from aerobee_store.disk.file_system import DiskUsage
 from aerobee_store.running_flags import RunningFlags
@@ -13,8 +14,7 @@ from aerobee_store.running_flags import RunningFlags
 StoreState = Literal["open", "failed", "closed"]
 
 
-@dataclass(frozen=True, slots=True)
-class StoreStatus:
+class StoreStatus(Struct, frozen=True):
     """Physical offsets; sizes in bytes."""
 
     directory: Path

@@ -24,9 +24,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
+
+from msgspec import Struct, field
 
 from aerobee_broker.delivery.bloom_filter import BloomFilter
 from aerobee_broker.delivery.config import DeliveryConfig
@@ -60,8 +61,7 @@ _FILE: Final = "consumerFilter.json"
 _OURS: Final = "aerobee"
 
 
-@dataclass(slots=True)
-class _Subscription:
+class _Subscription(Struct):
     """The expression of one group for one topic. Times in Unix milliseconds."""
 
     expression: str

@@ -6,8 +6,9 @@ finished messages stay finished until a Reset.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 
 class Run(NamedTuple):
@@ -28,8 +29,7 @@ class Entry(NamedTuple):
     client_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(Struct, frozen=True):
     """Messages delivered under one nonce. Offsets begin <= offset < cursor in no run are finished (filtered out).
 
     Offsets below `begin` were delivered or passed over before. `client_id`: invisible while that client lives, at most
@@ -49,15 +49,13 @@ class Delivered:
         return any(not run.attempt for run in self.runs)
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
+class Acknowledged(Struct, frozen=True):
     """Finished offsets, as half-open ranges."""
 
     ranges: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Changed:
+class Changed(Struct, frozen=True):
     """A message in flight got a new time and a new nonce."""
 
     offset: int
@@ -66,8 +64,7 @@ class Changed:
     invisible_until_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True):
     """The state of begin <= offset < end: offsets not in `entries` are finished, as are all below `commit_offset`."""
 
     commit_offset: int
@@ -76,8 +73,7 @@ class State:
     entries: tuple[Entry, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Reset:
+class Reset(Struct, frozen=True):
     """The group continues at `offset`: everything below is finished, nothing above was delivered."""
 
     offset: int

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from aerobee_broker.errors import InvalidFilterError
 from aerobee_store import MessageStore, ReadResult, Record
@@ -28,8 +30,7 @@ _CANDIDATE_BYTES_MAX: Final = 512 << 10  # bytes of their records
 _BULK_MIN: Final = 16  # neighbours that may match, which are searched together
 
 
-@dataclass(frozen=True, slots=True)
-class MessageFilter:
+class MessageFilter(Struct, frozen=True):
     """The accepted messages: those with one of these tags, or those that satisfy the condition. Both None: all.
 
     `tags` are evaluated by the store, mostly in the queue without the log; `condition` needs the record, unless the

@@ -10,8 +10,9 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Reset, Run, State
 from aerobee_broker.errors import JournalFormatError
@@ -60,8 +61,7 @@ _TAGS: Final = {kind: kind.name.lower() for kind in EventKind}
 _KNOWN_KINDS: Final = frozenset(int(kind) for kind in EventKind)
 
 
-@dataclass(frozen=True, slots=True)
-class QueueKey:
+class QueueKey(Struct, frozen=True):
     """The queue of a delivery: stored names of group and topic."""
 
     group: str
@@ -73,16 +73,14 @@ class QueueKey:
         return _text(self.group) + _text(self.topic) + _QUEUE_ID.pack(self.queue_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Removed:
+class Removed(Struct, frozen=True):
     """A deleted topic, group, or both: an empty name stands for all. Its state is removed."""
 
     group: str
     topic: str
 
 
-@dataclass(frozen=True, slots=True)
-class JournalEntry:
+class JournalEntry(Struct, frozen=True):
     """One event as read from the journal. `key` is None for Removed."""
 
     queue_offset: int

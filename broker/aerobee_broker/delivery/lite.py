@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 from typing import Final
+
+from msgspec import Struct
 
 from aerobee_broker.config import Settings
 from aerobee_broker.delivery.history import History
@@ -44,8 +45,7 @@ class Action(Enum):
     REPLACE = "replace"
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """`names` are lite topics. A `version` below an earlier one is outdated. `begin` applies to new subscriptions."""
 
     action: Action

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from msgspec import Struct
+
 from aerobee_broker.delivery.auto_renewals import attempt_nonce
 from aerobee_broker.delivery.filters import EVERYTHING, MessageFilter
 from aerobee_broker.delivery.message_group_order import MessageGroupOrder
@@ -54,8 +56,7 @@ class ReceiveRequest:
     look_seconds: float = LOOK_SECONDS
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivePlan:
+class ReceivePlan(Struct, frozen=True):
     """How to examine the queues for a request, given the current topic and group."""
 
     is_lite: bool

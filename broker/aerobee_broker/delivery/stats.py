@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 
-@dataclass(slots=True)
-class DeliveryStats:
+class DeliveryStats(Struct):
     """Counters since the start."""
 
     delivered: int = 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Iterator
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from aerobee_broker.config import Settings
 from aerobee_broker.delivery.journal import QueueKey
@@ -54,8 +55,7 @@ class Queue:
         self.reset_at: int | None = None
 
 
-@dataclass(slots=True)
-class Subscription:
+class Subscription(Struct):
     """One (topic, group)."""
 
     queues: dict[int, Queue] = field(default_factory=dict)
@@ -69,8 +69,7 @@ class Subscription:
         return queues[start:] + queues[:start]
 
 
-@dataclass(frozen=True, slots=True)
-class QueueStatus:
+class QueueStatus(Struct, frozen=True):
     """The progress of a group in one queue. Offsets are queue offsets; the others are message counts."""
 
     topic: str

@@ -7,9 +7,10 @@ cost of a call by its headers and its size before it parses anything.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Protocol
+
+from msgspec import Struct
 
 
 class StatusCode(IntEnum):
@@ -116,24 +117,21 @@ class Admission(Protocol):
         """The answer to a request of this size."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unary:
+class Unary(Struct, frozen=True):
     """One request, one answer."""
 
     call: CallUnary
     admission: Admission | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ServerStream:
+class ServerStream(Struct, frozen=True):
     """One request; the handler writes answers to the context and returns."""
 
     call: CallServerStream
     admission: Admission | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BidirectionalStream:
+class BidirectionalStream(Struct, frozen=True):
     """Any number of requests and answers, in any order. Also used for one answer to many requests."""
 
     call: CallBidirectionalStream

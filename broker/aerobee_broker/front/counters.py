@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 
-@dataclass(slots=True)
-class FrontCounters:
+class FrontCounters(Struct):
     """Totals of all connections since the start."""
 
     connections: int = 0  # open at present

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, cast
+
+from msgspec import Struct
 
 from aerobee_broker.front.frames import PREFACE
 
@@ -24,8 +25,7 @@ TLS_HANDSHAKE: Final = 0x16
 """The first byte of every TLS connection: a record of type handshake."""
 
 
-@dataclass(frozen=True, slots=True)
-class DetectedProtocol:
+class DetectedProtocol(Struct, frozen=True):
     """A protocol that shares the port."""
 
     name: str

@@ -16,8 +16,9 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+from msgspec import Struct
 
 from aerobee_broker.metrics.counters import BrokerCounters, QueueCounters
 from aerobee_broker.tables.tables import Tables
@@ -73,8 +74,7 @@ class QueueTraffic(NamedTuple):
     requests: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StatsItem:
+class StatsItem(Struct, frozen=True):
     """One entry of a RocketMQ stat set over a window. `average` is `sum` divided by `times`, 0 without any."""
 
     sum: float

@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
 
 from aerobee_broker.front.counters import FrontCounters
 from aerobee_store import Record
@@ -58,8 +59,7 @@ class SentCounters:
         return size
 
 
-@dataclass(slots=True)
-class ReceivedCounters:
+class ReceivedCounters(Struct):
     """Messages of one topic delivered to one group, with their outcomes."""
 
     messages: int = 0
@@ -122,8 +122,7 @@ class Running:
         self.count = 0
 
 
-@dataclass(slots=True)
-class BrokerCounters:
+class BrokerCounters(Struct):
     """Counters since the start. Keys are the labels of the metrics."""
 
     sent: dict[tuple[str, str], SentCounters] = field(default_factory=dict)

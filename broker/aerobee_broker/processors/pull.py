@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from aerobee_broker.byte_budget import Share
 from aerobee_broker.clients.clients import Client
@@ -36,8 +37,7 @@ _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 _NOTHING: Final = v2.Status(code=v2.Code.MESSAGE_NOT_FOUND, message="no message came within the polling time")
 
 
-@dataclass(slots=True)
-class _Reading:
+class _Reading(Struct):
     """One pull. Times are in loop time."""
 
     topic: str

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
+from msgspec import Struct
 
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.message_mapping import FIFO, NORMAL, message_type, to_store_message
@@ -152,8 +152,7 @@ class Layout:
         return gaps
 
 
-@dataclass(slots=True, eq=False)
-class SendOne:
+class SendOne(Struct, eq=False):
     """A request with one message of a known layout. What differs from the first one is checked, but for the size of the
     body."""
 

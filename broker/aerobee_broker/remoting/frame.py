@@ -28,8 +28,9 @@ from __future__ import annotations
 import itertools
 import json
 import struct
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from aerobee_broker.errors import BrokerError
 
@@ -71,8 +72,7 @@ def is_frame(first_bytes: bytes) -> bool:
     return first_bytes[0] == 0
 
 
-@dataclass(slots=True)
-class Command:
+class Command(Struct):
     """One request or response."""
 
     code: int

@@ -10,9 +10,10 @@ from __future__ import annotations
 import secrets
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
+
+from msgspec import Struct
 
 from aerobee_broker.config import Settings
 from aerobee_broker.errors import IllegalTopicError
@@ -81,8 +82,7 @@ SHORT_NAMES: Final = {
 }
 
 
-@dataclass(slots=True)
-class _Sent:
+class _Sent(Struct):
     """The content of a request, whatever its field names."""
 
     producer_group: str

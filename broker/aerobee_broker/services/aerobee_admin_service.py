@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.front.calls import Method
@@ -23,8 +24,7 @@ from aerobee_broker.services.rpc import AnonymousIdentity, service_methods
 SERVICE: Final = "aerobee.v1.AdminService"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Administration:
+class Administration(Struct, frozen=True, kw_only=True):
     """The processors of the two administration services."""
 
     topics: TopicAdministration

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
 
 from aerobee_broker.byte_budget import Share
 from aerobee_broker.clients.accounts import Account
@@ -55,8 +56,7 @@ else:
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessagingProcessors:
+class MessagingProcessors(Struct, frozen=True, kw_only=True):
     """The processors, one for each family of requests."""
 
     route: RouteProcessor

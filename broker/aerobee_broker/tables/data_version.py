@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
+from msgspec import Struct
+
 from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields
 from aerobee_store.clock import Clock
 from aerobee_store.tables.java_json import Bean
@@ -118,8 +120,7 @@ class _Named(Protocol):
 _Item = TypeVar("_Item", bound=_Named)
 
 
-@dataclass(frozen=True, slots=True)
-class TableChange:
+class TableChange(Struct, frozen=True):
     """The changes of a table since its last save, as `LoggedTable.encode` takes them."""
 
     after: int

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from aerobee_broker.timer.slot import Due
 from aerobee_broker.timer.state import TimerParts, integer
@@ -22,8 +23,7 @@ _ENQUEUE_BATCH: Final = 256  # messages read between two iterations of the event
 _DELAY_MIN, _DELAY_MAX = -(1 << 31), (1 << 31) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """The place of a message on the wheel. `roll`: it is stored again when that slot's time comes."""
 
     slot_ms: int

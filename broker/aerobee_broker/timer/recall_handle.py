@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from aerobee_broker.errors import BrokerError
 
@@ -20,8 +21,7 @@ class InvalidRecallHandleError(BrokerError):
     """The text is not a recall handle."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecallHandle:
+class RecallHandle(Struct, frozen=True):
     """`topic` is the stored name. The message id comes last, because it may contain blanks."""
 
     topic: str

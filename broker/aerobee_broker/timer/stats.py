@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from aerobee_store.stats import Histogram
 
 DELAY_SECONDS_BOUNDS: Final = (60.0, 600.0, 3600.0, 43_200.0, 86_400.0, 259_200.0)  # RocketMQ's buckets
 
 
-@dataclass(slots=True)
-class TimerStats:
+class TimerStats(Struct):
     """Since the start, except `pending`. By topic (stored name)."""
 
     pending: dict[str, int] = field(default_factory=dict)

@@ -20,9 +20,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
+
+from msgspec import Struct
 
 from aerobee_store import Record
 from aerobee_store.records import properties as p
@@ -69,8 +70,7 @@ class Outcome(enum.StrEnum):
 _OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 
 
-@dataclass(frozen=True, slots=True)
-class HalfMessage:
+class HalfMessage(Struct, frozen=True):
     """The transaction data of a half message. Times in Unix ms."""
 
     topic: str
@@ -83,8 +83,7 @@ class HalfMessage:
     prepared_queue_offset: int | None  # in RocketMQ's renewed ones: that of the earlier one
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(Struct, frozen=True):
     """Settled half messages, by queue offset; the other fields are None in RocketMQ's ops."""
 
     queue_offsets: tuple[int, ...]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+from msgspec import Struct, field
 
 from aerobee_broker.tables.consumer_offsets import OffsetTable
 from aerobee_broker.transactions.half_messages import (
@@ -38,8 +39,7 @@ class Decided(NamedTuple):
     end: int
 
 
-@dataclass(slots=True)
-class FoundOps:
+class FoundOps(Struct):
     """The content of the ops. `settled` and `doubtful` are queue offsets of half messages."""
 
     settled: set[int] = field(default_factory=set)

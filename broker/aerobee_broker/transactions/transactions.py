@@ -26,8 +26,9 @@ import heapq
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
+
+from msgspec import Struct, field
 
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.config import Settings
@@ -107,8 +108,7 @@ class HalfPlace(NamedTuple):
     physical_offset: int | None = None  # None: settled long ago
 
 
-@dataclass(slots=True)
-class TopicTransactions:
+class TopicTransactions(Struct):
     """Counters of one topic, since the start except `half`."""
 
     half: int = 0  # undecided now
@@ -119,8 +119,7 @@ class TopicTransactions:
     finish_seconds: Histogram = field(default_factory=lambda: Histogram(FINISH_SECONDS_BOUNDS))
 
 
-@dataclass(slots=True, eq=False)
-class _Half:
+class _Half(Struct, eq=False):
     """An undecided half message: some 450 bytes with its entries in the tables below, whatever the size of id and
     body."""
 

@@ -21,9 +21,10 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+
+from msgspec import Struct
 
 from aerobee_store.deferred import deferred
 
@@ -67,8 +68,7 @@ class InDiskThread(Protocol):
     def __call__(self, function: Callable[_P, _Result], *args: _P.args, **kwargs: _P.kwargs) -> Awaitable[_Result]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class DiskUsage:
+class DiskUsage(Struct, frozen=True):
     """Usage of the partition that holds a path, in bytes, as `df` and RocketMQ count it.
 
     Blocks reserved for root are neither used nor available: `total` is the sum of those two, not the disk's size.

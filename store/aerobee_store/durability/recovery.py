@@ -11,9 +11,10 @@ The log is the source of truth; queues and index are compared with it and comple
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct, field
 
 from aerobee_store.clock import Clock
 from aerobee_store.config import StoreConfig
@@ -54,8 +55,7 @@ TORN_TAIL = "torn-tail-"
 """Prefix of the names of files in `quarantine` that hold a torn tail; the physical offset follows."""
 
 
-@dataclass(slots=True)
-class RecoveryReport:
+class RecoveryReport(Struct):
     """What opening found and did. Sizes in bytes; `begin` and `end` are physical offsets.
 
     `torn`: the log ends in bytes that are not a record. `lost`: bytes after its end that the checkpoint calls synced.
@@ -87,8 +87,7 @@ class _LastUnit(NamedTuple):
     before: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryParts:
+class RecoveryParts(Struct, frozen=True, kw_only=True):
     """The files of a store, loaded."""
 
     file_system: FileSystem

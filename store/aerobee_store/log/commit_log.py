@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from aerobee_store.disk.file_system import NO_ROOM, Buffer
 from aerobee_store.errors import InvalidMessageError, RecordNotFoundError, StoreFullError
@@ -18,8 +19,7 @@ from aerobee_store.records import record
 from aerobee_store.records.record import BLANK_SIZE_MIN, Record
 
 
-@dataclass(frozen=True, slots=True)
-class DamagedRange:
+class DamagedRange(Struct, frozen=True):
     """Bytes of the log, [start, end), that are no valid record although records follow them."""
 
     start: int
@@ -27,8 +27,7 @@ class DamagedRange:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class _FullDisk:
+class _FullDisk(Struct, frozen=True):
     """The disk lacks space for `file`, the current segment or the next one; None: for making the next one."""
 
     file: MappedFile | None

@@ -19,9 +19,10 @@ import json
 import threading
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from aerobee_store.config import StoreConfig
 from aerobee_store.disk.file_system import DiskUsage, File, FileSystem
@@ -31,8 +32,7 @@ from aerobee_store.log.mapped_file import FileRun, file_name
 FILE_NAME: Final = "commitlog.paths"
 
 
-@dataclass(frozen=True, slots=True)
-class KnownPaths:
+class KnownPaths(Struct, frozen=True):
     """The log paths recorded by a store."""
 
     paths: tuple[Path, ...]

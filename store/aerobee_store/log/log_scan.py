@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import find_bytes
@@ -40,8 +41,7 @@ SEGMENT_MISSING: Final = "the segment is missing"
 """The reason of a damaged range that no segment holds."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogEnd:
+class LogEnd(Struct, frozen=True):
     """The end of the log, and what stopped the scan there; None if the log ends with its last segment."""
 
     position: int

@@ -38,11 +38,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from aerobee_store.clock import Clock, SteadyClock
 from aerobee_store.config import StoreConfig
@@ -78,8 +79,7 @@ _QUEUES_PER_TURN: Final = 32
 _WARM_SIZE: Final = 64 << 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetentionParts:
+class RetentionParts(Struct, frozen=True, kw_only=True):
     """What removing files reads and changes."""
 
     file_system: FileSystem

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from aerobee_store.clock import Clock
 from aerobee_store.deferred import deferred
@@ -40,8 +41,7 @@ _SLICE_SIZE: Final = 256 << 10
 _REST_SECONDS: Final = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(Struct, frozen=True):
     """The result of one read: `end` is where to continue, as a position in the segment."""
 
     end: int

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec import Struct
 
 from aerobee_store.deferred import deferred
 from aerobee_store.log.commit_log import CommitLog
@@ -57,8 +58,7 @@ class RecordPlace(NamedTuple):
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Searched:
+class _Searched(Struct, frozen=True):
     """The units of one queue for the records of a part of the log: the result of the last search."""
 
     queue: AnyQueue

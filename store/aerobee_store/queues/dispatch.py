@@ -22,8 +22,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from msgspec import Struct
 
 from aerobee_store.clock import Clock
 from aerobee_store.deferred import deferred
@@ -76,8 +77,7 @@ class Entry(NamedTuple):
     bitmap: bytes = NO_BITMAP
 
 
-@dataclass(frozen=True, slots=True)
-class EntryBatch:
+class EntryBatch(Struct, frozen=True):
     """The same for many records of one queue that were appended together.
 
     The buffer of `records` may have other content by now: only sizes, tags and keys are used. `bitmaps`: of each unit;
@@ -118,8 +118,7 @@ class ReceivedUnits(NamedTuple):
     stored: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedRecords:
+class ReceivedRecords(Struct, frozen=True):
     """Records of any queues whose places another broker has assigned, because its log is copied.
 
     `hashes`, `key_offsets` and `key_timestamps`: the entries for the index, in its order.
@@ -134,8 +133,7 @@ class ReceivedRecords:
     store_timestamp: int
 
 
-@dataclass(frozen=True, slots=True)
-class DispatchLimits:
+class DispatchLimits(Struct, frozen=True):
     """The limits of what waits for dispatch. `count`: messages, where each additional queue of a message counts as one,
     and a batch in store layout as one; `size`: bytes of the log."""
 

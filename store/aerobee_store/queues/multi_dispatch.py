@@ -17,8 +17,10 @@ before it in the log.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from aerobee_store.errors import InvalidMessageError
 from aerobee_store.records import properties
@@ -52,8 +54,7 @@ def is_light(topic: str) -> bool:
     return topic.startswith(LMQ_PREFIX)
 
 
-@dataclass(frozen=True, slots=True)
-class MultiDispatch:
+class MultiDispatch(Struct, frozen=True):
     """Which names are dispatched. `light_queues`: names with `%LMQ%`; `other_topics`: all others."""
 
     light_queues: bool = True

@@ -41,10 +41,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from zlib import crc32
+
+from msgspec import Struct
 
 from aerobee_store.disk.file_system import FileSystem, InDiskThread
 from aerobee_store.errors import StoreDirectoryError
@@ -57,8 +58,7 @@ from aerobee_store.tables.json_table import JsonTable
 _REMOVED_AT_ONCE: Final = 32  # topics; other work of the disk thread runs in between
 
 
-@dataclass(frozen=True, slots=True)
-class DeletedTopic:
+class DeletedTopic(Struct, frozen=True):
     """Records before `physical_offset` are deleted; `next_offsets`: queue id -> next offset at the deletion."""
 
     physical_offset: int
@@ -143,8 +143,7 @@ class DeletedTopics:
         self._table.save({"topics": topics, "crc32": _checksum(topics)})
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """Topics that have ended in the log before `physical_offset`, and the content of the table to save."""
 
     physical_offset: int

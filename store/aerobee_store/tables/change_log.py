@@ -20,10 +20,11 @@ was never acknowledged, from a damaged one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from zlib import crc32
+
+from msgspec import Struct
 
 from aerobee_store.disk.file_system import File, FileSystem
 from aerobee_store.tables import java_json
@@ -36,8 +37,7 @@ _SECTOR: Final = 512  # bytes that a disk writes atomically
 _CRC_SIZE: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(Struct, frozen=True):
     """The changes in a log, in order. `problem`: why some may be missing, None if the log is intact."""
 
     items: Sequence[dict[str, object]]

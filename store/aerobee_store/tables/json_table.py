@@ -23,9 +23,10 @@ RocketMQ renames main to .bak first and then writes main anew; its reader and ou
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
+
+from msgspec import Struct
 
 from aerobee_store.errors import StoreError
 from aerobee_store.stats import StoreStats
@@ -56,8 +57,7 @@ class UnreadableTableError(StoreError):
         self.path = path
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
+class _Copy(Struct, frozen=True):
     """The content of one of the two files."""
 
     state: Literal["good", "absent", "empty", "damaged"]

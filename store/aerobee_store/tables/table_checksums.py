@@ -24,10 +24,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, Self
 from zlib import crc32
+
+from msgspec import Struct
 
 from aerobee_store.disk.file_system import File
 
@@ -62,8 +63,7 @@ class ChecksumFiles(Protocol):
         """Whether the file exists."""
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(Struct, frozen=True):
     """The identity of a content: its size in bytes and its CRC-32."""
 
     size: int

@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import File, FileSystem
@@ -32,8 +34,7 @@ _log = logging.getLogger(__name__)
 LOG_FILE_SIZE: Final = 100 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class TimerRecovery:
+class TimerRecovery(Struct, frozen=True):
     """The result of opening. `complete`: all units before `checkpoint.queue_offset` exist; otherwise the timer topic
     must be read from its beginning."""
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import group_name, topic_name
@@ -23,8 +24,7 @@ from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
 
 
-@dataclass(slots=True)
-class _Sum:
+class _Sum(Struct):
     """A sum over queues. Times are Unix milliseconds."""
 
     in_flight: int = 0
@@ -43,8 +43,7 @@ class _Sum:
         self.consumed_ms = max(self.consumed_ms, times.consumed_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class _Times:
+class _Times(Struct, frozen=True):
     """Times of one queue."""
 
     oldest_ms: int | None

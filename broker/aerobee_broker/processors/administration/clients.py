@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.clients.naming import group_name, subscribed_topics, topic_name
@@ -32,8 +33,7 @@ _FINE: Final = (v2.Code.OK, v2.Code.CODE_UNSPECIFIED)  # some clients omit the s
 _EVERYTHING: Final = v2.FilterExpression(type=v2.FilterType.TAG, expression="*")
 
 
-@dataclass(frozen=True, slots=True)
-class _Subscribed:
+class _Subscribed(Struct, frozen=True):
     """One topic of one connected client."""
 
     client: Client
