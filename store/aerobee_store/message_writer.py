@@ -165,6 +165,7 @@ class MessageWriter:
     def append_one(self, message: TemplateMessage, *, internal: bool = False) -> Appended:
         """Like MessageStore.append_one, which has checked that the store may be written."""
         template = message.template
+        self._check_body(message.body)
         topic, queue_id = template.topic, message.queue_id
         queue = self._queues.simple.get((topic, queue_id))
         if queue is None:  # raises for a batch topic
@@ -205,13 +206,10 @@ class MessageWriter:
 
     def _places(self, messages: Sequence[Message]) -> list[ConsumeQueue | None]:
         """The queue of each message; None for a prepared one. InvalidMessageError, with nothing stored."""
-        queues, body_size_max = self._queues.simple, self._config.body_size_max
+        queues = self._queues.simple
         places: list[ConsumeQueue | None] = []
         for message in messages:
-            if len(message.body) > body_size_max:
-                raise InvalidMessageError(
-                    f"the body has {len(message.body)} bytes; the limit is {body_size_max} (store.body_size_max)"
-                )
+            self._check_body(message.body)
             queue = None
             if not message.sys_flag & SYS_FLAG_PREPARED:
                 queue = queues.get((message.topic, message.queue_id))
@@ -219,6 +217,11 @@ class MessageWriter:
                     queue = self._queues.simple_queue(message.topic, message.queue_id)
             places.append(queue)
         return places
+
+    def _check_body(self, body: bytes | bytearray | memoryview) -> None:
+        size_max = self._config.body_size_max
+        if len(body) > size_max:
+            raise InvalidMessageError(f"the body has {len(body)} bytes; the limit is {size_max} (store.body_size_max)")
 
     def _count(self, sizes: Sequence[int]) -> None:
         stats = self._stats
@@ -271,10 +274,7 @@ class MessageWriter:
         if len(messages) != 1:
             raise InvalidMessageError("an inner batch must be the only message of its append")
         (message,) = messages
-        if len(message.body) > config.body_size_max:
-            raise InvalidMessageError(
-                f"the body has {len(message.body)} bytes; the limit is {config.body_size_max} (store.body_size_max)"
-            )
+        self._check_body(message.body)
         if message.sys_flag & SYS_FLAG_TRANSACTION:
             raise InvalidMessageError("an inner batch cannot be part of a transaction")
         queue = self._queues.batch_queue_unless_simple(message.topic, message.queue_id)

@@ -31,7 +31,7 @@ Span = tuple[int, int]
 
 
 class Fields(NamedTuple):
-    """The positions in a message of the fields that may differ between messages of its shape."""
+    """The positions in a message of the fields that may differ between messages of its shape, and of the host."""
 
     topic: Span
     body: Span
@@ -44,6 +44,8 @@ class Fields(NamedTuple):
     """The name and value of each user property."""
     seconds: Span | None
     nanos: Span | None
+    born_host: Span | None
+    queue_id: Span | None
 
     def words(self) -> list[Span]:
         """The id, the keys, and the message group if there is one: text without spaces."""
@@ -102,6 +104,8 @@ def fields_of(message: bytes) -> Fields | None:
         user_properties=tuple(properties),
         seconds=time[_SECONDS][0] if _SECONDS in time else None,
         nanos=time[_NANOS][0] if _NANOS in time else None,
+        born_host=system[_BORN_HOST][0] if _BORN_HOST in system else None,
+        queue_id=system[_QUEUE_ID][0] if _QUEUE_ID in system else None,
     )
 
 

@@ -39,13 +39,14 @@ _WORDS: Final = re.compile(rb"[!-~]+")  # ids and keys: spaces separate keys
 _TEXTS: Final = re.compile(rb"[ -~]*")
 
 _HEAD_SIZE_MAX: Final = 1024  # bytes before the body
+_FIELDS_MAX: Final = 16  # that differ, besides body and time
+_TEMPLATES_MAX: Final = 8  # of one layout
 _GEOMETRIES_MAX: Final = 8
 _LAYOUTS_MAX: Final = 64  # of one geometry
-_TEMPLATES_MAX: Final = 4  # of one layout
-_LAYOUTS_IN_ALL: Final = 1024  # some 10 MB at most; then all are forgotten
+_LAYOUTS_IN_ALL: Final = 512  # 11 MB at most, with eight templates each
 # A request earns 1, and to learn a layout costs as much as a few requests: messages that all differ cost little more.
 _LEARNING_COST: Final = 8
-_CREDIT_MAX: Final = 64
+_CREDIT_MAX: Final = 256
 
 
 class _Template(NamedTuple):
@@ -60,6 +61,7 @@ class Layout:
     """The positions of the fields that differ in messages of one layout."""
 
     __slots__ = (
+        "_born_host",
         "_fields",
         "_templates",
         "_texts",
@@ -72,16 +74,17 @@ class Layout:
         "unusable",
     )
 
-    def __init__(self, fields: Fields, texts: Sequence[Span], topic: v2.Resource) -> None:
+    def __init__(self, fields: Fields, texts: Sequence[Span], topic: v2.Resource, born_host: bytes) -> None:
         """`texts`: those that may differ."""
         self._fields = fields
+        self._born_host = born_host.decode()
         self._words = tuple(fields.words())
         self._texts = tuple(texts)
         self.index_key_count = 1 + len(fields.keys)
         self.kind = NORMAL if fields.group is None else FIFO
         self.topic = topic
         self.namespace, self.name = topic.resource_namespace, topic.name
-        self._templates: dict[tuple[str, str], _Template] = {}
+        self._templates: dict[tuple[str, bool, bool], _Template] = {}
         self.unusable = False
         """Whether messages of this layout cannot be stored by a template."""
 
@@ -102,11 +105,12 @@ class Layout:
     def template(
         self, request: SendOne, stored_topic: str, peer: Host, now_ms: int, limits: LimitsConfig, store: StoreConfig
     ) -> _Template | None:
-        """The template for messages of clients at this address. None if there is none.
+        """The template for messages of a client at this address. None if there is none.
 
         InvalidRequestError or InvalidMessageError if it is made now and the message breaks a rule.
         """
-        key = stored_topic, peer[0]
+        # Of the address, the template has the IP version, and whether the client names another host.
+        key = stored_topic, ":" in peer[0], self._born_host == peer[0]
         found = self._templates.get(key)
         if found is not None and found.limits is limits:
             return found
@@ -212,65 +216,54 @@ class _Geometry(NamedTuple):
     layouts: dict[int, Layout]
 
 
-class _Known:
-    """The geometries of messages to one topic whose next field has one size."""
-
-    __slots__ = ("credit", "geometries")
-
-    def __init__(self) -> None:
-        self.geometries: list[_Geometry] = []
-        self.credit = _LEARNING_COST
-
-
 class SendReader:
     """Reads requests with one message, and learns their layouts."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, _Known] = {}
+        self._known: dict[bytes, list[_Geometry]] = {}
+        """By topic, and tag and size of the field after it."""
         self._layout_count = 0
+        self._credit = _CREDIT_MAX
 
     def read(self, data: bytes, parse: Parse) -> SendOne | v2.SendMessageRequest | None:
         """A request; None if it does not consist of one message. Raises like `parse`."""
         if len(data) < _SIZE_MIN or data[0] != _MESSAGES:
             return None
-        size, begin = read_varint(data, 1)
+        try:
+            size, begin = read_varint(data, 1)
+        except IndexError:
+            return None
         if begin + size != len(data) or size < _SIZE_MIN:
             return None
-        # The topic's field, and the tag and size of the field after it.
+        if self._credit < _CREDIT_MAX:
+            self._credit += 1
         known_by = data[begin : begin + data[begin + 1] + 5]
-        known = self._known.get(known_by)
-        if known is not None:
-            if known.credit < _CREDIT_MAX:
-                known.credit += 1
-            for head_size, mask, layouts in known.geometries:
-                head = data[begin : begin + head_size]
-                layout = layouts.get(int.from_bytes(head, "big") & mask)
-                if layout is not None and (body_begin := _body_begin(data, begin + head_size)):
-                    found = None if layout.unusable else layout.read(data, head, body_begin, parse)
-                    return parse(data) if found is None else found
+        for head_size, mask, layouts in self._known.get(known_by, ()):
+            head = data[begin : begin + head_size]
+            layout = layouts.get(int.from_bytes(head, "big") & mask)
+            if layout is not None and (body_begin := _body_begin(data, begin + head_size)):
+                found = None if layout.unusable else layout.read(data, head, body_begin, parse)
+                return parse(data) if found is None else found
         request = parse(data)
-        if known is None or known.credit >= _LEARNING_COST:
-            self._learn(known_by, data, begin)
+        if self._credit >= _LEARNING_COST:
+            self._credit -= _LEARNING_COST
+            self._learn(known_by, data[begin:])
         return request
 
-    def _learn(self, known_by: bytes, data: bytes, begin: int) -> None:
-        if self._layout_count >= _LAYOUTS_IN_ALL or len(self._known) >= _LAYOUTS_IN_ALL:
-            self._known.clear()
-            self._layout_count = 0
-        known = self._known.setdefault(known_by, _Known())
-        known.credit -= _LEARNING_COST
-        found = _layout_of(data[begin:])
+    def _learn(self, known_by: bytes, message: bytes) -> None:
+        found = _layout_of(message)
         if found is None:
             return
         head_size, mask, constants, layout = found
-        for geometry in known.geometries:
-            if geometry.head_size == head_size and geometry.mask == mask:
-                break
-        else:
-            if len(known.geometries) >= _GEOMETRIES_MAX:
-                self._layout_count -= len(known.geometries.pop(0).layouts)
+        if self._layout_count >= _LAYOUTS_IN_ALL:
+            self._layout_count -= sum(len(each.layouts) for each in self._known.pop(next(iter(self._known))))
+        geometries = self._known.setdefault(known_by, [])
+        geometry = next((each for each in geometries if each.mask == mask), None)
+        if geometry is None:
+            if len(geometries) >= _GEOMETRIES_MAX:
+                self._layout_count -= len(geometries.pop(0).layouts)
             geometry = _Geometry(head_size, mask, {})
-            known.geometries.append(geometry)
+            geometries.append(geometry)
         layouts = geometry.layouts
         if len(layouts) >= _LAYOUTS_MAX:
             del layouts[next(iter(layouts))]
@@ -298,15 +291,19 @@ def _layout_of(message: bytes) -> tuple[int, int, int, Layout] | None:
     if head_size > _HEAD_SIZE_MAX or message[head_size - 1] != _BODY:
         return None
     texts = [span for span in fields.texts() if _TEXTS.fullmatch(message[slice(*span)]) is not None]
+    if len(fields.words()) + len(texts) > _FIELDS_MAX:
+        return None
     mask = bytearray(b"\xff" * head_size)
     for begin, end in (*fields.words(), *texts):
         mask[begin:end] = bytes(end - begin)
-    for span in (fields.seconds, fields.nanos):
+    for span in (fields.seconds, fields.nanos, fields.queue_id):  # the queue is not the client's choice
         if span is not None:  # a varint: the same number of bytes
             mask[slice(*span)] = b"\x80" * (span[1] - span[0])
     try:
         topic = v2.Resource.FromString(message[slice(*fields.topic)])
     except DecodeError:
         return None
-    constants = int.from_bytes(mask, "big")
-    return head_size, constants, int.from_bytes(message[:head_size], "big") & constants, Layout(fields, texts, topic)
+    constant = int.from_bytes(mask, "big")
+    born_host = b"" if fields.born_host is None else message[slice(*fields.born_host)]
+    layout = Layout(fields, texts, topic, born_host)
+    return head_size, constant, int.from_bytes(message[:head_size], "big") & constant, layout

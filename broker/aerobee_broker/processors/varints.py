@@ -14,13 +14,14 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number of at most five bytes, and its end; larger numbers are invalid everywhere. IndexError if the bytes end
-    too early."""
+    """A number of at most five bytes, and its end. IndexError for a longer one, or if the bytes end too early."""
     value = shift = 0
     while True:
         byte = data[position]
         position += 1
         value |= (byte & 0x7F) << shift
-        if byte < 0x80 or shift > 28:
+        if byte < 0x80:
             return value, position
+        if shift == 28:
+            raise IndexError("a number of more than five bytes")
         shift += 7

@@ -67,7 +67,8 @@ class OffsetEvents:
         try:
             if TOPIC not in self._tables.topics:
                 self._tables.topics.create_internal(TopicConfig(name=TOPIC, read_queue_count=1, write_queue_count=1))
-                await self._tables.save()
+                await self._tables.save_topics()
             self._store.append([message])
         except (StoreError, OSError) as error:
             _log.warning("event of a corrected offset not stored cause=%s", error)
+            self._count = _PER_SECOND_MAX + 1  # no more in this second

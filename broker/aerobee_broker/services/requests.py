@@ -41,6 +41,7 @@ _FIELDS_MAX: Final = 1 << 17  # of a request above that, at all depths: about 50
 _DEPTH_MAX: Final = 100  # depth of nested messages, as in the parser
 
 _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
+_SHORT, _LONG = 5, 10  # bytes of a varint at most: of tags and sizes, of values
 
 
 def size_max_of(request_type: Descriptor, body_size_max: int) -> int:
@@ -184,12 +185,12 @@ class _Count:
             self._left -= 1
             if self._left < 0:
                 raise _TooManyFieldsError
-            tag, place = _varint(data, place, end)
+            tag, place = _varint(data, place, end, _SHORT)
             wire_type, number = tag & 7, tag >> 3
             if not 0 < number < 1 << 29:
                 raise _MalformedError
             if wire_type == _BYTES:
-                size, place = _varint(data, place, end)
+                size, place = _varint(data, place, end, _SHORT)
                 if size > end - place:
                     raise _MalformedError
                 field = known.get(number)
@@ -202,7 +203,7 @@ class _Count:
                         raise _MalformedError from None
                 place += size
             elif wire_type == _VARINT:
-                _, place = _varint(data, place, end)
+                _, place = _varint(data, place, end, _LONG)
             elif wire_type == _FIXED_64:
                 place += 8
             elif wire_type == _FIXED_32:
@@ -222,10 +223,10 @@ def is_well_formed(data: bytes, message: Descriptor) -> bool:
     return True
 
 
-def _varint(data: bytes, place: int, end: int) -> tuple[int, int]:
-    """The varint at this position, and the position after it."""
+def _varint(data: bytes, place: int, end: int, size_max: int) -> tuple[int, int]:
+    """The varint of at most so many bytes at this position, and the position after it."""
     value = shift = 0
-    while place < end and shift < 70:
+    while place < end and shift < 7 * size_max:
         byte = data[place]
         place += 1
         value |= (byte & 0x7F) << shift

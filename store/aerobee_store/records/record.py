@@ -237,10 +237,11 @@ def ends_in_property_crc(raw_properties: bytes) -> bool:
 class Draft:
     """A message prepared for the log: its size is known, and only its offsets are missing.
 
-    An append can therefore reserve space first, and then packs every field once.
+    An append can therefore reserve space first, and then packs every field once. `start` has the fields before the
+    body, with zeros for offsets and store time; `tail` the topic and the properties.
     """
 
-    __slots__ = ("_body", "_start", "_sys_flag", "_tail", "_time_position", "size")
+    __slots__ = ("_body", "_time_position", "size", "start", "sys_flag", "tail")
 
     def __init__(
         self,
@@ -273,12 +274,12 @@ class Draft:
         topic_length = topic_size.to_bytes(version, "big")
         self.size = fixed.size + body_size + version + topic_size + 2 + properties_size
         self._body = body
-        self._tail = b"".join((topic_length, topic, properties_size.to_bytes(2, "big"), raw))
-        self._sys_flag = (message.sys_flag & ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)) | hosts << 4
+        self.tail = b"".join((topic_length, topic, properties_size.to_bytes(2, "big"), raw))
+        self.sys_flag = (message.sys_flag & ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)) | hosts << 4
         self._time_position = STORE_TIMESTAMP_POSITION + len(born_host) - 8
         # Numbers out of range are an error of the caller, and must be reported before space is reserved for the record.
         try:
-            self._start = fixed.pack(
+            self.start = fixed.pack(
                 self.size,
                 MAGIC_V1 if version == 1 else MAGIC_V2,
                 crc32(body) & BODY_CRC_MASK,
@@ -286,7 +287,7 @@ class Draft:
                 message.flag,
                 0,
                 0,
-                self._sys_flag,
+                self.sys_flag,
                 message.born_timestamp,
                 born_host,
                 0,
@@ -300,15 +301,15 @@ class Draft:
 
     def encode(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> bytes:
         """The record with its offsets. Prepared and rolled-back messages get queue offset 0: they are in no queue."""
-        if self._sys_flag & SYS_FLAG_PREPARED:
+        if self.sys_flag & SYS_FLAG_PREPARED:
             queue_offset = 0
-        start = bytearray(self._start)
+        start = bytearray(self.start)
         try:
             _OFFSETS.pack_into(start, QUEUE_OFFSET_POSITION, queue_offset, physical_offset)
             _I64.pack_into(start, self._time_position, store_timestamp)
         except struct.error as error:
             raise InvalidMessageError(f"a number of the place does not fit its field: {error}") from None
-        body, tail = self._body, self._tail
+        body, tail = self._body, self.tail
         if len(start) + len(body) + len(tail) == self.size:
             return b"".join((start, body, tail))
         crc = crc32(tail, crc32(body, crc32(start))) & BODY_CRC_MASK
@@ -316,7 +317,7 @@ class Draft:
 
     def encode_unplaced(self) -> bytes:
         """The record with zeros in the fields set by an append: both offsets, store time and record checksum."""
-        parts = (self._start, self._body, self._tail)
+        parts = (self.start, self._body, self.tail)
         if sum(map(len, parts)) == self.size:
             return b"".join(parts)
         return b"".join((*parts, PROPERTY_CRC_UNPLACED))
@@ -331,8 +332,13 @@ def _encode_properties(message: Message, topic: bytes, *, property_crc: bool, sp
         raw = raw[:-PROPERTY_CRC_SIZE]
     if property_crc and raw and raw[-1] != 2 and not split_batch:
         raw += b"\x02"
-    if not property_crc and (raw[-1] == 0 if raw else topic[-1] == 0):
-        raise InvalidMessageError("a record without checksum must not end in a zero byte, because it would look torn")
+    if not property_crc:
+        if raw[-1] == 0 if raw else topic[-1] == 0:
+            raise InvalidMessageError("a record without checksum must not end in a zero byte: it would look torn")
+        if ends_in_property_crc(raw):
+            raise InvalidMessageError(
+                "the last property looks like the checksum of a record, but the store writes none; rename the property"
+            )
     properties_size = len(raw) + (PROPERTY_CRC_SIZE if property_crc else 0)
     if properties_size > property_codec.PROPERTIES_SIZE_MAX:
         raise InvalidMessageError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from zlib_ng.zlib_ng import crc32
 
@@ -17,18 +17,16 @@ from aerobee_store.records.properties import Host, encode_host
 from aerobee_store.records.record import (
     BODY_CRC_MASK,
     FIXED_STRUCTS,
+    MAGIC_V1,
     NO_HOST,
     PROPERTY_CRC_NAME,
-    PROPERTY_CRC_SIZE,
     SYS_FLAG_PREPARED,
     Draft,
     Message,
-    ScanStop,
-    peek,
     property_crc_digits,
 )
 
-_BORN_HOST: Final = 9  # of the fields before the body
+_MAGIC, _BORN_HOST = 1, 9  # places among the fields before the body
 
 
 class TemplateMessage(NamedTuple):
@@ -56,7 +54,7 @@ class TemplateMessage(NamedTuple):
 class RecordTemplate:
     """The parts that records of one topic share."""
 
-    __slots__ = ("_fixed", "_has_checksum", "_numbers", "_parts", "_topic_end", "bodiless_size", "tags_code", "topic")
+    __slots__ = ("_fixed", "_numbers", "_parts", "_property_crc", "_topic_end", "bodiless_size", "tags_code", "topic")
 
     def __init__(
         self, message: Message, gaps: Sequence[tuple[int, int]], *, store_host: Host, property_crc: bool
@@ -66,32 +64,26 @@ class RecordTemplate:
         `gaps`: begin and end, in the property string, of the values that differ; ascending. These are not the tag.
         """
         assert not message.sys_flag & SYS_FLAG_PREPARED, "a prepared message is in no queue"
-        record = Draft(message, store_host=store_host, property_crc=property_crc).encode_unplaced()
-        header = peek(record, check_crc=False, placed=False)
-        assert not isinstance(header, ScanStop), "just encoded"
-        self._fixed = FIXED_STRUCTS[header.sys_flag >> 4 & 3]
-        self._numbers = self._fixed.unpack_from(record)
-        self._has_checksum = header.has_property_crc
-        end = header.size - PROPERTY_CRC_SIZE if self._has_checksum else header.size
-        edges = [header.body_start + header.body_size]
-        edges += [header.properties_start + edge for gap in gaps for edge in gap]
-        edges.append(end)
-        # Constant parts and gaps in turn.
-        self._parts = [record[begin:edge] for begin, edge in pairwise(edges)]
-        self._topic_end = header.properties_start - edges[0]
+        assert message.raw_properties is None, "the properties are given one by one"
+        draft = Draft(message, store_host=store_host, property_crc=property_crc)
+        self._fixed = FIXED_STRUCTS[draft.sys_flag >> 4 & 3]
+        self._numbers = self._fixed.unpack(draft.start)
+        self._property_crc = property_crc
+        tail = draft.tail
+        version = 1 if self._numbers[_MAGIC] == MAGIC_V1 else 2
+        self._topic_end = version + int.from_bytes(tail[:version], "big") + 2
+        edges = [0, *(self._topic_end + edge for gap in gaps for edge in gap), len(tail)]
+        self._parts = [tail[begin:edge] for begin, edge in pairwise(edges)]  # constant parts and gaps in turn
         self.topic = message.topic
-        self.bodiless_size = header.size - header.body_size
-        tag = properties.decode_properties(record[header.properties_start : end]).get(properties.TAGS)
-        self.tags_code = properties.tags_code(tag)
+        self.tags_code = properties.tags_code(message.properties.get(properties.TAGS))
+        self.bodiless_size = draft.size - len(message.body)
 
     def encode(self, message: TemplateMessage, queue_offset: int, physical_offset: int, store_timestamp: int) -> bytes:
         """The record of a message at its place."""
         _, magic, _, _, flag, _, _, sys_flag, _, _, _, store_host, reconsume_times, prepared_offset, _ = self._numbers
         body, born_host = message.body, encode_host(message.born_host)
-        assert len(born_host) == len(self._numbers[_BORN_HOST]), "as the IP version of the template"
-        parts = [b"", body, *self._parts]
-        parts[3::2] = message.values
-        parts[0] = self._fixed.pack(
+        assert len(born_host) == len(self._numbers[_BORN_HOST]), "the IP version must be the template's"
+        start = self._fixed.pack(
             self.bodiless_size + len(body),
             magic,
             crc32(body) & BODY_CRC_MASK,
@@ -108,14 +100,18 @@ class RecordTemplate:
             prepared_offset,
             len(body),
         )
-        record = b"".join(parts)
-        if not self._has_checksum:
-            return record
-        crc = crc32(record) & BODY_CRC_MASK
-        return b"".join((record, PROPERTY_CRC_NAME, property_crc_digits(crc), b"\x02"))
+        tail = self._tail(message)
+        if not self._property_crc:
+            return b"".join((start, body, tail))
+        crc = crc32(tail, crc32(body, crc32(start))) & BODY_CRC_MASK
+        return b"".join((start, body, tail, PROPERTY_CRC_NAME, property_crc_digits(crc), b"\x02"))
 
     def properties(self, message: TemplateMessage) -> dict[str, str]:
         """The properties of a message, as a reader of its record gets them."""
+        return properties.decode_properties(self._tail(message)[self._topic_end :])
+
+    def _tail(self, message: TemplateMessage) -> bytes:
+        """Topic and properties."""
         parts = self._parts.copy()
         parts[1::2] = message.values
-        return properties.decode_properties(b"".join(parts)[self._topic_end :])
+        return b"".join(parts)

@@ -8,6 +8,7 @@ from typing import NoReturn
 from unittest.mock import Mock
 
 import pytest
+from google.protobuf.message import DecodeError
 
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import InvalidRequestError
@@ -18,6 +19,7 @@ from aerobee_broker.processors.varints import read_varint, varint
 from aerobee_proto import v2
 from aerobee_store import StoreConfig
 from aerobee_store.records.properties import BORN_HOST
+from aerobee_store.records.record import Draft
 from tests.unit.broker.test_send_batch import LIMITS, NOW, PEER, one_by_one, request_of
 from tests.unit.broker.test_send_shapes import ODD, alike
 from tests.unit.broker.test_send_shapes import STAYS as SHAPED
@@ -160,6 +162,8 @@ def test_one_message_of_another_peer_has_its_host() -> None:
         made = found.message("orders", 0, peer, NOW, LIMITS, store)
         assert made is not None
         assert made.born_host == peer
+        draft = Draft(to_store_message(second, "orders", 0, peer, NOW), store_host=store.store_host, property_crc=True)
+        assert made.template.encode(made, 1, 2, 3) == draft.encode(1, 2, 3)
         names.append(BORN_HOST in made.template.properties(made))
     assert names == [True, False, True]
 
@@ -196,6 +200,50 @@ def test_an_empty_body_is_left_to_protobuf() -> None:
     assert not isinstance(taught(usual).read(empty, parse), SendOne)
 
 
+def test_sizes_of_six_bytes_are_left_to_protobuf() -> None:
+    """It refuses them, so they must be refused with any layout."""
+    usual = request_of([fresh(1)])
+    reader = taught(usual)
+    size, begin = read_varint(usual, 1)
+    body = usual.index(b"\x22\x14" + b"\x01" * 20)
+    message = usual[begin : body + 1] + b"\x94\x80\x80\x80\x80\x00" + usual[body + 2 :]
+    for data in (b"\x0a" + varint(len(message)) + message, usual[:1] + _in_six_bytes(size) + usual[begin:]):
+        with pytest.raises(DecodeError):
+            parse(data)
+        assert reader.read(data, lambda data: v2.SendMessageRequest()) in (None, v2.SendMessageRequest())
+
+
+def _in_six_bytes(number: int) -> bytes:
+    return bytes((number >> 7 * place & 0x7F) | 0x80 for place in range(5)) + b"\x00"
+
+
+def test_the_queue_that_a_client_names_may_differ() -> None:
+    """Java's client names one; the broker chooses itself."""
+    first, second = fresh(1), fresh(2)
+    first.system_properties.queue_id, second.system_properties.queue_id = 3, 7
+    data = request_of([second])
+    assert record_of(taught(request_of([first])).read(data, refuse)) == one_by_one(data)
+
+
+def test_messages_with_very_many_fields_have_no_layout() -> None:
+    """A layout's memory is bounded by the number of its fields."""
+    message = fresh(1)
+    message.system_properties.keys.extend(f"k{number}" for number in range(send_one._FIELDS_MAX))
+    assert isinstance(taught(request_of([message])).read(request_of([message]), parse), v2.SendMessageRequest)
+
+
+def test_clients_at_many_addresses_share_a_template() -> None:
+    found = taught(request_of([fresh(1)])).read(request_of([fresh(2)]), refuse)
+    assert isinstance(found, SendOne)
+    store = StoreConfig(directory=Path("unused"), body_size_max=1000)
+    templates = set()
+    for number in range(20):
+        made = found.message("orders", 0, (f"10.0.0.{number}", 1), NOW, LIMITS, store)
+        assert made is not None
+        templates.add(id(made.template))
+    assert len(templates) == 1
+
+
 def test_sizes_must_cover_the_whole_request() -> None:
     """A wrong size of the body or of the message is left to protobuf."""
     usual = request_of([fresh(1)])
@@ -222,22 +270,41 @@ def test_known_layouts_are_bounded() -> None:
         message.system_properties.tag = f"tag{number}"
         message.system_properties.message_id = "i" * (number % 50 + 1)
         reader.read(request_of([message]), parse)
-    known = reader._known.values()
-    count = sum(len(geometry.layouts) for each in known for geometry in each.geometries)
-    assert count == reader._layout_count <= send_one._LAYOUTS_IN_ALL
-    assert len(known) <= send_one._LAYOUTS_IN_ALL
+    geometries = [geometry for known in reader._known.values() for geometry in known]
+    assert sum(len(geometry.layouts) for geometry in geometries) == reader._layout_count
+    assert len(reader._known) <= reader._layout_count <= send_one._LAYOUTS_IN_ALL
 
 
-def test_layouts_that_all_differ_are_not_all_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To learn costs more than to read, so only some are."""
+@pytest.mark.parametrize("kind", ["tag", "topic", "size"])
+def test_layouts_that_all_differ_are_not_all_learned(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """To learn costs more than to read, so only some are, whatever the messages differ in."""
     layout_of = Mock(side_effect=send_one._layout_of)
     monkeypatch.setattr(send_one, "_layout_of", layout_of)
     reader = SendReader()
     for number in range(800):
         message = fresh(0)
-        message.system_properties.tag = f"tag{number:04}"
+        if kind == "tag":
+            message.system_properties.tag = f"tag{number:04}"
+        elif kind == "topic":
+            message.topic.name = f"topic{number}"
+        else:
+            message.system_properties.message_id = "i" * (number + 1)
         reader.read(request_of([message]), parse)
-    assert layout_of.call_count == 800 // send_one._LEARNING_COST
+    assert layout_of.call_count <= (800 + send_one._CREDIT_MAX) // send_one._LEARNING_COST
+
+
+def test_new_layouts_replace_the_oldest() -> None:
+    """Those of the topics that were known first."""
+    reader = SendReader()
+    requests = []
+    for number in range(send_one._LAYOUTS_IN_ALL + 20):
+        message = fresh(0)
+        message.topic.name = f"topic{number}"
+        requests.append(request_of([message]))
+        for _ in range(send_one._LEARNING_COST):
+            reader.read(requests[-1], parse)
+    known = [isinstance(reader.read(data, parse), SendOne) for data in (requests[-1], requests[20], requests[19])]
+    assert known == [True, True, False]
 
 
 def test_a_layout_beside_many_known_ones_is_learned_at_once() -> None:

@@ -17,7 +17,7 @@ from aerobee_store import (
     StoreFullError,
 )
 from aerobee_store.disk.file_system import File
-from aerobee_store.errors import StoreAccessError
+from aerobee_store.errors import InvalidMessageError, StoreAccessError
 from aerobee_store.queues.consume_queue import UNIT
 from aerobee_store.records.record import Draft
 from aerobee_store.records.record_template import RecordTemplate, TemplateMessage
@@ -88,6 +88,14 @@ def test_an_append_respects_the_flags(store: MessageStore, flag: RunningFlags) -
     assert store.append_one(OF_TEMPLATE).size == batch_source.size
     assert store.append_records("orders", 0, batch).count == 1
     assert store.status().refusal == ""
+    store.close()
+
+
+def test_a_template_allows_no_larger_body(store: MessageStore) -> None:
+    size_max = store.config.body_size_max
+    with pytest.raises(InvalidMessageError, match=f"the limit is {size_max}"):
+        store.append_one(OF_TEMPLATE._replace(body=bytes(size_max + 1)))
+    assert store.positions[0] == 0
     store.close()
 
 

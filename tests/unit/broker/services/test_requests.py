@@ -100,7 +100,14 @@ def varint(value: int) -> bytes:
 
 
 @pytest.mark.parametrize("size", [10, 2 << 20])
-@pytest.mark.parametrize("end", [b"\xff", b"\x0a\x7f", b"\x0f", b"\x00\x00", b"\x09\x00", b"\x0d", b"\x80" * 11])
+@pytest.mark.parametrize(
+    "end",
+    [
+        *(b"\xff", b"\x0a\x7f", b"\x0f", b"\x00\x00", b"\x09\x00", b"\x0d", b"\x80" * 11),
+        b"\x0a\x80\x80\x80\x80\x80\x00",  # a size of six bytes
+        b"\x88\x80\x80\x80\x80\x00\x01",  # a tag of six bytes
+    ],
+)
 def test_bytes_that_are_not_a_message(size: int, end: bytes) -> None:
     """Small and large requests get the same error, which names no Python class."""
     message = v2.SendMessageRequest(messages=[v2.Message(body=bytes(size))]).SerializeToString()

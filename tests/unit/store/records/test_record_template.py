@@ -73,6 +73,18 @@ def test_a_template_without_gaps_or_properties() -> None:
     assert (template.properties(made), template.tags_code) == ({}, 0)
 
 
+def test_a_property_that_looks_like_the_checksum() -> None:
+    """Beside the real checksum it is a property; a record without one would be read as corrupt, so it is refused."""
+    first = replace(FIRST, properties={"x__CRC32#": "0123456789"})
+    template = RecordTemplate(first, [], store_host=IPV4, property_crc=True)
+    made = TemplateMessage(template, b"first", 1, first.born_timestamp, first.born_host)
+    assert template.encode(made, 1, 2, 3) == Draft(first, store_host=IPV4, property_crc=True).encode(1, 2, 3)
+    with pytest.raises(InvalidMessageError, match="looks like the checksum"):
+        RecordTemplate(first, [], store_host=IPV4, property_crc=False)
+    with pytest.raises(InvalidMessageError, match="rename the property"):
+        Draft(first, store_host=IPV4, property_crc=False)
+
+
 def test_the_first_message_is_checked() -> None:
     with pytest.raises(InvalidMessageError, match="the limit is"):
         RecordTemplate(replace(FIRST, properties={"a": "b" * 40_000}), [], store_host=IPV4, property_crc=True)
