@@ -58,8 +58,10 @@ def main(control: socket.socket) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the test runner
     serve.import_broker()  # now, to share the modules with all brokers
     is_loaded = False
+    orders = select.poll()  # select does not support descriptors above 1023, which a large test run reaches
+    orders.register(control, select.POLLIN)
     while True:
-        if not is_loaded and not select.select([control], [], [], 0)[0]:  # while no broker is asked for
+        if not is_loaded and not orders.poll(0):  # while no broker is asked for
             load_deferred()
             is_loaded = True
         data, descriptors, _, _ = socket.recv_fds(control, _ORDER_SIZE_MAX, 2)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -206,3 +208,23 @@ def test_a_starter_that_dies(tmp_path: Path) -> None:
         "    assert broker.stop() == 0\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=200, cwd=tmp_path)
+
+
+def test_the_process_that_starts_brokers_takes_any_descriptor() -> None:
+    """The test run may have more than 1,024 files open before the first broker is asked for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 4096:
+        pytest.skip("this machine allows fewer open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    own, theirs = socket.socketpair()
+    number = fcntl.fcntl(theirs, fcntl.F_DUPFD, 2000)
+    try:
+        command = [sys.executable, "-m", "aerobee_broker.testing", str(number)]
+        with subprocess.Popen(command, pass_fds=[number], stderr=subprocess.PIPE, text=True) as process:
+            own.close()
+            _, errors = process.communicate(timeout=120)
+        assert (process.returncode, errors) == (0, "")
+    finally:
+        os.close(number)
+        theirs.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
