@@ -161,7 +161,7 @@ class LogFollower:
             self._dispatch.add(self._log.wrote, [])
             self._durability.appended(self._dispatch.last_timestamp)
             return
-        self._dispatch.add(self._log.wrote, self._derived(batch))
+        self._dispatch.add_batch(self._log.wrote, self._derived(batch))
         self._stats.messages_appended += len(batch)
         self._stats.bytes_appended += len(data)
         self._stats.count_sizes(batch.size)

@@ -132,7 +132,7 @@ class MessageWriter:
                 Draft(message, store_host=host, property_crc=property_crc, split_batch=split_batch)
                 for message in messages
             ]
-        bitmaps = self._bitmaps_of(messages, places)
+        bitmaps = () if self.filter_bitmaps is None else self._bitmaps_of(messages, places)
         sizes = [draft.size for draft in drafts]
         log = self._log
         total = sum(sizes)
@@ -158,7 +158,7 @@ class MessageWriter:
                 further += len(entry.others)
             entries.append(entry)
             appended.append(Appended(queue_offset, physical_offset, size, now))
-        self._count(sizes)
+        self._count(sizes, total)
         self._appended(entries, now, further)
         return appended
 
@@ -182,7 +182,7 @@ class MessageWriter:
         log.append(record)
         code, keys = template.tags_code, message.index_keys
         entry = Entry(queue, queue_offset, physical_offset, size, code, now, topic, keys, bitmap=bitmap)
-        self._count((size,))
+        self._count((size,), size)
         self._appended((entry,), now)
         return Appended(queue_offset, physical_offset, size, now)
 
@@ -194,9 +194,7 @@ class MessageWriter:
         return bitmaps
 
     def _bitmaps_of(self, messages: Sequence[Message], places: Sequence[ConsumeQueue | None]) -> Sequence[bytes]:
-        """The bitmap of each message; () if none has one. Before anything is stored, in case an expression fails."""
-        if self.filter_bitmaps is None:
-            return ()
+        """The bitmap of each message. Before anything is stored, in case an expression fails."""
         found = []
         for message, queue in zip(messages, places, strict=True):
             computed = self._bitmaps_for(queue)
@@ -206,10 +204,11 @@ class MessageWriter:
 
     def _places(self, messages: Sequence[Message]) -> list[ConsumeQueue | None]:
         """The queue of each message; None for a prepared one. InvalidMessageError, with nothing stored."""
-        queues = self._queues.simple
+        queues, size_max = self._queues.simple, self._config.body_size_max
         places: list[ConsumeQueue | None] = []
         for message in messages:
-            self._check_body(message.body)
+            if len(message.body) > size_max:
+                self._check_body(message.body)
             queue = None
             if not message.sys_flag & SYS_FLAG_PREPARED:
                 queue = queues.get((message.topic, message.queue_id))
@@ -223,10 +222,10 @@ class MessageWriter:
         if len(body) > size_max:
             raise InvalidMessageError(f"the body has {len(body)} bytes; the limit is {size_max} (store.body_size_max)")
 
-    def _count(self, sizes: Sequence[int]) -> None:
+    def _count(self, sizes: Sequence[int], total: int) -> None:
         stats = self._stats
         stats.messages_appended += len(sizes)
-        stats.bytes_appended += sum(sizes)
+        stats.bytes_appended += total
         for size in sizes:
             stats.record_sizes[size.bit_length()] += 1
 
@@ -368,7 +367,8 @@ class MessageWriter:
         bitmaps = () if computed is None else computed.of_records(queue.topic, part)
         self._log.append(data)
         self._stats.bytes_appended += len(data)
-        self._appended(EntryBatch(queue, queue_offset, part, physical_offsets, now, bitmaps), now)
+        self._dispatch.add_batch(self._log.wrote, EntryBatch(queue, queue_offset, part, physical_offsets, now, bitmaps))
+        self._durability.appended(now)
 
     def _append_batch_records(
         self, topic: str, queue_id: int, batch: RecordBatch, born_host: Host | None
@@ -396,9 +396,8 @@ class MessageWriter:
                 part, data, [queue_offset], physical_offset, now, self._config.store_host, born_host
             )
             self._log.append(data)
-            entries.append(
-                _entry_of(self._levels, topic, values, queue, queue_offset, physical_offset, size, now, count)
-            )
+            code, keys = properties.tags_code(values.get(properties.TAGS)), _index_keys(values)
+            entries.append(Entry(queue, queue_offset, physical_offset, size, code, now, topic, keys, count))
             queue_offset += count
         queue.next_offset = queue_offset
         self._stats.messages_appended += queue_offset - first_queue_offset
@@ -436,7 +435,7 @@ class MessageWriter:
             f"disk, the limit of store.dispatch_waiting_count_max or store.dispatch_waiting_bytes_max; try again later"
         )
 
-    def _appended(self, entries: Sequence[Entry] | EntryBatch, now: int, further: int = 0) -> None:
+    def _appended(self, entries: Sequence[Entry], now: int, further: int = 0) -> None:
         self._dispatch.add(self._log.wrote, entries, further)
         self._durability.appended(now)
 
@@ -498,44 +497,18 @@ def _entry(
 ) -> Entry:
     raw = message.raw_properties
     values = message.properties if raw is None else properties.decode_properties(raw)
-    rolled_back = message.sys_flag & SYS_FLAG_TRANSACTION == SYS_FLAG_TRANSACTION
-    return _entry_of(
-        levels,
-        message.topic,
-        values,
-        queue,
-        queue_offset,
-        physical_offset,
-        size,
-        store_timestamp,
-        message_count,
-        is_indexed=not rolled_back,
-    )
-
-
-def _entry_of(
-    levels: DelayLevels,
-    topic: str,
-    values: Mapping[str, str],
-    queue: AnyQueue | None,
-    queue_offset: int,
-    physical_offset: int,
-    size: int,
-    store_timestamp: int,
-    message_count: int = 0,
-    *,
-    is_indexed: bool = True,
-) -> Entry:
-    """`values`: the properties."""
+    topic = message.topic
     code = properties.tags_code(values.get(properties.TAGS))
     if topic == SCHEDULE_TOPIC:
         code = levels.unit_code(topic, values.get(properties.DELAY), store_timestamp, code)
-    index_keys: tuple[str, ...] = ()
-    if is_indexed:
-        unique_key = values.get(properties.UNIQ_KEY)
-        keys = values.get(properties.KEYS)
-        if unique_key:
-            index_keys = (unique_key,)
-        if keys:
-            index_keys += tuple(properties.split_keys(keys))
-    return Entry(queue, queue_offset, physical_offset, size, code, store_timestamp, topic, index_keys, message_count)
+    rolled_back = message.sys_flag & SYS_FLAG_TRANSACTION == SYS_FLAG_TRANSACTION
+    keys = () if rolled_back else _index_keys(values)
+    return Entry(queue, queue_offset, physical_offset, size, code, store_timestamp, topic, keys, message_count)
+
+
+def _index_keys(values: Mapping[str, str]) -> tuple[str, ...]:
+    """The keys of a message with these properties, as the index has them."""
+    unique_key = values.get(properties.UNIQ_KEY)
+    keys = values.get(properties.KEYS)
+    index_keys = (unique_key,) if unique_key else ()
+    return (*index_keys, *properties.split_keys(keys)) if keys else index_keys

@@ -80,29 +80,46 @@ def _prepare(running: Server, count: int) -> None:
             answer = send(request, metadata=_METADATA)
             assert answer.status.code == v2.Code.OK, answer
             if number == 1:  # creates the group at this position
-                taken = [item.message for item in receive(_receive(1), metadata=_METADATA) if item.HasField("message")]
-                assert len(taken) == 1, "the first message was not delivered"
+                items = receive(receive_request("bench", 1), metadata=_METADATA)
+                assert sum(item.HasField("message") for item in items) == 1, "the first message was not delivered"
 
 
-def _receive(batch: int) -> v2.ReceiveMessageRequest:
-    request = v2.ReceiveMessageRequest(group=_GROUP, message_queue=v2.MessageQueue(topic=_TOPIC), batch_size=batch)
+def receive_request(topic: str, batch: int, wait_seconds: int = 1) -> v2.ReceiveMessageRequest:
+    """A receive of up to `batch` messages."""
+    queue = v2.MessageQueue(topic=v2.Resource(name=topic))
+    request = v2.ReceiveMessageRequest(group=_GROUP, message_queue=queue, batch_size=batch)
     request.filter_expression.expression = "*"
     request.invisible_duration.seconds = 60
-    request.long_polling_timeout.seconds = 1
+    request.long_polling_timeout.seconds = wait_seconds
     return request
 
 
+def build_load(place: Path) -> Path:
+    """The program of `receive_load`, built in `place`."""
+    program = place / "receive_load"
+    subprocess.run(["go", "build", "-o", program, "."], cwd=Path(__file__).with_name("receive_load"), check=True)
+    return program
+
+
+def request_files(place: Path, receive: v2.ReceiveMessageRequest) -> list[str]:
+    """The program's arguments for this receive and its acknowledgements, whose bytes are written into `place`."""
+    acknowledge = v2.AckMessageRequest(group=receive.group, topic=receive.message_queue.topic)
+    arguments = []
+    for name, request in (("receive", receive), ("acknowledge", acknowledge)):
+        file = place / name
+        file.write_bytes(request.SerializeToString())
+        arguments += [f"-{name}", str(file)]
+    return arguments
+
+
 def _go_drain(place: Path) -> Drain:
-    """The grpc-go load generator, built in `place`."""
-    program, receive, acknowledge = place / "acknowledge_load", place / "receive", place / "acknowledge"
-    source = Path(__file__).with_name("acknowledge_load")
-    subprocess.run(["go", "build", "-o", program, "."], cwd=source, check=True)
-    receive.write_bytes(_receive(BATCH).SerializeToString())
-    acknowledge.write_bytes(v2.AckMessageRequest(group=_GROUP, topic=_TOPIC).SerializeToString())
+    """The load by grpc-go."""
+    program = build_load(place)
+    requests = request_files(place, receive_request("bench", BATCH))
 
     def drain(running: Server, count: int, one_by_one: bool) -> int:
-        command = [str(program), "-target", running.endpoint, "-receive", str(receive)]
-        command += ["-acknowledge", str(acknowledge), "-receivers", str(RECEIVERS), "-count", str(count)]
+        command = [str(program), "-target", running.endpoint, *requests]
+        command += ["-receivers", str(RECEIVERS), "-count", str(count)]
         command += ["-one-by-one"] if one_by_one else []
         result = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
         assert not result["failures"], result
@@ -126,7 +143,7 @@ def _drain(running: Server, count: int, one_by_one: bool) -> int:
         def receive(_: int) -> int:
             entries = [
                 v2.AckMessageEntry(message_id=system.message_id, receipt_handle=system.receipt_handle)
-                for item in stub.ReceiveMessage(_receive(BATCH), metadata=_METADATA)
+                for item in stub.ReceiveMessage(receive_request("bench", BATCH), metadata=_METADATA)
                 if item.HasField("message") and (system := item.message.system_properties)
             ]
             parts = [[entry] for entry in entries] if one_by_one else [entries] * bool(entries)

@@ -37,7 +37,7 @@ PARTS: Mapping[str, tuple[Callable[..., None], Mapping[str, Any]]] = {
     ),
     "acknowledge": (acknowledge.run, {"messages": 64, "one_by_one": 64, "with_go": False}),
     "end-to-end": (broker_end_to_end.run, {"messages": 64, "sdk_messages": 32, "flush_modes": ("async",)}),
-    "latency": (broker_latency.run, {"messages": 5, "flush_modes": ("async",)}),
+    "latency": (broker_latency.run, {"messages": 5, "flush_modes": ("async",), "with_go": False}),
     "delays": (broker_delays.run, {"pending": 400, "near": 20, "near_seconds": 0.2}),
     "topics": (broker_topics.run, {"topics": 20, "clients": 10, "hold_seconds": 0.2}),
     "long-polls": (broker_long_polls.run, {"polls": 100, "messages": 5, "idle_seconds": 0.2}),

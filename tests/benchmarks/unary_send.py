@@ -26,9 +26,9 @@ BODY_SIZE = 256
 IN_FLIGHT = (1, 16, 64)
 
 
-def request_bytes() -> bytes:
+def request_bytes(topic: str = "bench") -> bytes:
     """One NORMAL message of 256 bytes with a tag and a key, as the official SDKs send it."""
-    message = v2.Message(topic=v2.Resource(name="bench"), body=bytes(range(256)))
+    message = v2.Message(topic=v2.Resource(name=topic), body=bytes(range(256)))
     system = message.system_properties
     system.message_id = "0102FC000000014AB00B13010700000000"
     system.tag = "tag"

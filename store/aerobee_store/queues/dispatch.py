@@ -284,23 +284,27 @@ class Dispatch:
         self.dispatched = 0  # physical offset up to which queues and index are complete
         self.last_timestamp = 0  # store time of the last dispatched record
         self._failure: OSError | StoreError | None = None
-        self._waiting: deque[tuple[int, Sequence[Entry] | EntryBatch | ReceivedRecords, int]] = deque()
+        # The end of each append in the log, its entries or its batch, and the number of items that count for the limit.
+        self._waiting: deque[tuple[int, Sequence[Entry], EntryBatch | ReceivedRecords | None, int]] = deque()
         self._waiting_items = 0  # waiting items that take memory individually
         self.waiting_count = 0  # messages appended but not dispatched
 
-    def add(self, end: int, entries: Sequence[Entry] | EntryBatch | ReceivedRecords, further: int = 0) -> None:
-        """Add entries that end in the log before physical offset `end` and follow those added before.
+    def add(self, end: int, entries: Sequence[Entry], further: int = 0) -> None:
+        """Add entries that end in the log before physical offset `end` and follow what was added before.
 
         `further`: number of additional queues of the entries.
         """
-        if isinstance(entries, (EntryBatch, ReceivedRecords)):
-            self.waiting_count += entries.count
-            items = 1
-        else:
-            self.waiting_count += len(entries)
-            items = len(entries) + further
-        self._waiting.append((end, entries, items))
+        count = len(entries)
+        items = count + further
+        self._waiting.append((end, entries, None, items))
+        self.waiting_count += count
         self._waiting_items += items
+
+    def add_batch(self, end: int, batch: EntryBatch | ReceivedRecords) -> None:
+        """Like `add`, for a batch, which counts as one item."""
+        self._waiting.append((end, (), batch, 1))
+        self.waiting_count += batch.count
+        self._waiting_items += 1
 
     def has_capacity(self, wrote: int, *, internal: bool) -> bool:
         """Whether another append may wait here, with a log that ends at `wrote`. Internal writes get twice the
@@ -333,22 +337,22 @@ class Dispatch:
         end = self.dispatched
         count = waiting_items = 0
         while waiting and waiting[0][0] <= confirm_offset:
-            end, entries, items = waiting.popleft()
+            end, entries, batch, items = waiting.popleft()
             waiting_items += items
-            if isinstance(entries, (EntryBatch, ReceivedRecords)):
-                self._put_entries(ready)
-                ready = []
-                for dispatcher in self.dispatchers:
-                    self._at_work = dispatcher
-                    if isinstance(entries, EntryBatch):
-                        dispatcher.put_batch(entries)
-                    else:
-                        dispatcher.put_received(entries)
-                self.last_timestamp = entries.store_timestamp
-                count += entries.count
-            else:
+            if batch is None:
                 ready += entries
                 count += len(entries)
+                continue
+            self._put_entries(ready)
+            ready = []
+            for dispatcher in self.dispatchers:
+                self._at_work = dispatcher
+                if isinstance(batch, EntryBatch):
+                    dispatcher.put_batch(batch)
+                else:
+                    dispatcher.put_received(batch)
+            self.last_timestamp = batch.store_timestamp
+            count += batch.count
         self._put_entries(ready)
         self._at_work = None
         self.dispatched = end

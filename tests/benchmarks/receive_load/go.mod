@@ -1,4 +1,4 @@
-module aerobee/acknowledge_load
+module aerobee/receive_load
 
 go 1.24
 

@@ -1,9 +1,12 @@
-// A backlog received and acknowledged over grpc-go, as fast as the server allows.
+// Messages received and acknowledged over grpc-go: a backlog, as fast as the server allows, or one message at a time.
 //
-// acknowledge_load -target HOST:PORT -receive FILE -acknowledge FILE -count 40000 -receivers 8 [-one-by-one]
+// receive_load -target HOST:PORT -receive FILE -acknowledge FILE -count 40000 -receivers 8 [-one-by-one]
+// receive_load -target HOST:PORT -receive FILE -acknowledge FILE -count 300 -send FILE
 //
-// The files have the bytes of a ReceiveMessageRequest, and of an AckMessageRequest without entries. It prints one JSON object: messages
-// that were acknowledged, and the seconds from the first receive to the last acknowledgement.
+// The files have the bytes of a ReceiveMessageRequest, of an AckMessageRequest without entries, and of a SendMessageRequest. It prints
+// one JSON object. For a backlog: the messages that were acknowledged, and the seconds from the first receive to the last
+// acknowledgement. With -send, each message is sent while a receive waits for it: microseconds from the start of the send to its answer,
+// and to the end of the receive, one of each per message.
 package main
 
 import (
@@ -27,6 +30,9 @@ import (
 const service = "/apache.rocketmq.v2.MessagingService/"
 
 const codeOK = 20000
+
+const warmUps = 5
+const untilReceiveWaits = 5 * time.Millisecond
 
 type rawCodec struct{}
 
@@ -111,6 +117,7 @@ func main() {
 	count := flag.Int64("count", 10000, "messages of the backlog")
 	receivers := flag.Int("receivers", 8, "receives at a time")
 	connections := flag.Int("connections", 4, "")
+	sendFile := flag.String("send", "", "bytes of a SendMessageRequest, to measure one message at a time")
 	oneByOne := flag.Bool("one-by-one", false, "one message for each AckMessage, as the SDKs do")
 	flag.Parse()
 
@@ -147,6 +154,22 @@ func main() {
 		}
 		acknowledged.Add(int64(len(entries)))
 	}
+	if *sendFile != "" {
+		send := func() error {
+			ctx, cancel := call()
+			defer cancel()
+			var answer []byte
+			request := read(*sendFile)
+			return channels[0].Invoke(ctx, service+"SendMessage", &request, &answer)
+		}
+		receiver := channels[len(channels)-1]
+		receiveOne := func() [][]byte { return received(receiver, call, receive, &failures) }
+		acknowledgeAll := func(entries [][]byte) { acknowledge(receiver, entries) }
+		answered, arrived := oneAtATime(int(*count), send, receiveOne, acknowledgeAll, &failures)
+		_ = json.NewEncoder(os.Stdout).Encode(map[string]any{"answered_us": answered, "received_us": arrived,
+			"failures": failures.Load()})
+		return
+	}
 	began := time.Now()
 	var done sync.WaitGroup
 	for worker := 0; worker < *receivers; worker++ {
@@ -177,6 +200,39 @@ func main() {
 	done.Wait()
 	_ = json.NewEncoder(os.Stdout).Encode(map[string]any{"acknowledged": acknowledged.Load(),
 		"seconds": time.Since(began).Seconds(), "failures": failures.Load()})
+}
+
+// oneAtATime sends messages while a receive waits for each; it returns the microseconds until the answers, and until the receives end.
+func oneAtATime(count int, send func() error, receive func() [][]byte, acknowledge func([][]byte),
+	failures *atomic.Int64) (answered, arrived []int64) {
+	for number := -warmUps; number < count && failures.Load() == 0; number++ {
+		ended := make(chan time.Time, 1)
+		var entries [][]byte
+		go func() {
+			entries = receive()
+			ended <- time.Now()
+		}()
+		pause := untilReceiveWaits
+		if number == -warmUps {
+			pause = 100 * untilReceiveWaits // opens the connections
+		}
+		time.Sleep(pause)
+		started := time.Now()
+		if send() != nil {
+			failures.Add(1)
+		}
+		answer := time.Since(started)
+		arrival := (<-ended).Sub(started)
+		if len(entries) != 1 {
+			failures.Add(1)
+			break
+		}
+		acknowledge(entries)
+		if number >= 0 {
+			answered, arrived = append(answered, answer.Microseconds()), append(arrived, arrival.Microseconds())
+		}
+	}
+	return answered, arrived
 }
 
 // received makes one ReceiveMessage and returns the entries that acknowledge its messages.
