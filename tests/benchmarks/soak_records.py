@@ -119,6 +119,7 @@ def main(arguments: list[str] | None = None) -> None:
             cpu = (running.cpu_seconds() - before) / (time.perf_counter() - begun)
             delays = loop_delays(running)
             slow = running.metric("aerobee_event_loop_slow_steps_total")
+            busy = running.metric("aerobee_event_loop_busy_seconds_max")
         said = [line for line in log.read_text().splitlines() if re.search(r"\b(WARNING|ERROR|CRITICAL)\b", line)]
     count = run.requests * options.messages
     half = memory.samples[len(memory.samples) // 2 :]
@@ -136,6 +137,7 @@ def main(arguments: list[str] | None = None) -> None:
         ),
         ("own memory: largest", _mib(max(memory.samples))),
         ("longest delay of the event loop", f"at most {longest * 1000:g} ms"),
+        ("most processor time between two turns of its timer, 50 ms or more", milliseconds(busy)),
         ("delays over 50 ms / steps over 100 ms", f"{late:.0f} / {slow:.0f} of {delays[-1][1]:,.0f}"),
     ]
     table(f"{run.seconds:.0f} s of durable append with a reader", ("what", "figure"), rows)

@@ -57,23 +57,25 @@ class LoopDelay:
                 await asyncio.sleep(_BEAT_SECONDS)
                 self._beat = now = time.monotonic()
                 used_before, used = used, time.thread_time()
-                self.busy_seconds_max = max(self.busy_seconds_max, used - used_before)
+                busy = used - used_before
+                self.busy_seconds_max = max(self.busy_seconds_max, busy)
                 late = max(0.0, now - due)
                 self.seconds.observe(late)
                 if late > self._warning_seconds:
                     self.slow_steps += 1
-                    self._warn(late, now)
+                    self._warn(late, busy, now)
                 self._blocking = ""
         finally:
             stop.set()
 
-    def _warn(self, late: float, now: float) -> None:
+    def _warn(self, late: float, busy: float, now: float) -> None:
         if now - self._warned_at < _QUIET_SECONDS:
             self._suppressed += 1
             return
         blocking = self._blocking or "no function of the broker: the process was not scheduled"
         more = f" unreported_before={self._suppressed}" if self._suppressed else ""
-        _log.warning("event loop blocked milliseconds=%d by=%s%s", late * 1000, blocking, more)
+        figures = late * 1000, busy * 1000
+        _log.warning("event loop blocked milliseconds=%d processor_milliseconds=%d by=%s%s", *figures, blocking, more)
         self._warned_at, self._suppressed = now, 0
 
     def _watch(self, loop_thread: int, stop: threading.Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -41,7 +42,12 @@ async def test_a_long_step_is_measured_and_named(
         await running
     assert delay.seconds.sum >= 0.4
     assert "aerobee_broker.processors.slow" in caplog.text
-    assert "milliseconds=" in caplog.text
+    figures = r" milliseconds=(\d+) processor_milliseconds=(\d+) by=aerobee_broker.processors.slow"
+    found = re.search(figures, caplog.text)
+    assert found, caplog.text
+    late, busy = map(int, found.groups())
+    assert late >= 400
+    assert busy < 300, "the step slept, and used hardly any processor time"
 
 
 async def test_the_processor_time_of_a_step_is_measured() -> None:
