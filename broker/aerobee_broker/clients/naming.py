@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Final
+
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.tables.consumer_groups import check_group_name
 from aerobee_broker.tables.topics import check_topic_name, stored_name
 from aerobee_proto import v2
 
+_CHECKED_MAX: Final = 1024  # legal names that are kept, of topics and of groups; every request names some
+
 
 def topic_name(resource: v2.Resource, client: Client) -> str:
     """The stored name of a topic. Some clients send the namespace only in a header. IllegalTopicError."""
-    check_topic_name(resource.name)
-    return stored_name(resource.resource_namespace or client.namespace, resource.name)
+    return _topic_name(resource.resource_namespace or client.namespace, resource.name)
 
 
 def group_name(resource: v2.Resource, client: Client) -> str:
     """The stored name of a consumer group. IllegalGroupError."""
-    check_group_name(resource.name)
-    return stored_name(resource.resource_namespace or client.namespace, resource.name)
+    return _group_name(resource.resource_namespace or client.namespace, resource.name)
+
+
+@lru_cache(_CHECKED_MAX)
+def _topic_name(namespace: str, name: str) -> str:
+    check_topic_name(name)
+    return stored_name(namespace, name)
+
+
+@lru_cache(_CHECKED_MAX)
+def _group_name(namespace: str, name: str) -> str:
+    check_group_name(name)
+    return stored_name(namespace, name)
 
 
 def subscribed_topics(client: Client) -> list[str]:
