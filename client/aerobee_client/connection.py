@@ -154,6 +154,7 @@ class Connection:
         self._current = 0
         self._aerobee: bool | None = None
         self._outage = False  # whether the missing server was logged
+        self._switched = False  # whether the change to another endpoint was logged since the last answer
         self._closed = False
 
     @property
@@ -241,7 +242,7 @@ class Connection:
                 )
             except grpc.RpcError as rpc:
                 raise self.failed(peer, rpc) from None
-            self._outage = False
+            self._outage = self._switched = False
             if error := check(answer):
                 raise error
             if number > 1 and choose is None:
@@ -309,7 +310,9 @@ class Connection:
         error = rpc_error(rpc, peer.endpoint)
         if isinstance(error, UnavailableError) and len(self.peers) > 1 and peer is self.peer:
             self._current = (self._current + 1) % len(self.peers)
-            _log.warning("%s; continuing with %s", error, self.endpoint)
+            level = logging.DEBUG if self._switched else logging.WARNING
+            _log.log(level, "%s; continuing with %s", error, self.endpoint)
+            self._switched = True
         return error
 
     def signed(self, metadata: Metadata) -> Metadata:

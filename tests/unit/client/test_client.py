@@ -265,6 +265,29 @@ class TestConnection:
         assert line.startswith(f"no broker answers at {endpoint}")
         assert line.endswith("retrying for up to 30 s")
 
+    async def test_an_outage_of_all_endpoints_is_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        """However often the client changes to the next endpoint; after an answer, a change is logged again."""
+        async with scripted_broker() as gone, scripted_broker() as also_gone:
+            endpoints = [gone.endpoint, also_gone.endpoint]
+        async with connect(endpoints, retry_seconds=2) as client:
+            with pytest.raises(UnavailableError):
+                await client.producer().send(MESSAGE)
+            warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+            assert len([line for line in warnings if "continuing with" in line]) == 1, warnings
+            assert len(warnings) == 2, warnings
+            caplog.clear()
+            server = grpc.aio.server()
+            v2.add_MessagingServiceServicer_to_server(new_scripted_broker(), server)
+            server.add_insecure_port(endpoints[0])
+            await server.start()
+            await client.producer().send(MESSAGE)
+            await server.stop(None)
+            with pytest.raises(UnavailableError):
+                await client.producer().send(MESSAGE)
+        assert [record.levelname for record in caplog.records if "continuing with" in record.getMessage()] == [
+            "WARNING"
+        ]
+
     @pytest.mark.parametrize("joined", [True, False])
     async def test_another_endpoint_is_used(self, broker: ScriptedBroker, joined: bool) -> None:
         """With several endpoints, the client switches to one that answers and stays there."""
