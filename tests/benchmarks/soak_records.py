@@ -137,7 +137,7 @@ def main(arguments: list[str] | None = None) -> None:
         ),
         ("own memory: largest", _mib(max(memory.samples))),
         ("longest delay of the event loop", f"at most {longest * 1000:g} ms"),
-        ("most processor time between two turns of its timer, 50 ms or more", milliseconds(busy)),
+        ("most processor time between two ticks of 50 ms", milliseconds(busy)),
         ("delays over 50 ms / steps over 100 ms", f"{late:.0f} / {slow:.0f} of {delays[-1][1]:,.0f}"),
     ]
     table(f"{run.seconds:.0f} s of durable append with a reader", ("what", "figure"), rows)

@@ -98,7 +98,7 @@ def test_the_soak_of_records_prints_its_figures(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     _, _, *lines = result.stdout.split("\n\n")[1].splitlines()
     rows = [line for line in lines if line.startswith("  ")]  # the broker's warnings, if any, follow them
-    assert len(rows) == 10
+    assert len(rows) == 11
     assert all(re.search(r"\d", row) for row in rows)
     assert list(tmp_path.iterdir()) == []
 

@@ -113,6 +113,9 @@ class RemotingClient:
                         self.asked.put_nowait(command)
         except ConnectionError:
             pass
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(ConnectionResetError("the broker closed the connection before its answer"))
 
 
 @asynccontextmanager
