@@ -31,7 +31,7 @@ def store_fixture() -> Iterator[MessageStore]:
         yield store
 
 
-@pytest.mark.parametrize(
+each_transaction_type = pytest.mark.parametrize(
     ("kind", "queued", "indexed"),
     [
         (TransactionType.NONE, True, True),
@@ -40,6 +40,22 @@ def store_fixture() -> Iterator[MessageStore]:
         (TransactionType.ROLLBACK, False, False),
     ],
 )
+
+
+@each_transaction_type
+def test_only_messages_that_may_be_found_have_index_keys(
+    store: MessageStore, kind: TransactionType, queued: bool, indexed: bool
+) -> None:
+    """A rolled-back message takes no space in the index."""
+    follower = Follower(store)
+    store._dispatch.dispatchers.append(follower)
+    store.append([Message("orders", 0, b"x", {"UNIQ_KEY": "id", "KEYS": "k l"}, sys_flag=int(kind))])
+    store.flush()
+    assert follower.keys == [("id", "k", "l") if indexed else ()]
+    assert store.queue_range("orders", 0) == (0, int(queued))
+
+
+@each_transaction_type
 @pytest.mark.parametrize("recovered", [False, True])
 def test_each_transaction_type_goes_where_the_table_says(
     kind: TransactionType, queued: bool, indexed: bool, recovered: bool
@@ -122,8 +138,10 @@ class Follower:
         self._store = store
         self.seen: list[tuple[str, int, int]] = []
         self.found: list[int] = []
+        self.keys: list[tuple[str, ...]] = []
 
     def put_entries(self, entries: Sequence[Entry]) -> None:
+        self.keys += [entry.keys for entry in entries]
         self.seen += [(entry.topic, entry.queue_offset, entry.physical_offset) for entry in entries]
         self.found += [len(self._store.query(entry.topic, key)) for entry in entries for key in entry.keys[:1]]
 
@@ -203,6 +221,26 @@ async def test_no_message_is_taken_while_too_many_wait(limit: dict[str, int], al
             await readable.wait()
         [last] = store.append([message])
         assert last.queue_offset == 2 * allowed
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+async def test_waiting_batches_count() -> None:
+    """Each batch counts as one item, and a batch beyond the limit is refused."""
+    config = replace(StoreConfig.tiny(DIRECTORY), dispatch_waiting_count_max=5)
+    message = Message("orders", 0, b"x")
+    host = ("127.0.0.1", 8081)
+    data = encode(message, queue_offset=0, physical_offset=0, store_timestamp=0, store_host=host, property_crc=True)
+    batch = RecordBatch.parse(data * 3, base_physical_offset=None, placed=False)
+    with MessageStore.open(config, file_system=MemoryFileSystem()) as store:
+        running = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        for _ in range(5):
+            store.append_records("orders", 0, batch)
+        assert store.waiting_count == 15
+        with pytest.raises(StoreBusyError):
+            store.append_records("orders", 0, batch)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
