@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal, ParamSpec, Protocol, Self, Typ
 
 from aerobee_store.clock import Clock, SystemClock
 from aerobee_store.config import StoreConfig
+from aerobee_store.disk.disk_thread import DiskThread
 from aerobee_store.disk.file_system import DiskFileSystem, FileSystem, Lock
 from aerobee_store.disk.store_directory import (
     ABORT,
@@ -110,7 +111,7 @@ class MessageStore:
         directory = config.directory
         self._abort_path = directory / ABORT
         self.checkpoint = Checkpoint(file_system, directory / "checkpoint")
-        self._disk = ThreadPoolExecutor(1, thread_name_prefix="aerobee-disk")
+        self._disk = DiskThread("aerobee-disk")
         self._pool = BufferPool.of(config, file_system)
         self._paths = LogPaths(file_system, config)
         self._log = CommitLog(
@@ -315,7 +316,7 @@ class MessageStore:
             self._closed = True
             self._allocation.close(orderly=False)
             self._durability.close()
-            self._disk.shutdown(wait=True)
+            self._disk.close()
             self._index.close()
             self._log.files.close()
             self._queues.close()
@@ -333,7 +334,7 @@ class MessageStore:
         """Wait for work that a service, even a cancelled one, has started in a thread. Raises its error, which the
         service may not have seen."""
         self._durability.end_threads()
-        self._disk.submit(lambda: None).result()
+        self._disk.wait()
         if self._flush_derived.sync_error is not None:
             raise self._flush_derived.sync_error  # another sync would succeed but prove nothing
 
@@ -733,7 +734,7 @@ class MessageStore:
 
     def in_disk_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
         """Run blocking work in the disk thread of derived files, one call at a time, in order."""
-        return asyncio.get_running_loop().run_in_executor(self._disk, lambda: function(*args, **kwargs))
+        return self._disk.call(function, *args, **kwargs)
 
     # --- internals --------------------------------------------------------------------------------------------
 

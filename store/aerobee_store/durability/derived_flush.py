@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
+from aerobee_store.disk.disk_thread import DiskThread
 from aerobee_store.disk.file_system import File, Lock
 from aerobee_store.durability.checkpoint import Checkpoint
 from aerobee_store.durability.durability import Durability
@@ -48,7 +48,7 @@ class FlushDerived:
         log: CommitLog,
         checkpoint: Checkpoint,
         lock: Lock,
-        disk: ThreadPoolExecutor,
+        disk: DiskThread,
         *,
         durability: Durability,
         interval_seconds: float,
@@ -73,7 +73,6 @@ class FlushDerived:
 
     async def run(self) -> None:
         """Flush every interval. Ends only when cancelled or failed."""
-        loop = asyncio.get_running_loop()
         interval = self._interval_seconds
         pause = interval
         while True:
@@ -87,12 +86,12 @@ class FlushDerived:
                 files = self._unsynced.copy()
                 least = interval / _GROWING_SHARE if any(file.unsynced_levels for file in files) else interval
                 pause = min(max(least, seconds * _PAUSE_PER_WRITING), interval * _INTERVALS_MAX)
-                if files and not await loop.run_in_executor(self._disk, self._sync_together, files):
+                if files and not await self._disk.call(self._sync_together, files):
                     for first in range(0, len(files), _FILES_PER_TURN):
                         part = files[first : first + _FILES_PER_TURN]
-                        await loop.run_in_executor(self._disk, self._sync_each, part)
+                        await self._disk.call(self._sync_each, part)
                 self._confirm(timestamp, offset)
-                await loop.run_in_executor(self._disk, self._checkpoint.save, self._checkpoint.encoded())
+                await self._disk.call(self._checkpoint.save, self._checkpoint.encoded())
             except OSError as error:
                 raise self._durability.fail(error, self.error_flag) from error
 

@@ -38,11 +38,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, ParamSpec, TypeVar
 
 from aerobee_store.config import PAGE_SIZE, StoreConfig
+from aerobee_store.disk.disk_thread import DiskThread
 from aerobee_store.durability.checkpoint import Checkpoint
 from aerobee_store.errors import StoreError, StoreFailedError, SyncTimeoutError
 from aerobee_store.log.allocate import SegmentAllocation
@@ -139,8 +139,8 @@ class Durability:
         self._running = running
         self._stats = stats
         self._in_threads = config.write_mode == "pool"  # commits
-        self._sync_thread = ThreadPoolExecutor(1, thread_name_prefix="aerobee-log-disk")
-        self._commit_thread = ThreadPoolExecutor(1, thread_name_prefix="aerobee-commit-disk")
+        self._sync_thread = DiskThread("aerobee-log-disk")
+        self._commit_thread = DiskThread("aerobee-commit-disk")
         self._thread_error: OSError | None = None  # errors of writes and syncs whose callers may have been cancelled
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -227,19 +227,19 @@ class Durability:
         nothing.
         """
         for thread in (self._commit_thread, self._sync_thread):
-            thread.submit(lambda: None).result()
+            thread.wait()
         if self._thread_error is not None:
             raise self._thread_error
 
     def close(self) -> None:
         """Nothing is written after this."""
         self._closed = True
-        self._commit_thread.shutdown(wait=True)
-        self._sync_thread.shutdown(wait=True)
+        self._commit_thread.close()
+        self._sync_thread.close()
 
     def in_sync_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
         """Run a function that must not run during a sync of the log, such as closing one of its files."""
-        return asyncio.get_running_loop().run_in_executor(self._sync_thread, lambda: function(*args, **kwargs))
+        return self._sync_thread.call(function, *args, **kwargs)
 
     # --- waiters ----------------------------------------------------------------------------------------------
 
@@ -408,11 +408,10 @@ class Durability:
     async def _commit_in_thread(self) -> None:
         """Return when everything appended before the call is in the page cache. OSError is final."""
         log = self._log
-        loop = asyncio.get_running_loop()
         wrote = log.wrote
         while log.committed < wrote:
             parts, end = log.begin_commit()
-            await loop.run_in_executor(self._commit_thread, self._noting_errors, log.commit_in_thread, parts)
+            await self._commit_thread.call(self._noting_errors, log.commit_in_thread, parts)
             log.end_commit(end)
         self._committed()
 
@@ -513,10 +512,7 @@ class Durability:
             positions = [file.committed for file in files]
             end = log.committed
             self._syncing, self._uncovered_since = True, None
-            loop = asyncio.get_running_loop()
-            seconds = await self._watched(
-                loop.run_in_executor(self._sync_thread, self._noting_errors, _sync_all, files)
-            )
+            seconds = await self._watched(self._sync_thread.call(self._noting_errors, _sync_all, files))
         except OSError as error:
             stats.sync_failures += 1
             raise self.fail(error) from error
