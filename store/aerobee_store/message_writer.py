@@ -365,7 +365,7 @@ class MessageWriter:
         )
         computed = self._bitmaps_for(queue)
         bitmaps = () if computed is None else computed.of_records(queue.topic, part)
-        self._log.append(data)
+        self._log.append(data, is_one=last - first == 1)
         self._stats.bytes_appended += len(data)
         self._dispatch.add_batch(self._log.wrote, EntryBatch(queue, queue_offset, part, physical_offsets, now, bitmaps))
         self._durability.appended(now)

@@ -44,6 +44,7 @@ class CommitLog:
         self._disk_headroom = disk_headroom
         self._active: MappedFile | None = None
         self._uncommitted: list[MappedFile] = []
+        self._gathers = False  # nothing may be committed before the next commit: earlier bytes wait for it
         self.wrote = self.committed = self.flushed = 0
         self.make_segment: Callable[[int], MappedFile] = files.append_new
         self.damaged: list[DamagedRange] = []
@@ -100,6 +101,7 @@ class CommitLog:
         if self._active is not None and self._active.wrote < self._active.size:
             self._active.begin_writing()
         self._uncommitted.clear()
+        self._gathers = False
         self.wrote = self.committed = self.flushed = end
 
     def fits(self, size: int) -> bool:
@@ -173,12 +175,14 @@ class CommitLog:
             active = self._roll()
         return active.start_offset + active.wrote
 
-    def append(self, data: Buffer) -> None:
-        """Append one encoded record, or several that fit into the segment together, at the offset from
-        `next_offset`."""
+    def append(self, data: Buffer, *, is_one: bool = True) -> None:
+        """Append one encoded record at the offset from `next_offset`; unless `is_one`, several that fit into the
+        segment together, or any part of another log."""
         active = self._active
         assert active is not None
-        active.append(data)
+        if not is_one:
+            self._gathers = True
+        active.append(data, at_once=not self._gathers)
         if not self._uncommitted or self._uncommitted[-1] is not active:
             self._uncommitted.append(active)
         self.wrote += len(data)
@@ -200,7 +204,7 @@ class CommitLog:
             following.begin_writing()
             self._active = active = following
         self._reserve(active, active.wrote + len(data), self._disk_headroom // 2)
-        self.append(data)
+        self.append(data, is_one=False)
 
     def commit(self) -> None:
         """Move appended bytes to the page cache. OSError is final: the content of the file is then unknown."""
@@ -209,6 +213,7 @@ class CommitLog:
             if file.committed == file.size:
                 file.end_writing()
         self._uncommitted.clear()
+        self._gathers = False
         self.committed = self.wrote
 
     def begin_commit(self) -> tuple[list[tuple[MappedFile, int]], int]:
@@ -362,7 +367,7 @@ class CommitLog:
         if active is not None:
             left = active.size - active.wrote
             if left:
-                active.fill_up(record.encode_blank(left))
+                active.fill_up(record.encode_blank(left), at_once=not self._gathers)
                 if not self._uncommitted or self._uncommitted[-1] is not active:
                     self._uncommitted.append(active)
         self._active = active = self._following(active)

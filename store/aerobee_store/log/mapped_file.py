@@ -159,15 +159,19 @@ class MappedFile:
     def end_writing(self) -> None:
         """Release the resources of `begin_writing`: the segment is full and committed, or closed."""
 
-    def append(self, data: Buffer) -> None:
-        """Put bytes into the write buffer; they must fit (see `reserve`)."""
+    def append(self, data: Buffer, *, at_once: bool) -> None:
+        """Put bytes into the write buffer; they must fit (see `reserve`).
+
+        `at_once`: a write mode may commit them now, because they are one record, and nothing before it waits for a
+        commit. Ignored by gathered writes.
+        """
         assert self.wrote + len(data) <= self._reserved
         self._pending.append(data)
         self.wrote += len(data)
 
-    def fill_up(self, blank: Buffer) -> None:
+    def fill_up(self, blank: Buffer, *, at_once: bool) -> None:
         """Append the blank that ends a full segment; bytes after it stay unchanged."""
-        self.append(blank)
+        self.append(blank, at_once=at_once)
         self.wrote = self.size
 
     def commit(self, *, zero_ahead: bool) -> None:

@@ -18,6 +18,7 @@ from aerobee_store.disk.file_system import DiskFileSystem
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.log.mapped_file import FileRun, MappedFileQueue
 from aerobee_store.log.write_modes import BufferPool, segments_of
+from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
 from tests.support.serving import serving
 from tests.support.stored_messages import DIRECTORY, Sender, compare
@@ -313,3 +314,69 @@ def test_a_commit_with_a_cancelled_waiter_counts() -> None:
         log.commit_in_thread(parts)
     log.end_commit(rounds[0][1])
     assert (log.wrote, log.committed) == (200, 200)
+
+
+def test_a_mapping_takes_single_records_only() -> None:
+    """A copy of several records may store the first one last: a kill within it would leave a hole before the others.
+
+    So they wait for a commit, which writes them in order, and all that follows waits for the same commit: single
+    records, the blank at the end of the segment, and the next segment.
+    """
+    disk, config = MemoryFileSystem(), replace(config_of("mapped"), segment_size=4096)
+    log = CommitLog(
+        MappedFileQueue(FileRun(disk, LOG, 4096), segments_of(config, None)), zero_ahead=False, disk_headroom=0
+    )
+
+    def put(byte: bytes, size: int, *, is_one: bool) -> None:
+        log.prepare([size])
+        log.next_offset(size)
+        log.append(byte * size, is_one=is_one)
+
+    def stored() -> list[bytes]:
+        """The segments as a kill would leave them."""
+        return [content.rstrip(b"\0") for _, content in sorted(log_bytes(disk).items())]
+
+    put(b"a", 500, is_one=True)
+    assert stored() == [b"a" * 500]
+    put(b"b", 1500, is_one=False)
+    put(b"c", 500, is_one=True)
+    assert stored() == [b"a" * 500]
+    put(b"d", 3000, is_one=True)  # ends the first segment
+    first, second = log.files.files
+    assert stored() == [b"a" * 500, b""]
+    assert (first.wrote, first.committed, second.wrote, second.committed) == (4096, 500, 3000, 0)
+    log.commit()
+    assert (first.committed, second.committed, log.committed) == (4096, 3000, 7096)
+    assert stored()[0].startswith(b"a" * 500 + b"b" * 1500 + b"c" * 500)
+    assert stored()[1] == b"d" * 3000
+    put(b"e", 100, is_one=True)
+    assert stored()[1] == b"d" * 3000 + b"e" * 100
+
+
+def test_bytes_of_another_log_are_never_stored_through_a_mapping() -> None:
+    """They may begin and end within a record."""
+    disk, config = MemoryFileSystem(), replace(config_of("mapped"), segment_size=4096)
+    log = CommitLog(
+        MappedFileQueue(FileRun(disk, LOG, 4096), segments_of(config, None)), zero_ahead=False, disk_headroom=0
+    )
+    log.append_copied(b"x" * 100)
+    assert not any(log_bytes(disk)[LOG / f"{0:020}"])
+    log.commit()
+    assert log_bytes(disk)[LOG / f"{0:020}"].rstrip(b"\0") == b"x" * 100
+
+
+def test_several_records_wait_for_the_commit_in_every_mode() -> None:
+    """Of a batch, nothing is in the file before the commit, and all of it afterwards."""
+    for write_mode in MODES:
+        disk, sender = MemoryFileSystem(), Sender()
+        with MessageStore.open(config_of(write_mode), file_system=disk) as store:
+            drafts = [store.draft(sender.message(300)) for _ in range(5)]
+            records = bytearray()
+            for number, draft in enumerate(drafts):
+                records += draft.encode(number, len(records), 1)
+            batch = RecordBatch.parse(bytes(records), base_physical_offset=0, record_size_max=4096)
+            assert len(batch) == 5
+            store.append_records(sender.message(1).topic, sender.message(1).queue_id, batch)
+            assert not any(any(content) for content in log_bytes(disk).values()), write_mode
+            store.commit()
+            assert sum(content.count(b"\xda\xa3\x20") for content in log_bytes(disk).values()) == 5, write_mode
