@@ -13,9 +13,10 @@ import socket
 import ssl
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from aerobee_broker.certificates import Issued, development_certificate
 from aerobee_broker.config import Address, BrokerConfig
@@ -27,8 +28,7 @@ _log = logging.getLogger(__name__)
 AUTHORITY_FILE: Final = "dev-ca.crt"
 
 
-@dataclass(frozen=True, slots=True)
-class Listening:
+class Listening(Struct, frozen=True):
     """The addresses that were bound."""
 
     grpc: Address

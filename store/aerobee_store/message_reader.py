@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, Literal
+
+from msgspec import Struct
 
 from aerobee_store.deferred import deferred
 from aerobee_store.errors import CorruptRecordError, RecordNotFoundError
@@ -37,8 +38,7 @@ _SCAN_UNITS_MAX: Final = 800
 ReadStatus = Literal["found", "empty", "no-match", "offset-too-small", "offset-at-end", "offset-too-large"]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadResult:
+class ReadResult(Struct, frozen=True):
     """Messages of one queue. The next read begins at `next_offset`. `lost` counts units without a readable record."""
 
     status: ReadStatus

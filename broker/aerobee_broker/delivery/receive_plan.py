@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -24,8 +23,7 @@ from aerobee_broker.tables.topics import TopicConfig, TopicMessageType
 LOOK_SECONDS: Final = 20.0  # clients wait 23 s for an answer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiveRequest:
+class ReceiveRequest(Struct, frozen=True, kw_only=True):
     """A client's request: at most `count` messages of any queue of the topic, as soon as there is one.
 
     `invisible_ms` None: invisible while the client lives (auto-renew). Messages that are not `wanted` are finished for

@@ -9,9 +9,11 @@ from __future__ import annotations
 import heapq
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from aerobee_broker.config import Settings
 from aerobee_broker.delivery import receipt_handle
@@ -45,8 +47,7 @@ _PASSED_MAX: Final = 4096
 _LEARNT_PER_STEP_MAX: Final = 256  # messages whose message group is read after a restart, per step
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveredMessage:
+class DeliveredMessage(Struct, frozen=True):
     """One message for a client. `attempt` is 1 for the first delivery."""
 
     record: Record
@@ -54,8 +55,7 @@ class DeliveredMessage:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Struct, frozen=True):
     """One examination of the queues for a request, with its current limits."""
 
     request: ReceiveRequest
@@ -66,8 +66,7 @@ class Look:
     is_last: bool = False  # there is no time for another one: the best message read so far is taken
 
 
-@dataclass(slots=True)
-class Received:
+class Received(Struct):
     """The result of one examination of the queues."""
 
     messages: list[DeliveredMessage] = field(default_factory=list)
@@ -78,8 +77,7 @@ class Received:
     vain_reads_left: int = 0  # of new messages, all of which the filter skips
 
 
-@dataclass(slots=True)
-class _Reading:
+class _Reading(Struct):
     """The messages to be delivered from one queue."""
 
     cursor: int
@@ -87,8 +85,7 @@ class _Reading:
     finished: list[int] = field(default_factory=list)  # lost, filtered out, or dead letters
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceivingParts:
+class ReceivingParts(Struct, frozen=True, kw_only=True):
     """The parts that taking messages reads and changes."""
 
     store: MessageStore

@@ -17,8 +17,10 @@ Differences from RocketMQ:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from aerobee_broker.config import Address
 from aerobee_broker.errors import BrokerError, TableFormatError
@@ -42,8 +44,7 @@ class RegistrationRefusedError(BrokerError):
     """A registration of a broker is refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueData:
+class QueueData(Struct, frozen=True):
     """The queues of a topic on one broker. `permission` has the bits of `perm`."""
 
     read_queue_count: int
@@ -54,16 +55,14 @@ class QueueData:
     """As in topic attributes of RocketMQ 5; empty if the broker did not send it."""
 
 
-@dataclass(frozen=True, slots=True)
-class GrpcAddresses:
+class GrpcAddresses(Struct, frozen=True):
     """The addresses at which a broker serves gRPC clients, as host:port; empty if it serves none, or sent none."""
 
     plain: str = ""
     tls: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerQueues:
+class BrokerQueues(Struct, frozen=True):
     """The queues of a topic on one broker, and its master's address for gRPC clients, or None."""
 
     broker: str
@@ -72,8 +71,7 @@ class BrokerQueues:
     tls: Address | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registration:
+class Registration(Struct, frozen=True, kw_only=True):
     """The content of a registration. `connection` identifies its connection."""
 
     cluster: str
@@ -90,16 +88,14 @@ class Registration:
     timeout_seconds: float = TIMEOUT_SECONDS
 
 
-@dataclass(frozen=True, slots=True)
-class Master:
+class Master(Struct, frozen=True):
     """The answer to a slave about its master."""
 
     address: str
     ha_address: str
 
 
-@dataclass(slots=True)
-class Broker:
+class Broker(Struct):
     """One broker name with its addresses by id."""
 
     cluster: str
@@ -109,8 +105,7 @@ class Broker:
     addresses: dict[int, str] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Live:
+class _Live(Struct):
     broker: str
     broker_id: int
     seen_at: float

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from aerobee_broker.timer.config import TimerConfig
 from aerobee_broker.timer.recalls import Recalls
@@ -36,8 +37,7 @@ slot, if they left before that time."""
 _FOREIGN_PRECISION_MS: Final = 1000  # the coarsest step with which RocketMQ rounds
 
 
-@dataclass(slots=True)
-class TimerState:
+class TimerState(Struct):
     """Event loop only. `check` has the invariants that hold between two steps of the loop."""
 
     precision_ms: int
@@ -127,8 +127,7 @@ class TimerState:
         return min(slots, default=self.slot_ms) >= self.slot_ms
 
 
-@dataclass(frozen=True, slots=True)
-class TimerParts:
+class TimerParts(Struct, frozen=True):
     """The shared objects of the timer's parts."""
 
     store: MessageStore

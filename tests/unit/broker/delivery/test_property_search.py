@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from aerobee_broker.delivery import property_search
 from aerobee_broker.delivery.filters import MessageFilter, filter_of
@@ -76,7 +77,7 @@ def read_one_by_one(
 
     def read(offset: int) -> ReadResult:
         result = store.read(topic, queue_id, offset, max_count=1)
-        return replace(result, records=[each for each in result.records if condition(each.properties) is True])
+        return structs.replace(result, records=[each for each in result.records if condition(each.properties) is True])
 
     return all_of(read)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from msgspec import structs
 
 from aerobee_broker.delivery.auto_renewals import attempt_nonce
 from aerobee_broker.delivery.message_group_order import MessageGroupOrder
@@ -62,7 +63,7 @@ def test_a_repeated_attempt_counts_with_order_or_auto_renew(
     group: GroupConfig, attempt_id: str, invisible_ms: int | None, has_attempt: bool, gives_back: bool
 ) -> None:
     """An orderly group gets the same delivery again; another group first gives back the lost delivery."""
-    plan = plan_of(replace(REQUEST, attempt_id=attempt_id, invisible_ms=invisible_ms), NORMAL, group)
+    plan = plan_of(structs.replace(REQUEST, attempt_id=attempt_id, invisible_ms=invisible_ms), NORMAL, group)
     assert plan.attempt == (attempt_nonce("c", "billing", "orders", "a") if has_attempt else None)
     assert plan.gives_back == gives_back
 
