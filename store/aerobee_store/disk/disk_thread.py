@@ -6,7 +6,6 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -74,8 +73,10 @@ def _run(calls: SimpleQueue[_Call | None]) -> None:
         except BaseException as raised:  # of any kind: the caller would wait for ever
             error = raised
         if future is not None:
-            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            try:  # noqa: SIM105  # `suppress` would hold up the loop, which waits for this thread to wait again
                 future.get_loop().call_soon_threadsafe(_end, future, result, error)
+            except RuntimeError:
+                pass  # the loop is closed, and nobody waits any more
         del call, function, future, result, error  # while the thread waits, it keeps nothing alive
 
 

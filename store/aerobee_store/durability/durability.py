@@ -512,7 +512,7 @@ class Durability:
             positions = [file.committed for file in files]
             end = log.committed
             self._syncing, self._uncovered_since = True, None
-            seconds = await self._watched(self._sync_thread.call(self._noting_errors, _sync_all, files))
+            seconds = await self._watched(self._sync_thread.call, self._noting_errors, _sync_all, files)
         except OSError as error:
             stats.sync_failures += 1
             raise self.fail(error) from error
@@ -530,13 +530,13 @@ class Durability:
     async def _commit_for_sync(self) -> None:
         running = asyncio.create_task(self._commit_in_thread(), name="commit-for-sync")
         try:
-            await self._watched(running)
+            await self._watched(lambda: running)
         finally:
             running.cancel()
 
-    async def _watched(self, running: asyncio.Future[T]) -> T:
-        """The result of a write or sync. If it takes too long, its waiters fail with a timeout again and again, but the
-        sync itself cannot be given a reliable timeout."""
+    async def _watched(self, start: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of the write or sync that `start` begins. If it takes too long, its waiters fail with a timeout
+        again and again, but the sync itself cannot be given a reliable timeout."""
         loop = asyncio.get_running_loop()
         seconds = self._config.sync_timeout_seconds
         watch: asyncio.TimerHandle
@@ -548,7 +548,8 @@ class Durability:
 
         watch = loop.call_later(seconds, hangs)
         try:
-            return await running
+            # The last step: the thread can only begin when the loop lets it run.
+            return await start(*args, **kwargs)
         finally:
             watch.cancel()
 
