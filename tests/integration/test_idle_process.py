@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from tests.support.front_under_test import needs_native
+
+pytestmark = needs_native
 _UNUSED: Final = (
     *("grpc", "grpc_tools", "prometheus_client", "cryptography", "aerobee_client", "pyspark"),
     *("http.server", "wsgiref", "email"),  # of the metrics port

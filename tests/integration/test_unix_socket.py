@@ -16,7 +16,10 @@ from aerobee_broker.config import Address, BrokerConfig, ListenConfig
 from aerobee_client.testing import BrokerProcess
 from aerobee_proto import v2
 from aerobee_store.errors import ConfigError
+from tests.support.front_under_test import needs_native
 from tests.support.in_process_broker import METADATA
+
+pytestmark = needs_native
 
 
 class UnixBroker(BrokerProcess):

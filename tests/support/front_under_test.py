@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from typing import Final, Literal, cast
 
+import pytest
+
 FRONT: Final = cast(Literal["native", "grpcio"] | None, os.environ.get("AEROBEE_TEST_FRONT"))
+needs_native: Final = pytest.mark.skipif(FRONT == "grpcio", reason="only the native front does this")
 
 
 def choose() -> None:

@@ -16,9 +16,11 @@ from aerobee_broker.front.config import FrontConfig
 from aerobee_broker.remoting.codes import Request
 from aerobee_proto import v2
 from aerobee_store.travelling_clock import TravellingClock
+from tests.support.front_under_test import needs_native
 from tests.support.in_process_broker import METADATA, in_process_broker, message
 from tests.support.remoting_client import RemotingClient, json_body, pull_fields, records, remoting_broker, send
 
+pytestmark = needs_native
 _ANY = Address("127.0.0.1", 0)
 
 
