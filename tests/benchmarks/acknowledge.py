@@ -28,8 +28,9 @@ BATCH: Final = 32
 _SENT_AT_ONCE: Final = 500
 _SERVICE: Final = "/apache.rocketmq.v2.MessagingService/"
 _METADATA: Final = (("x-mq-client-id", "bench@1@0@0"), ("x-mq-language", "PYTHON"), ("x-mq-protocol", "v2"))
-Drain = Callable[[Server, int, bool], int]
-"""Receives and acknowledges this many messages, together or one per call; returns the number acknowledged."""
+Drain = Callable[[Server, int, bool], tuple[int, float]]
+"""Receives and acknowledges this many messages, together or one per call; returns the number acknowledged, and the
+seconds from the first receive to the last acknowledgement. Afterwards some receives may wait in vain."""
 _TOPIC, _GROUP = v2.Resource(name="bench"), v2.Resource(name="bench-group")
 
 
@@ -44,9 +45,9 @@ def run(directory: Path, messages: int = 40_000, one_by_one: int = 12_000, *, wi
         for kind, count in (("together", messages), ("one a call", one_by_one)):
             with broker(directory, "sync", "native") as running:
                 _prepare(running, count)
-                cpu, began = running.cpu_seconds(), time.perf_counter()
-                acknowledged = drain(running, count - 1, kind == "one a call")  # one message is already received
-                seconds = time.perf_counter() - began
+                cpu = running.cpu_seconds()
+                # One message is already received.
+                acknowledged, seconds = drain(running, count - 1, kind == "one a call")
                 assert acknowledged >= count - 1, f"{acknowledged} of {count - 1} were acknowledged"
                 cpu = (running.cpu_seconds() - cpu) / acknowledged
             rows.append((kind, rate(acknowledged, seconds), microseconds(cpu)))
@@ -117,20 +118,21 @@ def _go_drain(place: Path) -> Drain:
     program = build_load(place)
     requests = request_files(place, receive_request("bench", BATCH))
 
-    def drain(running: Server, count: int, one_by_one: bool) -> int:
+    def drain(running: Server, count: int, one_by_one: bool) -> tuple[int, float]:
         command = [str(program), "-target", running.endpoint, *requests]
         command += ["-receivers", str(RECEIVERS), "-count", str(count)]
         command += ["-one-by-one"] if one_by_one else []
         result = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
         assert not result["failures"], result
-        return int(result["acknowledged"])
+        return result["acknowledged"], result["seconds"]
 
     return drain
 
 
-def _drain(running: Server, count: int, one_by_one: bool) -> int:
+def _drain(running: Server, count: int, one_by_one: bool) -> tuple[int, float]:
     """The same load with grpcio's client."""
     acknowledged = 0
+    began = last = time.perf_counter()
     with grpc.insecure_channel(running.endpoint) as channel, ThreadPoolExecutor(RECEIVERS) as threads:
         stub = v2.MessagingServiceStub(channel)
 
@@ -138,6 +140,8 @@ def _drain(running: Server, count: int, one_by_one: bool) -> int:
             request = v2.AckMessageRequest(group=_GROUP, topic=_TOPIC, entries=entries)
             answer = stub.AckMessage(request, metadata=_METADATA)
             assert answer.status.code == v2.Code.OK, answer
+            nonlocal last
+            last = time.perf_counter()
             return len(entries)
 
         def receive(_: int) -> int:
@@ -151,4 +155,4 @@ def _drain(running: Server, count: int, one_by_one: bool) -> int:
 
         while acknowledged < count:
             acknowledged += sum(threads.map(receive, range(RECEIVERS)))
-    return acknowledged
+    return acknowledged, last - began

@@ -12,7 +12,7 @@ from aerobee_store.disk.file_system import File, Lock
 from aerobee_store.durability.checkpoint import Checkpoint
 from aerobee_store.durability.durability import Durability
 from aerobee_store.log.commit_log import CommitLog
-from aerobee_store.queues.consume_queue import ChangedQueues
+from aerobee_store.queues.consume_queue import ChangedQueues, ConsumeQueue
 from aerobee_store.queues.dispatch import Dispatch
 from aerobee_store.queues.index_file import IndexService
 from aerobee_store.running_flags import RunningFlags
@@ -26,9 +26,6 @@ _FILES_PER_TURN = 64
 # reads some more seconds of the log, of which it reads a whole segment anyway.
 _PAUSE_PER_WRITING = 19
 _INTERVALS_MAX = 5
-# A queue that has begun a new file may fill it soon. Its next file can only follow when this one is durable, and the
-# event loop would wait for that sync.
-_GROWING_SHARE = 4
 
 
 class FlushDerived:
@@ -53,10 +50,13 @@ class FlushDerived:
         durability: Durability,
         interval_seconds: float,
     ) -> None:
-        """`changed_queues`: emptied here. `lock`: held since before the first write to any of the files."""
+        """`changed_queues`: emptied here, and answered when files grow. `lock`: held since before the first write to
+        any of the files.
+        """
         self._dispatch = dispatch
         self._index = index
         self._changed_queues = changed_queues
+        changed_queues.sync_soon = self._sync_soon
         self._log = log
         self._checkpoint = checkpoint
         self._lock = lock
@@ -64,7 +64,7 @@ class FlushDerived:
         self._interval_seconds = interval_seconds
         self._durability = durability
         # The unfinished work of a cancelled flush; the next one begins with it.
-        self._unwritten: ChangedQueues = {}
+        self._unwritten: dict[ConsumeQueue, None] = {}
         self._unsynced: list[File] = []
         self.error_flag = RunningFlags.NONE
         """LOGICS_QUEUE_ERROR once a queue could not be written."""
@@ -84,8 +84,7 @@ class FlushDerived:
                     seconds += spent
                     await asyncio.sleep(0)
                 files = self._unsynced.copy()
-                least = interval / _GROWING_SHARE if any(file.unsynced_levels for file in files) else interval
-                pause = min(max(least, seconds * _PAUSE_PER_WRITING), interval * _INTERVALS_MAX)
+                pause = min(max(interval, seconds * _PAUSE_PER_WRITING), interval * _INTERVALS_MAX)
                 if files and not await self._disk.call(self._sync_together, files):
                     for first in range(0, len(files), _FILES_PER_TURN):
                         part = files[first : first + _FILES_PER_TURN]
@@ -107,8 +106,8 @@ class FlushDerived:
 
     def _begin(self) -> tuple[int, int]:
         """Take the changed files; return the store time and the physical offset up to which they are complete."""
-        self._unwritten.update(self._changed_queues)
-        self._changed_queues.clear()
+        self._unwritten.update(self._changed_queues.queues)
+        self._changed_queues.queues.clear()
         self._unsynced += self._index.take_dirty()
         return self._dispatch.last_timestamp, self._dispatch.dispatched
 
@@ -124,6 +123,14 @@ class FlushDerived:
                     raise
                 del self._unwritten[queue]
             yield time.perf_counter() - started
+
+    def _sync_soon(self, file: File) -> None:
+        if self._durability.has_services:  # otherwise there is no event loop that could be held up
+            self._disk.call(self._sync_each, [file]).add_done_callback(self._synced_soon)
+
+    def _synced_soon(self, syncing: asyncio.Future[None]) -> None:
+        if not syncing.cancelled() and (error := syncing.exception()) is not None:
+            self._durability.fail(error)
 
     def _sync_together(self, files: list[File]) -> bool:
         try:

@@ -51,13 +51,22 @@ FILLER_UNIT: Final = UNIT.pack(0, FILLER_SIZE, 0)
 _CHUNK: Final = 4096
 _WAITING_SIZE_MAX: Final = 4096
 _LINEAR_SIZE_MAX: Final = 1 << 16
+_GROWING_SHARE: Final = 8  # of a new file: most of the time that filling it takes is left for its sync
 _DIRECTORY_LEVELS: Final = 3  # from a file of a queue to the directory of all queues of its kind
 
 Units: TypeAlias = "npt.NDArray[np.void]"
 """Units as a structured array of UNIT_DTYPE."""
 
-ChangedQueues = dict["ConsumeQueue", None]
-"""Queues with changes to be written or synced, in the order of the changes."""
+
+class ChangedQueues:
+    """What the flush has to write or sync, registered by all queues of a store."""
+
+    def __init__(self) -> None:
+        self.queues: dict[ConsumeQueue, None] = {}
+        """In the order of the changes."""
+        self.sync_soon: Callable[[File], None] | None = None
+        """Called with a new file that fills, once. The next file must not be made before it is durable, and without
+        this the event loop would wait for the disk then."""
 
 
 class QueueMisalignedError(StoreError):
@@ -110,7 +119,7 @@ class ConsumeQueue:
         self._starts: list[int] = []
         self._files: dict[int, File] = {}
         self._dirty: set[int] = set()
-        self._changed = changed if changed is not None else {}
+        self._changed = changed if changed is not None else ChangedQueues()
         self._waiting = b""  # the last units, not yet written to a file
         # the process that made the files may have died before their directory entries were durable
         self._after_crash = False
@@ -265,7 +274,7 @@ class ConsumeQueue:
         self.max_offset = queue_offset + len(units) // self._unit_size
         if self.next_offset < self.max_offset:
             self.next_offset = self.max_offset
-        self._changed[self] = None
+        self._changed.queues[self] = None
         if len(self._waiting) >= _WAITING_SIZE_MAX:
             self._write_waiting()
 
@@ -405,12 +414,12 @@ class ConsumeQueue:
                 self.extension.mark_unsynced(int(addresses.min()))
         position, end = queue_offset * self._unit_size, (queue_offset + count) * self._unit_size
         self._dirty.update(range(position - position % self._run.file_size, end, self._run.file_size))
-        self._changed[self] = None
+        self._changed.queues[self] = None
 
     def take_dirty(self) -> list[File]:
         """Write waiting units; return the files written since the last call, to be synced in a disk thread. OSError."""
         self._write_waiting()
-        self._changed.pop(self, None)
+        self._changed.queues.pop(self, None)
         files = self.extension.take_dirty() if self.extension is not None else []
         if not self._dirty:
             return files
@@ -469,7 +478,7 @@ class ConsumeQueue:
         """Cut the extended units after the last one that a unit refers to. Their addresses rise in the queue."""
         extension = self.extension
         assert extension is not None
-        self._changed[self] = None
+        self._changed.queues[self] = None
         if not extension.files:
             extension.begin_behind(self.max_offset)
             return
@@ -502,7 +511,7 @@ class ConsumeQueue:
         if self._starts:
             before = self._file(self._starts[-1])
             assert before is not None
-            if before.unsynced_levels:  # a file was filled in less than the interval of the flush
+            if before.unsynced_levels:  # it was filled before the disk thread could sync it
                 before.sync()
         file = self._run.create_unsynced(start)
         self._starts.append(start)
@@ -531,8 +540,12 @@ class ConsumeQueue:
             file.write([units if count == len(units) else units[:count]], position - start)
             self._dirty.add(start)
             units = units[count:]
+            if file.unsynced_levels and self._changed.sync_soon is not None:
+                share = start + file_size // _GROWING_SHARE
+                if position < share <= position + count:
+                    self._changed.sync_soon(file)
             position += count
-        self._changed[self] = None
+        self._changed.queues[self] = None
 
     def _remove_files(self, starts: list[int]) -> None:
         for start in starts:
@@ -591,7 +604,7 @@ class ConsumeQueue:
         if stop > used and file.read(stop - used, used).strip(b"\0"):
             file.zero(used, stop - used)
             self._dirty.add(start)
-            self._changed[self] = None
+            self._changed.queues[self] = None
             return True
         return False
 

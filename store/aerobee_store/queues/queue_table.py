@@ -81,8 +81,8 @@ class QueueTable:
         self.light_count = 0  # number of ordinary queues whose names begin with %LMQ%
         self.simple: dict[tuple[str, int], ConsumeQueue] = {}
         self.batch: dict[tuple[str, int], BatchConsumeQueue] = {}
-        self.changed: ChangedQueues = {}
-        """Queues with changes to be written or synced; the flush empties it."""
+        self.changed = ChangedQueues()
+        """For the flush, which empties it."""
         self._going: dict[str, QueueFiles] = {}  # topic -> files of its former queues that may still exist
 
     def __len__(self) -> int:

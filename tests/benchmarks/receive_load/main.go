@@ -134,7 +134,8 @@ func main() {
 	}
 	base := metadata.AppendToOutgoingContext(context.Background(), "x-mq-client-id", "load@1@0@0", "x-mq-language", "GO",
 		"x-mq-protocol", "v2", "x-mq-client-version", "5.1.2")
-	var acknowledged, failures, numbers atomic.Int64
+	var acknowledged, failures, numbers, microseconds atomic.Int64
+	began := time.Now()
 	call := func() (context.Context, context.CancelFunc) {
 		ctx, cancel := context.WithTimeout(base, 15*time.Second)
 		return metadata.AppendToOutgoingContext(ctx, "x-mq-request-id", fmt.Sprintf("%016d", numbers.Add(1))), cancel
@@ -153,6 +154,7 @@ func main() {
 			return
 		}
 		acknowledged.Add(int64(len(entries)))
+		microseconds.Store(time.Since(began).Microseconds())
 	}
 	if *sendFile != "" {
 		send := func() error {
@@ -170,7 +172,7 @@ func main() {
 			"failures": failures.Load()})
 		return
 	}
-	began := time.Now()
+	began = time.Now()
 	var done sync.WaitGroup
 	for worker := 0; worker < *receivers; worker++ {
 		done.Add(1)
@@ -197,9 +199,9 @@ func main() {
 			}
 		}()
 	}
-	done.Wait()
+	done.Wait() // other receives may still wait for messages when the last one is acknowledged
 	_ = json.NewEncoder(os.Stdout).Encode(map[string]any{"acknowledged": acknowledged.Load(),
-		"seconds": time.Since(began).Seconds(), "failures": failures.Load()})
+		"seconds": float64(microseconds.Load()) / 1e6, "failures": failures.Load()})
 }
 
 // oneAtATime sends messages while a receive waits for each; it returns the microseconds until the answers, and until the receives end.

@@ -13,6 +13,7 @@ import pytest
 from aerobee_store import Message, MessageStore, StoreConfig, StoreFailedError, SyncTimeoutError
 from aerobee_store.config import FlushMode, WriteMode
 from aerobee_store.durability import durability
+from aerobee_store.queues.consume_queue import UNIT_SIZE
 from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
 from aerobee_store.travelling_clock import TravellingClock
 from tests.support.serving import serving
@@ -408,6 +409,48 @@ async def test_a_failed_flush_of_a_queue_fails_the_store() -> None:
             await services
     assert store.state == "failed"
     store.close()
+
+
+async def test_a_new_file_of_a_queue_is_durable_before_it_is_full() -> None:
+    """The next file may only follow then, and the event loop does not wait for that sync."""
+    units = 4096
+    disk = MemoryFileSystem()
+    named: list[str] = []  # directory syncs of the queue, each with the kind of its thread
+    begun = threading.Semaphore(0)
+
+    def before(operation: Operation) -> None:
+        if operation.name == "sync_directory" and operation.path.parts[-3:] == ("consumequeue", "orders", "0"):
+            named.append("loop" if threading.current_thread() is threading.main_thread() else "disk thread")
+            begun.release()
+
+    disk.before_operation = before
+    config = replace(CONFIG, queue_file_size=units * UNIT_SIZE, segment_size=1 << 20)
+    async with asyncio.timeout(60), serving(config, disk) as store:
+        for number in range(1, 3 * units // 128 + 1):
+            appended = store.append([Message("orders", 0, b"") for _ in range(128)])
+            await store.wait_stored(appended[-1].end)
+            if number * 128 % units == units // 4:  # its units are written some kilobytes at a time
+                assert await asyncio.to_thread(begun.acquire, timeout=30)
+        assert named == ["disk thread"] * 3
+
+
+async def test_a_failed_sync_of_a_new_file_fails_the_store() -> None:
+    """Nothing else may take its bytes for durable, not even a flush that succeeds later."""
+    disk = MemoryFileSystem()
+    store = MessageStore.open(replace(CONFIG, queue_file_size=4096 * UNIT_SIZE, segment_size=1 << 20), file_system=disk)
+    services = asyncio.create_task(store.run())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        appended = store.append([Message("orders", 0, b"") for _ in range(128)])
+        await store.wait_stored(appended[-1].end)
+        disk.fail_at("sync_directory", 1, errno.EIO)
+        store.append([Message("orders", 0, b"") for _ in range(4096 // 4)])
+        store.request_flush()
+        with pytest.raises(StoreFailedError):
+            await services
+    assert store.state == "failed"
+    store.close()
+    assert disk.exists(DIRECTORY / "abort"), "the next start must not trust the queues"
 
 
 async def test_a_few_pages_wait_for_half_of_the_interval_and_many_do_not() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from aerobee_store.disk.file_system import File
 from aerobee_store.queues.consume_queue import (
     FILLER_SIZE,
     FILLER_UNIT,
     UNIT,
     UNIT_SIZE,
+    ChangedQueues,
     ConsumeQueue,
     QueueMisalignedError,
 )
@@ -57,6 +59,32 @@ def test_units_are_read_across_files() -> None:
     assert offsets(queue, 190, 20) == list(range(190, 210))
     assert offsets(queue, 440, 100) == list(range(440, 450))
     assert offsets(queue, 450, 10) == []
+
+
+def test_a_new_file_that_fills_asks_once_for_its_sync() -> None:
+    """A hanging disk must not be asked again with each message, and a file that is durable needs nothing."""
+    disk, changed = MemoryFileSystem(), ChangedQueues()
+    asked: list[File] = []
+    changed.sync_soon = asked.append
+    queue = ConsumeQueue(disk, DIRECTORY / "queue", "orders", 0, 4096 * UNIT_SIZE, changed=changed)
+
+    def put(first: int, end: int) -> None:
+        for number in range(first, end):
+            queue.put(number, unit(number))
+
+    put(0, 410)
+    assert not asked, "most queues never fill their file"
+    put(410, 4000)
+    assert len(asked) == 1
+    assert not any(operation.name == "sync" for operation in disk.log)
+    asked[0].sync()
+    put(4000, 8000)
+    assert [file.path.name for file in asked] == ["00000000000000000000", f"{4096 * UNIT_SIZE:020d}"]
+    assert len([operation for operation in disk.log if operation.name == "sync"]) == 1
+    put(8000, 8500)
+    sync(queue)
+    put(8500, 9500)
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize("after_crash", [False, True])
