@@ -62,7 +62,7 @@ A = TypeVar("A")
 # waiters would only wait for each other. Beyond 10 ms, larger batches save little.
 _GATHER_SECONDS_EACH = 0.0005
 _GATHER_SECONDS_MAX = 0.01
-_BATCHES_BEFORE_GROWTH = 64
+_BATCHES_BEFORE_PROBE = 64
 
 # More appended bytes than this are committed at once.
 _COMMIT_SIZE_MAX: Final = 4 << 20
@@ -76,19 +76,19 @@ class BatchSize:
     """The target size of a batch of waiters, and how long the first waiter may wait for the others.
 
     The model: clients keep a fixed number of sends in flight and send again when they are answered. So after a batch of
-    n, as many come again within moments, and waiting for them saves syncs. The number is found by probing:
+    n, as many come again within moments, and waiting for them saves syncs. The number follows what is known after each
+    batch: its waiters, and those that arrived during its sync, which cannot be the same ones again.
 
-    all expected came: expect one more, to learn whether the number in flight has grown. One is missing: it was the
-    additional one, so expect as many as came, and probe again after 64 batches. Several are missing: the number in
-    flight fell, so expect the mean of both numbers, for a few batches. A single waiter: expect no others.
+    As many as expected, or more: expect that many. One is missing: expect as many as came. Several are missing: the
+    number in flight fell, so expect the mean of both numbers, for a few batches. A single waiter: expect no others.
 
-    `probes`: a single waiter also waits for a second one from time to time. Otherwise no batch of several would ever
-    form: a slow sync forms one by itself, a fast commit does not.
+    `probes`: for batches that are over too soon for others to arrive meanwhile, such as a commit. After 64 complete
+    batches, wait for one more, to learn whether the number in flight has grown; a single waiter waits for a second one.
     """
 
     def __init__(self, *, probes: bool = False) -> None:
         self._probes = probes
-        self._batches_before_growth = _BATCHES_BEFORE_GROWTH if probes else 0
+        self._batches_before_probe = _BATCHES_BEFORE_PROBE
         self.count = 1
 
     @property
@@ -96,21 +96,23 @@ class BatchSize:
         """How long to wait for the others."""
         return min(_GATHER_SECONDS_EACH * self.count, _GATHER_SECONDS_MAX)
 
-    def follow(self, waited: int) -> None:
-        """Learn from a batch of `waited`."""
-        missing = self.count - waited
+    def follow(self, waited: int, waiting: int = 0) -> None:
+        """Learn from a batch of `waited`. `waiting`: how many there are before its waiters are answered; less than
+        `waited` if these had a time-out."""
+        known = max(waited, waiting)
+        missing = self.count - known
         if waited <= 1 and not self._probes:
             self.count = 1
-        elif missing == 1:
-            self._batches_before_growth = _BATCHES_BEFORE_GROWTH
-            self.count = waited
         elif missing > 1:
-            self.count = (self.count + waited) // 2
-        elif self._batches_before_growth:
-            self._batches_before_growth -= 1
-            self.count = waited
+            self.count = (self.count + known) // 2
+        elif missing == 1 or not self._probes:
+            self._batches_before_probe = _BATCHES_BEFORE_PROBE
+            self.count = known
+        elif self._batches_before_probe:
+            self._batches_before_probe -= 1
+            self.count = known
         else:
-            self.count = waited + 1
+            self.count = known + 1
 
 
 class Durability:
@@ -489,7 +491,7 @@ class Durability:
 
         A sync costs more CPU time than a send, and answers sent one by one wake the client as often. With many sends in
         flight, fewer and larger batches raise the throughput and, as the CPU is the bottleneck, also lower the latency.
-        A single sender is delayed only by occasional probes. After PostgreSQL's `commit_delay` and `commit_siblings`.
+        After PostgreSQL's `commit_delay` and `commit_siblings`.
         """
         self._sync_batch_full.clear()
         with suppress(TimeoutError):
@@ -513,6 +515,7 @@ class Durability:
             end = log.committed
             self._syncing, self._uncovered_since = True, None
             seconds = await self._watched(self._sync_thread.call, self._noting_errors, _sync_all, files)
+            waiting = len(self._sync_waiters)
         except OSError as error:
             stats.sync_failures += 1
             raise self.fail(error) from error
@@ -525,7 +528,7 @@ class Durability:
         stats.sync_seconds.observe(seconds)
         stats.messages_per_sync.observe(appended - self._messages_synced)
         self._messages_synced = appended
-        self._sync_batch.follow(waited)
+        self._sync_batch.follow(waited, waiting)
 
     async def _commit_for_sync(self) -> None:
         running = asyncio.create_task(self._commit_in_thread(), name="commit-for-sync")

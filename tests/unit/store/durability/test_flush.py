@@ -40,6 +40,12 @@ class HangingDisk:
             self.started.set()
             assert self.go.wait(60)
 
+    def hang(self) -> None:
+        """Let the next operation hang."""
+        self.go.clear()
+        self.started.clear()
+        self.hanging = True
+
     def release(self) -> None:
         self.hanging = False
         self.go.set()
@@ -81,19 +87,67 @@ async def send(store: MessageStore, number: int) -> None:
     await store.wait_stored(appended.end)
 
 
+async def send_in_turn(store: MessageStore, count: int) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(count):
+            tasks.create_task(send(store, number))
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+
+async def send_together(store: MessageStore, hanging: HangingDisk, count: int) -> None:
+    """Send, so that all share one sync: they arrive during that of another message."""
+    hanging.hang()
+    other = asyncio.create_task(send(store, 0))
+    await asyncio.to_thread(hanging.started.wait, 60)
+    sends = asyncio.gather(*(send(store, number) for number in range(count)))
+    await asyncio.sleep(0)
+    hanging.release()
+    await asyncio.gather(other, sends)
+
+
 async def test_a_group_waits_until_it_is_as_large_as_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a group of eight waiters, the next nine arrive one by one and share one sync, without a timeout."""
+    """After a group of eight waiters, the next eight arrive one by one and share one sync, again and again, without a
+    timeout: nothing waits for a ninth."""
     monkeypatch.setattr(durability, "_GATHER_SECONDS_EACH", 30.0)
     monkeypatch.setattr(durability, "_GATHER_SECONDS_MAX", 30.0)
-    async with asyncio.timeout(60), serving(CONFIG, disk := MemoryFileSystem(clock=ManualClock())) as store:
-        await asyncio.gather(*(send(store, number) for number in range(8)))
-        before = log_syncs(disk)
-        async with asyncio.TaskGroup() as tasks:
-            for number in range(9):
-                tasks.create_task(send(store, number))
-                for _ in range(20):
-                    await asyncio.sleep(0)
-        assert log_syncs(disk) == before + 1
+    hanging = HangingDisk()
+    async with asyncio.timeout(60), serving(replace(CONFIG, segment_size=1 << 20), hanging.disk) as store:
+        await send_together(store, hanging, 8)
+        before = log_syncs(hanging.disk)
+        for _ in range(100):
+            await send_in_turn(store, 8)
+        assert log_syncs(hanging.disk) == before + 100
+
+
+async def test_a_group_grows_by_those_that_arrive_during_its_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five arrive during the sync of eight, so thirteen are in flight and share a sync from then on."""
+    monkeypatch.setattr(durability, "_GATHER_SECONDS_EACH", 30.0)
+    monkeypatch.setattr(durability, "_GATHER_SECONDS_MAX", 30.0)
+    hanging = HangingDisk()
+    async with asyncio.timeout(60), serving(CONFIG, hanging.disk) as store:
+        await send_together(store, hanging, 8)
+        hanging.hang()
+        eight = asyncio.gather(*(send(store, number) for number in range(8)))
+        await asyncio.to_thread(hanging.started.wait, 60)
+        five = asyncio.gather(*(send(store, number) for number in range(5)))
+        await asyncio.sleep(0)
+        before = log_syncs(hanging.disk)
+        hanging.release()
+        await eight
+        await send_in_turn(store, 8)
+        await five
+        await send_in_turn(store, 13)
+        assert log_syncs(hanging.disk) == before + 2
+
+
+def test_the_size_of_a_group_follows_the_number_in_flight() -> None:
+    size = durability.BatchSize()
+    followed = []
+    for waited, waiting in ((8, 8), (8, 13), (13, 13), (12, 12), (12, 0), (4, 4), (4, 8), (1, 5), (5, 5), (1, 1)):
+        size.follow(waited, waiting)
+        followed.append(size.count)
+    assert followed == [8, 13, 13, 12, 12, 8, 8, 1, 5, 1]
 
 
 async def test_a_group_that_stays_small_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +367,7 @@ async def test_async_flush_answers_from_the_page_cache() -> None:
 
 async def test_with_async_flush_a_group_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a send that found others in flight, sends in different ticks share one write."""
-    monkeypatch.setattr(durability, "_BATCHES_BEFORE_GROWTH", 0)
+    monkeypatch.setattr(durability, "_BATCHES_BEFORE_PROBE", 0)
     async with asyncio.timeout(60), serving(replace(CONFIG, flush="async"), disk := MemoryFileSystem()) as store:
         await send(store, 0)
         before = log_writes(disk)
