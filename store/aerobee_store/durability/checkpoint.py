@@ -93,6 +93,14 @@ class Checkpoint:
         fields += self.derived_offset.to_bytes(8, "big")
         return fields + crc32(fields).to_bytes(4, "big")
 
+    def save_lower(self, derived_offset: int) -> None:
+        """Save a lower `derived_offset`. This object keeps its own, before which the log is known to be synced."""
+        kept, self.derived_offset = self.derived_offset, derived_offset
+        try:
+            self.save(self.encoded())
+        finally:
+            self.derived_offset = kept
+
     def save(self, encoded: bytes) -> None:
         """Write the file in place, 52 bytes of one sector, and sync it. Does nothing if the content is unchanged."""
         if encoded == self._saved:

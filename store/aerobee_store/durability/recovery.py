@@ -261,7 +261,11 @@ class Recovery:
                 derived = self._checkpoint.derived_offset or 0
                 if not self._indexes:
                     return self._segment_start(min(derived, last.end))
-                complete = self._index.truncate_unsynced(derived)
+                complete = self._index.complete_before(derived)
+                if complete < derived:
+                    # Truncating removes what shows that entries are missing, and this process may be killed, too.
+                    self._checkpoint.save_lower(complete)
+                self._index.truncate_unsynced(complete)
                 if not self._index.files:
                     return self._log.min_offset
                 return self._segment_start(min(derived, last.end, complete))
@@ -269,7 +273,10 @@ class Recovery:
                 synced = self._synced_index_end() if self._indexes else last.end
                 begin = min(self._begin_by_checkpoint(), self._segment_start(last.end), self._segment_start(synced))
                 # Later index entries may be missing or incomplete; they are added again from the log.
-                complete = self._index.truncate_unsynced(max(begin, synced)) if self._indexes else begin
+                if not self._indexes:
+                    return begin
+                complete = self._index.complete_before(max(begin, synced))
+                self._index.truncate_unsynced(complete)
                 return min(begin, self._segment_start(complete))
             case _:
                 return self._log.min_offset

@@ -415,22 +415,28 @@ class IndexService:
                 file.truncate(end)
                 break
 
-    def truncate_unsynced(self, end: int) -> int:
-        """Drop everything about records at or after physical offset `end`, and treat the rest as unsynced.
-
-        Header, slots and entries may be of different ages, so the last file is always relinked; and the remaining files
-        are synced again, because the process that wrote them may have died before a sync.
-
-        Returns the physical offset before which the index is complete: `end`, or less if a file has lost entries.
-        """
+    def complete_before(self, end: int) -> int:
+        """The physical offset before which the index is complete: `end`, or less if a file has lost entries."""
         is_sound = True
-        while self.files:
-            file = self.files[-1]
+        for file in reversed(self.files):
             last, file_is_sound = file.last_before(end)
             is_sound &= file_is_sound
             if not is_sound and last >= 0:
                 end = last  # other keys of that record may be missing; it is added again with all of them
                 last, _ = file.last_before(end)
+            if last >= 0:
+                break
+        return end
+
+    def truncate_unsynced(self, end: int) -> None:
+        """Drop everything about records at or after physical offset `end`, and treat the rest as unsynced.
+
+        Header, slots and entries may be of different ages, so the last file is always relinked; and the remaining files
+        are synced again, because the process that wrote them may have died before a sync.
+        """
+        while self.files:
+            file = self.files[-1]
+            last, _ = file.last_before(end)
             if last >= 0:
                 file.truncate(end)
                 break
@@ -438,7 +444,6 @@ class IndexService:
         for file in self.files:
             file.dirty = True
             file.file.unsynced_levels = _DIRECTORY_LEVELS
-        return end
 
     def release_expired(self, min_physical_offset: int) -> list[IndexFile]:
         """Remove the leading files whose records are all gone from the log from the list, never the last one.

@@ -106,3 +106,15 @@ def test_a_checkpoint_left_short_by_a_crash_is_rewritten() -> None:
     again = Checkpoint(disk, PATH)
     again.load()
     assert again.physic_timestamp == 7
+
+
+def test_a_lower_offset_is_for_the_next_process() -> None:
+    """This one still knows up to where the log was synced."""
+    disk = disk_with(None)
+    checkpoint = loaded(disk)
+    checkpoint.derived_offset = 4321
+    checkpoint.save_lower(1234)
+    assert loaded(disk).derived_offset == 1234
+    assert checkpoint.derived_offset == 4321
+    checkpoint.save(checkpoint.encoded())
+    assert loaded(disk).derived_offset == 4321

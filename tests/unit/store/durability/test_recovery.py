@@ -16,6 +16,7 @@ from aerobee_store.durability.checkpoint import Checkpoint
 from aerobee_store.durability.recovery import Recovery, RecoveryReport
 from aerobee_store.durability.situations import Beginning, Found, Situation
 from aerobee_store.queues.consume_queue import FILLER_SIZE, FILLER_UNIT, UNIT, UNIT_SIZE
+from aerobee_store.queues.index_file import HEADER_SIZE, IndexService
 from aerobee_store.records.record import RECORD_SIZE_MIN, SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED, Message
 from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
 from aerobee_store.testing.memory_inodes import BLOCK_SIZE
@@ -673,3 +674,34 @@ def test_a_directory_with_an_unsynced_name_is_created_again(directory: str) -> N
         with MessageStore.open(CONFIG, file_system=store.file_system.crash(seed), clock=ManualClock()) as after:
             compare(after, sender.sent, sender.sent)
     store.close()
+
+
+@pytest.mark.parametrize("count", range(24, 35))
+def test_a_kill_after_an_incomplete_index_was_cut(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries that were lost are added again by the process after the next, too: the cut leaves no trace of them."""
+    config = replace(CONFIG, segment_size=4096, body_size_max=2048, index_slot_count=5, index_entry_count=24)
+    clock = ManualClock()
+    disk = MemoryFileSystem(clock=clock)
+    sender = Sender()
+    store = MessageStore.open(config, file_system=disk, clock=clock)
+    for _ in range(count):
+        clock.advance(1)
+        sender.append(store, [sender.message(700)])
+    store.flush()
+    disk = disk.kill()
+    # What a process leaves that is killed while it truncates a file to its first entry: a header that counts more.
+    last = sorted(path for path in disk.contents() if path.parent.name == "index")[-1]
+    disk.damage(last, HEADER_SIZE + 4 * 5 + 2 * 20, bytes(22 * 20))
+
+    left: list[MemoryFileSystem] = []
+
+    def killed(*_: object) -> None:
+        left.append(disk.kill())
+        raise SystemExit
+
+    with monkeypatch.context() as patched:
+        patched.setattr(IndexService, "put", killed)
+        with pytest.raises(SystemExit):
+            MessageStore.open(config, file_system=disk, clock=clock)
+    with MessageStore.open(config, file_system=left[0], clock=clock) as store:
+        assert compare(store, sender.sent, sender.sent) == sender.sent

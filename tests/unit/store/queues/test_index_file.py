@@ -189,7 +189,7 @@ def test_after_a_crash_the_last_file_is_linked_again(what: str) -> None:
     else:
         disk.damage(index.files[1].path, 0, bytes(HEADER_SIZE))
     again = service(disk)
-    again.truncate_unsynced(3000)
+    again.truncate_unsynced(again.complete_before(3000))
     for key_hash in range(7):
         assert found(again, key_hash) == expected(key_hash, 30)
     assert again.last_offset == 2900
@@ -266,7 +266,7 @@ def test_names_of_a_killed_process_become_durable() -> None:
     disk.make_directory(DIRECTORY)
     put(service(disk), 0, 5)
     index = service(disk)
-    index.truncate_unsynced(500)
+    index.truncate_unsynced(index.complete_before(500))
     for file in index.take_dirty():
         file.sync()
     index = service(disk.crash(seed=1))
