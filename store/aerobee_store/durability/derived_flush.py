@@ -50,8 +50,9 @@ class FlushDerived:
         durability: Durability,
         interval_seconds: float,
     ) -> None:
-        """`changed_queues`: emptied here, and answered when files grow. `lock`: held since before the first write to
-        any of the files.
+        """`changed_queues`: emptied here; its `sync_soon` is set.
+
+        `lock`: held since before the first write to any of the files.
         """
         self._dispatch = dispatch
         self._index = index
