@@ -87,6 +87,15 @@ def test_a_new_file_that_fills_asks_once_for_its_sync() -> None:
     assert len(asked) == 2
 
 
+def test_a_further_file_is_created_when_the_one_before_is_durable() -> None:
+    """Of two files without their size, only the last could be told from damage."""
+    disk = MemoryFileSystem()
+    queue_on(disk).put(0, b"".join(unit(number) for number in range(3 * PER_FILE)))
+    done = [(operation.name, operation.path.name) for operation in disk.log if operation.name in ("create", "sync")]
+    first, second, third = (f"{number * PER_FILE * UNIT_SIZE:020d}" for number in range(3))
+    assert done == [("create", first), ("sync", first), ("create", second), ("sync", second), ("create", third)]
+
+
 @pytest.mark.parametrize("after_crash", [False, True])
 @pytest.mark.parametrize("count", [1, 199, 200, 201, 450])
 def test_loading_finds_the_end(count: int, after_crash: bool) -> None:
