@@ -35,13 +35,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from aerobee_pipeline.decode import Decoder, expanded
 from aerobee_pipeline.errors import OptionError
-from aerobee_pipeline.offsets import Position, Range, checked_ranges, cut, next_position, ranges_between
 from aerobee_pipeline.options import SourceOptions
-from aerobee_pipeline.queue_access import QueueAccess, named_topics_exist, offsets_at, open_access
-from aerobee_pipeline.schema import checked_columns, default_columns, spark_ddl
-from aerobee_pipeline.selection import (
+from aerobee_pipeline.reading.decode import Decoder, expanded
+from aerobee_pipeline.reading.offsets import Position, Range, checked_ranges, cut, next_position, ranges_between
+from aerobee_pipeline.reading.queue_access import QueueAccess, named_topics_exist, offsets_at, open_access
+from aerobee_pipeline.reading.schema import checked_columns, default_columns, spark_ddl
+from aerobee_pipeline.reading.selection import (
     PUSHED_COLUMNS,
     Condition,
     Selection,
@@ -49,8 +49,8 @@ from aerobee_pipeline.selection import (
     queue_is_selected,
     selected_part,
 )
-from aerobee_pipeline.splits import LogSplit, load_deleted_topics, plan_log, read_split, store_files
-from aerobee_pipeline.store_queues import StoreQueues
+from aerobee_pipeline.reading.splits import LogSplit, load_deleted_topics, plan_log, read_split, store_files
+from aerobee_pipeline.reading.store_queues import StoreQueues
 from aerobee_store.errors import StoreError
 
 _log = logging.getLogger(__name__)
@@ -102,12 +102,12 @@ class AerobeeDataSource(DataSource):
         return StreamReader(SourceOptions.parse(self.options, streaming=True), _columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        from aerobee_pipeline.sink import BatchSink
+        from aerobee_pipeline.writing.sink import BatchSink
 
         return BatchSink.of(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        from aerobee_pipeline.sink import StreamSink
+        from aerobee_pipeline.writing.sink import StreamSink
 
         return StreamSink.of(self.options, schema, overwrite)
 

@@ -14,10 +14,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from aerobee_pipeline.decode import Decoder
-from aerobee_pipeline.schema import default_columns, spark_ddl
+from aerobee_pipeline.reading.decode import Decoder
+from aerobee_pipeline.reading.schema import default_columns, spark_ddl
+from aerobee_pipeline.reading.splits import plan_log, read_split, store_files
 from aerobee_pipeline.source import coalesced
-from aerobee_pipeline.splits import plan_log, read_split, store_files
 
 _BATCHES: dict[tuple[str, tuple[str, ...]], list[pa.RecordBatch]] = {}
 """By store and columns: each worker makes them once, in the warm-up run."""

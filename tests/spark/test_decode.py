@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from aerobee_pipeline.decode import Decoder, expanded, gather
 from aerobee_pipeline.errors import RecordDecodeError
-from aerobee_pipeline.schema import COLUMNS
+from aerobee_pipeline.reading.decode import Decoder, expanded, gather
+from aerobee_pipeline.reading.schema import COLUMNS
 from aerobee_store.errors import CorruptRecordError
 from aerobee_store.records import inner_batch, properties, record
 from aerobee_store.records.record import Message, Record

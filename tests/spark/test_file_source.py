@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from aerobee_pipeline import kafka_view
-from aerobee_pipeline.offsets import Queue, Range
-from aerobee_pipeline.selection import Condition, selected_part
+from aerobee_pipeline.reading.offsets import Queue, Range
+from aerobee_pipeline.reading.selection import Condition, selected_part
 from aerobee_pipeline.session import PUSHDOWN_SETTING
 from aerobee_store import MessageStore
 from tests.spark.stores import config, orders, write
@@ -234,7 +234,7 @@ def test_arrow_schema_is_what_spark_expects() -> None:
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import _parse_datatype_string
 
-    from aerobee_pipeline.schema import COLUMNS, arrow_schema, spark_ddl
+    from aerobee_pipeline.reading.schema import COLUMNS, arrow_schema, spark_ddl
 
     parsed = _parse_datatype_string(spark_ddl(COLUMNS))
     assert to_arrow_schema(parsed, timezone="UTC") == arrow_schema(COLUMNS)

@@ -15,7 +15,7 @@ import pytest
 
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_pipeline.options import SourceOptions
-from aerobee_pipeline.queue_access import open_access
+from aerobee_pipeline.reading.queue_access import open_access
 from tests.spark.cluster import SECONDS, environment, processes, wait_for
 from tests.spark.test_broker_source import send
 

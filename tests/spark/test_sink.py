@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 
 from aerobee_client.testing import BrokerProcess, run_broker
-from aerobee_pipeline import sink
-from aerobee_pipeline.encode import chunks, message_ids, property_strings, row_ids
 from aerobee_pipeline.errors import RowError
 from aerobee_pipeline.options import SinkOptions
 from aerobee_pipeline.worker_start import retry_worker_start
+from aerobee_pipeline.writing import sink
+from aerobee_pipeline.writing.encode import chunks, message_ids, property_strings, row_ids
 from aerobee_proto import records_v1, v2
 from aerobee_store.records.properties import jump_hash
 from aerobee_store.records.record_batch import RecordBatch
@@ -186,7 +186,7 @@ def test_order_with_a_busy_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused requests are sent again before later rows of their queue."""
     records = RefusingRecords()
     monkeypatch.setattr(sink, "Broker", lambda address: SimpleNamespace(records=records, metadata=tuple))
-    monkeypatch.setattr("aerobee_pipeline.record_appender.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("aerobee_pipeline.writing.record_appender.time.sleep", lambda seconds: None)
     task = sink._Task(SinkOptions.parse({"endpoint": "h:1", "topic": "t", "batchBytes": "1k", "maxInFlight": "8"}), "j")
     bodies = [b"%d" % number for number in range(400)]
     queues = pa.array([number % 3 for number in range(400)], pa.int32())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aerobee_pipeline.errors import DataLossError
-from aerobee_pipeline.splits import LogSplit, SplitReader, plan_log, read_split, store_files
+from aerobee_pipeline.reading.splits import LogSplit, SplitReader, plan_log, read_split, store_files
 from aerobee_store import Message
 from aerobee_store.records import record
 from tests.spark.stores import HOST, orders, write

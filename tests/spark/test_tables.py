@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from aerobee_pipeline.jobs.tables import PARTITION_COLUMNS, add_files, table_files
-from aerobee_pipeline.schema import arrow_schema
+from aerobee_pipeline.reading.schema import arrow_schema
 
 COLUMNS = ["topic", "queueId", "queueOffset", "body", "storeTimestamp", "properties", "date"]
 DAY = date(2026, 1, 31)

@@ -39,7 +39,7 @@ from aerobee_pipeline.jobs.over_splits import (
     over_splits,
 )
 from aerobee_pipeline.jobs.result import JobResult
-from aerobee_pipeline.splits import LogSplit, SplitReader, store_files
+from aerobee_pipeline.reading.splits import LogSplit, SplitReader, store_files
 from aerobee_store.queues.consume_queue import UNIT_DTYPE
 from aerobee_store.queues.multi_dispatch import AS_RECORDED
 from aerobee_store.queues.record_units import batch_queue_units, queue_units

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from aerobee_pipeline.errors import OptionError
-from aerobee_pipeline.splits import LogSplit, load_deleted_topics, plan_log, store_files
+from aerobee_pipeline.reading.splits import LogSplit, load_deleted_topics, plan_log, store_files
 from aerobee_store.errors import StoreError
 from aerobee_store.queues.topic_removal import DeletedTopics
 from aerobee_store.tools.store_files import ReadOnlyDisk, StoreFiles

@@ -24,7 +24,7 @@ import pyarrow as pa
 from aerobee_pipeline.errors import OptionError
 from aerobee_pipeline.jobs.over_splits import checked_stores, deleted_topics, files_of, log_splits, over_splits
 from aerobee_pipeline.jobs.result import JobResult
-from aerobee_pipeline.splits import LogSplit, read_split, store_files
+from aerobee_pipeline.reading.splits import LogSplit, read_split, store_files
 from aerobee_store.disk.file_system import DiskFileSystem
 from aerobee_store.queues.batch_consume_queue import BATCH_UNIT_DTYPE, BatchConsumeQueue
 from aerobee_store.queues.consume_queue import FILLER_UNIT, UNIT_DTYPE, UNIT_SIZE

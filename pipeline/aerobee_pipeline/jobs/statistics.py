@@ -11,7 +11,7 @@ from aerobee_pipeline.errors import OptionError
 from aerobee_pipeline.jobs.over_splits import checked_stores
 from aerobee_pipeline.jobs.result import JobResult
 from aerobee_pipeline.options import Subscription
-from aerobee_pipeline.store_queues import StoreQueues
+from aerobee_pipeline.reading.store_queues import StoreQueues
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from aerobee_pipeline.errors import OptionError
-from aerobee_pipeline.schema import arrow_schema
+from aerobee_pipeline.reading.schema import arrow_schema
 
 PACKAGES: Final = {"delta": "deltalake", "iceberg": "pyiceberg"}
 ICEBERG_TABLE: Final = "aerobee.messages"

@@ -14,8 +14,8 @@ from queue import SimpleQueue
 import grpc
 
 from aerobee_pipeline.broker_channel import BUSY_CODES, Broker
-from aerobee_pipeline.encode import Chunk
 from aerobee_pipeline.errors import BrokerCallError
+from aerobee_pipeline.writing.encode import Chunk
 from aerobee_proto import records_v1, v2
 
 

@@ -22,10 +22,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from aerobee_pipeline.broker_channel import Address, Broker
-from aerobee_pipeline.encode import chunks, message_ids, property_strings, row_ids, timer_strings
 from aerobee_pipeline.errors import OptionError, RowError
 from aerobee_pipeline.options import SinkOptions
-from aerobee_pipeline.record_appender import RecordAppender
+from aerobee_pipeline.writing.encode import chunks, message_ids, property_strings, row_ids, timer_strings
+from aerobee_pipeline.writing.record_appender import RecordAppender
 from aerobee_store.records.message_fields import TIMER_QUEUE_ID, TIMER_TOPIC
 from aerobee_store.records.properties import jump_hash
 

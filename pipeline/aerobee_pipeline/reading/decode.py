@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aerobee_pipeline.errors import RecordDecodeError
-from aerobee_pipeline.schema import MAP, TIMESTAMP, arrow_schema
+from aerobee_pipeline.reading.schema import MAP, TIMESTAMP, arrow_schema
 from aerobee_store.errors import CorruptRecordError
 from aerobee_store.records import inner_batch, properties, record
 from aerobee_store.records.compression import DecompressionError, decompress

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-from aerobee_pipeline.decode import Rows
 from aerobee_pipeline.errors import OptionError
-from aerobee_pipeline.offsets import EARLIEST, LATEST, Bounds, Offsets, Queue, Range
 from aerobee_pipeline.options import Limit, SourceOptions, Subscription
-from aerobee_pipeline.store_queues import StoreQueues
+from aerobee_pipeline.reading.decode import Rows
+from aerobee_pipeline.reading.offsets import EARLIEST, LATEST, Bounds, Offsets, Queue, Range
+from aerobee_pipeline.reading.store_queues import StoreQueues
 from aerobee_store.records.record_batch import RecordBatch
 
 
@@ -87,7 +87,7 @@ def open_access(options: SourceOptions) -> QueueAccess:
     """Access to the queues that the options name."""
     if options.mode == "store":
         return StoresAccess(options)
-    from aerobee_pipeline.broker_queues import BrokersAccess
+    from aerobee_pipeline.reading.broker_queues import BrokersAccess
 
     return BrokersAccess(options)
 

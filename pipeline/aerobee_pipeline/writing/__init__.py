@@ -1,0 +1,1 @@
+"""What a query writes: rows encoded as records and appended to topics."""
