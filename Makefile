@@ -12,7 +12,7 @@ KILLS ?= 1
 # Hundreds of tests start a broker or a command: each would compile all modules anew where an image forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-pythons check conformance lint type proto test-sdks test-front test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark bench bench-broker bench-records soak-records bench-peers bench-front bench-store bench-replication clean
+.PHONY: help setup run test test-pythons check conformance lint type proto map test-sdks test-front test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark bench bench-broker bench-records soak-records bench-peers bench-front bench-store bench-replication clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -47,18 +47,22 @@ conformance: .venv/.dev ## go through the protocol's checklist and print how eac
 
 check: lint type test ## what CI runs: lint, types, tests
 
-lint: .venv/.dev ## style, imports, spelling, generated code
+lint: .venv/.dev ## style, imports, spelling, generated code, the map
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/python -m aerobee_proto.generate --check
+	$(BIN)/python -m tests.support.module_map --check
 
 type: .venv/.dev ## strict type check of packages and tests
 	$(BIN)/mypy store broker client pipeline proto tests examples
 
 proto: .venv/.dev ## regenerate the code beside the .proto files
 	$(BIN)/python -m aerobee_proto.generate
+
+map: .venv/.dev ## write the map of rooms and modules from their docstrings
+	$(BIN)/python -m tests.support.module_map
 
 test-sdks: .venv/.dev ## the released SDKs of Python, Node.js, Java and Go; says which were left out, and why
 	AEROBEE_TOOLCHAINS=1 $(BIN)/python -m pytest -q -m sdk -p tests.support.sdk_summary --timeout=300 tests

@@ -1,0 +1,1 @@
+"""The broker: gRPC services, delivery, and the process around the store."""

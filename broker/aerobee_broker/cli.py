@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Final
 
-from aerobee_broker.commands.options import CommandError, add_debug, complete_advice
+from aerobee_broker.commands.terminal.options import CommandError, add_debug, complete_advice
 
 # Each command with its module in `commands/`, in the order of the help.
 _MODULES: Final = {

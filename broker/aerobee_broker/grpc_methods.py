@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from aerobee_broker.front.calls import Method
-from aerobee_broker.listeners import Listening
+from aerobee_broker.front.methods import Method
+from aerobee_broker.listening.listeners import Listening
 from aerobee_broker.namesrv.cluster_routes import ClusterRoutes
 from aerobee_broker.parts import BrokerParts
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
@@ -30,11 +30,10 @@ from aerobee_broker.processors.records.offsets import OffsetsProcessor
 from aerobee_broker.processors.records.query import QueryProcessor as RecordQueryProcessor
 from aerobee_broker.processors.records.read import ReadProcessor
 from aerobee_broker.processors.route import RouteProcessor
-from aerobee_broker.processors.send import SendProcessor
+from aerobee_broker.processors.sending.send import SendProcessor
 from aerobee_broker.processors.telemetry import TelemetryProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.remoting.service import RemotingService
-from aerobee_broker.runtime_settings import RuntimeSettings
 from aerobee_broker.services import admin_service, aerobee_admin_service, messaging_service, record_service
 from aerobee_broker.services.admin_service import AdminService
 from aerobee_broker.services.aerobee_admin_service import Administration, aerobee_admin_methods
@@ -42,6 +41,7 @@ from aerobee_broker.services.messaging_service import MessagingProcessors, Messa
 from aerobee_broker.services.record_service import RecordService
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.standard_services import health_methods, reflection_methods
+from aerobee_broker.tables.runtime_settings import RuntimeSettings
 from aerobee_proto import admin_v1
 
 SERVICES: Final = (

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from aerobee_broker.byte_budget import ByteBudget
 from aerobee_broker.clients.accounts import Accounts
-from aerobee_broker.clients.clients import ClientRegistry
+from aerobee_broker.clients.registry import ClientRegistry
 from aerobee_broker.config import Settings
-from aerobee_broker.delivery.consumer_filters import ConsumerFilters
+from aerobee_broker.counters.broker_counters import BrokerCounters
+from aerobee_broker.counters.loop_delay import LoopDelay
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.metrics.broker_stats import BrokerStats
-from aerobee_broker.metrics.counters import BrokerCounters
-from aerobee_broker.metrics.loop_delay import LoopDelay
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.filters.consumer_filters import ConsumerFilters
+from aerobee_broker.limits.byte_budget import ByteBudget
+from aerobee_broker.statistics.broker_stats import BrokerStats
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.timer.level_delay import LevelDelay
-from aerobee_broker.timer.timer import Timer
+from aerobee_broker.timer.wheel_timer import Timer
+from aerobee_broker.transactions.coordinator import Transactions
 from aerobee_broker.transactions.producers import Producers
-from aerobee_broker.transactions.transactions import Transactions
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
 

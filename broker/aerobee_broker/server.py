@@ -12,35 +12,35 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from aerobee_broker.byte_budget import ByteBudget
 from aerobee_broker.clients.accounts import Accounts
-from aerobee_broker.clients.clients import ClientRegistry
+from aerobee_broker.clients.registry import ClientRegistry
 from aerobee_broker.config import Address, BrokerConfig, Settings
-from aerobee_broker.delivery.consumer_filters import ConsumerFilters
+from aerobee_broker.config.replication import Role
+from aerobee_broker.counters.broker_counters import BrokerCounters
+from aerobee_broker.counters.loop_delay import LoopDelay
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import ListenError
-from aerobee_broker.front.calls import Method
-from aerobee_broker.front.front import Front
+from aerobee_broker.filters.consumer_filters import ConsumerFilters
+from aerobee_broker.front.methods import Method
+from aerobee_broker.front.sockets import Front
 from aerobee_broker.grpc_methods import grpc_methods
-from aerobee_broker.listeners import Listening, check_certificate, check_ports, listen_native
-from aerobee_broker.metrics.broker_stats import BrokerStats
-from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.limits.byte_budget import ByteBudget
+from aerobee_broker.listening.listeners import Listening, check_certificate, check_ports, listen_native
 from aerobee_broker.metrics.http_endpoint import HttpEndpoint
-from aerobee_broker.metrics.loop_delay import LoopDelay
-from aerobee_broker.metrics.metrics import Metrics
+from aerobee_broker.metrics.page import Metrics
 from aerobee_broker.namesrv.cluster_routes import ClusterRoutes
 from aerobee_broker.namesrv.registrar import Registrar
 from aerobee_broker.parts import BrokerParts
 from aerobee_broker.remoting.service import RemotingService
-from aerobee_broker.replication.config import Role
-from aerobee_broker.runtime_settings import RuntimeSettings
 from aerobee_broker.services.requests import RequestLimits
-from aerobee_broker.tables.tables import BatchTopics, Tables
+from aerobee_broker.statistics.broker_stats import BrokerStats
+from aerobee_broker.tables.runtime_settings import RuntimeSettings
+from aerobee_broker.tables.table_files import BatchTopics, Tables
 from aerobee_broker.tables.topics import is_system_topic
 from aerobee_broker.timer.level_delay import LevelDelay
-from aerobee_broker.timer.timer import Timer
+from aerobee_broker.timer.wheel_timer import Timer
+from aerobee_broker.transactions.coordinator import Transactions
 from aerobee_broker.transactions.producers import Producers
-from aerobee_broker.transactions.transactions import Transactions
 from aerobee_store import MessageStore, SystemClock
 from aerobee_store.clock import Clock
 from aerobee_store.deferred import load_deferred
@@ -430,7 +430,7 @@ async def _listen(
             front.close()
             raise
     else:
-        from aerobee_broker.grpcio_listeners import listen_grpcio
+        from aerobee_broker.listening.grpcio_listeners import listen_grpcio
 
         server, listening = listen_grpcio(methods, config, request_size_max=limits.request_size_max)
     listening, draining = replace(listening, remoting=remoting_address), asyncio.Event()

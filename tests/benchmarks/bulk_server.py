@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator
 
 import uvloop
 
-from aerobee_broker.front.calls import BidirectionalStream, Context, Methods, ServerStream
-from aerobee_broker.front.config import FrontConfig
-from aerobee_broker.front.counters import FrontCounters
-from aerobee_broker.front.front import Front
+from aerobee_broker.config.front import FrontConfig
+from aerobee_broker.counters.front_counters import FrontCounters
 from aerobee_broker.front.grpcio_front import GrpcioServer
+from aerobee_broker.front.methods import BidirectionalStream, Context, Methods, ServerStream
+from aerobee_broker.front.sockets import Front
 from aerobee_proto import records_v1, v2
 from tests.benchmarks.bulk_load import FRAME_SIZE, READ, STREAM_APPEND, plain_requests
 

@@ -20,11 +20,11 @@ from typing import Final
 import pytest
 import uvloop
 
-from aerobee_broker.front.calls import Context, Unary
-from aerobee_broker.front.config import FrontConfig
-from aerobee_broker.front.counters import FrontCounters
-from aerobee_broker.front.front import Front
+from aerobee_broker.config.front import FrontConfig
+from aerobee_broker.counters.front_counters import FrontCounters
 from aerobee_broker.front.grpcio_front import GrpcioServer
+from aerobee_broker.front.methods import Context, Unary
+from aerobee_broker.front.sockets import Front
 from aerobee_proto import v2
 from tests.benchmarks import unary_send
 from tests.benchmarks.processes import FLUSH_MODES, Server, broker, server

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Final
 
 from aerobee_broker.config import BrokerConfig, Settings
-from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_broker.config.delivery import DeliveryConfig
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.delivery.lite import Action, Change
+from aerobee_broker.delivery.receive.lite import Action, Change
 from aerobee_broker.tables.consumer_groups import GroupConfig
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import TopicConfig, light_topic_name
 from aerobee_store import Message, MessageStore, StoreConfig
 from aerobee_store.records.properties import INNER_MULTI_DISPATCH

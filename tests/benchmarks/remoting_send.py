@@ -7,8 +7,8 @@ import struct
 import time
 
 from aerobee_broker.config import Address
-from aerobee_broker.remoting.codes import Request
-from aerobee_broker.remoting.frame import Command, encode
+from aerobee_broker.remoting_wire.codes import Request
+from aerobee_broker.remoting_wire.frame import Command, encode
 from tests.benchmarks.report import percentile
 from tests.support.remoting_client import send_fields
 

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from aerobee_broker.config import Address
-from aerobee_broker.remoting.codes import Answer
+from aerobee_broker.remoting_wire.codes import Answer
 from tests.benchmarks import remoting_send
 from tests.benchmarks.report import machine, percentile
 from tests.support.etcd import running_etcd

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.remoting.codes import Answer
+from aerobee_broker.remoting_wire.codes import Answer
 from tests.chaos.history import Acknowledged, Attempted, Disturbed, Event, Read, check
 from tests.chaos.nemesis import BrokerClock
 from tests.support import seeds

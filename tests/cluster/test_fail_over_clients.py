@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from aerobee_broker.config import Address
-from aerobee_broker.remoting.codes import Answer, Request
+from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_client import Message, ReceivedMessage, connect
 from tests.cluster.conftest import MARKS
 from tests.support.etcd import running_etcd

@@ -28,7 +28,7 @@ from typing import Final
 import pytest
 
 from aerobee_broker.config import Address
-from aerobee_broker.remoting.codes import Answer
+from aerobee_broker.remoting_wire.codes import Answer
 from tests.chaos.history import Acknowledged, Attempted, Disturbed, Event, Read, check
 from tests.cluster.conftest import MARKS
 from tests.cluster.java_program import Release, java_server, prepare_servers

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker.config import Address
-from aerobee_broker.remoting.codes import Request
+from aerobee_broker.remoting_wire.codes import Request
 from tests.cluster.conftest import MARKS, serve
 from tests.cluster.java_program import Release
 from tests.support.remoting_client import RemotingClient, send

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from aerobee_broker.config import Address
-from aerobee_broker.remoting.codes import Request
+from aerobee_broker.remoting_wire.codes import Request
 from aerobee_client import Message, connect
 from tests.cluster.conftest import MARKS, serve
 from tests.cluster.java_program import Release, java_server, prepare_servers

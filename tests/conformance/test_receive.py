@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_broker.config.delivery import DeliveryConfig
 from aerobee_client.testing import BrokerProcess
 from aerobee_proto import v2
 from tests.conformance.conftest import Traveller

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.delivery.journal import JOURNAL_TOPIC
+from aerobee_broker.delivery.journal.event_log import JOURNAL_TOPIC
 from aerobee_broker.errors import BrokerError
 from aerobee_broker.tables.consumer_groups import GroupConfig, GroupTable
 from aerobee_broker.tables.consumer_offsets import OffsetTable

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker.config import BrokerConfig, Settings
-from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_broker.config.delivery import DeliveryConfig
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.delivery.lite import Action, Change
-from aerobee_broker.delivery.receive_plan import ReceiveRequest
-from aerobee_broker.delivery.receiving import DeliveredMessage
+from aerobee_broker.delivery.receive.lite import Action, Change
+from aerobee_broker.delivery.receive.receive_plan import ReceiveRequest
+from aerobee_broker.delivery.receive.selection import DeliveredMessage
 from aerobee_broker.tables.consumer_groups import GroupConfig
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import TopicConfig, TopicMessageType, light_topic_name
 from aerobee_store import MessageStore
 from aerobee_store.config import FlushMode, StoreConfig

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from aerobee_broker.timer.timer import MessageNotPendingError
+from aerobee_broker.timer.wheel_timer import MessageNotPendingError
 from aerobee_store import StoreConfig
 from aerobee_store.config import FlushMode
 from aerobee_store.testing import CHANGES, ManualClock, MemoryFileSystem, Operation

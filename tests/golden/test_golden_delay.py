@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.timer.config import TimerConfig
+from aerobee_broker.config.timer import TimerConfig
 from aerobee_broker.timer.level_delay import LevelDelay
-from aerobee_broker.timer.timer import Timer
+from aerobee_broker.timer.wheel_timer import Timer
 from aerobee_store import MessageStore, StoreConfig
 from aerobee_store.queues.consume_queue import UNIT
 from aerobee_store.queues.record_units import ROCKETMQ_LEVELS

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from aerobee_broker.remoting.frame import LANGUAGES, Command, FrameReader, encode, encode_binary
+from aerobee_broker.remoting_wire.frame import LANGUAGES, Command, FrameReader, encode, encode_binary
 from aerobee_store.tables import java_json
 from tests.support import golden_remoting
 

@@ -6,14 +6,14 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 
-from aerobee_broker.clients.clients import ClientRegistry
+from aerobee_broker.clients.registry import ClientRegistry
 from aerobee_broker.config import BrokerConfig, Settings
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import TopicConfig
-from aerobee_broker.timer.timer import Timer
+from aerobee_broker.timer.wheel_timer import Timer
+from aerobee_broker.transactions.coordinator import Transactions
 from aerobee_broker.transactions.half_messages import HALF_TOPIC, OP_TOPIC, Outcome
 from aerobee_broker.transactions.producers import Producers
-from aerobee_broker.transactions.transactions import Transactions
 from aerobee_store import MessageStore
 from aerobee_store.records.record import TransactionType
 from aerobee_store.testing import ManualClock

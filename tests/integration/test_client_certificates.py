@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.certificates import development_certificate
 from aerobee_broker.cli import main
+from aerobee_broker.listening.certificates import development_certificate
 from aerobee_client import Credentials, ForbiddenError, Message, Tls, UnavailableError, connect
 from aerobee_client.testing import BrokerProcess, run_broker
 from tests.support.client_certificates import ClientAuthority

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker.config import Address
-from aerobee_broker.remoting.codes import Request
+from aerobee_broker.remoting_wire.codes import Request
 from aerobee_client import Message, ReceivedMessage, connect
 from aerobee_client.client import Client
 from aerobee_client.testing import BrokerProcess, run_broker

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.errors import (
     BrokerError,
     GroupNotFoundError,

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.delivery.filters import filter_of
-from aerobee_broker.delivery.history import History
-from aerobee_broker.delivery.journal import JOURNAL_GROUP, JOURNAL_TOPIC
-from aerobee_broker.delivery.receive_plan import ReceiveRequest
-from aerobee_broker.delivery.receiving import DeliveredMessage
+from aerobee_broker.delivery.journal.event_log import JOURNAL_GROUP, JOURNAL_TOPIC
+from aerobee_broker.delivery.journal.history import History
+from aerobee_broker.delivery.receive.receive_plan import ReceiveRequest
+from aerobee_broker.delivery.receive.selection import DeliveredMessage
 from aerobee_broker.errors import (
     GroupNotFoundError,
     InvalidReceiptHandleError,
     TooManyRequestsError,
     TopicNotFoundError,
 )
+from aerobee_broker.filters.message_filter import filter_of
 from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_store.testing import ManualClock

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.certificates import development_certificate
-from aerobee_broker.replication.config import ReplicationConfig
+from aerobee_broker.config.replication import ReplicationConfig
+from aerobee_broker.listening.certificates import development_certificate
 from aerobee_broker.replication.etcd import EtcdAccess, EtcdLease
 from aerobee_broker.replication.lease import Claim, Holder, LeaseUnavailableError, LeaseView
 from aerobee_store.errors import ConfigError

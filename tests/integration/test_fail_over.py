@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.remoting.codes import Answer
+from aerobee_broker.remoting_wire.codes import Answer
 from tests.support.etcd import running_etcd
 from tests.support.lease_group import LeaseService, Member, one_becomes_master, running, running_lease_service
 from tests.support.port_forwarder import forwarded_port

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_broker.config.delivery import DeliveryConfig
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import admin_v1, v2
 from tests.support.in_process_broker import InProcessBroker, in_process_broker

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aerobee_broker.delivery.config import DeliveryConfig
-from aerobee_broker.remoting.codes import Request
+from aerobee_broker.config.delivery import DeliveryConfig
+from aerobee_broker.remoting_wire.codes import Request
 from aerobee_proto import v2
 from aerobee_store import StoreConfig
 from aerobee_store.tables import java_json

@@ -10,12 +10,12 @@ from typing import Any, Final
 import grpc
 import pytest
 
+from aerobee_broker.config.front import FrontConfig
+from aerobee_broker.counters.front_counters import FrontCounters
 from aerobee_broker.front.call import MESSAGE_SIZE_MAX
-from aerobee_broker.front.calls import BidirectionalStream, Context, Methods, ServerStream, Unary
-from aerobee_broker.front.config import FrontConfig
-from aerobee_broker.front.counters import FrontCounters
-from aerobee_broker.front.front import Front
 from aerobee_broker.front.grpcio_front import GrpcioServer
+from aerobee_broker.front.methods import BidirectionalStream, Context, Methods, ServerStream, Unary
+from aerobee_broker.front.sockets import Front
 
 SMALL: Final = MESSAGE_SIZE_MAX  # a front's limit for methods without an admission
 METHOD_SIZES: Final = {"below": SMALL >> 1, "above": SMALL << 1}

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.front.config import FrontConfig
-from aerobee_broker.front.counters import FrontCounters
-from aerobee_broker.front.front import Front
+from aerobee_broker.config.front import FrontConfig
+from aerobee_broker.counters.front_counters import FrontCounters
 from aerobee_broker.front.http2 import FRAME_SIZE_MAX
+from aerobee_broker.front.sockets import Front
 from aerobee_client.testing import BrokerProcess
 from tests.benchmarks.unary_send import request_bytes
 from tests.support import interop_service

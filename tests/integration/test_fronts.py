@@ -12,7 +12,10 @@ import grpc
 import pytest
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs lack it
 
-from aerobee_broker.front.calls import (
+from aerobee_broker.config.front import FrontConfig
+from aerobee_broker.counters.front_counters import FrontCounters
+from aerobee_broker.front.grpcio_front import GrpcioServer
+from aerobee_broker.front.methods import (
     BidirectionalStream,
     CallAbortedError,
     ClientWentAwayError,
@@ -22,11 +25,8 @@ from aerobee_broker.front.calls import (
     StatusCode,
     Unary,
 )
-from aerobee_broker.front.config import FrontConfig
-from aerobee_broker.front.counters import FrontCounters
-from aerobee_broker.front.front import Front
-from aerobee_broker.front.grpcio_front import GrpcioServer
 from aerobee_broker.front.protocol_detection import DetectedProtocol
+from aerobee_broker.front.sockets import Front
 
 DETAILS: Final = "not found: é, 100%, 消息\n"
 LARGE: Final = 3 << 20

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from aerobee_broker.config.replication import ReplicationConfig
 from aerobee_broker.replication import kubernetes
-from aerobee_broker.replication.config import ReplicationConfig
 from aerobee_broker.replication.kubernetes import KubernetesAccess, KubernetesLease
 from aerobee_broker.replication.lease import (
     Claim,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.remoting.codes import Answer
+from aerobee_broker.remoting_wire.codes import Answer
 from aerobee_client import connect
 from tests.chaos.nemesis import BrokerClock
 from tests.support.etcd import running_etcd

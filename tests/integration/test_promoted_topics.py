@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.remoting.codes import Request
+from aerobee_broker.remoting_wire.codes import Request
 from aerobee_broker.replication import replica as replica_module
 from aerobee_client import Message, connect
 from aerobee_store import MessageStore

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Settings
-from aerobee_broker.delivery import property_search
-from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_broker.config.delivery import DeliveryConfig
+from aerobee_broker.filters import property_search
 from aerobee_broker.processors.pull import PullProcessor
 from aerobee_proto import v2
 from aerobee_store.tables import java_json

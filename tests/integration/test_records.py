@@ -16,7 +16,7 @@ import pytest
 
 from aerobee_broker.config import AuthConfig
 from aerobee_broker.front.grpc_wire import message_prefix
-from aerobee_broker.message_mapping import to_store_message
+from aerobee_broker.messages.message_mapping import to_store_message
 from aerobee_broker.processors.records.read import frame_bytes
 from aerobee_client import Credentials
 from aerobee_proto import admin_v1, records_v1, v2

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from aerobee_broker.message_mapping import to_store_message
+from aerobee_broker.messages.message_mapping import to_store_message
 from aerobee_client.testing import run_broker
 from aerobee_proto import admin_v1, v2
 from aerobee_store.records.message_fields import TIMER_TOPIC

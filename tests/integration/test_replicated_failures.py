@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from aerobee_broker.config import Address
-from aerobee_broker.remoting.codes import Answer, Request
+from aerobee_broker.remoting_wire.codes import Answer, Request
 from tests.support.port_forwarder import forwarded_port
 from tests.support.remoting_client import RemotingClient, json_body, pull_fields, records, send
 from tests.support.replicating import eventually

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.delivery.journal import JOURNAL_TOPIC, Journal
+from aerobee_broker.delivery.journal.event_log import JOURNAL_TOPIC, Journal
 from aerobee_proto import admin_v1, v2
 from aerobee_store import Message, RunningFlags, StoreConfig, StoreFullError
 from aerobee_store.testing import ManualClock

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.certificates import development_certificate
+from aerobee_broker.listening.certificates import development_certificate
 from aerobee_client.testing import BrokerProcess, run_broker
 from tests.support.official_sdks import GO, JAVA, NODE, PYTHON, OfficialSdk
 from tests.support.sdk_program import SdkProgram, bodies, wait_group

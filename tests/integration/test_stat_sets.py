@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.metrics import broker_stats
-from aerobee_broker.remoting.codes import Answer, Request
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.statistics import broker_stats
 from aerobee_proto import records_v1, v2
 from aerobee_store import Record
 from tests.conformance.cluster.test_send import batch

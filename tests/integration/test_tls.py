@@ -15,8 +15,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from aerobee_broker.certificates import development_certificate
 from aerobee_broker.cli import main
+from aerobee_broker.listening.certificates import development_certificate
 from aerobee_client import ConfigurationError, Message, Tls, UnavailableError, connect
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import v2

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.transactions.config import TransactionsConfig
+from aerobee_broker.config.transactions import TransactionsConfig
 from aerobee_proto import admin_v1, v2
 from tests.support.in_process_broker import METADATA, InProcessBroker, in_process_broker
 from tests.support.transaction_harness import COMMIT, ROLLBACK, UNDECIDED, half

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from aerobee_broker.delivery.sql_filter import compile_expression
+from aerobee_broker.filters.sql_filter import compile_expression
 from tests.support.filtered_store import FilteredStore
 from tests.support.stored_messages import DIRECTORY
 

@@ -14,8 +14,8 @@ from hpack.huffman_table import decode_huffman
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aerobee_broker.config.front import FrontConfig
 from aerobee_broker.front import frames, huffman
-from aerobee_broker.front.config import FrontConfig
 from aerobee_broker.front.header_blocks import BlockDecoder, HeaderBlockError, encoded
 from aerobee_broker.front.http2 import DataReceived, Event, Http2Connection, RequestReceived
 from tests.support.http2_client import GREETING, data, output, parse, request, summary

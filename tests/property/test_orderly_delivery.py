@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from aerobee_broker.delivery.events import QueueEvent, State
-from aerobee_broker.delivery.message_group_order import MessageGroupOrder
-from aerobee_broker.delivery.queue_delivery import QueueDelivery, acknowledged
+from aerobee_broker.delivery.state.events import QueueEvent, State
+from aerobee_broker.delivery.state.message_group_order import MessageGroupOrder
+from aerobee_broker.delivery.state.queue_delivery import QueueDelivery, acknowledged
 
 PAGE_SIZE = 2
 MESSAGE_GROUPS = ("a", "b", "c", "")
@@ -363,4 +363,4 @@ TestPagedDelivery.settings = settings(max_examples=60, stateful_step_count=30, d
 
 @pytest.fixture(autouse=True)
 def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aerobee_broker.delivery.message_group_order.PAGE_SIZE", PAGE_SIZE)
+    monkeypatch.setattr("aerobee_broker.delivery.state.message_group_order.PAGE_SIZE", PAGE_SIZE)

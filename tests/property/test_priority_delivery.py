@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from aerobee_broker.delivery.events import QueueEvent
-from aerobee_broker.delivery.priorities import Priorities
-from aerobee_broker.delivery.queue_delivery import QueueDelivery, acknowledged
+from aerobee_broker.delivery.state.events import QueueEvent
+from aerobee_broker.delivery.state.priorities import Priorities
+from aerobee_broker.delivery.state.queue_delivery import QueueDelivery, acknowledged
 
 LABELS = {"": 0, "0": 0, "1": 1, "7": 7, "10": 10, "-3": 0, "high": 0}
 START = 100

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from aerobee_broker.delivery.events import QueueEvent, State
-from aerobee_broker.delivery.queue_delivery import QueueDelivery, acknowledged
+from aerobee_broker.delivery.state.events import QueueEvent, State
+from aerobee_broker.delivery.state.queue_delivery import QueueDelivery, acknowledged
 from aerobee_broker.errors import InvalidReceiptHandleError
 
 CLIENTS = ("first", "second")

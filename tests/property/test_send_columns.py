@@ -6,8 +6,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerobee_broker.processors.send_columns import send_answer, send_answer_of_one
-from aerobee_broker.processors.varints import varint
+from aerobee_broker.messages.varints import varint
+from aerobee_broker.processors.sending.send_columns import send_answer, send_answer_of_one
 from aerobee_proto import v2
 from tests.unit.broker.test_send_batch import one_by_one, packed
 

@@ -8,18 +8,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import BrokerConfig, Settings
-from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_broker.config.delivery import DeliveryConfig
+from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.delivery.filters import MessageFilter
-from aerobee_broker.delivery.receive_plan import ReceiveRequest
-from aerobee_broker.delivery.receiving import DeliveredMessage
-from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.delivery.receive.receive_plan import ReceiveRequest
+from aerobee_broker.delivery.receive.selection import DeliveredMessage
+from aerobee_broker.filters.message_filter import MessageFilter
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.receive import ReceiveProcessor
 from aerobee_broker.tables.consumer_groups import GroupConfig
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_store import MessageStore, StoreConfig
 from aerobee_store.records.properties import SHARDING_KEY, TAGS, UNIQ_KEY

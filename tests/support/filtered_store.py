@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from aerobee_broker.delivery.config import DeliveryConfig
-from aerobee_broker.delivery.consumer_filters import ConsumerFilters
-from aerobee_broker.delivery.filters import filter_of
+from aerobee_broker.config.delivery import DeliveryConfig
+from aerobee_broker.filters.consumer_filters import ConsumerFilters
+from aerobee_broker.filters.message_filter import filter_of
 from aerobee_store import Message, MessageStore, RecordBatch, StoreConfig
 from aerobee_store.records.record import Draft
 from aerobee_store.testing import ManualClock, MemoryFileSystem

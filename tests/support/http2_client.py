@@ -7,8 +7,8 @@ from typing import Final
 
 from hpack import Encoder
 
+from aerobee_broker.config.front import FrontConfig
 from aerobee_broker.front import frames
-from aerobee_broker.front.config import FrontConfig
 from aerobee_broker.front.frames import ErrorCode
 from aerobee_broker.front.http2 import (
     ConnectionEnded,

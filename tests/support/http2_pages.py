@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from aerobee_broker.front.config import FrontConfig
+from aerobee_broker.config.front import FrontConfig
 from aerobee_broker.front.header_blocks import encoded
 from aerobee_broker.front.http2 import DataReceived, Http2Connection, RequestReceived, Stream
 

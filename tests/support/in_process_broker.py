@@ -14,7 +14,7 @@ import grpc
 
 from aerobee_broker import server
 from aerobee_broker.config import Address, BrokerConfig
-from aerobee_broker.listeners import Listening
+from aerobee_broker.listening.listeners import Listening
 from aerobee_proto import admin_v1, v2
 from aerobee_store.clock import Clock
 from tests.support.front_under_test import FRONT

@@ -10,7 +10,7 @@ from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-from aerobee_broker.front.calls import (
+from aerobee_broker.front.methods import (
     BidirectionalStream,
     CallAbortedError,
     Context,

@@ -22,8 +22,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
-from aerobee_broker.certificates import development_certificate
-from aerobee_broker.replication.config import ReplicationConfig
+from aerobee_broker.config.replication import ReplicationConfig
+from aerobee_broker.listening.certificates import development_certificate
 from aerobee_broker.replication.kubernetes import KubernetesAccess
 
 NAMESPACE: Final = "messages"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aerobee_broker.config import Address
-from aerobee_broker.remoting.codes import Request
+from aerobee_broker.remoting_wire.codes import Request
 from aerobee_client.testing import AddressKeeper
 from tests.support.etcd import free_ports, running_etcd
 from tests.support.kube_apiserver import kube_apiserver, running_kube_apiserver

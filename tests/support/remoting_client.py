@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from aerobee_broker.config import Address, ListenConfig
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.frame import FLAG_ONE_WAY, FLAG_RESPONSE, Command, FrameReader, encode
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.frame import FLAG_ONE_WAY, FLAG_RESPONSE, Command, FrameReader, encode
 from aerobee_store.clock import Clock
 from aerobee_store.records.record import Record, decode
 from aerobee_store.tables import java_json

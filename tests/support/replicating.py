@@ -11,9 +11,9 @@ from typing import Any
 
 from aerobee_broker import server
 from aerobee_broker.config import Address, BrokerConfig, ListenConfig
-from aerobee_broker.listeners import Listening
-from aerobee_broker.remoting.codes import Request
-from aerobee_broker.replication.config import ReplicationConfig
+from aerobee_broker.config.replication import ReplicationConfig
+from aerobee_broker.listening.listeners import Listening
+from aerobee_broker.remoting_wire.codes import Request
 from aerobee_store import StoreConfig
 from tests.support.in_process_broker import InProcessBroker
 from tests.support.remoting_client import RemotingClient, json_body, remoting_broker

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from aerobee_broker.config.timer import TimerConfig
 from aerobee_broker.tables.topics import TopicConfig
-from aerobee_broker.timer.config import TimerConfig
-from aerobee_broker.timer.timer import Timer
+from aerobee_broker.timer.wheel_timer import Timer
 from aerobee_store import MessageStore, Record, StoreConfig
 from aerobee_store.disk.file_system import FileSystem
 from aerobee_store.records.properties import UNIQ_KEY

@@ -7,18 +7,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from aerobee_broker.clients.clients import Client, ClientRegistry
+from aerobee_broker.clients.registry import Client, ClientRegistry
 from aerobee_broker.config import BrokerConfig, Settings, TopicsConfig
-from aerobee_broker.metrics.counters import BrokerCounters
-from aerobee_broker.processors.send import SendProcessor
+from aerobee_broker.config.transactions import TransactionsConfig
+from aerobee_broker.counters.broker_counters import BrokerCounters
+from aerobee_broker.processors.sending.send import SendProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.services.errors import status_of
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import TopicConfig, TopicMessageType
-from aerobee_broker.timer.timer import Timer
-from aerobee_broker.transactions.config import TransactionsConfig
+from aerobee_broker.timer.wheel_timer import Timer
+from aerobee_broker.transactions.coordinator import Transactions
 from aerobee_broker.transactions.producers import Producers
-from aerobee_broker.transactions.transactions import Transactions
 from aerobee_proto import v2
 from aerobee_store import MessageStore, Record
 from aerobee_store.config import FlushMode, StoreConfig

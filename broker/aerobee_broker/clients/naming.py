@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.tables.consumer_groups import check_group_name
 from aerobee_broker.tables.topics import check_topic_name, stored_name
 from aerobee_proto import v2

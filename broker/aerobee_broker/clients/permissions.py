@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from aerobee_broker.clients.accounts import Account
-from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import group_name, topic_name
+from aerobee_broker.clients.registry import Client
 from aerobee_proto import v2
 
 Permit = Callable[[Any, Client, Account], None]

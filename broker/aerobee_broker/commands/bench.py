@@ -10,12 +10,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aerobee_broker.commands import options, output
-from aerobee_broker.commands.options import CommandError, new_command, with_client
+from aerobee_broker.commands.terminal import options, output
+from aerobee_broker.commands.terminal.options import CommandError, new_command, with_client
 
 if TYPE_CHECKING:
     from aerobee_broker.bench.load import Direction, Load, Measured
-    from aerobee_broker.commands.options import Commands
+    from aerobee_broker.commands.terminal.options import Commands
     from aerobee_client import Client
 
 _EXAMPLES = """\

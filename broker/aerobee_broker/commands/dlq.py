@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from aerobee_broker.commands import options, output
-from aerobee_broker.commands.options import CommandError, new_command, with_client
+from aerobee_broker.commands.terminal import options, output
+from aerobee_broker.commands.terminal.options import CommandError, new_command, with_client
 
 if TYPE_CHECKING:
-    from aerobee_broker.commands.options import Commands
+    from aerobee_broker.commands.terminal.options import Commands
     from aerobee_client import Client
     from aerobee_proto import admin_v1
 

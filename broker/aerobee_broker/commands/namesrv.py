@@ -8,10 +8,10 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aerobee_broker.commands.options import new_command
+from aerobee_broker.commands.terminal.options import new_command
 
 if TYPE_CHECKING:
-    from aerobee_broker.commands.options import Commands
+    from aerobee_broker.commands.terminal.options import Commands
     from aerobee_broker.config import Address
 
 _EXAMPLES = """\

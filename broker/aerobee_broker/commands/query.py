@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from aerobee_broker.commands import options, output, timeline
-from aerobee_broker.commands.options import new_command, with_client
+from aerobee_broker.commands.terminal import options, output, timeline
+from aerobee_broker.commands.terminal.options import new_command, with_client
 
 if TYPE_CHECKING:
-    from aerobee_broker.commands.options import Commands
+    from aerobee_broker.commands.terminal.options import Commands
     from aerobee_client import Client, StoredMessage
 
 _EXAMPLES = """\

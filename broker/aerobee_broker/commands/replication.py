@@ -6,12 +6,12 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from aerobee_broker.commands.options import CommandError, new_command
+from aerobee_broker.commands.terminal.options import CommandError, new_command
 
 if TYPE_CHECKING:
-    from aerobee_broker.commands.options import Commands
+    from aerobee_broker.commands.terminal.options import Commands
     from aerobee_broker.config import Address
-    from aerobee_broker.remoting.frame import Command
+    from aerobee_broker.remoting_wire.frame import Command
 
 _STATUS_EXAMPLES = """\
   aerobee replication                          of the broker at 127.0.0.1:10911
@@ -45,8 +45,8 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from aerobee_broker.remoting.codes import Request
-    from aerobee_broker.remoting.frame import Command
+    from aerobee_broker.remoting_wire.codes import Request
+    from aerobee_broker.remoting_wire.frame import Command
 
     (answered,) = _ask(arguments, Command(Request.GET_BROKER_HA_STATUS))
     found = json.loads(answered.body)
@@ -55,8 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def run_promote(arguments: argparse.Namespace) -> int:
-    from aerobee_broker.remoting.codes import Request
-    from aerobee_broker.remoting.frame import Command
+    from aerobee_broker.remoting_wire.codes import Request
+    from aerobee_broker.remoting_wire.frame import Command
 
     (epochs,) = _ask(arguments, Command(Request.GET_BROKER_EPOCH_CACHE))
     broker_id = json.loads(epochs.body)["brokerId"]
@@ -125,7 +125,7 @@ def _ask(arguments: argparse.Namespace, *requests: Command) -> list[Command]:
 async def _ask_all(address: Address, requests: tuple[Command, ...], seconds: float) -> list[Command]:
     import asyncio
 
-    from aerobee_broker.remoting.connection import Connection, PeerGoneError, RemotingServer
+    from aerobee_broker.remoting_wire.connection import Connection, PeerGoneError, RemotingServer
 
     async def refuse(_request: Command, _connection: Connection) -> None:
         return None

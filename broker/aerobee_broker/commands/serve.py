@@ -14,14 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aerobee_broker.commands.options import ENDPOINT_DEFAULT, new_command
+from aerobee_broker.commands.terminal.options import ENDPOINT_DEFAULT, new_command
 
 if TYPE_CHECKING:
     import asyncio
 
-    from aerobee_broker.commands.options import Commands
+    from aerobee_broker.commands.terminal.options import Commands
     from aerobee_broker.config import Address, BrokerConfig
-    from aerobee_broker.listeners import Listening
+    from aerobee_broker.listening.listeners import Listening
     from aerobee_store.clock import Clock
 
 _OBJECTS_PER_COLLECTION = 20_000  # at most a few megabytes
@@ -164,7 +164,7 @@ def load_config(arguments: argparse.Namespace, settings: Mapping[str, object] | 
 
 def prepare_process() -> None:
     """Configure logging to standard error, the descriptor limit, and the C library's memory allocator."""
-    from aerobee_broker.malloc import keep_freed_memory
+    from aerobee_broker.limits.malloc import keep_freed_memory
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     _share_descriptors()

@@ -6,11 +6,11 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from aerobee_broker.commands import options, output
-from aerobee_broker.commands.options import CommandError, new_command
+from aerobee_broker.commands.terminal import options, output
+from aerobee_broker.commands.terminal.options import CommandError, new_command
 
 if TYPE_CHECKING:
-    from aerobee_broker.commands.options import Commands
+    from aerobee_broker.commands.terminal.options import Commands
     from aerobee_pipeline.jobs import JobResult
 
 _EXAMPLES = """\

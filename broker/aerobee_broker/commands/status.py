@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aerobee_broker.commands import options, output
-from aerobee_broker.commands.options import new_command, with_client
+from aerobee_broker.commands.terminal import options, output
+from aerobee_broker.commands.terminal.options import new_command, with_client
 
 if TYPE_CHECKING:
-    from aerobee_broker.commands.options import Commands
+    from aerobee_broker.commands.terminal.options import Commands
     from aerobee_client import Client
     from aerobee_proto import admin_v1
 

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aerobee_broker.commands import options, output
-from aerobee_broker.commands.options import CommandError, new_command, with_client
+from aerobee_broker.commands.terminal import options, output
+from aerobee_broker.commands.terminal.options import CommandError, new_command, with_client
 
 if TYPE_CHECKING:
-    from aerobee_broker.commands.options import Commands
+    from aerobee_broker.commands.terminal.options import Commands
     from aerobee_store.tools.actions import GivenSizes
     from aerobee_store.tools.findings import Finding
     from aerobee_store.tools.rebuild import RebuildReport

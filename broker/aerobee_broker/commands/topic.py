@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from aerobee_broker.commands import options, output
-from aerobee_broker.commands.options import complete_advice, new_command, with_client
+from aerobee_broker.commands.terminal import options, output
+from aerobee_broker.commands.terminal.options import complete_advice, new_command, with_client
 
 if TYPE_CHECKING:
-    from aerobee_broker.commands.options import Commands
+    from aerobee_broker.commands.terminal.options import Commands
     from aerobee_proto import admin_v1, v2
 
 _PERMISSIONS = {"read-write": "READ_WRITE", "read": "READ", "write": "WRITE", "none": "NONE"}

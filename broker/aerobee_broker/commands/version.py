@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from aerobee_broker.commands.options import new_command
+from aerobee_broker.commands.terminal.options import new_command
 
 if TYPE_CHECKING:
-    from aerobee_broker.commands.options import Commands
+    from aerobee_broker.commands.terminal.options import Commands
 
 
 def add_parser(commands: Commands) -> None:

@@ -24,27 +24,23 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final
 
-from aerobee_broker.byte_budget import Share
 from aerobee_broker.config import Settings
-from aerobee_broker.delivery import receipt_handle
-from aerobee_broker.delivery.auto_renewals import AutoRenewals
-from aerobee_broker.delivery.dead_letters import DeadLetters
-from aerobee_broker.delivery.events import Changed
-from aerobee_broker.delivery.exhausted import ExhaustedMessages
-from aerobee_broker.delivery.history import History
-from aerobee_broker.delivery.journal import (
+from aerobee_broker.delivery.journal.event_log import (
     EventKind,
     Removed,
     encode_acknowledged,
     encode_changed,
     encode_removed,
 )
-from aerobee_broker.delivery.lite import LiteConsumers, LiteQueueSet, lite_topics_of
-from aerobee_broker.delivery.message_group_order import MessageGroupOrder
-from aerobee_broker.delivery.queue_delivery import QueueDelivery, acknowledged
-from aerobee_broker.delivery.queue_sets import QueueSet, TopicQueueSet
-from aerobee_broker.delivery.receive_plan import ReceivePlan, ReceiveRequest, Step, decide, plan_of
-from aerobee_broker.delivery.receiving import (
+from aerobee_broker.delivery.journal.history import History
+from aerobee_broker.delivery.receive.auto_renewals import AutoRenewals
+from aerobee_broker.delivery.receive.dead_letters import DeadLetters
+from aerobee_broker.delivery.receive.exhausted import ExhaustedMessages
+from aerobee_broker.delivery.receive.lite import LiteConsumers, LiteQueueSet, lite_topics_of
+from aerobee_broker.delivery.receive.long_polling import SHORT_POLLING_SECONDS, LongPolling
+from aerobee_broker.delivery.receive.queue_sets import QueueSet, TopicQueueSet
+from aerobee_broker.delivery.receive.receive_plan import ReceivePlan, ReceiveRequest, Step, decide, plan_of
+from aerobee_broker.delivery.receive.selection import (
     DeliveredMessage,
     Look,
     Received,
@@ -53,12 +49,16 @@ from aerobee_broker.delivery.receiving import (
     handle_of,
     new_nonce,
 )
-from aerobee_broker.delivery.stats import DeliveryStats
-from aerobee_broker.delivery.subscriptions import DeliveryTables, Queue, QueueStatus, Subscriptions
-from aerobee_broker.delivery.visibility import Visibility
+from aerobee_broker.delivery.receive.visibility import Visibility
+from aerobee_broker.delivery.state import receipt_handle
+from aerobee_broker.delivery.state.events import Changed
+from aerobee_broker.delivery.state.message_group_order import MessageGroupOrder
+from aerobee_broker.delivery.state.queue_delivery import QueueDelivery, acknowledged
+from aerobee_broker.delivery.state.stats import DeliveryStats
+from aerobee_broker.delivery.state.subscriptions import DeliveryTables, Queue, QueueStatus, Subscriptions
 from aerobee_broker.errors import BrokerError, InvalidReceiptHandleError
-from aerobee_broker.long_polling import SHORT_POLLING_SECONDS, LongPolling
-from aerobee_broker.loop_share import LoopShare, step_started
+from aerobee_broker.limits.byte_budget import Share
+from aerobee_broker.limits.loop_share import LoopShare, step_started
 from aerobee_broker.tables.topics import LIGHT_PREFIX, light_topic_name
 from aerobee_store import MessageStore, StoreFullError, SyncTimeoutError
 from aerobee_store.clock import Clock, SteadyClock

@@ -14,17 +14,6 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from aerobee_broker.front.calls import (
-    Admission,
-    BidirectionalStream,
-    CallAbortedError,
-    ClientWentAwayError,
-    Metadata,
-    Method,
-    ServerStream,
-    StatusCode,
-    Unary,
-)
 from aerobee_broker.front.grpc_wire import (
     HEADERS,
     OK_TRAILERS,
@@ -37,6 +26,17 @@ from aerobee_broker.front.grpc_wire import (
 )
 from aerobee_broker.front.header_blocks import encoded
 from aerobee_broker.front.http2 import Stream
+from aerobee_broker.front.methods import (
+    Admission,
+    BidirectionalStream,
+    CallAbortedError,
+    ClientWentAwayError,
+    Metadata,
+    Method,
+    ServerStream,
+    StatusCode,
+    Unary,
+)
 
 if TYPE_CHECKING:
     from aerobee_broker.front.connection import Connection

@@ -9,10 +9,9 @@ import logging
 from collections.abc import Mapping
 from typing import Final, cast
 
+from aerobee_broker.config.front import FrontConfig
+from aerobee_broker.counters.front_counters import FrontCounters
 from aerobee_broker.front.call import Call
-from aerobee_broker.front.calls import CallAbortedError, Method, Methods, StatusCode
-from aerobee_broker.front.config import FrontConfig
-from aerobee_broker.front.counters import FrontCounters
 from aerobee_broker.front.deadlines import Deadlines
 from aerobee_broker.front.frames import ErrorCode
 from aerobee_broker.front.grpc_wire import HEADERS, CallHead, plain_error_headers, status_headers
@@ -25,6 +24,7 @@ from aerobee_broker.front.http2 import (
     Stream,
     StreamEnded,
 )
+from aerobee_broker.front.methods import CallAbortedError, Method, Methods, StatusCode
 from aerobee_broker.front.subjects import subject_of
 
 _log = logging.getLogger(__name__)

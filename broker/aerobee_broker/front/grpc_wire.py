@@ -17,8 +17,8 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import quote_from_bytes
 
-from aerobee_broker.front.calls import CallAbortedError, Metadata, StatusCode
 from aerobee_broker.front.header_blocks import Field, RequestHead, encoded
+from aerobee_broker.front.methods import CallAbortedError, Metadata, StatusCode
 
 PREFIX_SIZE: Final = 5
 _GZIP: Final = 16 + zlib.MAX_WBITS

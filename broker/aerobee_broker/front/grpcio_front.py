@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from aerobee_broker.front.calls import (
+from aerobee_broker.front.methods import (
     Admission,
     BidirectionalStream,
     CallAbortedError,

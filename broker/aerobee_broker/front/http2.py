@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from aerobee_broker.config.front import FrontConfig
 from aerobee_broker.front import frames
-from aerobee_broker.front.config import FrontConfig
 from aerobee_broker.front.frames import (
     FRAME_SIZE_DEFAULT,
     PREFACE,

@@ -14,9 +14,9 @@ from typing import Final, Protocol, TypeVar
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
 from aerobee_broker.config import BrokerConfig
-from aerobee_broker.loop_share import LoopShare, step_started
-from aerobee_broker.metrics.counters import MESSAGE_SIZE_BOUNDS, ExecutionTimes
-from aerobee_broker.metrics.families import CounterFamily, Family, GaugeFamily, HistogramFamily, Pieces
+from aerobee_broker.counters.broker_counters import MESSAGE_SIZE_BOUNDS, ExecutionTimes
+from aerobee_broker.counters.families import CounterFamily, Family, GaugeFamily, HistogramFamily, Pieces
+from aerobee_broker.limits.loop_share import LoopShare, step_started
 from aerobee_broker.metrics.timer_metrics import LevelDelayCollector, TimerCollector
 from aerobee_broker.parts import BrokerParts
 from aerobee_broker.tables.consumer_groups import is_system_group

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from aerobee_broker.config import BrokerConfig
-from aerobee_broker.metrics.families import CounterFamily, GaugeFamily, HistogramFamily, Pieces
+from aerobee_broker.counters.families import CounterFamily, GaugeFamily, HistogramFamily, Pieces
 from aerobee_broker.timer.level_delay import LevelDelay
-from aerobee_broker.timer.timer import Timer
+from aerobee_broker.timer.wheel_timer import Timer
 
 _LABELS: Final = ("cluster", "node_type", "node_id", "storage_type", "storage_medium")
 _BOUNDS_SECONDS: Final = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)  # RocketMQ's

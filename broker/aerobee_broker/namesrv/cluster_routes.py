@@ -17,9 +17,9 @@ from typing import Final
 from aerobee_broker.config import Address
 from aerobee_broker.errors import BrokerError, TableFormatError
 from aerobee_broker.namesrv.route_tables import MASTER_ID, BrokerQueues, GrpcAddresses, RouteTables
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.connection import Connection
-from aerobee_broker.remoting.frame import Command
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.connection import Connection
+from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.json_fields import JsonFields
 from aerobee_broker.tables.topics import MESSAGE_TYPE, Permission, TopicConfig
 from aerobee_store.errors import StoreError

@@ -16,12 +16,12 @@ from zlib_ng.zlib_ng import crc32
 
 from aerobee_broker.config import Address, BrokerConfig, Settings
 from aerobee_broker.errors import BrokerError
-from aerobee_broker.listeners import Listening
+from aerobee_broker.listening.listeners import Listening
 from aerobee_broker.namesrv.route_tables import MASTER_ID, QueueData
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.connection import Connection, RemotingServer
-from aerobee_broker.remoting.frame import Command
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.connection import Connection, RemotingServer
+from aerobee_broker.remoting_wire.frame import Command
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import MESSAGE_TYPE, Permission
 from aerobee_store.tables import java_json
 from aerobee_store.tables.java_json import Bean

@@ -18,8 +18,8 @@ from typing import Final
 
 from aerobee_broker.errors import TableFormatError
 from aerobee_broker.namesrv.route_tables import QueueData
-from aerobee_broker.remoting.codes import Answer
-from aerobee_broker.remoting.errors import RemotingError
+from aerobee_broker.remoting_wire.codes import Answer
+from aerobee_broker.remoting_wire.errors import RemotingError
 from aerobee_broker.tables.data_version import DataVersion
 from aerobee_broker.tables.json_fields import JsonFields
 from aerobee_broker.tables.topics import MESSAGE_TYPE

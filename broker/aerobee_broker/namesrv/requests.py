@@ -22,11 +22,11 @@ from aerobee_broker.namesrv.route_tables import (
     RegistrationRefusedError,
     RouteTables,
 )
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.connection import Connection, Handler
-from aerobee_broker.remoting.errors import RemotingError
-from aerobee_broker.remoting.fields import answer, boolean, integer, text
-from aerobee_broker.remoting.frame import Command
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.connection import Connection, Handler
+from aerobee_broker.remoting_wire.errors import RemotingError
+from aerobee_broker.remoting_wire.fields import answer, boolean, integer, text
+from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.data_version import DataVersion
 from aerobee_store.tables import java_json
 from aerobee_store.tables.java_json import Bean, IntegerMap

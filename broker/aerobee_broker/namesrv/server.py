@@ -16,10 +16,10 @@ from typing import Final
 from aerobee_broker.config import Address
 from aerobee_broker.namesrv.requests import KvConfig, NameServerRequests
 from aerobee_broker.namesrv.route_tables import RouteTables
-from aerobee_broker.remoting.codes import Answer
-from aerobee_broker.remoting.connection import Connection, RemotingServer
-from aerobee_broker.remoting.errors import RemotingError
-from aerobee_broker.remoting.frame import Command
+from aerobee_broker.remoting_wire.codes import Answer
+from aerobee_broker.remoting_wire.connection import Connection, RemotingServer
+from aerobee_broker.remoting_wire.errors import RemotingError
+from aerobee_broker.remoting_wire.frame import Command
 from aerobee_store import SystemClock
 from aerobee_store.clock import Clock
 from aerobee_store.disk.file_system import DiskFileSystem

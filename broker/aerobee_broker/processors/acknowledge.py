@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import group_name, topic_name
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Settings
+from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.receive import duration_ms
 from aerobee_proto import v2
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.clients.naming import group_name
+from aerobee_broker.clients.registry import Client, ClientRegistry
 from aerobee_proto import v2
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")

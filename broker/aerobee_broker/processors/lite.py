@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import group_name, topic_name
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.delivery.lite import LITE_QUEUE_ID, Action, Begin, Change
+from aerobee_broker.delivery.receive.lite import LITE_QUEUE_ID, Action, Begin, Change
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.messages.validation import check_lite_topic
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import TopicMessageType
-from aerobee_broker.validation import check_lite_topic
 from aerobee_proto import v2
 from aerobee_store import MessageStore
 

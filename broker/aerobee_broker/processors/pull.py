@@ -14,19 +14,19 @@ from typing import Final
 
 from msgspec import Struct
 
-from aerobee_broker.byte_budget import Share
-from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import group_name, topic_name
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Settings
+from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.delivery.filters import READ_BYTES_MAX, MessageFilter, filter_of
+from aerobee_broker.delivery.receive.long_polling import poll_seconds
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.long_polling import poll_seconds
-from aerobee_broker.loop_share import step_started
-from aerobee_broker.message_mapping import timestamp_ms, to_wire_message
-from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.filters.message_filter import READ_BYTES_MAX, MessageFilter, filter_of
+from aerobee_broker.limits.byte_budget import Share
+from aerobee_broker.limits.loop_share import step_started
+from aerobee_broker.messages.message_mapping import timestamp_ms, to_wire_message
 from aerobee_broker.processors.receive import duration_ms
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import v2
 from aerobee_store import MessageStore, Record

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Final, assert_never
 
-from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import group_name, topic_name
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.key_query import ANSWER_SIZE_MAX, COUNT_MAX, find_by_key, find_by_message_id
-from aerobee_broker.loop_share import Steps
-from aerobee_broker.message_mapping import timestamp_ms, to_wire_message
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.limits.loop_share import Steps
+from aerobee_broker.messages.key_query import ANSWER_SIZE_MAX, COUNT_MAX, find_by_key, find_by_message_id
+from aerobee_broker.messages.message_mapping import timestamp_ms, to_wire_message
+from aerobee_broker.messages.validation import check_lite_topic
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import light_topic_name
-from aerobee_broker.validation import check_lite_topic
 from aerobee_proto import v2
 from aerobee_store import MessageStore
 from aerobee_store.records.message_fields import keys_of

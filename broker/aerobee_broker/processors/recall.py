@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import topic_name
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.message_mapping import DELAY
+from aerobee_broker.messages.message_mapping import DELAY
 from aerobee_broker.processors.route import ACCEPTED_TYPES
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.timer.recall_handle import InvalidRecallHandleError, RecallHandle
-from aerobee_broker.timer.timer import MessageNotPendingError, Timer
+from aerobee_broker.timer.wheel_timer import MessageNotPendingError, Timer
 from aerobee_proto import v2
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
-from aerobee_broker.byte_budget import Share
-from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import group_name, subscribed_topics, topic_name
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Settings
+from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.delivery.filters import filter_of
-from aerobee_broker.delivery.receive_plan import ReceiveRequest
-from aerobee_broker.delivery.receiving import DeliveredMessage
+from aerobee_broker.delivery.receive.long_polling import poll_seconds
+from aerobee_broker.delivery.receive.receive_plan import ReceiveRequest
+from aerobee_broker.delivery.receive.selection import DeliveredMessage
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.long_polling import poll_seconds
-from aerobee_broker.message_mapping import to_wire_message
-from aerobee_broker.metrics.counters import BrokerCounters
-from aerobee_broker.processors.varints import varint
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.filters.message_filter import filter_of
+from aerobee_broker.limits.byte_budget import Share
+from aerobee_broker.messages.message_mapping import to_wire_message
+from aerobee_broker.messages.varints import varint
+from aerobee_broker.tables.table_files import Tables
 from aerobee_proto import v2
 from aerobee_store.clock import Clock
 

@@ -12,15 +12,15 @@ import socket
 from dataclasses import replace
 from typing import Final, Protocol
 
-from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import group_name, subscribed_topics, topic_name
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Address, Settings
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.listeners import Listening
+from aerobee_broker.listening.listeners import Listening
+from aerobee_broker.messages.validation import address_scheme, check_endpoints
 from aerobee_broker.namesrv.route_tables import BrokerQueues
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import Permission, TopicConfig, TopicMessageType
-from aerobee_broker.validation import address_scheme, check_endpoints
 from aerobee_proto import v2
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.clients.naming import group_name, topic_name
+from aerobee_broker.clients.registry import Client, ClientRegistry
 from aerobee_broker.config import Settings
 from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.messages.validation import check_client_properties
 from aerobee_broker.tables.consumer_groups import CustomizedRetry, ExponentialRetry, GroupConfig
-from aerobee_broker.tables.tables import Tables
-from aerobee_broker.validation import check_client_properties
+from aerobee_broker.tables.table_files import Tables
 from aerobee_proto import v2
 
 LONG_POLLING_SECONDS: Final = 20

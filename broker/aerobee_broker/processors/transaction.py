@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import topic_name
+from aerobee_broker.clients.registry import Client
+from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.transactions.coordinator import Transactions
 from aerobee_broker.transactions.half_messages import Outcome
-from aerobee_broker.transactions.transactions import Transactions
 from aerobee_proto import v2
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")

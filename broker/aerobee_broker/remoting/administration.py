@@ -6,23 +6,23 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Settings, setting_of_rocketmq, setting_text
 from aerobee_broker.errors import TableFormatError
 from aerobee_broker.processors.administration.groups import GroupAdministration
 from aerobee_broker.processors.administration.topics import TopicAdministration
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.connection import Connection, Handler
-from aerobee_broker.remoting.errors import RemotingError
-from aerobee_broker.remoting.fields import answer, body_object, boolean, integer, member, objects, text
-from aerobee_broker.remoting.frame import Command
 from aerobee_broker.remoting.offsets import OffsetRequests
-from aerobee_broker.runtime_settings import RuntimeSettings
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.connection import Connection, Handler
+from aerobee_broker.remoting_wire.errors import RemotingError
+from aerobee_broker.remoting_wire.fields import answer, body_object, boolean, integer, member, objects, text
+from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.consumer_groups import GroupConfig
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.runtime_settings import RuntimeSettings
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import Permission, TopicConfig, is_system_topic
 from aerobee_broker.timer.level_delay import LevelDelay
-from aerobee_broker.timer.timer import Timer
+from aerobee_broker.timer.wheel_timer import Timer
 from aerobee_proto import admin_v1
 from aerobee_store import ConfigError, MessageStore
 from aerobee_store.clock import Clock

@@ -10,7 +10,7 @@ import logging
 from typing import Final
 
 from aerobee_broker.config import Settings
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_store import Message, MessageStore, StoreError
 from aerobee_store.clock import Clock

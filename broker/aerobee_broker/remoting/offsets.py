@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.remoting.codes import Answer
-from aerobee_broker.remoting.connection import Connection
-from aerobee_broker.remoting.errors import RemotingError
-from aerobee_broker.remoting.fields import answer, boolean, integer, text
-from aerobee_broker.remoting.frame import Command
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.remoting_wire.codes import Answer
+from aerobee_broker.remoting_wire.connection import Connection
+from aerobee_broker.remoting_wire.errors import RemotingError
+from aerobee_broker.remoting_wire.fields import answer, boolean, integer, text
+from aerobee_broker.remoting_wire.frame import Command
+from aerobee_broker.tables.table_files import Tables
 from aerobee_store import MessageStore
 
 _RESETS_MAX: Final = 100_000

@@ -11,9 +11,9 @@ from typing import Final
 from aerobee_broker.clients.accounts import Account, Accounts
 from aerobee_broker.errors import UnauthorizedError
 from aerobee_broker.namesrv.registrar import TEMPLATE_TOPIC
-from aerobee_broker.remoting.codes import Request
-from aerobee_broker.remoting.fields import body_object, integer, member, objects, text
-from aerobee_broker.remoting.frame import Command
+from aerobee_broker.remoting_wire.codes import Request
+from aerobee_broker.remoting_wire.fields import body_object, integer, member, objects, text
+from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.topics import RETRY_PREFIX
 from aerobee_store import CorruptRecordError, MessageStore, RecordNotFoundError
 from aerobee_store.records import properties as p

@@ -27,19 +27,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from aerobee_broker.config import Settings
+from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.delivery.receive_plan import ReceiveRequest
-from aerobee_broker.delivery.receiving import DeliveredMessage
+from aerobee_broker.delivery.receive.receive_plan import ReceiveRequest
+from aerobee_broker.delivery.receive.selection import DeliveredMessage
 from aerobee_broker.errors import InvalidReceiptHandleError
-from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.remoting.clients import Subscription
-from aerobee_broker.remoting.codes import Answer
-from aerobee_broker.remoting.connection import Connection
-from aerobee_broker.remoting.errors import RemotingError
-from aerobee_broker.remoting.fields import answer, body_object, integer, integer_member, member, objects, text
-from aerobee_broker.remoting.frame import Command
 from aerobee_broker.remoting.pull import filter_of_subscription
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.remoting_wire.codes import Answer
+from aerobee_broker.remoting_wire.connection import Connection
+from aerobee_broker.remoting_wire.errors import RemotingError
+from aerobee_broker.remoting_wire.fields import answer, body_object, integer, integer_member, member, objects, text
+from aerobee_broker.remoting_wire.frame import Command
+from aerobee_broker.tables.table_files import Tables
 from aerobee_store import MessageStore, Record
 from aerobee_store.clock import Clock
 from aerobee_store.records import record

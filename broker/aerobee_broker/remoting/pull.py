@@ -10,19 +10,19 @@ import itertools
 from typing import Final
 
 from aerobee_broker.config import Settings
+from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.delivery.filters import MessageFilter, filter_of
-from aerobee_broker.loop_share import step_started
-from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.filters.message_filter import MessageFilter, filter_of
+from aerobee_broker.limits.loop_share import step_started
 from aerobee_broker.remoting.clients import RemotingClients, Subscription
-from aerobee_broker.remoting.codes import Answer
-from aerobee_broker.remoting.connection import Connection
-from aerobee_broker.remoting.errors import RemotingError
-from aerobee_broker.remoting.fields import answer, integer, text
-from aerobee_broker.remoting.frame import Command
 from aerobee_broker.remoting.offset_events import OffsetEvents
 from aerobee_broker.remoting.offsets import OffsetRequests
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.remoting_wire.codes import Answer
+from aerobee_broker.remoting_wire.connection import Connection
+from aerobee_broker.remoting_wire.errors import RemotingError
+from aerobee_broker.remoting_wire.fields import answer, integer, text
+from aerobee_broker.remoting_wire.frame import Command
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_store import MessageStore, ReadResult, RecordNotFoundError
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Final
 
-from aerobee_broker.key_query import COUNT_MAX, find_by_key
-from aerobee_broker.loop_share import LoopShare, Steps
-from aerobee_broker.remoting.codes import Answer
-from aerobee_broker.remoting.connection import Connection
-from aerobee_broker.remoting.errors import RemotingError
-from aerobee_broker.remoting.fields import answer, integer, text
-from aerobee_broker.remoting.frame import Command
+from aerobee_broker.limits.loop_share import LoopShare, Steps
+from aerobee_broker.messages.key_query import COUNT_MAX, find_by_key
+from aerobee_broker.remoting_wire.codes import Answer
+from aerobee_broker.remoting_wire.connection import Connection
+from aerobee_broker.remoting_wire.errors import RemotingError
+from aerobee_broker.remoting_wire.fields import answer, integer, text
+from aerobee_broker.remoting_wire.frame import Command
 from aerobee_store import CorruptRecordError, MessageStore, RecordNotFoundError
 
 _ANSWER_SIZE_MAX: Final = 12 << 20  # bytes of records: less than a frame

@@ -6,12 +6,12 @@ from typing import Final
 
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.remoting.clients import RemotingClients
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.connection import Connection, PeerGoneError
-from aerobee_broker.remoting.errors import RemotingError
-from aerobee_broker.remoting.fields import text
-from aerobee_broker.remoting.frame import Command
 from aerobee_broker.remoting.send import SHORT_NAMES, SendRequests
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.connection import Connection, PeerGoneError
+from aerobee_broker.remoting_wire.errors import RemotingError
+from aerobee_broker.remoting_wire.fields import text
+from aerobee_broker.remoting_wire.frame import Command
 from aerobee_store.clock import Clock
 from aerobee_store.records import properties as p
 

@@ -13,13 +13,13 @@ from typing import Final
 from aerobee_broker.config import Settings
 from aerobee_broker.errors import TableFormatError
 from aerobee_broker.remoting.clients import RemotingClients
-from aerobee_broker.remoting.codes import Answer
-from aerobee_broker.remoting.connection import Connection
-from aerobee_broker.remoting.errors import RemotingError
-from aerobee_broker.remoting.fields import answer, body_object, integer_member, member
-from aerobee_broker.remoting.frame import Command
+from aerobee_broker.remoting_wire.codes import Answer
+from aerobee_broker.remoting_wire.connection import Connection
+from aerobee_broker.remoting_wire.errors import RemotingError
+from aerobee_broker.remoting_wire.fields import answer, body_object, integer_member, member
+from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.json_fields import JsonFields
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import RETRY_PREFIX
 from aerobee_store import MessageStore
 from aerobee_store.tables.java_json import Bean

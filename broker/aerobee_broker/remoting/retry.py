@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from aerobee_broker.remoting.codes import Answer
-from aerobee_broker.remoting.connection import Connection
-from aerobee_broker.remoting.errors import RemotingError
-from aerobee_broker.remoting.fields import answer, integer, text
-from aerobee_broker.remoting.frame import Command
 from aerobee_broker.remoting.send import SendRequests, store_host
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.remoting_wire.codes import Answer
+from aerobee_broker.remoting_wire.connection import Connection
+from aerobee_broker.remoting_wire.errors import RemotingError
+from aerobee_broker.remoting_wire.fields import answer, integer, text
+from aerobee_broker.remoting_wire.frame import Command
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import retry_topic
 from aerobee_broker.timer.level_delay import LevelDelay
 from aerobee_store import CorruptRecordError, MessageStore, RecordNotFoundError

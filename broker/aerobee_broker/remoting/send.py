@@ -16,14 +16,14 @@ from typing import Final
 from msgspec import Struct
 
 from aerobee_broker.config import Settings
+from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.errors import IllegalTopicError
-from aerobee_broker.metrics.counters import BrokerCounters
-from aerobee_broker.remoting.codes import Answer
-from aerobee_broker.remoting.connection import Connection
-from aerobee_broker.remoting.errors import RemotingError, code_of_timeout
-from aerobee_broker.remoting.fields import answer, boolean, integer, text
-from aerobee_broker.remoting.frame import Command
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.remoting_wire.codes import Answer
+from aerobee_broker.remoting_wire.connection import Connection
+from aerobee_broker.remoting_wire.errors import RemotingError, code_of_timeout
+from aerobee_broker.remoting_wire.fields import answer, boolean, integer, text
+from aerobee_broker.remoting_wire.frame import Command
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import (
     DEAD_LETTER_PREFIX,
     RETRY_PREFIX,
@@ -35,8 +35,8 @@ from aerobee_broker.tables.topics import (
 )
 from aerobee_broker.timer.level_delay import LevelDelay
 from aerobee_broker.timer.recall_handle import RecallHandle
-from aerobee_broker.timer.timer import Timer
-from aerobee_broker.transactions.transactions import Transactions
+from aerobee_broker.timer.wheel_timer import Timer
+from aerobee_broker.transactions.coordinator import Transactions
 from aerobee_store import MessageStore, SyncTimeoutError
 from aerobee_store.clock import Clock
 from aerobee_store.records import properties as p

@@ -8,7 +8,6 @@ from typing import Final
 
 from aerobee_broker.config import Address
 from aerobee_broker.front.protocol_detection import DetectedProtocol
-from aerobee_broker.metrics.broker_stats import BrokerStats
 from aerobee_broker.namesrv.registrar import own_topics
 from aerobee_broker.namesrv.requests import LOCAL, KvConfig, NameServerRequests
 from aerobee_broker.namesrv.route_tables import MASTER_ID, Registration, RouteTables
@@ -17,11 +16,6 @@ from aerobee_broker.processors.administration.groups import GroupAdministration
 from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.remoting.administration import AdministrationRequests
 from aerobee_broker.remoting.clients import RemotingClients, Subscription
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.connection import Connection, Handler, RemotingServer
-from aerobee_broker.remoting.errors import RemotingError
-from aerobee_broker.remoting.fields import answer, body_object, member
-from aerobee_broker.remoting.frame import Command, is_frame
 from aerobee_broker.remoting.offset_events import OffsetEvents
 from aerobee_broker.remoting.offsets import OffsetRequests
 from aerobee_broker.remoting.permissions import Permissions
@@ -34,7 +28,13 @@ from aerobee_broker.remoting.retry import RetryRequests
 from aerobee_broker.remoting.send import SendRequests
 from aerobee_broker.remoting.statistics import StatisticsRequests
 from aerobee_broker.remoting.transactions import TransactionRequests
-from aerobee_broker.runtime_settings import RuntimeSettings
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.connection import Connection, Handler, RemotingServer
+from aerobee_broker.remoting_wire.errors import RemotingError
+from aerobee_broker.remoting_wire.fields import answer, body_object, member
+from aerobee_broker.remoting_wire.frame import Command, is_frame
+from aerobee_broker.statistics.broker_stats import BrokerStats
+from aerobee_broker.tables.runtime_settings import RuntimeSettings
 
 _SCAN_SECONDS: Final = 10.0
 _OWN_CONNECTION: Final = "own"

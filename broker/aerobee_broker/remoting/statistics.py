@@ -7,15 +7,15 @@ from typing import Final
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import ClientSilentError
-from aerobee_broker.metrics.broker_stats import BrokerStats, Window
 from aerobee_broker.remoting.clients import Member, RemotingClients
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.connection import Connection, Handler, PeerGoneError
-from aerobee_broker.remoting.errors import RemotingError
-from aerobee_broker.remoting.fields import answer, boolean, integer, text
-from aerobee_broker.remoting.frame import VERSION, Command
-from aerobee_broker.tables.tables import Tables
-from aerobee_broker.timer.timer import Timer
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.connection import Connection, Handler, PeerGoneError
+from aerobee_broker.remoting_wire.errors import RemotingError
+from aerobee_broker.remoting_wire.fields import answer, boolean, integer, text
+from aerobee_broker.remoting_wire.frame import VERSION, Command
+from aerobee_broker.statistics.broker_stats import BrokerStats, Window
+from aerobee_broker.tables.table_files import Tables
+from aerobee_broker.timer.wheel_timer import Timer
 from aerobee_store import CorruptRecordError, InvalidMessageError, MessageStore, RecordNotFoundError
 from aerobee_store.clock import Clock
 from aerobee_store.records.properties import TAGS, parse_offset_message_id, tags_code

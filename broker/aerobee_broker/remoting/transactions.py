@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.remoting.clients import RemotingClients
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.connection import Connection
-from aerobee_broker.remoting.errors import RemotingError
-from aerobee_broker.remoting.fields import answer, integer, text
-from aerobee_broker.remoting.frame import Command
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.connection import Connection
+from aerobee_broker.remoting_wire.errors import RemotingError
+from aerobee_broker.remoting_wire.fields import answer, integer, text
+from aerobee_broker.remoting_wire.frame import Command
+from aerobee_broker.transactions.coordinator import Transactions
 from aerobee_broker.transactions.half_messages import HALF_TOPIC, Outcome, read_half
-from aerobee_broker.transactions.transactions import Transactions
 from aerobee_store import CorruptRecordError, MessageStore, Record, RecordNotFoundError
 from aerobee_store.records import properties as p
 from aerobee_store.records.record import encode

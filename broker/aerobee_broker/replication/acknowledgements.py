@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from aerobee_broker.replication.config import ReplicationConfig
+from aerobee_broker.config.replication import ReplicationConfig
 from aerobee_store.errors import ReplicaMissingError, ReplicaTimeoutError
 from aerobee_store.running_flags import RunningFlags, RunningState
 

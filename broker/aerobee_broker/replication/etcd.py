@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from aerobee_broker.replication.config import ReplicationConfig
+from aerobee_broker.config.replication import ReplicationConfig
 from aerobee_broker.replication.json_http import RequestError, answer_to
 from aerobee_broker.replication.lease import (
     Claim,

@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from aerobee_broker.config.replication import ReplicationConfig
 from aerobee_broker.errors import BrokerError
-from aerobee_broker.replication.config import ReplicationConfig
 from aerobee_broker.replication.json_http import RequestError, answer_to
 from aerobee_broker.replication.lease import (
     Claim,

@@ -22,9 +22,9 @@ from contextlib import suppress
 from typing import Final
 
 from aerobee_broker.config import Address
+from aerobee_broker.config.replication import ReplicationConfig
 from aerobee_broker.errors import BrokerError, ListenError
 from aerobee_broker.replication.acknowledgements import Acknowledgements, Replica
-from aerobee_broker.replication.config import ReplicationConfig
 from aerobee_broker.replication.epochs import Epochs
 from aerobee_broker.replication.frames import (
     UNIT_SIZE_MAX,

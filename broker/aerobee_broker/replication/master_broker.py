@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.namesrv.registrar import Registrar
 from aerobee_broker.namesrv.route_tables import MASTER_ID
-from aerobee_broker.remoting.connection import Handler
+from aerobee_broker.remoting_wire.connection import Handler
 from aerobee_broker.replication.acknowledgements import Acknowledgements
 from aerobee_broker.replication.epochs import Epochs
 from aerobee_broker.replication.in_sync_set import InSyncSet

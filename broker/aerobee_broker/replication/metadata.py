@@ -23,15 +23,15 @@ import logging
 from dataclasses import replace
 from typing import Final, Protocol
 
-from aerobee_broker.delivery.lite import lite_topics_of
+from aerobee_broker.delivery.receive.lite import lite_topics_of
 from aerobee_broker.errors import BrokerError
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.connection import Connection
-from aerobee_broker.remoting.frame import Command
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.connection import Connection
+from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.consumer_groups import GroupTable
 from aerobee_broker.tables.consumer_offsets import OffsetTable
 from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import (
     DEAD_LETTER_PREFIX,
     LIGHT_PREFIX,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from aerobee_broker.metrics.families import GaugeFamily, Pieces
+from aerobee_broker.counters.families import GaugeFamily, Pieces
 from aerobee_broker.replication.acknowledgements import Acknowledgements
 from aerobee_broker.replication.epochs import Epochs
 from aerobee_broker.replication.leadership import Leadership

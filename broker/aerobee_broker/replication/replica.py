@@ -23,21 +23,21 @@ from typing import Final, Literal
 
 from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.config import Address, Settings
+from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import BrokerError
-from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.namesrv.registrar import Registrar
 from aerobee_broker.remoting.clients import RemotingClients
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.connection import Connection, Handler, RemotingServer
-from aerobee_broker.remoting.errors import RemotingError
-from aerobee_broker.remoting.fields import answer
-from aerobee_broker.remoting.frame import Command
 from aerobee_broker.remoting.offsets import OffsetRequests
 from aerobee_broker.remoting.permissions import Permissions
 from aerobee_broker.remoting.pull import PullRequests
 from aerobee_broker.remoting.queries import QueryRequests
 from aerobee_broker.remoting.service import reading_handlers
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.connection import Connection, Handler, RemotingServer
+from aerobee_broker.remoting_wire.errors import RemotingError
+from aerobee_broker.remoting_wire.fields import answer
+from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.replication import roles
 from aerobee_broker.replication.epochs import Epochs, common_end
 from aerobee_broker.replication.follower import DivergedError, Follower
@@ -47,7 +47,7 @@ from aerobee_broker.replication.lease import LeaseConflictError, LeaseUnavailabl
 from aerobee_broker.replication.metadata import Metadata
 from aerobee_broker.replication.requests import ReplicationRequests, diverged_tails
 from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields, checked_integer
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_store import CorruptRecordError, LogMismatchError, MessageStore, RecordNotFoundError, StoreFullError
 from aerobee_store.clock import Clock
 from aerobee_store.durability import log_cut

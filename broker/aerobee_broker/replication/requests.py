@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.namesrv.route_tables import MASTER_ID
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.connection import Connection, Handler
-from aerobee_broker.remoting.errors import RemotingError
-from aerobee_broker.remoting.fields import answer, integer
-from aerobee_broker.remoting.frame import Command
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.connection import Connection, Handler
+from aerobee_broker.remoting_wire.errors import RemotingError
+from aerobee_broker.remoting_wire.fields import answer, integer
+from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.replication.acknowledgements import Acknowledgements
 from aerobee_broker.replication.epochs import Epochs
 from aerobee_broker.replication.leadership import Leadership

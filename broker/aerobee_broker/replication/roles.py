@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final, cast
 
 from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config.replication import ROLES, Role
 from aerobee_broker.errors import BrokerError
-from aerobee_broker.replication.config import ROLES, Role
 from aerobee_store.disk.file_system import FileSystem
 
 FILE_NAME: Final = "replicationRole"

@@ -6,9 +6,9 @@ import logging
 from typing import Final
 
 from aerobee_broker.clients.accounts import Accounts
-from aerobee_broker.clients.clients import Client
-from aerobee_broker.front.calls import Method
-from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.clients.registry import Client
+from aerobee_broker.counters.broker_counters import BrokerCounters
+from aerobee_broker.front.methods import Method
 from aerobee_broker.processors.query import QueryProcessor
 from aerobee_broker.services.aerobee_admin_service import Administration
 from aerobee_broker.services.audit import audited

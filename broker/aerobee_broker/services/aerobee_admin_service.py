@@ -7,8 +7,8 @@ from typing import Final
 from msgspec import Struct
 
 from aerobee_broker.clients.accounts import Accounts
-from aerobee_broker.front.calls import Method
-from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.counters.broker_counters import BrokerCounters
+from aerobee_broker.front.methods import Method
 from aerobee_broker.processors.administration.accumulation import Accumulation
 from aerobee_broker.processors.administration.clients import ClientAdministration
 from aerobee_broker.processors.administration.configuration import ConfigurationAdministration

@@ -9,7 +9,7 @@ from typing import Any, Final
 from google.protobuf.message import Message
 from google.protobuf.text_format import MessageToString
 
-from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Address
 from aerobee_broker.services.rpc import UnaryCall
 

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from aerobee_broker.byte_budget import Share
 from aerobee_broker.clients.accounts import Account
-from aerobee_broker.clients.clients import Client, TelemetryStream
 from aerobee_broker.clients.permissions import check_settings
+from aerobee_broker.clients.registry import Client, TelemetryStream
 from aerobee_broker.errors import BrokerError
-from aerobee_broker.front.calls import (
+from aerobee_broker.front.methods import (
     CallAbortedError,
     ClientWentAwayError,
     Context,
     Method,
     StatusCode,
 )
-from aerobee_broker.loop_share import LoopShare, step_started
+from aerobee_broker.limits.byte_budget import Share
+from aerobee_broker.limits.loop_share import LoopShare, step_started
 from aerobee_broker.parts import BrokerParts
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.heartbeat import HeartbeatProcessor
@@ -30,8 +30,8 @@ from aerobee_broker.processors.pull import PullProcessor
 from aerobee_broker.processors.recall import RecallProcessor
 from aerobee_broker.processors.receive import ReceiveProcessor
 from aerobee_broker.processors.route import RouteProcessor
-from aerobee_broker.processors.send import SendProcessor
-from aerobee_broker.processors.send_one import Parse, SendReader
+from aerobee_broker.processors.sending.send import SendProcessor
+from aerobee_broker.processors.sending.send_one import Parse, SendReader
 from aerobee_broker.processors.telemetry import TelemetryProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.services.errors import status_of
@@ -47,10 +47,10 @@ from aerobee_proto import v2
 from aerobee_store.deferred import deferred
 
 if TYPE_CHECKING:
-    from aerobee_broker.processors import send_columns
-    from aerobee_broker.processors.send_columns import AnySendRequest
+    from aerobee_broker.processors.sending import send_columns
+    from aerobee_broker.processors.sending.send_columns import AnySendRequest
 else:
-    send_columns = deferred("aerobee_broker.processors.send_columns")
+    send_columns = deferred("aerobee_broker.processors.sending.send_columns")
 
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"

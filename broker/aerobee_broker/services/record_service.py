@@ -8,13 +8,13 @@ from contextlib import aclosing, suppress
 from time import perf_counter
 from typing import Any, Final
 
-from aerobee_broker.byte_budget import Share
 from aerobee_broker.clients.accounts import Accounts
-from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.clients.permissions import check_permission
+from aerobee_broker.clients.registry import Client, ClientRegistry
+from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.errors import BadRecordError
-from aerobee_broker.front.calls import ClientWentAwayError, Context, Method
-from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.front.methods import ClientWentAwayError, Context, Method
+from aerobee_broker.limits.byte_budget import Share
 from aerobee_broker.processors.records.append import AnyAppendRequest, AppendProcessor, read_append_request
 from aerobee_broker.processors.records.offsets import OffsetsProcessor
 from aerobee_broker.processors.records.query import QueryProcessor

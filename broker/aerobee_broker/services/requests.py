@@ -12,8 +12,8 @@ from typing import Final, cast
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from aerobee_broker.byte_budget import ByteBudget
 from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.limits.byte_budget import ByteBudget
 from aerobee_proto import v2
 
 SIZE_MAX_DEFAULT: Final = 1 << 20  # bytes

@@ -17,10 +17,11 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from aerobee_broker.clients.accounts import Accounts
-from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.clients.permissions import check_permission
+from aerobee_broker.clients.registry import Client, ClientRegistry
+from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.errors import InvalidRequestError, TooManyRequestsError
-from aerobee_broker.front.calls import (
+from aerobee_broker.front.methods import (
     BidirectionalStream,
     CallBidirectionalStream,
     ClientWentAwayError,
@@ -29,7 +30,6 @@ from aerobee_broker.front.calls import (
     ServerStream,
     Unary,
 )
-from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.services.errors import status_of
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_proto import v2

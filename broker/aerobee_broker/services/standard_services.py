@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.front.calls import (
+from aerobee_broker.front.methods import (
     BidirectionalStream,
     CallAbortedError,
     ClientWentAwayError,

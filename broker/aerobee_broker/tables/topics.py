@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 from typing import Final
 
+from aerobee_broker.config.topics import QUEUE_COUNT_MAX
 from aerobee_broker.errors import (
     IllegalNamespaceError,
     IllegalTopicError,
@@ -25,7 +26,6 @@ from aerobee_store.tables.java_json import Bean
 
 TOPIC_NAME_SIZE_MAX: Final = 127  # characters: the maximum of the length byte in records of version 1
 INTERNAL_TOPIC_NAME_SIZE_MAX: Final = 255  # %RETRY% and %DLQ% before the longest group name
-QUEUE_COUNT_MAX: Final = 1024  # a sanity limit: the largest topic that RocketMQ itself creates
 QUEUE_COUNT_DEFAULT: Final = 8
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"

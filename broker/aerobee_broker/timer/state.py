@@ -19,7 +19,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from aerobee_broker.timer.config import TimerConfig
+from aerobee_broker.config.timer import TimerConfig
 from aerobee_broker.timer.recalls import Recalls
 from aerobee_broker.timer.slot import LoadedSlot
 from aerobee_broker.timer.stats import TimerStats

@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
-from aerobee_broker.clients.clients import Client, ClientRegistry
-from aerobee_broker.message_mapping import to_wire_message
+from aerobee_broker.clients.registry import Client, ClientRegistry
+from aerobee_broker.messages.message_mapping import to_wire_message
 from aerobee_broker.tables.topics import split_stored_name
 from aerobee_proto import v2
 from aerobee_store import Record

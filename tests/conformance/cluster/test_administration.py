@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.remoting.codes import Answer, Request
+from aerobee_broker.remoting_wire.codes import Answer, Request
 from tests.conformance.cluster.conftest import Shared
 from tests.support import golden_remoting
 from tests.support.remoting_client import (

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.frame import FrameReader
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.frame import FrameReader
 from aerobee_store.tables import java_json
 from tests.conformance.cluster.conftest import Shared
 from tests.support import golden_remoting

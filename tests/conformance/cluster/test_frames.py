@@ -8,8 +8,8 @@ import struct
 import pytest
 
 from aerobee_broker.front.proxy_header import proxy_header_size
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.frame import FLAG_RESPONSE, Command, FrameReader, encode, encode_binary
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.frame import FLAG_RESPONSE, Command, FrameReader, encode, encode_binary
 from tests.conformance.cluster.conftest import Shared
 from tests.support import golden_remoting
 from tests.support.remoting_client import RemotingClient, pull_fields, records, send, send_fields

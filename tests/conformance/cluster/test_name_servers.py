@@ -10,7 +10,7 @@ from typing import Any
 
 from aerobee_broker.config import Address
 from aerobee_broker.namesrv import server
-from aerobee_broker.remoting.codes import Answer, Request
+from aerobee_broker.remoting_wire.codes import Answer, Request
 from tests.support.remoting_client import RemotingClient, json_body, pull_fields, remoting_broker, send
 
 _ANY = Address("127.0.0.1", 0)

@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 from aerobee_broker.config import Address, ListenConfig
-from aerobee_broker.front.config import FrontConfig
-from aerobee_broker.remoting.codes import Request
+from aerobee_broker.config.front import FrontConfig
+from aerobee_broker.remoting_wire.codes import Request
 from aerobee_proto import v2
 from aerobee_store.travelling_clock import TravellingClock
 from tests.support.front_under_test import needs_native

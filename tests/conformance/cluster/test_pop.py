@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.frame import Command
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.frame import Command
 from tests.conformance.cluster.conftest import Shared
 from tests.support.remoting_client import (
     RemotingClient,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.frame import Command
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.frame import Command
 from aerobee_proto import admin_v1
 from aerobee_store.records.record import Record
 from aerobee_store.testing import ManualClock

@@ -14,13 +14,13 @@ from typing import Any, cast
 import pytest
 
 from aerobee_broker.config import Address, BrokerConfig, Settings
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.connection import Connection, RemotingServer
-from aerobee_broker.remoting.fields import answer
-from aerobee_broker.remoting.frame import Command
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.connection import Connection, RemotingServer
+from aerobee_broker.remoting_wire.fields import answer
+from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.replication.frames import MasterReader, Unit, encode_report
 from aerobee_broker.replication.metadata import Metadata
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_store import MessageStore
 from aerobee_store.records import record
 from aerobee_store.records.record import Message

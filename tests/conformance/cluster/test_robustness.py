@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker.config import Address
-from aerobee_broker.remoting.codes import Request
-from aerobee_broker.remoting.frame import Command, encode
+from aerobee_broker.remoting_wire.codes import Request
+from aerobee_broker.remoting_wire.frame import Command, encode
 from tests.conformance.cluster.test_name_servers import name_server
 from tests.support import golden_remoting
 from tests.support.remoting_client import RemotingClient, pull_fields, records, remoting_broker, send

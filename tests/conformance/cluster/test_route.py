@@ -11,10 +11,10 @@ import pytest
 
 from aerobee_broker.namesrv.requests import KvConfig, NameServerRequests
 from aerobee_broker.namesrv.route_tables import RouteTables
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.connection import Connection, RemotingServer
-from aerobee_broker.remoting.errors import refusal
-from aerobee_broker.remoting.frame import Command, FrameReader
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.connection import Connection, RemotingServer
+from aerobee_broker.remoting_wire.errors import refusal
+from aerobee_broker.remoting_wire.frame import Command, FrameReader
 from aerobee_store.testing import ManualClock
 from tests.conformance.cluster.conftest import Shared
 from tests.support import golden_remoting

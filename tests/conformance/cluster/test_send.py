@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.frame import FrameReader
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.frame import FrameReader
 from aerobee_store.records.properties import parse_offset_message_id
 from tests.conformance.cluster.conftest import Shared
 from tests.support import golden_remoting

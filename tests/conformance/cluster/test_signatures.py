@@ -13,9 +13,9 @@ import pytest
 from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.config import AuthConfig
 from aerobee_broker.errors import UnauthorizedError
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.frame import Command, FrameReader
 from aerobee_broker.remoting.permissions import Permissions
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.frame import Command, FrameReader
 from aerobee_store import MessageStore, StoreConfig
 from aerobee_store.tables.java_json import dumps
 from tests.support import golden_remoting

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.remoting.codes import Answer, Request
-from aerobee_broker.remoting.frame import Command
-from aerobee_broker.transactions.config import TransactionsConfig
+from aerobee_broker.config.transactions import TransactionsConfig
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.frame import Command
 from aerobee_store.travelling_clock import TravellingClock
 from tests.conformance.cluster.conftest import Shared
 from tests.support.remoting_client import RemotingClient, pull_fields, records, remoting_broker, send

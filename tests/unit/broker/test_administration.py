@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.commands import options, output
+from aerobee_broker.commands.terminal import options, output
 from aerobee_broker.config import BrokerConfig, Settings
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.processors.administration.wire import PAGE_COUNT_MAX, page_of
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_store import MessageStore, StoreConfig
 from aerobee_store.testing import ManualClock
 from tests.support import golden

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker.errors import TableFormatError
-from aerobee_broker.tables.tables import BatchTopics
+from aerobee_broker.tables.table_files import BatchTopics
 from aerobee_broker.tables.topics import TopicConfig, TopicTable
 from aerobee_proto import v2
 from aerobee_store.testing import ManualClock

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from aerobee_broker.byte_budget import ByteBudget
 from aerobee_broker.errors import TooManyRequestsError
+from aerobee_broker.limits.byte_budget import ByteBudget
 
 
 def budget(total: int = 100, owner: int = 50) -> ByteBudget:

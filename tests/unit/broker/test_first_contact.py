@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker.cli import main
-from aerobee_broker.commands.options import complete_advice
 from aerobee_broker.commands.serve import first_steps
+from aerobee_broker.commands.terminal.options import complete_advice
 from aerobee_broker.config import Address, AuthConfig, BrokerConfig, GroupsConfig
 from aerobee_client.testing import run_broker
 from aerobee_store import StoreConfig

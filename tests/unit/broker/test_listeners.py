@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from aerobee_broker.certificates import development_certificate
 from aerobee_broker.config import Address, BrokerConfig, ListenConfig, TlsConfig
-from aerobee_broker.listeners import CertificateFiles
+from aerobee_broker.listening.certificates import development_certificate
+from aerobee_broker.listening.listeners import CertificateFiles
 from aerobee_store.errors import ConfigError
 
 LOOPBACK = Address("127.0.0.1", 0)

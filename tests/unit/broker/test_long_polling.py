@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from aerobee_broker.delivery.receive.long_polling import LongPolling, poll_seconds
 from aerobee_broker.errors import TooManyRequestsError
-from aerobee_broker.long_polling import LongPolling, poll_seconds
 
 
 class Source:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from aerobee_broker import loop_share
-from aerobee_broker.loop_share import LoopShare, step_started
+from aerobee_broker.limits import loop_share
+from aerobee_broker.limits.loop_share import LoopShare, step_started
 
 
 def test_long_work_of_many_has_one_share() -> None:

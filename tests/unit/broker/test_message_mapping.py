@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from aerobee_broker.message_mapping import message_type, to_store_message, to_wire_message
+from aerobee_broker.messages.message_mapping import message_type, to_store_message, to_wire_message
 from aerobee_proto import v2
 from aerobee_store.records import record
 from aerobee_store.records.properties import encode_properties

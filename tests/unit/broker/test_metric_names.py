@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from aerobee_broker.metrics.counters import BrokerCounters, ExecutionTimes
+from aerobee_broker.counters.broker_counters import BrokerCounters, ExecutionTimes
 from aerobee_proto import admin_v1, v2
 from aerobee_store import StoreConfig
 from tests.support.in_process_broker import METADATA, InProcessBroker, in_process_broker, message

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import BrokerConfig, Settings
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.loop_share import LoopShare
+from aerobee_broker.limits.loop_share import LoopShare
 from aerobee_broker.processors import query
 from aerobee_broker.processors.query import QueryProcessor
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import v2
 from aerobee_store import Message, MessageStore, Record

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker import loop_share
-from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import BrokerConfig, Settings
+from aerobee_broker.limits import loop_share
 from aerobee_broker.processors.records.offsets import OffsetsProcessor
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import records_v1, v2
 from aerobee_store import Message, MessageStore

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Address, BrokerConfig, ListenConfig, Settings, TopicsConfig
 from aerobee_broker.errors import (
     IllegalGroupError,
@@ -17,18 +17,18 @@ from aerobee_broker.errors import (
     TableFormatError,
     TopicNotFoundError,
 )
-from aerobee_broker.listeners import Listening
+from aerobee_broker.listening.listeners import Listening
 from aerobee_broker.namesrv import cluster_routes
 from aerobee_broker.namesrv.cluster_routes import ClusterRoutes, read_route
 from aerobee_broker.namesrv.route_tables import GrpcAddresses, QueueData, Registration, RouteTables
 from aerobee_broker.processors.route import RouteProcessor
-from aerobee_broker.remoting.codes import Answer
-from aerobee_broker.remoting.connection import Connection
-from aerobee_broker.remoting.fields import answer
-from aerobee_broker.remoting.frame import Command
+from aerobee_broker.remoting_wire.codes import Answer
+from aerobee_broker.remoting_wire.connection import Connection
+from aerobee_broker.remoting_wire.fields import answer
+from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.data_version import DataVersion
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import Permission, TopicConfig, TopicMessageType
 from aerobee_proto import v2
 from aerobee_store.disk.file_system import DiskFileSystem

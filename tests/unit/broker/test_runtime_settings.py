@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aerobee_broker.config import BrokerConfig, Settings, setting_names, setting_of_text, setting_text
-from aerobee_broker.runtime_settings import CHANGEABLE, FILE_NAME, RuntimeSettings
+from aerobee_broker.tables.runtime_settings import CHANGEABLE, FILE_NAME, RuntimeSettings
 from aerobee_store import ConfigError, StoreConfig
 from aerobee_store.disk.file_system import DiskFileSystem
 from aerobee_store.stats import StoreStats

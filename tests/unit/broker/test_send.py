@@ -12,21 +12,22 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker import loop_share, message_mapping
-from aerobee_broker.clients.clients import Client, ClientRegistry
+from aerobee_broker.clients.registry import Client, ClientRegistry
 from aerobee_broker.config import BrokerConfig, Settings, TopicsConfig
+from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.errors import IllegalTopicError, InvalidRequestError, TopicNotFoundError
-from aerobee_broker.metrics.counters import BrokerCounters
-from aerobee_broker.processors import send, send_batch
-from aerobee_broker.processors.send import SendProcessor
-from aerobee_broker.processors.send_columns import SendColumns, SendShapes, read_send_request
-from aerobee_broker.processors.send_one import SendOne, SendReader
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.limits import loop_share
+from aerobee_broker.messages import message_mapping
+from aerobee_broker.processors.sending import send, send_batch
+from aerobee_broker.processors.sending.send import SendProcessor
+from aerobee_broker.processors.sending.send_columns import SendColumns, SendShapes, read_send_request
+from aerobee_broker.processors.sending.send_one import SendOne, SendReader
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import Permission, TopicConfig, TopicMessageType
 from aerobee_broker.timer.recall_handle import RecallHandle
-from aerobee_broker.timer.timer import Timer
+from aerobee_broker.timer.wheel_timer import Timer
+from aerobee_broker.transactions.coordinator import Transactions
 from aerobee_broker.transactions.producers import Producers
-from aerobee_broker.transactions.transactions import Transactions
 from aerobee_proto import v2
 from aerobee_store import MessageStore, Record
 from aerobee_store.records.properties import CRC32, INNER_MULTI_QUEUE_OFFSET, jump_hash

@@ -11,11 +11,17 @@ import pytest
 
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.message_mapping import NORMAL, message_type, to_store_message
-from aerobee_broker.processors.send_batch import packed_batch
-from aerobee_broker.processors.send_columns import COUNT_MAX, COUNT_MIN, SendColumns, SendShapes, read_send_request
-from aerobee_broker.processors.varints import varint
-from aerobee_broker.validation import check_message
+from aerobee_broker.messages.message_mapping import NORMAL, message_type, to_store_message
+from aerobee_broker.messages.validation import check_message
+from aerobee_broker.messages.varints import varint
+from aerobee_broker.processors.sending.send_batch import packed_batch
+from aerobee_broker.processors.sending.send_columns import (
+    COUNT_MAX,
+    COUNT_MIN,
+    SendColumns,
+    SendShapes,
+    read_send_request,
+)
 from aerobee_proto import v2
 from aerobee_store import StoreConfig
 from aerobee_store.records.record import Draft

@@ -12,10 +12,10 @@ from google.protobuf.message import DecodeError
 
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.message_mapping import to_store_message
-from aerobee_broker.processors import send_one
-from aerobee_broker.processors.send_one import SendOne, SendReader
-from aerobee_broker.processors.varints import read_varint, varint
+from aerobee_broker.messages.message_mapping import to_store_message
+from aerobee_broker.messages.varints import read_varint, varint
+from aerobee_broker.processors.sending import send_one
+from aerobee_broker.processors.sending.send_one import SendOne, SendReader
 from aerobee_proto import v2
 from aerobee_store import StoreConfig
 from aerobee_store.records.properties import BORN_HOST

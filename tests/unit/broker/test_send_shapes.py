@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.processors.send_columns import COUNT_MAX, SendShapes, read_send_request
-from aerobee_broker.processors.send_shapes import pack_shapes
-from aerobee_broker.processors.varints import varint
+from aerobee_broker.messages.varints import varint
+from aerobee_broker.processors.sending.send_columns import COUNT_MAX, SendShapes, read_send_request
+from aerobee_broker.processors.sending.send_shapes import pack_shapes
 from aerobee_proto import v2
 from aerobee_store import StoreConfig
 from tests.unit.broker.test_send_batch import LIMITS, NOW, PEER, joined, one_by_one, request_of

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.clients.clients import Client, ClientRegistry
+from aerobee_broker.clients.registry import Client, ClientRegistry
 from aerobee_broker.config import BrokerConfig, Settings
 from aerobee_broker.errors import IllegalGroupError, IllegalTopicError, InvalidRequestError
 from aerobee_broker.processors.telemetry import TelemetryProcessor, backoff_policy
 from aerobee_broker.tables.consumer_groups import CustomizedRetry, ExponentialRetry, GroupConfig
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_proto import v2
 from aerobee_store.disk.file_system import DiskFileSystem
 from aerobee_store.testing import ManualClock

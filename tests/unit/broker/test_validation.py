@@ -9,7 +9,7 @@ import pytest
 
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.validation import address_scheme, check_client_properties, check_endpoints, check_message
+from aerobee_broker.messages.validation import address_scheme, check_client_properties, check_endpoints, check_message
 from aerobee_proto import v2
 from aerobee_store.records.message_fields import RESERVED_NAMES
 

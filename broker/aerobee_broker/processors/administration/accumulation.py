@@ -11,13 +11,13 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import group_name, topic_name
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.delivery.subscriptions import QueueStatus
+from aerobee_broker.delivery.state.subscriptions import QueueStatus
 from aerobee_broker.processors.administration.wire import OK, TURN_COUNT, resource, timestamp
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import split_light_topic_name
 from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore

@@ -12,16 +12,16 @@ from typing import Final
 
 from msgspec import Struct
 
-from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.clients.naming import group_name, subscribed_topics, topic_name
+from aerobee_broker.clients.registry import Client, ClientRegistry
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import ClientNotConnectedError, InvalidRequestError
-from aerobee_broker.key_query import find_by_message_id
-from aerobee_broker.message_mapping import to_wire_message
+from aerobee_broker.messages.key_query import find_by_message_id
+from aerobee_broker.messages.message_mapping import to_wire_message
 from aerobee_broker.processors.administration.wire import OK, TURN_COUNT, page_of, resource, timestamp
 from aerobee_broker.tables.consumer_groups import is_system_group
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import split_light_topic_name
 from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Source
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.processors.administration.wire import OK
-from aerobee_broker.runtime_settings import RuntimeSettings, Setting
+from aerobee_broker.tables.runtime_settings import RuntimeSettings, Setting
 from aerobee_proto import admin_v1, v2
 from aerobee_store.errors import ConfigError
 

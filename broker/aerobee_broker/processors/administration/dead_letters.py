@@ -11,14 +11,14 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import Final
 
-from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.registry import Client
+from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.errors import InvalidRequestError, TopicNotFoundError
-from aerobee_broker.key_query import find_by_message_id, newest_with_key
-from aerobee_broker.loop_share import READ_COUNT, STEP_SIZE, LoopShare, Steps
-from aerobee_broker.message_mapping import RESENT_FROM, timestamp_ms, to_wire_message
-from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.limits.loop_share import READ_COUNT, STEP_SIZE, LoopShare, Steps
+from aerobee_broker.messages.key_query import find_by_message_id, newest_with_key
+from aerobee_broker.messages.message_mapping import RESENT_FROM, timestamp_ms, to_wire_message
 from aerobee_broker.processors.administration.wire import OK, page_count, page_of, resource, timestamp
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, TopicConfig, dead_letter_topic, is_system_topic
 from aerobee_broker.timer.state import TIMER_ORIGIN
 from aerobee_proto import admin_v1, v2

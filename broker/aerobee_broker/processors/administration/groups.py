@@ -7,12 +7,13 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.clients.naming import group_name, topic_name
+from aerobee_broker.clients.registry import Client, ClientRegistry
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.delivery.lite import LITE_QUEUE_ID
+from aerobee_broker.delivery.receive.lite import LITE_QUEUE_ID
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.message_mapping import timestamp_ms
+from aerobee_broker.messages.message_mapping import timestamp_ms
+from aerobee_broker.messages.validation import check_lite_topic
 from aerobee_broker.processors.administration.accumulation import Accumulation
 from aerobee_broker.processors.administration.clients import connection_to_wire
 from aerobee_broker.processors.administration.wire import OK, group_to_wire, page_of
@@ -23,10 +24,9 @@ from aerobee_broker.tables.consumer_groups import (
     check_group_name,
     is_system_group,
 )
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import TopicConfig, TopicMessageType, light_topic_name, split_light_topic_name
-from aerobee_broker.timer.timer import Timer
-from aerobee_broker.validation import check_lite_topic
+from aerobee_broker.timer.wheel_timer import Timer
 from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock

@@ -16,20 +16,20 @@ import uuid
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Reset
-from aerobee_broker.delivery.journal import JOURNAL_QUEUE_ID, JOURNAL_TOPIC, decode
-from aerobee_broker.delivery.lite import LITE_QUEUE_ID
+from aerobee_broker.delivery.journal.event_log import JOURNAL_QUEUE_ID, JOURNAL_TOPIC, decode
+from aerobee_broker.delivery.receive.lite import LITE_QUEUE_ID
+from aerobee_broker.delivery.state.events import Acknowledged, Changed, Delivered, Reset
 from aerobee_broker.errors import InvalidRequestError, JournalFormatError
-from aerobee_broker.key_query import ANSWER_SIZE_MAX, find_by_key, find_by_message_id
-from aerobee_broker.loop_share import READ_COUNT, STEP_SIZE, Steps
-from aerobee_broker.message_mapping import TRANSACTION, to_wire_message
+from aerobee_broker.limits.loop_share import READ_COUNT, STEP_SIZE, Steps
+from aerobee_broker.messages.key_query import ANSWER_SIZE_MAX, find_by_key, find_by_message_id
+from aerobee_broker.messages.message_mapping import TRANSACTION, to_wire_message
 from aerobee_broker.processors.administration.dead_letters import find_resent
 from aerobee_broker.processors.administration.wire import OK, resource, timestamp
-from aerobee_broker.processors.send import SendProcessor
+from aerobee_broker.processors.sending.send import SendProcessor
 from aerobee_broker.tables.consumer_groups import is_system_group
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import dead_letter_topic, light_topic_name
 from aerobee_broker.transactions.half_messages import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC, Outcome, read_op
 from aerobee_proto import admin_v1, v2

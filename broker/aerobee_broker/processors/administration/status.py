@@ -6,12 +6,12 @@ import heapq
 from collections.abc import Callable
 from typing import Final
 
-from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.listeners import Listening
-from aerobee_broker.metrics.broker_stats import Window
+from aerobee_broker.listening.listeners import Listening
 from aerobee_broker.parts import BrokerParts
 from aerobee_broker.processors.administration.wire import OK, is_own_topic, page_count, timestamp
+from aerobee_broker.statistics.broker_stats import Window
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_proto import admin_v1, v2
 

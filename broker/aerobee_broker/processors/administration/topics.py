@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterable
 from typing import Final
 
-from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.clients.naming import subscribed_topics, topic_name
+from aerobee_broker.clients.registry import Client, ClientRegistry
 from aerobee_broker.config import Settings
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import InvalidRequestError
@@ -22,7 +22,7 @@ from aerobee_broker.processors.administration.wire import (
 )
 from aerobee_broker.processors.route import ACCEPTED_TYPES, RouteProcessor
 from aerobee_broker.tables.consumer_groups import is_system_group
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import Permission, TopicConfig, TopicMessageType, check_topic_name, is_system_topic
 from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore

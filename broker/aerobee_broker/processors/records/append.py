@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import topic_name
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Settings
+from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.errors import BadRecordError, InvalidRequestError
-from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.messages.varints import read_varint
 from aerobee_broker.processors.records.read import SIZE_DTYPE
-from aerobee_broker.processors.varints import read_varint
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import TopicConfig
-from aerobee_broker.timer.timer import Timer
+from aerobee_broker.timer.wheel_timer import Timer
 from aerobee_proto import records_v1, v2
 from aerobee_store import AppendedBatch, InvalidRecordError, MessageStore
 from aerobee_store.clock import Clock

@@ -11,9 +11,9 @@ import numpy as np
 
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import BadRecordError
+from aerobee_broker.messages.validation import FREE_TEXT_SIZE_MAX, MESSAGE_GROUP_SIZE_MAX
 from aerobee_broker.processors.route import ACCEPTED_TYPES
 from aerobee_broker.tables.topics import TopicConfig
-from aerobee_broker.validation import FREE_TEXT_SIZE_MAX, MESSAGE_GROUP_SIZE_MAX
 from aerobee_proto import v2
 from aerobee_store.records import properties as p
 from aerobee_store.records.message_fields import RESERVED_NAMES, TRACE_CONTEXT
@@ -31,7 +31,7 @@ from aerobee_store.records.record_batch import RecordBatch
 _Code = v2.Code
 _SYS_FLAGS: Final = SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE | SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
 _BATCH_FLAGS: Final = SYS_FLAG_INNER_BATCH | SYS_FLAG_UNWRAP
-# The properties that result from the fields of a message (message_mapping.py), and the record checksum.
+# The properties that result from the fields of a message (messages/message_mapping.py), and the record checksum.
 _OF_FIELDS: Final = frozenset({p.UNIQ_KEY, p.TAGS, p.KEYS, p.SHARDING_KEY, TRACE_CONTEXT, p.BORN_HOST, p.CRC32})
 _FORBIDDEN: Final = RESERVED_NAMES - _OF_FIELDS
 _FORBIDDEN_IN_BATCHES: Final = _FORBIDDEN - {p.INNER_NUM, p.INNER_BASE}

@@ -14,7 +14,7 @@ import numpy as np
 
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import BadRecordError
-from aerobee_broker.timer.timer import Timer
+from aerobee_broker.timer.wheel_timer import Timer
 from aerobee_proto import v2
 from aerobee_store.records import properties as p
 from aerobee_store.records.record_batch import RecordBatch

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import topic_name
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.errors import InvalidRequestError, TopicNotFoundError
-from aerobee_broker.loop_share import Turns
-from aerobee_broker.message_mapping import timestamp_ms
+from aerobee_broker.limits.loop_share import Turns
+from aerobee_broker.messages.message_mapping import timestamp_ms
 from aerobee_broker.processors.records.read import check_readable
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_proto import records_v1, v2
 from aerobee_store import MessageStore
 

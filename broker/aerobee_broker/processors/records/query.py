@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import topic_name
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.key_query import find_by_key, find_by_message_id
-from aerobee_broker.loop_share import LoopShare
-from aerobee_broker.message_mapping import timestamp_ms
+from aerobee_broker.limits.loop_share import LoopShare
+from aerobee_broker.messages.key_query import find_by_key, find_by_message_id
+from aerobee_broker.messages.message_mapping import timestamp_ms
 from aerobee_broker.processors.query import parse_scroll_id
 from aerobee_broker.processors.records.read import FRAME_SIZE_DEFAULT, FRAME_SIZE_MAX, SIZE_DTYPE, check_readable
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_proto import records_v1, v2
 from aerobee_store import MessageStore
 from aerobee_store.deferred import deferred

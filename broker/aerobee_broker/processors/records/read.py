@@ -7,15 +7,15 @@ import itertools
 from collections.abc import AsyncGenerator
 from typing import Final
 
-from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import group_name, topic_name
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Settings
+from aerobee_broker.counters.broker_counters import BrokerCounters
+from aerobee_broker.delivery.receive.long_polling import LongPolling, poll_seconds
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.long_polling import LongPolling, poll_seconds
-from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.messages.varints import varint
 from aerobee_broker.processors.receive import duration_ms
-from aerobee_broker.processors.varints import varint
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import records_v1, v2
 from aerobee_store import MessageStore

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker.clients.accounts import Account, Accounts, Names, load_accounts, signature_of
-from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.errors import ForbiddenError, UnauthorizedError
 from aerobee_client import Credentials
 from aerobee_store.errors import ConfigError

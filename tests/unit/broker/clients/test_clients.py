@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from aerobee_broker.clients import clients as clients_module
-from aerobee_broker.clients.clients import Client, ClientRegistry, TelemetryStream
+from aerobee_broker.clients import registry as clients_module
+from aerobee_broker.clients.registry import Client, ClientRegistry, TelemetryStream
 from aerobee_broker.errors import ClientNotConnectedError, ClientSilentError, TooManyRequestsError
 from aerobee_proto import v2
 from aerobee_store.testing import ManualClock

@@ -8,8 +8,8 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 from aerobee_broker.clients.accounts import Account, Names
-from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.permissions import check_permission, check_settings
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.errors import ForbiddenError
 from aerobee_proto import v2
 from aerobee_proto.pool import POOL

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.delivery.bloom_filter import BloomFilter, murmur3
+from aerobee_broker.filters.bloom_filter import BloomFilter, murmur3
 
 CASES = Path(__file__).parents[3] / "golden" / "cases"
 

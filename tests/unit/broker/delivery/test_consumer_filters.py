@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.delivery import consumer_filters
-from aerobee_broker.delivery.bloom_filter import BloomFilter
-from aerobee_broker.delivery.filters import filter_of
+from aerobee_broker.filters import consumer_filters
+from aerobee_broker.filters.bloom_filter import BloomFilter
+from aerobee_broker.filters.message_filter import filter_of
 from aerobee_store.tables import java_json
 from tests.support.filtered_store import FILE, FilteredStore
 

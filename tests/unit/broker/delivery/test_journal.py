@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Reset, Run, State
-from aerobee_broker.delivery.journal import (
+from aerobee_broker.delivery.journal.event_log import (
     JOURNAL_TOPIC,
     EventKind,
     Journal,
@@ -25,6 +24,7 @@ from aerobee_broker.delivery.journal import (
     encode_state,
     highest_offset,
 )
+from aerobee_broker.delivery.state.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Reset, Run, State
 from aerobee_broker.errors import JournalFormatError
 from aerobee_store import MessageStore, StoreConfig
 from aerobee_store.testing import MemoryFileSystem

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.delivery.journal import JOURNAL_TOPIC
-from aerobee_broker.delivery.lite import Action, Change
-from aerobee_broker.delivery.receiving import DeliveredMessage
+from aerobee_broker.delivery.journal.event_log import JOURNAL_TOPIC
+from aerobee_broker.delivery.receive.lite import Action, Change
+from aerobee_broker.delivery.receive.selection import DeliveredMessage
 from aerobee_broker.errors import InvalidReceiptHandleError, LiteQuotaError, TopicNotFoundError
 from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.topics import TopicConfig, TopicMessageType, light_topic_name, split_light_topic_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerobee_broker.delivery.offset_bitmap import OffsetBitmap
+from aerobee_broker.delivery.state.offset_bitmap import OffsetBitmap
 
 OFFSETS = st.integers(0, 5000)
 OPERATIONS = st.lists(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerobee_broker.delivery.offset_ranges import OffsetRanges
+from aerobee_broker.delivery.state.offset_ranges import OffsetRanges
 
 _RANGES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=12)
 

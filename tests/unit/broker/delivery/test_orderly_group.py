@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.delivery.journal import JOURNAL_TOPIC
-from aerobee_broker.delivery.message_group_order import PAGE_SIZE
-from aerobee_broker.delivery.receiving import DeliveredMessage
+from aerobee_broker.delivery.journal.event_log import JOURNAL_TOPIC
+from aerobee_broker.delivery.receive.selection import DeliveredMessage
+from aerobee_broker.delivery.state.message_group_order import PAGE_SIZE
 from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_store.testing import ManualClock
 from tests.support.delivery_harness import TOPIC, Harness

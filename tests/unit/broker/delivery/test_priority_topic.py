@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.delivery.receive_plan import ReceiveRequest
-from aerobee_broker.delivery.receiving import DeliveredMessage
+from aerobee_broker.delivery.receive.receive_plan import ReceiveRequest
+from aerobee_broker.delivery.receive.selection import DeliveredMessage
 from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.topics import TopicConfig, TopicMessageType
 from aerobee_store.records.message_fields import PRIORITY_PROPERTY

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from aerobee_broker.delivery import property_search
-from aerobee_broker.delivery.filters import MessageFilter, filter_of
+from aerobee_broker.filters import property_search
+from aerobee_broker.filters.message_filter import MessageFilter, filter_of
 from aerobee_store import Message, MessageStore, ReadResult, StoreConfig
 from aerobee_store.records.inner_batch import body_of
 
@@ -152,7 +152,7 @@ def test_messages_of_another_queue_are_read_one_by_one(store: MessageStore) -> N
 
 def test_a_filter_by_tags_does_not_search(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tags are filtered by the consume queue, without a search."""
-    monkeypatch.setattr("aerobee_broker.delivery.filters.property_search.search", None)
+    monkeypatch.setattr("aerobee_broker.filters.message_filter.property_search.search", None)
     assert filter_of("a").read(store, TOPIC, QUEUE, 0, 9, "g").records == []
 
 

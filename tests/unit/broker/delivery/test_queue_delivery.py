@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Entry, Run, State
-from aerobee_broker.delivery.queue_delivery import QueueDelivery
+from aerobee_broker.delivery.state.events import Acknowledged, Changed, Delivered, Entry, Run, State
+from aerobee_broker.delivery.state.queue_delivery import QueueDelivery
 
 
 def delivered(begin: int, cursor: int, nonce: int = 1) -> Delivered:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerobee_broker.delivery import receipt_handle
+from aerobee_broker.delivery.state import receipt_handle
 from aerobee_broker.errors import InvalidReceiptHandleError
 
 OWNER = receipt_handle.owner_of("g", "t")

@@ -8,10 +8,10 @@ from itertools import product
 import pytest
 from msgspec import structs
 
-from aerobee_broker.delivery.auto_renewals import attempt_nonce
-from aerobee_broker.delivery.message_group_order import MessageGroupOrder
-from aerobee_broker.delivery.priorities import Priorities
-from aerobee_broker.delivery.receive_plan import ReceiveRequest, Step, decide, plan_of
+from aerobee_broker.delivery.receive.auto_renewals import attempt_nonce
+from aerobee_broker.delivery.receive.receive_plan import ReceiveRequest, Step, decide, plan_of
+from aerobee_broker.delivery.state.message_group_order import MessageGroupOrder
+from aerobee_broker.delivery.state.priorities import Priorities
 from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.topics import TopicConfig, TopicMessageType
 

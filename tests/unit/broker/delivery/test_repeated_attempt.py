@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.delivery.receive_plan import ReceiveRequest
-from aerobee_broker.delivery.receiving import DeliveredMessage
+from aerobee_broker.delivery.receive.receive_plan import ReceiveRequest
+from aerobee_broker.delivery.receive.selection import DeliveredMessage
 from aerobee_store.testing import ManualClock
 from tests.support.delivery_harness import GROUP, TOPIC, Harness, bodies
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.delivery import history
-from aerobee_broker.delivery.journal import Journal
+from aerobee_broker.delivery.journal import history
+from aerobee_broker.delivery.journal.event_log import Journal
 from aerobee_store.testing import ManualClock
 from tests.support.delivery_harness import GROUP, TOPIC, Harness, bodies
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aerobee_broker.delivery.sql_filter import (
+from aerobee_broker.errors import InvalidFilterError
+from aerobee_broker.filters.sql_filter import (
     CONDITION_COUNT_MAX,
     DEPTH_MAX,
     EXPRESSION_LENGTH_MAX,
     compile_expression,
 )
-from aerobee_broker.errors import InvalidFilterError
 
 MESSAGE = {
     "TAGS": "x",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hpack import Encoder
 
+from aerobee_broker.config.front import FrontConfig
 from aerobee_broker.front import frames
-from aerobee_broker.front.config import FrontConfig
 from aerobee_broker.front.frames import ErrorCode, Setting
 from aerobee_broker.front.header_blocks import encoded
 from aerobee_broker.front.http2 import (

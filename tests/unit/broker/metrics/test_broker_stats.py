@@ -9,8 +9,9 @@ from typing import get_args
 import pytest
 
 from aerobee_broker.config import BrokerConfig, Settings
-from aerobee_broker.metrics import broker_stats
-from aerobee_broker.metrics.broker_stats import (
+from aerobee_broker.counters.broker_counters import BrokerCounters
+from aerobee_broker.statistics import broker_stats
+from aerobee_broker.statistics.broker_stats import (
     OTHERS,
     SAMPLE_SECONDS,
     STAT_SETS,
@@ -18,9 +19,8 @@ from aerobee_broker.metrics.broker_stats import (
     GroupTraffic,
     TopicTraffic,
 )
-from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.tables.consumer_groups import GroupConfig
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import TopicConfig, TopicMessageType
 from aerobee_store import Message, MessageStore
 from aerobee_store.testing import ManualClock

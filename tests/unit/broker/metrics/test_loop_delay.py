@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.metrics import loop_delay
-from aerobee_broker.metrics.loop_delay import LoopDelay
+from aerobee_broker.counters import loop_delay
+from aerobee_broker.counters.loop_delay import LoopDelay
 from aerobee_broker.processors.route import RouteProcessor
 from aerobee_proto import v2
 from tests.support.in_process_broker import METADATA, in_process_broker

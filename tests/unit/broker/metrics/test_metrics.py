@@ -12,10 +12,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from aerobee_broker.config import BrokerConfig
+from aerobee_broker.counters import families as families_module
+from aerobee_broker.counters.families import CounterFamily, GaugeFamily, HistogramFamily, Pieces
 from aerobee_broker.metrics import exposition as exposition_module
-from aerobee_broker.metrics import families as families_module
-from aerobee_broker.metrics.families import CounterFamily, GaugeFamily, HistogramFamily, Pieces
-from aerobee_broker.remoting.codes import Request
+from aerobee_broker.remoting_wire.codes import Request
 from aerobee_proto import admin_v1, v2
 from aerobee_store import StoreConfig
 from aerobee_store.travelling_clock import TravellingClock

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from aerobee_broker.byte_budget import ByteBudget
 from aerobee_broker.config import Address
 from aerobee_broker.errors import TooManyRequestsError
-from aerobee_broker.remoting.connection import Connection, RemotingServer
-from aerobee_broker.remoting.frame import Command, encode
+from aerobee_broker.limits.byte_budget import ByteBudget
+from aerobee_broker.remoting_wire.connection import Connection, RemotingServer
+from aerobee_broker.remoting_wire.frame import Command, encode
 
 OWNER_MAX = 256 << 10
 READ_SIZE = 512 << 10  # bytes that one socket read may add

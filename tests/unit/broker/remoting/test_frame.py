@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerobee_broker.remoting.frame import (
+from aerobee_broker.remoting_wire.frame import (
     EXT_FIELD_COUNT_MAX,
     FLAG_ONE_WAY,
     FLAG_RESPONSE,

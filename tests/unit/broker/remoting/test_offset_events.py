@@ -10,7 +10,7 @@ import pytest
 
 from aerobee_broker.config import BrokerConfig, Settings
 from aerobee_broker.remoting.offset_events import TOPIC, OffsetEvents
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_store import MessageStore
 from aerobee_store.testing import ManualClock

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from aerobee_broker.config.replication import ReplicationConfig
 from aerobee_broker.replication.acknowledgements import Acknowledgements, Replica
-from aerobee_broker.replication.config import ReplicationConfig
 from aerobee_store.errors import (
     ConfigError,
     ReplicaMissingError,

@@ -14,8 +14,8 @@ import pytest
 import uvloop
 
 from aerobee_broker.config import Address
+from aerobee_broker.config.replication import ReplicationConfig
 from aerobee_broker.replication.acknowledgements import Acknowledgements
-from aerobee_broker.replication.config import ReplicationConfig
 from aerobee_broker.replication.epochs import Epochs
 from aerobee_broker.replication.follower import DivergedError, Follower, MasterGoneError
 from aerobee_broker.replication.frames import (

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from aerobee_broker.config import Address
-from aerobee_broker.remoting.codes import Request
-from aerobee_broker.remoting.connection import FAST_PORT_DISTANCE, Connection, RemotingServer
-from aerobee_broker.remoting.frame import Command
+from aerobee_broker.remoting_wire.codes import Request
+from aerobee_broker.remoting_wire.connection import FAST_PORT_DISTANCE, Connection, RemotingServer
+from aerobee_broker.remoting_wire.frame import Command
 from tests.support.remoting_client import RemotingClient, json_body, pull_fields, records, remoting_broker, send
 from tests.support.replicating import master
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from aerobee_broker.config.replication import ReplicationConfig
 from aerobee_broker.replication.acknowledgements import Acknowledgements, Replica
-from aerobee_broker.replication.config import ReplicationConfig
 from aerobee_broker.replication.epochs import Epochs
 from aerobee_broker.replication.in_sync_set import InSyncSet
 from aerobee_broker.replication.leadership import Leadership, is_member, note_member

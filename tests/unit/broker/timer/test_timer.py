@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker import loop_share
-from aerobee_broker.timer.config import TimerConfig
+from aerobee_broker.config.timer import TimerConfig
+from aerobee_broker.limits import loop_share
 from aerobee_broker.timer.state import TIMER_ORIGIN
-from aerobee_broker.timer.timer import MessageNotPendingError
+from aerobee_broker.timer.wheel_timer import MessageNotPendingError
 from aerobee_store import ConfigError, StoreConfig, StoreFullError
 from aerobee_store.records import properties as p
 from aerobee_store.records.message_fields import TIMER_TOPIC

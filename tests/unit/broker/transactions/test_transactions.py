@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aerobee_broker.config import BrokerConfig
-from aerobee_broker.transactions.config import TransactionsConfig
+from aerobee_broker.config.transactions import TransactionsConfig
 from aerobee_broker.transactions.half_messages import (
     GIVEN_UP_TOPIC,
     HALF_TOPIC,

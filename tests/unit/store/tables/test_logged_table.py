@@ -11,7 +11,7 @@ import pytest
 
 from aerobee_broker.config import BrokerConfig, Settings
 from aerobee_broker.tables.consumer_groups import GroupConfig
-from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import Permission, TopicConfig
 from aerobee_store.stats import StoreStats
 from aerobee_store.tables.change_log import SIZE_MIN, decode_changes, encode_line

@@ -1,0 +1,1 @@
+"""The options and the output that all commands share."""

@@ -1,0 +1,206 @@
+"""Settings from RocketMQ's broker.conf, under RocketMQ's names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from aerobee_broker.config.conversion import Sections, converted
+from aerobee_broker.config.timer import PRECISIONS_MS
+from aerobee_store.config import BATCH_UNIT_SIZE, UNIT_SIZE
+from aerobee_store.errors import ConfigError
+
+
+def _milliseconds(text: str) -> object:
+    return float(text) / 1000
+
+
+def _flush_mode(text: str) -> object:
+    return {"SYNC_FLUSH": "sync", "ASYNC_FLUSH": "async"}[text]
+
+
+def _comma_separated(text: str) -> object:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _delay_levels(text: str) -> object:
+    """RocketMQ's form: `1s 5s 10m 2h`."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+    return [int(word[:-1]) * units[word[-1]] for word in text.split()]
+
+
+def _queue_file_size(text: str) -> object:
+    return -(-int(text) // UNIT_SIZE) * UNIT_SIZE  # RocketMQ also rounds up
+
+
+def _batch_queue_file_size(text: str) -> object:
+    return -(-int(text) // BATCH_UNIT_SIZE) * BATCH_UNIT_SIZE
+
+
+def _hours(text: str) -> object:
+    return int(text) / 3_600_000
+
+
+def _ratio(lowest: int, highest: int) -> Callable[[str], object]:
+    """Convert a percentage, which RocketMQ silently limits to its range."""
+    return lambda text: min(max(int(text), lowest), highest) / 100
+
+
+def _timer_precision(text: str) -> object:
+    # RocketMQ rounds down to a supported step, and up to the smallest.
+    return max((step for step in PRECISIONS_MS if step <= int(text)), default=PRECISIONS_MS[0])
+
+
+def _same(text: str) -> object:
+    return text
+
+
+_ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
+    "brokerName": ("broker.name", _same),
+    "brokerClusterName": ("broker.cluster", _same),
+    "storePathRootDir": ("store.directory", _same),
+    "mappedFileSizeCommitLog": ("store.segment_size", int),
+    "mapedFileSizeCommitLog": ("store.segment_size", int),  # as spelt in 4.x
+    "mappedFileSizeConsumeQueue": ("store.queue_file_size", _queue_file_size),
+    "mapedFileSizeConsumeQueue": ("store.queue_file_size", _queue_file_size),
+    "mapperFileSizeBatchConsumeQueue": ("store.batch_queue_file_size", _batch_queue_file_size),
+    "enableConsumeQueueExt": ("store.queue_extensions", _same),
+    "mappedFileSizeConsumeQueueExt": ("store.queue_extension_file_size", int),
+    "enableLmq": ("store.light_queues", _same),
+    "enableMultiDispatch": ("store.multi_dispatch", _same),
+    "maxLmqConsumeQueueNum": ("store.light_queue_count_max", int),
+    "maxHashSlotNum": ("store.index_slot_count", int),
+    "maxIndexNum": ("store.index_entry_count", int),
+    "flushDiskType": ("store.flush", _flush_mode),
+    "flushIntervalCommitLog": ("store.flush_interval_seconds", _milliseconds),
+    "flushCommitLogLeastPages": ("store.flush_pages_min", int),
+    "flushCommitLogThoroughInterval": ("store.flush_thorough_interval_seconds", _milliseconds),
+    "flushCommitLogTimed": ("store.flush_timed", _same),
+    "messageIndexEnable": ("store.index", _same),
+    "longPollingEnable": ("delivery.long_polling", _same),
+    "enableCalcFilterBitMap": ("delivery.filter_bitmaps", _same),
+    "expectConsumerNumUseFilter": ("delivery.filter_bitmap_groups", int),
+    "maxErrorRateOfBloomFilter": ("delivery.filter_bitmap_error_percent", int),
+    "filterDataCleanTimeSpan": ("delivery.filter_keep_hours", _hours),
+    "flushIntervalConsumeQueue": ("store.derived_flush_interval_seconds", _milliseconds),
+    "syncFlushTimeout": ("store.sync_timeout_seconds", _milliseconds),
+    "storePathCommitLog": ("store.commit_log_paths", _comma_separated),
+    "readOnlyCommitLogStorePaths": ("store.read_only_commit_log_paths", _comma_separated),
+    "warmMapedFileEnable": ("store.warm_segments", _same),
+    "transientStorePoolSize": ("store.pool_buffer_count", int),
+    "fastFailIfNoBufferInStorePool": ("store.pool_fast_failure", _same),
+    "commitIntervalCommitLog": ("store.commit_interval_seconds", _milliseconds),
+    "commitCommitLogLeastPages": ("store.commit_pages_min", int),
+    "commitCommitLogThoroughInterval": ("store.commit_thorough_interval_seconds", _milliseconds),
+    "enabledAppendPropCRC": ("store.property_crc", _same),
+    "messageDelayLevel": ("store.delay_levels_seconds", _delay_levels),
+    "maxMessageSize": ("store.body_size_max", int),
+    "fileReservedTime": ("store.retention_hours", int),
+    "deleteWhen": ("store.delete_when_hours", _same),
+    "cleanResourceInterval": ("store.retention_interval_seconds", _milliseconds),
+    "deleteFileBatchMax": ("store.retention_batch_max", int),
+    "diskMaxUsedSpaceRatio": ("store.disk_clean_ratio", _ratio(10, 95)),
+    "diskSpaceCleanForciblyRatio": ("store.disk_force_clean_ratio", _ratio(30, 85)),
+    "diskSpaceWarningLevelRatio": ("store.disk_full_ratio", _ratio(35, 90)),
+    "cleanFileForciblyEnable": ("store.clean_forcibly", _same),
+    "autoCreateTopicEnable": ("topics.auto_create", _same),
+    "defaultTopicQueueNums": ("topics.queue_count", int),
+    "autoCreateSubscriptionGroup": ("groups.auto_create", _same),
+    "timerPrecisionMs": ("timer.precision_ms", _timer_precision),
+    "timerRollWindowSlot": ("timer.roll_window_slots", int),
+    "timerFlushIntervalMs": ("timer.flush_interval_seconds", _milliseconds),
+    "mappedFileSizeTimerLog": ("timer.log_file_size", int),
+    "timerMaxDelaySec": ("limits.delay_seconds_max", float),
+    "transactionTimeOut": ("transactions.timeout_seconds", _milliseconds),
+    "transactionCheckInterval": ("transactions.check_interval_seconds", _milliseconds),
+    "transactionCheckMax": ("transactions.check_max", int),
+    "channelExpiredTimeout": ("limits.client_expiry_seconds", _milliseconds),
+}
+
+
+def of_rocketmq(name: str, text: str, sections: Sections) -> tuple[str, object] | None:
+    """The setting for a RocketMQ key, and its value; None for an unsupported key. Raises ConfigError."""
+    known = _ROCKETMQ_KEYS.get(name)
+    if known is None:
+        return None
+    setting, convert = known
+    try:
+        return setting, converted(setting, _kind(sections, setting), convert(text))
+    except (ValueError, KeyError):
+        raise ConfigError(f"{name}: {text!r} is not a valid value; correct it") from None
+
+
+def from_rocketmq(path: Path, sections: Sections) -> tuple[dict[str, object], tuple[str, ...]]:
+    """The settings in a broker.conf, and its keys that are not supported."""
+    try:
+        text = path.read_bytes().decode("latin-1")  # the encoding of Java's properties files
+    except OSError as error:
+        raise ConfigError(f"--rocketmq-conf {path}: {error.strerror}; check the path") from None
+    # Bytes above 0x7F may be part of a comment in any encoding.
+    if re.search(r"[^\t\n\f\r\x20-\x7e\x80-\xff]", text):
+        raise ConfigError(f"--rocketmq-conf {path}: not a properties file: it has control characters; check the path")
+    values: dict[str, object] = {}
+    ignored: list[str] = []
+    properties = _java_properties(text)
+    for name, value in properties.items():
+        known = _ROCKETMQ_KEYS.get(name)
+        if known is None:
+            ignored.append(name if name.isprintable() else ascii(name)[1:-1])  # it is shown on a terminal
+            continue
+        setting, convert = known
+        try:
+            values[setting] = converted(setting, _kind(sections, setting), convert(value))
+        except (ValueError, KeyError):
+            # ConfigError is a ValueError that names our setting, but the user wrote RocketMQ's.
+            raise ConfigError(f"{name} in {path}: {value!r} is not a valid value; correct the file") from None
+    if {"transientStorePoolEnable", "writeWithoutMmap"} & properties.keys():
+        # As in RocketMQ: the pool, unless files must be written by system calls; otherwise our default.
+        pool = _switch(properties, "transientStorePoolEnable", path)
+        if pool and not _switch(properties, "writeWithoutMmap", path):
+            values["store.write_mode"] = "pool"
+        ignored = [name for name in ignored if name not in ("transientStorePoolEnable", "writeWithoutMmap")]
+    return values, tuple(ignored)
+
+
+def _switch(properties: Mapping[str, str], name: str, path: Path) -> bool:
+    value = properties.get(name, "false")
+    if value.lower() not in ("true", "false"):
+        raise ConfigError(f"{name} in {path}: {value!r} is not a valid value; correct the file")
+    return value.lower() == "true"
+
+
+def _kind(sections: Sections, setting: str) -> Any:
+    section, _, key = setting.partition(".")
+    return sections[section][key]
+
+
+def _java_properties(text: str) -> dict[str, str]:
+    """The pairs of a properties file: `name = value`, `name: value` or `name value`. `#` and `!` begin comments; a
+    backslash escapes, and continues a line at its end."""
+    properties = {}
+    lines = iter(re.split(r"\r\n|\r|\n", text))  # splitlines would also split UTF-8 characters that contain 0x85
+    for line in lines:
+        line = line.lstrip(" \t\f")
+        while _continues(line):
+            line = line[:-1] + next(lines, "").lstrip(" \t\f")
+        if line and line[0] not in "#!":
+            match = re.match(r"((?:\\.|[^\\=:\s])*)\s*[=:]?\s*(.*)", line, re.DOTALL)
+            assert match is not None, "every part of the expression may be empty"
+            properties[_unescaped(match[1])] = _unescaped(match[2]).rstrip()
+    return properties
+
+
+def _continues(line: str) -> bool:
+    return bool(line) and line[0] not in "#!" and (len(line) - len(line.rstrip("\\"))) % 2 == 1
+
+
+def _unescaped(text: str) -> str:
+    special = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+    def character(match: re.Match[str]) -> str:
+        escape = match[1]
+        return chr(int(escape[1:], 16)) if len(escape) == 5 else special.get(escape, escape)
+
+    return re.sub(r"\\(u[0-9a-fA-F]{4}|.)", character, text, flags=re.DOTALL)

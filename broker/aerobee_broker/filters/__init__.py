@@ -1,0 +1,1 @@
+"""Filters of consumers: tags, SQL expressions, and bitmaps of their matches."""

@@ -1,0 +1,1 @@
+"""Limits of memory and of time on the event loop."""

@@ -1,0 +1,1 @@
+"""The ports of the broker, their certificates, and the addresses that clients are told."""

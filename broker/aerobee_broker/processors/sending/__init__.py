@@ -1,0 +1,1 @@
+"""SendMessage: one message, many, and the fast paths for common layouts."""

@@ -1,0 +1,368 @@
+"""SendMessage: check, choose a queue, append, and answer when the messages are as safe as the flush mode promises.
+
+This is the broker's hottest path besides the receive: data that depends only on the topic is cached in a `_Destination`
+until a topic changes, and no call logs, locks or schedules anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+from aerobee_broker.clients.naming import topic_name
+from aerobee_broker.clients.registry import Client
+from aerobee_broker.config import Settings
+from aerobee_broker.counters.broker_counters import BrokerCounters, SentCounters
+from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.limits.loop_share import Turns
+from aerobee_broker.messages.message_mapping import (
+    DELAY,
+    LITE,
+    NORMAL,
+    TRANSACTION,
+    delivery_ms,
+    message_type,
+    to_store_message,
+)
+from aerobee_broker.messages.validation import check_message
+from aerobee_broker.processors.route import ACCEPTED_TYPES
+from aerobee_broker.processors.sending.send_one import SendOne
+from aerobee_broker.tables.table_files import Tables
+from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, TopicConfig, light_topic_name
+from aerobee_broker.timer.recall_handle import RecallHandle
+from aerobee_broker.timer.wheel_timer import Timer
+from aerobee_broker.transactions.coordinator import Transactions
+from aerobee_proto import v2
+from aerobee_store import Appended, MessageStore
+from aerobee_store.clock import Clock
+from aerobee_store.deferred import deferred
+from aerobee_store.records.properties import INNER_MULTI_DISPATCH, jump_hash
+from aerobee_store.records.record import Draft, Message
+
+if TYPE_CHECKING:
+    from aerobee_broker.processors.sending import send_batch, send_columns, send_shapes
+    from aerobee_broker.processors.sending.send_columns import AnySendRequest, SendColumns, SendShapes
+else:
+    send_batch = deferred("aerobee_broker.processors.sending.send_batch")
+    send_columns = deferred("aerobee_broker.processors.sending.send_columns")
+    send_shapes = deferred("aerobee_broker.processors.sending.send_shapes")
+
+
+_OK: Final = v2.Status(code=v2.Code.OK, message="OK")
+_ENTRY: Final = v2.SendResultEntry(status=_OK)
+
+_KEYS_MAX: Final = 16_384  # of messages stored one by one: the index handles a whole request in one step
+
+
+class _Destination:
+    """Cached data for sending to one topic."""
+
+    __slots__ = ("accepted", "counters", "exempt", "next_queue", "queue_count", "takes_batches", "topic")
+
+    def __init__(self, topic: TopicConfig) -> None:
+        self.topic = topic.name
+        self.accepted = frozenset(ACCEPTED_TYPES[topic.message_type])
+        self.exempt = topic.name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))  # accept messages of every type
+        self.takes_batches = topic.takes_batches
+        self.queue_count = topic.write_queue_count if topic.writable else 0
+        self.next_queue = 0
+        self.counters: dict[int, SentCounters] = {}
+
+    def takes(self, kind: v2.MessageType.ValueType) -> bool:
+        """Whether messages of this type are stored one record each in a queue of the topic."""
+        return (kind in self.accepted or self.exempt) and not self.takes_batches and self.queue_count > 0
+
+    def take_queue(self) -> int:
+        """The queue for messages without a message group: round-robin per request, as in RocketMQ."""
+        queue_id = self.next_queue
+        self.next_queue = (queue_id + 1) % max(1, self.queue_count)
+        return queue_id
+
+
+class SendProcessor:
+    """Answers SendMessage."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: MessageStore,
+        tables: Tables,
+        counters: BrokerCounters,
+        clock: Clock,
+        transactions: Transactions,
+        timer: Timer,
+    ) -> None:
+        self._settings = settings
+        config = settings.current
+        self._body_size_max = config.store.body_size_max
+        self._light_queues = config.store.light_queues
+        self._store = store
+        self._tables = tables
+        self._counters = counters
+        self._clock = clock
+        self._transactions = transactions
+        self._timer = timer
+        self._broker_name = config.name
+        self._destinations: dict[tuple[str, str], _Destination] = {}
+        self._topics_revision = -1
+
+    async def answer(self, request: AnySendRequest, client: Client) -> v2.SendMessageResponse | bytes:
+        """Like `process`, for a request that may have been read as columns; the answer may then be encoded bytes."""
+        if not isinstance(request, v2.SendMessageRequest):
+            if isinstance(request, SendOne):
+                answer = await self._process_one(request, client)
+                if answer is not None:
+                    return answer
+                request = request.whole()
+            elif isinstance(request, send_columns.SendShapes):
+                answer = await self._process_batch(request, client)
+                if answer is not None:
+                    return answer
+                request = request.otherwise()
+            if isinstance(request, send_columns.SendColumns):
+                answer = await self._process_batch(request, client)
+                if answer is not None:
+                    return answer
+                request = request.whole()
+        messages, queue_offsets, recall_handles = await self._store_all(request, client)
+        if len(messages) == 1 and not recall_handles:
+            return send_columns.send_answer_of_one(messages[0].system_properties.message_id.encode(), queue_offsets[0])
+        return _response(messages, queue_offsets, recall_handles)
+
+    async def process(self, request: v2.SendMessageRequest, client: Client) -> v2.SendMessageResponse:
+        """Store all messages of the request or none. Raises errors that `services.errors` maps to status codes."""
+        return _response(*await self._store_all(request, client))
+
+    async def _store_all(
+        self, request: v2.SendMessageRequest, client: Client
+    ) -> tuple[Sequence[v2.Message], Sequence[int], Mapping[int, str]]:
+        """The messages, their queue offsets, and the handles to recall the delayed ones, by number of the message."""
+        started = perf_counter()
+        messages = request.messages
+        if not messages:
+            raise InvalidRequestError(v2.Code.MESSAGE_CORRUPTED, "the request has no message to send")
+        resource = messages[0].topic
+        key = (resource.resource_namespace or client.namespace, resource.name)
+        destination = self._destination(key)
+        stored_name = topic_name(resource, client) if destination is None else destination.topic
+
+        now_ms = self._clock.now_ms()
+        transactional = messages[0].system_properties.message_type == TRANSACTION
+        revision = self._topics_revision
+        turns = None
+        if len(messages) == 1:
+            check_message(messages[0], self._settings.current.limits, self._body_size_max, now_ms)
+        else:
+            turns = Turns()
+            await self._check_together(messages, turns, now_ms)
+        while True:
+            if destination is None or revision != self._tables.topics.revision:  # a large batch took its time
+                destination = _Destination(await self._tables.topic_in_use(stored_name))
+                revision = self._tables.topics.revision
+                if revision == self._topics_revision:
+                    self._destinations[key] = destination
+            to_store: list[Message] = []
+            drafts: list[Draft] | None = None if turns is None or transactional else []
+            counters: list[tuple[SentCounters, int]] = []
+            next_queue = destination.take_queue()
+            for message in messages:
+                if to_store and turns is not None:
+                    await turns.next()
+                to_store.append(self._prepared(message, destination, client, now_ms, counters, next_queue))
+                if drafts is not None:
+                    drafts.append(self._store.draft(to_store[-1]))
+            if revision == self._tables.topics.revision:
+                break
+        if transactional:
+            queue_offsets = await self._append_halves(messages, to_store, client)
+        else:
+            appended = self._store.append(to_store, drafts=drafts)
+            self._count(destination.topic, counters, appended)
+            await self._store.wait_stored(appended[-1].end)
+            counters[0][0].milliseconds.observe((perf_counter() - started) * 1000)
+            queue_offsets = [place.queue_offset for place in appended]
+
+        recall_handles = {
+            number: self._recall_handle(message, destination, now_ms)
+            for number, message in enumerate(messages)
+            if message.system_properties.HasField("delivery_timestamp")
+        }
+        return messages, queue_offsets, recall_handles
+
+    async def _check_together(self, messages: Sequence[v2.Message], turns: Turns, now_ms: int) -> None:
+        """Check each message, and that the messages may be in one request. InvalidRequestError."""
+        resource = messages[0].topic
+        transactional = messages[0].system_properties.message_type == TRANSACTION
+        keys_left = _KEYS_MAX
+        for number, message in enumerate(messages):
+            if number:
+                await turns.next()
+            keys_left -= len(message.system_properties.keys)
+            if keys_left < 0:
+                raise InvalidRequestError(
+                    v2.Code.PAYLOAD_TOO_LARGE,
+                    f"the messages of the request have more than {_KEYS_MAX} keys together; send several requests",
+                )
+            if message.topic != resource:
+                raise InvalidRequestError(
+                    v2.Code.MESSAGE_CORRUPTED, "the messages of the request have different topics; send them one by one"
+                )
+            if (message.system_properties.message_type == TRANSACTION) != transactional:
+                raise InvalidRequestError(
+                    v2.Code.BAD_REQUEST,
+                    "some messages of the request are transactional and some are not; send them separately",
+                )
+            check_message(message, self._settings.current.limits, self._body_size_max, now_ms)
+
+    def _destination(self, key: tuple[str, str]) -> _Destination | None:
+        """The cached data of the topic with this namespace and name, unless a topic has changed."""
+        if self._topics_revision != self._tables.topics.revision:
+            self._destinations.clear()
+            self._topics_revision = self._tables.topics.revision
+        return self._destinations.get(key)
+
+    async def _process_one(self, request: SendOne, client: Client) -> bytes | None:
+        """Store a message of a known layout. None, with nothing stored, if this message does not allow that."""
+        started = perf_counter()
+        layout = request.layout
+        destination = self._destination((layout.namespace or client.namespace, layout.name))
+        if destination is None or not destination.takes(layout.kind):
+            return None
+        now_ms, limits = self._clock.now_ms(), self._settings.current.limits
+        group, queue_id = request.message_group, destination.next_queue
+        if group:
+            queue_id = jump_hash(group, destination.queue_count)
+        message = request.message(destination.topic, queue_id, client.peer, now_ms, limits, self._store.config)
+        if message is None:
+            return None
+        destination.take_queue()
+        appended = self._store.append_one(message)
+        counter = self._counter(destination, layout.kind)
+        counter.add(appended.size)
+        self._counters.sent_to_queue(destination.topic, queue_id, 1, appended.size)
+        await self._store.wait_stored(appended.end)
+        counter.milliseconds.observe((perf_counter() - started) * 1000)
+        return send_columns.send_answer_of_one(request.words[0], appended.queue_offset)
+
+    async def _process_batch(self, request: SendShapes | SendColumns, client: Client) -> bytes | None:
+        """Store normal messages as one batch in one queue. None, with nothing stored, if these messages do not allow
+        that."""
+        started = perf_counter()
+        resource = request.topic
+        key = (resource.resource_namespace or client.namespace, resource.name)
+        destination = self._destination(key)
+        if destination is None:
+            topic = self._tables.topics.get(topic_name(resource, client))
+            if topic is None:
+                return None
+            destination = self._destinations[key] = _Destination(topic)
+        if not destination.takes(NORMAL):
+            return None
+        revision = self._tables.topics.revision
+        queue_id = destination.take_queue()
+        now_ms, limits = self._clock.now_ms(), self._settings.current.limits
+        place = destination.topic, queue_id, client.peer, now_ms, limits, self._store.config
+        if isinstance(request, send_columns.SendShapes):
+            packed = send_shapes.pack_shapes(request.shapes, *place)
+        else:
+            packed = await send_batch.packed_batch(request, *place)
+        if packed is None or revision != self._tables.topics.revision:
+            return None
+        batch, message_ids = packed
+        appended = self._store.append_records(destination.topic, queue_id, batch)
+        counter = self._counter(destination, NORMAL)
+        size = counter.add_many(batch.size, appended.count)
+        self._counters.sent_to_queue(destination.topic, queue_id, appended.count, size)
+        await self._store.wait_stored(appended.end)
+        counter.milliseconds.observe((perf_counter() - started) * 1000)
+        return send_columns.send_answer(message_ids, appended.first_queue_offset)
+
+    def _counter(self, destination: _Destination, kind: v2.MessageType.ValueType) -> SentCounters:
+        counter = destination.counters.get(kind)
+        if counter is None:
+            counter = self._counters.sent_to(destination.topic, v2.MessageType.Name(kind).lower())
+            destination.counters[kind] = counter
+        return counter
+
+    def _count(self, topic: str, counters: Sequence[tuple[SentCounters, int]], appended: Sequence[Appended]) -> None:
+        """Count the messages of one request. `counters`: of each message, with its queue id."""
+        sizes: dict[int, list[int]] = {}
+        for (counter, queue_id), place in zip(counters, appended, strict=True):
+            counter.add(place.size)
+            sizes.setdefault(queue_id, []).append(place.size)
+        for queue_id, of_queue in sizes.items():
+            self._counters.sent_to_queue(topic, queue_id, len(of_queue), sum(of_queue))
+
+    async def _append_halves(
+        self, messages: Sequence[v2.Message], to_store: list[Message], client: Client
+    ) -> list[int]:
+        """Transactional messages are counted at their commit, because their topic does not have them before."""
+        if any(message.system_properties.HasField("delivery_timestamp") for message in messages):
+            raise InvalidRequestError(
+                v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+                "a transactional message cannot have a delivery timestamp; leave it out, or send without a transaction",
+            )
+        if not self._transactions.has_topics:
+            await self._transactions.create_topics()
+        places = self._transactions.append_halves(to_store, client.client_id)
+        await self._store.wait_stored(max(place.end for place in places))
+        return [place.queue_offset for place in places]
+
+    def _prepared(
+        self,
+        message: v2.Message,
+        destination: _Destination,
+        client: Client,
+        now_ms: int,
+        counters: list[tuple[SentCounters, int]],
+        next_queue: int,
+    ) -> Message:
+        system = message.system_properties
+        kind = message_type(system)
+        if kind not in destination.accepted and not destination.exempt:
+            names = ", ".join(map(v2.MessageType.Name, destination.accepted))
+            raise InvalidRequestError(
+                v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+                f"topic {destination.topic!r} takes {names} messages, but this one is {v2.MessageType.Name(kind)}; "
+                "send it to a topic of its type",
+            )
+        if kind == LITE and not self._light_queues:
+            raise InvalidRequestError(
+                v2.Code.NOT_IMPLEMENTED, "lite topics need light queues; set store.light_queues = true"
+            )
+        count = destination.queue_count
+        if not count:
+            raise InvalidRequestError(v2.Code.FORBIDDEN, f"topic {destination.topic!r} has no writable queue")
+        queue_id = jump_hash(system.message_group, count) if system.message_group else next_queue
+        counters.append((self._counter(destination, kind), queue_id))
+        stored = to_store_message(message, destination.topic, queue_id, client.peer, now_ms)
+        if kind == LITE and LITE in destination.accepted:
+            name = light_topic_name(destination.topic, system.lite_topic)
+            stored.properties = {**stored.properties, INNER_MULTI_DISPATCH: name}
+        if kind == DELAY and (deliver_ms := delivery_ms(system.delivery_timestamp)) > now_ms:
+            return self._timer.delayed(stored, deliver_ms)
+        return stored
+
+    def _recall_handle(self, message: v2.Message, destination: _Destination, now_ms: int) -> str:
+        """None for a message that was already due and has been delivered."""
+        deliver_ms = delivery_ms(message.system_properties.delivery_timestamp)
+        if deliver_ms <= now_ms:
+            return ""
+        return RecallHandle(
+            destination.topic, self._broker_name, deliver_ms, message.system_properties.message_id
+        ).encode()
+
+
+def _response(
+    messages: Sequence[v2.Message], queue_offsets: Sequence[int], recall_handles: Mapping[int, str]
+) -> v2.SendMessageResponse:
+    response = v2.SendMessageResponse(status=_OK)
+    for number, (message, queue_offset) in enumerate(zip(messages, queue_offsets, strict=True)):
+        entry = response.entries.add()
+        entry.CopyFrom(_ENTRY)  # a third of the cost of building it again
+        entry.message_id = entry.transaction_id = message.system_properties.message_id
+        entry.offset = queue_offset
+        if number in recall_handles:
+            entry.recall_handle = recall_handles[number]
+    return response

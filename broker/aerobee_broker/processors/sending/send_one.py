@@ -1,0 +1,309 @@
+"""SendMessage with one message, as the SDKs send: stored without being parsed, if it has the layout of an earlier one.
+
+The messages of one producer mostly differ only in the body, the id, keys, message group, values of user properties,
+trace context, and born timestamp. A *layout* consists of all other bytes before the body. These include every tag and
+size on the wire, so in a message with the same layout the fields have the same positions and sizes. The first message
+of a layout is parsed and checked; of the following ones only the fields that differ are read and checked, and stored
+with the template of the first one's record. What is unusual is left to protobuf, which then reads the whole message:
+another type than NORMAL or FIFO, for example, or other text than printable ASCII.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+from msgspec import Struct
+
+from aerobee_broker.config import LimitsConfig
+from aerobee_broker.messages.message_mapping import FIFO, NORMAL, message_type, to_store_message
+from aerobee_broker.messages.validation import check_message
+from aerobee_broker.messages.varints import read_varint, varint
+from aerobee_broker.processors.sending.message_layout import Fields, Span, fields_of
+from aerobee_proto import v2
+from aerobee_store.config import StoreConfig
+from aerobee_store.records.properties import Host, encode_properties
+from aerobee_store.records.record import Message
+from aerobee_store.records.record_template import RecordTemplate, TemplateMessage
+
+Parse = Callable[[bytes], v2.SendMessageRequest]
+"""Reads a request with protobuf. InvalidRequestError, MemoryError."""
+
+_MESSAGES: Final = 0x0A  # the field's tag
+_BODY: Final = 0x22
+_SIZE_MIN: Final = 8  # bytes of a request that are looked at before its sizes are known
+_INT32_MAX: Final = (1 << 31) - 1
+_WORDS: Final = re.compile(rb"[!-~]+")  # ids and keys: spaces separate keys
+_TEXTS: Final = re.compile(rb"[ -~]*")
+
+_HEAD_SIZE_MAX: Final = 1024  # bytes before the body
+_FIELDS_MAX: Final = 16  # that differ, besides body and time
+_TEMPLATES_MAX: Final = 8  # of one layout
+_GEOMETRIES_MAX: Final = 8
+_LAYOUTS_MAX: Final = 64  # of one geometry
+_LAYOUTS_IN_ALL: Final = 512  # 11 MB at most, with eight templates each
+# A request earns 1, and to learn a layout costs as much as a few requests: messages that all differ cost little more.
+_LEARNING_COST: Final = 8
+_CREDIT_MAX: Final = 256
+
+
+class _Template(NamedTuple):
+    record: RecordTemplate
+    values: list[Span]
+    """What fills the gaps of the record."""
+    limits: LimitsConfig
+    """The limits that the first message was checked against."""
+
+
+class Layout:
+    """The positions of the fields that differ in messages of one layout."""
+
+    __slots__ = (
+        "_born_host",
+        "_fields",
+        "_templates",
+        "_texts",
+        "_words",
+        "index_key_count",
+        "kind",
+        "name",
+        "namespace",
+        "topic",
+        "unusable",
+    )
+
+    def __init__(self, fields: Fields, texts: Sequence[Span], topic: v2.Resource, born_host: bytes) -> None:
+        """`texts`: those that may differ."""
+        self._fields = fields
+        self._born_host = born_host.decode()
+        self._words = tuple(fields.words())
+        self._texts = tuple(texts)
+        self.index_key_count = 1 + len(fields.keys)
+        self.kind = NORMAL if fields.group is None else FIFO
+        self.topic = topic
+        self.namespace, self.name = topic.resource_namespace, topic.name
+        self._templates: dict[tuple[str, bool, bool], _Template] = {}
+        self.unusable = False
+        """Whether messages of this layout cannot be stored by a template."""
+
+    def read(self, data: bytes, head: bytes, body_begin: int, parse: Parse) -> SendOne | None:
+        """The request with these bytes before the body. None if text in it must be checked closely."""
+        words = [head[begin:end] for begin, end in self._words]
+        if _WORDS.fullmatch(b"".join(words)) is None:
+            return None
+        if self._texts and _TEXTS.fullmatch(b"".join([head[begin:end] for begin, end in self._texts])) is None:
+            return None
+        fields = self._fields
+        seconds = 0 if fields.seconds is None else read_varint(head, fields.seconds[0])[0]
+        nanos = 0 if fields.nanos is None else read_varint(head, fields.nanos[0])[0]
+        if nanos > _INT32_MAX:
+            return None
+        return SendOne(self, data, parse, head, body_begin, words, seconds * 1000 + nanos // 1_000_000)
+
+    def template(
+        self, request: SendOne, stored_topic: str, peer: Host, now_ms: int, limits: LimitsConfig, store: StoreConfig
+    ) -> _Template | None:
+        """The template for messages of a client at this address. None if there is none.
+
+        InvalidRequestError or InvalidMessageError if it is made now and the message breaks a rule.
+        """
+        # Of the address, the template has the IP version, and whether the client names another host.
+        key = stored_topic, ":" in peer[0], self._born_host == peer[0]
+        found = self._templates.get(key)
+        if found is not None and found.limits is limits:
+            return found
+        message = request.whole().messages[0]
+        if message_type(message.system_properties) != self.kind:
+            self.unusable = True
+            return None
+        check_message(message, limits, store.body_size_max, now_ms)
+        stored = to_store_message(message, stored_topic, 0, peer, now_ms)
+        gaps = self._gaps(stored, request.head)
+        if gaps is None:
+            self.unusable = True
+            return None
+        if len(self._templates) >= _TEMPLATES_MAX:
+            self._templates.clear()
+        record = RecordTemplate(
+            stored, [gap for gap, _ in gaps], store_host=store.store_host, property_crc=store.property_crc
+        )
+        found = self._templates[key] = _Template(record, [value for _, value in gaps], limits)
+        return found
+
+    def _gaps(self, stored: Message, head: bytes) -> list[tuple[Span, Span]] | None:
+        """The position of each value that differs: in the property string, and before the body. None if a property does
+        not consist of fields."""
+        varying = {*self._words, *self._texts}
+        sources = self._fields.property_sources(head)
+        raw = encode_properties(stored.properties)
+        gaps: list[tuple[Span, Span]] = []
+        position = 0
+        for name, text in stored.properties.items():
+            position += len(name.encode()) + 1
+            at = position
+            if name not in sources:
+                return None
+            for value in sources[name]:
+                gap = at, at + value[1] - value[0]
+                if value in varying:
+                    gaps.append((gap, value))
+                at = gap[1] + 1  # a space between keys
+            position += len(text.encode()) + 1
+        if position != len(raw) or any(raw[slice(*gap)] != head[slice(*value)] for gap, value in gaps):
+            return None
+        return gaps
+
+
+class SendOne(Struct, eq=False):
+    """A request with one message of a known layout. What differs from the first one is checked, but for the size of the
+    body."""
+
+    layout: Layout
+    data: bytes
+    parse: Parse
+    head: bytes
+    """The bytes of the message before the body, with the body's tag but without its size."""
+    body_begin: int
+    words: list[bytes]
+    """The id, the keys, and the message group of a FIFO message."""
+    born_ms: int
+    """Unix milliseconds; 0 or less for a missing one."""
+
+    @property
+    def topic(self) -> v2.Resource:
+        return self.layout.topic
+
+    @property
+    def message_group(self) -> str:
+        return self.words[-1].decode() if self.layout.kind == FIFO else ""
+
+    def whole(self) -> v2.SendMessageRequest:
+        return self.parse(self.data)
+
+    def message(
+        self, stored_topic: str, queue_id: int, peer: Host, now_ms: int, limits: LimitsConfig, store: StoreConfig
+    ) -> TemplateMessage | None:
+        """The message to store. None if it must be stored in another way, or breaks a rule.
+
+        InvalidRequestError or InvalidMessageError for a message that breaks a rule, if it is the first of its layout.
+        """
+        template = self.layout.template(self, stored_topic, peer, now_ms, limits, store)
+        body = self.data[self.body_begin :]
+        if template is None or len(body) > store.body_size_max:
+            return None
+        head = self.head
+        return TemplateMessage(
+            template.record,
+            body,
+            queue_id,
+            self.born_ms if self.born_ms > 0 else now_ms,  # five bytes of seconds end long before `LAST_MS`
+            peer,
+            [head[begin:end] for begin, end in template.values],
+            tuple([word.decode() for word in self.words[: self.layout.index_key_count]]),
+        )
+
+
+# --- Known layouts ------------------------------------------------------------------------------------------
+
+
+class _Geometry(NamedTuple):
+    """The positions of constant bits, and the layouts that have these positions, by their constants."""
+
+    head_size: int
+    mask: int
+    layouts: dict[int, Layout]
+
+
+class SendReader:
+    """Reads requests with one message, and learns their layouts."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, list[_Geometry]] = {}
+        """By topic, and tag and size of the field after it."""
+        self._layout_count = 0
+        self._credit = _CREDIT_MAX
+
+    def read(self, data: bytes, parse: Parse) -> SendOne | v2.SendMessageRequest | None:
+        """A request; None if it does not consist of one message. Raises like `parse`."""
+        if len(data) < _SIZE_MIN or data[0] != _MESSAGES:
+            return None
+        try:
+            size, begin = read_varint(data, 1)
+        except IndexError:
+            return None
+        if begin + size != len(data) or size < _SIZE_MIN:
+            return None
+        if self._credit < _CREDIT_MAX:
+            self._credit += 1
+        known_by = data[begin : begin + data[begin + 1] + 5]
+        for head_size, mask, layouts in self._known.get(known_by, ()):
+            head = data[begin : begin + head_size]
+            layout = layouts.get(int.from_bytes(head, "big") & mask)
+            if layout is not None and (body_begin := _body_begin(data, begin + head_size)):
+                found = None if layout.unusable else layout.read(data, head, body_begin, parse)
+                return parse(data) if found is None else found
+        request = parse(data)
+        if self._credit >= _LEARNING_COST:
+            self._credit -= _LEARNING_COST
+            self._learn(known_by, data[begin:])
+        return request
+
+    def _learn(self, known_by: bytes, message: bytes) -> None:
+        found = _layout_of(message)
+        if found is None:
+            return
+        head_size, mask, constants, layout = found
+        if self._layout_count >= _LAYOUTS_IN_ALL:
+            self._layout_count -= sum(len(each.layouts) for each in self._known.pop(next(iter(self._known))))
+        geometries = self._known.setdefault(known_by, [])
+        geometry = next((each for each in geometries if each.mask == mask), None)
+        if geometry is None:
+            if len(geometries) >= _GEOMETRIES_MAX:
+                self._layout_count -= len(geometries.pop(0).layouts)
+            geometry = _Geometry(head_size, mask, {})
+            geometries.append(geometry)
+        layouts = geometry.layouts
+        if len(layouts) >= _LAYOUTS_MAX:
+            del layouts[next(iter(layouts))]
+            self._layout_count -= 1
+        self._layout_count += constants not in layouts
+        layouts[constants] = layout
+
+
+def _body_begin(data: bytes, position: int) -> int:
+    """The position of the body whose size is at `position`; 0 if it is empty, or not all of the rest."""
+    try:
+        size, begin = read_varint(data, position)
+    except IndexError:
+        return 0
+    return begin if size and begin + size == len(data) else 0
+
+
+def _layout_of(message: bytes) -> tuple[int, int, int, Layout] | None:
+    """The size of what is before the body's size, the bits of it that are constant, what these are, and the layout.
+    None for a message with other fields, or another order of them."""
+    fields = fields_of(message)
+    if fields is None or fields.body[1] != len(message):
+        return None
+    head_size = fields.body[0] - len(varint(fields.body[1] - fields.body[0]))
+    if head_size > _HEAD_SIZE_MAX or message[head_size - 1] != _BODY:
+        return None
+    texts = [span for span in fields.texts() if _TEXTS.fullmatch(message[slice(*span)]) is not None]
+    if len(fields.words()) + len(texts) > _FIELDS_MAX:
+        return None
+    mask = bytearray(b"\xff" * head_size)
+    for begin, end in (*fields.words(), *texts):
+        mask[begin:end] = bytes(end - begin)
+    for span in (fields.seconds, fields.nanos, fields.queue_id):  # the queue is not the client's choice
+        if span is not None:  # a varint: the same number of bytes
+            mask[slice(*span)] = b"\x80" * (span[1] - span[0])
+    try:
+        topic = v2.Resource.FromString(message[slice(*fields.topic)])
+    except DecodeError:
+        return None
+    constant = int.from_bytes(mask, "big")
+    born_host = b"" if fields.born_host is None else message[slice(*fields.born_host)]
+    layout = Layout(fields, texts, topic, born_host)
+    return head_size, constant, int.from_bytes(message[:head_size], "big") & constant, layout

@@ -1,0 +1,1 @@
+"""The remoting protocol of RocketMQ 4 on the wire: frames, fields, codes and connections."""

@@ -1,0 +1,357 @@
+"""Connections of the remoting protocol and their limits, independent of the meaning of requests.
+
+Requests of one connection run concurrently and are answered when they are ready, so a waiting pull blocks nothing.
+Reading stops while too many requests run, their bytes use up a budget, or the peer does not read its answers. The
+budgets are shared with gRPC calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final, cast
+
+from aerobee_broker.config import Address, LimitsConfig
+from aerobee_broker.errors import BrokerError, ListenError, TooManyRequestsError
+from aerobee_broker.front.proxy_header import ProxyHeaderError, proxy_header_size
+from aerobee_broker.limits.byte_budget import ByteBudget, Share
+from aerobee_broker.remoting_wire.errors import refusal
+from aerobee_broker.remoting_wire.frame import (
+    FLAG_ONE_WAY,
+    FLAG_RESPONSE,
+    Command,
+    FrameFormatError,
+    FrameReader,
+    encode,
+)
+
+_log = logging.getLogger(__name__)
+
+IDLE_SECONDS: Final = 120.0  # RocketMQ's: a connection that is silent in both directions for this long is closed
+RUNNING_MAX: Final = 8192  # concurrent requests of one connection; a consumer holds one pull for each of its queues
+FAST_PORT_DISTANCE: Final = 2  # from the remoting port down; see `RemotingServer.listen_fast`
+_BACKLOG: Final = 1024
+_CLOSE_SECONDS: Final = 1.0  # time for peers to read the last answers
+_MEMORY_CHECK_SECONDS: Final = 5.0  # interval of checks for free bytes
+_COMMAND_SIZE: Final = 512  # bytes of a request besides its body and fields
+_OPAQUE_MAX: Final = (1 << 31) - 1
+
+Handler = Callable[[Command, "Connection"], Awaitable[Command | None]]
+"""Answers a request; None: it has no answer."""
+
+
+class PeerGoneError(BrokerError):
+    """The connection ended before the peer answered."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection from a client. Event loop only."""
+
+    def __init__(self, server: RemotingServer) -> None:
+        self._server = server
+        self._reader = FrameReader()
+        self._begun: bytearray | None = bytearray()  # until it is known whether a PROXY header comes first
+        self._transport: asyncio.Transport | None = None
+        self._running = 0
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._paused = False
+        self._active_at = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._opaques = itertools.count()
+        self._asked: dict[int, asyncio.Future[Command]] = {}
+        self.peer: tuple[str, int] = ("127.0.0.1", 0)
+        self.local = Address("127.0.0.1", 0)
+        self.key = f"remoting {next(server.numbers)}"
+        """Identifies the connection in place of a client id; no client id has a blank before a number."""
+        self._waits_for_memory = False
+
+    # --- asyncio.Protocol -------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has no such base
+        peer, local = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        if peer:
+            self.peer = (peer[0].partition("%")[0].removeprefix("::ffff:"), peer[1])
+        if local:
+            self.local = Address(local[0].partition("%")[0].removeprefix("::ffff:"), local[1])
+        self._server.connections.add(self)
+        self._active_at = asyncio.get_running_loop().time()
+        self._watch_idleness()
+
+    def data_received(self, data: bytes) -> None:
+        self._active_at = asyncio.get_running_loop().time()
+        try:
+            if self._begun is not None:
+                self._begun += data
+                if (size := proxy_header_size(self._begun)) is None:
+                    return
+                data, self._begun = bytes(self._begun[size:]), None
+            commands = self._reader.feed(data)
+        except (FrameFormatError, ProxyHeaderError) as error:
+            _log.warning("connection closed peer=%s:%d cause=%s", *self.peer, error)
+            self.abort()
+            return
+        for command in commands:
+            if command.is_response:
+                asked = self._asked.get(command.opaque)
+                if asked is not None and not asked.done():
+                    asked.set_result(command)
+            else:
+                self._running += 1
+                self._server.start(self._answer(command, self._taken(command)))
+        self._pause_or_resume()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+        self._pause_or_resume()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+        self._pause_or_resume()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._writable.set()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(PeerGoneError("the connection ended before the answer came"))
+        self._server.closed(self)
+
+    # --- For handlers -----------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    async def writable(self, seconds: float) -> None:
+        """Return when the peer has read enough, or is gone, and its answers leave space for more.
+
+        Raises TooManyRequestsError after `seconds` without space.
+        """
+        await self._writable.wait()
+        await self._server.answers.wait_free((self.key,), seconds=seconds)
+
+    def notify(self, command: Command) -> bool:
+        """Send a request without an answer; False if the peer is gone, or does not read."""
+        if not self.is_open or not self._writable.is_set():
+            return False
+        command.flag |= FLAG_ONE_WAY
+        command.opaque = self._next_opaque()
+        self._write(command)
+        return True
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether it came to the port that replicas of RocketMQ use."""
+        return self.local.port == self._server.fast_port
+
+    async def ask(self, command: Command, seconds: float) -> Command:
+        """Send a request and return its answer. Raises PeerGoneError, TimeoutError."""
+        if not self.is_open:
+            raise PeerGoneError("the connection has ended")
+        command.opaque = self._next_opaque()
+        asked: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        self._asked[command.opaque] = asked
+        try:
+            self._write(command)
+            async with asyncio.timeout(seconds):
+                return await asked
+        finally:
+            del self._asked[command.opaque]
+
+    def abort(self) -> None:
+        """Close the connection now, dropping unwritten bytes."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Close the connection when all answers are written."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # --- Internals --------------------------------------------------------------------------------------------
+
+    def _taken(self, command: Command) -> Share:
+        """Count the bytes of a request until it is answered. They are in memory already."""
+        share = Share(self._server.requests, (self.key,))
+        share.take_now(_COMMAND_SIZE + len(command.body) + sum(map(len, command.fields.values())))
+        return share
+
+    async def _answer(self, command: Command, taken: Share) -> None:
+        try:
+            try:
+                answer = await self._server.handler(command, self)
+            except Exception as error:
+                answer = refusal(error, command.code)
+            if answer is not None and not command.is_one_way and self.is_open:
+                answer.opaque = command.opaque
+                answer.flag |= FLAG_RESPONSE
+                self._write(answer)
+                if answer.body and not self._writable.is_set():
+                    await self._kept(len(answer.body))
+        finally:
+            taken.close()
+            self._running -= 1
+            self._pause_or_resume()
+
+    async def _kept(self, size: int) -> None:
+        """Count an answer that waits in memory for the peer to read."""
+        answers, owners = self._server.answers, (self.key,)
+        answers.take_now(size, owners)
+        try:
+            await self._writable.wait()
+        finally:
+            answers.give(size, owners)
+
+    def _write(self, command: Command) -> None:
+        assert self._transport is not None, "checked by the caller"
+        try:
+            data = encode(command)
+        except FrameFormatError as error:
+            data = encode(Command(1, opaque=command.opaque, flag=command.flag, remark=str(error)))
+        self._active_at = asyncio.get_running_loop().time()
+        self._transport.write(data)
+
+    def _next_opaque(self) -> int:
+        return next(self._opaques) & _OPAQUE_MAX
+
+    def _pause_or_resume(self) -> None:
+        has_free = self._server.requests.has_free(1, (self.key,))
+        if not has_free and not self._waits_for_memory and self.is_open:
+            self._waits_for_memory = True
+            self._server.start(self._resume_with_room())
+        wanted = self._running >= RUNNING_MAX or not self._writable.is_set() or not has_free
+        if wanted == self._paused or not self.is_open:
+            return
+        assert self._transport is not None, "it is open"
+        self._paused = wanted
+        with suppress(RuntimeError):  # closed in the meantime
+            if wanted:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    async def _resume_with_room(self) -> None:
+        """Resume reading when requests in progress, of this connection or others, have been answered."""
+        while self.is_open:
+            with suppress(TooManyRequestsError):  # check whether it is still open
+                await self._server.requests.wait_free((self.key,), seconds=_MEMORY_CHECK_SECONDS)
+                break
+        self._waits_for_memory = False
+        self._pause_or_resume()
+
+    def _watch_idleness(self) -> None:
+        loop = asyncio.get_running_loop()
+        left = self._active_at + self._server.idle_seconds - loop.time()
+        if left <= 0:
+            _log.info("connection closed peer=%s:%d cause=silent for %g s", *self.peer, self._server.idle_seconds)
+            self.abort()
+        else:
+            self._idle_timer = loop.call_later(left, self._watch_idleness)
+
+
+class RemotingServer:
+    """Listens, and owns the connections. Its tasks are those of requests; they end with `stop`."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        idle_seconds: float = IDLE_SECONDS,
+        requests: ByteBudget | None = None,
+        answers: ByteBudget | None = None,
+    ) -> None:
+        """`requests` and `answers`: budgets of the bytes of requests in progress, and of unread answers.
+
+        Without them the server has its own budgets of the default sizes.
+        """
+        self.handler = handler
+        self.requests = requests or _budget("requests in progress")
+        self.answers = answers or _budget("unread answers")
+        self.idle_seconds = idle_seconds
+        self.connections: set[Connection] = set()
+        self.closed_listeners: list[Callable[[Connection], None]] = []
+        self.numbers = itertools.count(1)
+        self.fast_port: int | None = None
+        """The port of replicas of RocketMQ, and of old clients; see `listen_fast`."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listeners: list[asyncio.Server] = []
+        self._closed_one = asyncio.Event()
+
+    def connection(self) -> Connection:
+        """A new connection, for the code that accepts it."""
+        return Connection(self)
+
+    async def listen(self, setting: str, address: Address) -> Address:
+        """Bind the address of this setting; returns the bound one. May be called again. Raises ListenError."""
+        try:
+            listener = await asyncio.get_running_loop().create_server(
+                self.connection, address.host, address.port, backlog=_BACKLOG, reuse_address=True
+            )
+        except OSError as error:
+            raise ListenError(setting, address, error.strerror or str(error)) from None
+        self._listeners.append(listener)
+        return Address(address.host, listener.sockets[0].getsockname()[1])
+
+    async def listen_fast(self, bound: Address) -> None:
+        """Also listen two ports below `bound`: RocketMQ's replicas request topics there, and clients with a VIP channel
+        send all but heartbeats there. If the port is not available, a warning is logged."""
+        port = bound.port - FAST_PORT_DISTANCE
+        if port <= 0:
+            return
+        try:
+            self.fast_port = (await self.listen("listen.remoting", Address(bound.host, port))).port
+        except ListenError as error:
+            _log.warning(
+                "replicas of RocketMQ, and clients with its VIP channel, cannot connect because port %d is not "
+                "available cause=%s",
+                port,
+                error,
+            )
+
+    def start(self, work: Awaitable[None]) -> None:
+        """Start a task that answers a request."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def closed(self, connection: Connection) -> None:
+        """Note that the connection has ended."""
+        self.connections.discard(connection)
+        self._closed_one.set()
+        for listener in self.closed_listeners:
+            listener(connection)
+
+    async def stop(self, seconds: float) -> None:
+        """Refuse new connections, wait this long for requests in progress, then close all."""
+        for listener in self._listeners:
+            listener.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        for connection in tuple(self.connections):
+            connection.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._all_closed()
+        for connection in tuple(self.connections):
+            connection.abort()
+
+    async def _all_closed(self) -> None:
+        while self.connections:
+            self._closed_one.clear()
+            await self._closed_one.wait()
+
+
+def _budget(what: str) -> ByteBudget:
+    limits = LimitsConfig()
+    return ByteBudget(what, total_max=limits.request_bytes_max, owner_max=limits.request_bytes_per_client_max)

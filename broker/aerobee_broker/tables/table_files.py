@@ -1,0 +1,254 @@
+"""The three tables of the broker and their files: new items are on disk before the call is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Final, Self
+
+from aerobee_broker.config import Settings
+from aerobee_broker.counters.broker_counters import ExecutionTimes
+from aerobee_broker.errors import GroupNotFoundError, TopicNotFoundError
+from aerobee_broker.tables.consumer_groups import GroupConfig, GroupTable, is_system_group
+from aerobee_broker.tables.consumer_offsets import OffsetTable
+from aerobee_broker.tables.data_version import NamedTable, VersionedTable
+from aerobee_broker.tables.topics import (
+    TopicConfig,
+    TopicMessageType,
+    TopicTable,
+    check_new_topic_name,
+    is_system_topic,
+)
+from aerobee_store.clock import Clock
+from aerobee_store.disk.file_system import DiskFileSystem, FileSystem
+from aerobee_store.stats import StoreStats
+from aerobee_store.tables.json_table import JsonTable
+from aerobee_store.tables.logged_table import LoggedTable
+
+SAVE_INTERVAL_SECONDS: Final = 5.0  # RocketMQ's interval for consumerOffset.json
+InDiskThread = Callable[..., Awaitable[object]]
+
+
+class SavedTable(ABC):
+    """One table and its file."""
+
+    def __init__(self, table: VersionedTable, in_disk_thread: InDiskThread) -> None:
+        self._table = table
+        self._in_disk_thread = in_disk_thread
+        self._saving = asyncio.Lock()
+        self._saved = 0
+
+    async def save(self) -> None:
+        """Return when every change made before the call is on disk; concurrent calls share a save. OSError."""
+        wanted = self._table.revision
+        async with self._saving:
+            if not self._table.dirty or self._saved >= wanted:  # the running save included it
+                return
+            await self._save(self._write)
+
+    async def _save(self, write: Callable[[], Awaitable[object]]) -> None:
+        revision = self._table.revision
+        await write()
+        self._table.mark_saved(revision)
+        self._saved = revision
+
+    @abstractmethod
+    def _write(self) -> Awaitable[object]:
+        """Write the current content."""
+
+
+class SavedOffsets(SavedTable):
+    """The table of offsets: every save writes the whole table."""
+
+    def __init__(self, table: OffsetTable, file: JsonTable, in_disk_thread: InDiskThread) -> None:
+        super().__init__(table, in_disk_thread)
+        self._offsets = table
+        self._file = file
+
+    def _write(self) -> Awaitable[object]:
+        return self._in_disk_thread(self._file.save, self._offsets.snapshot())
+
+
+class SavedNames(SavedTable):
+    """Topics or groups: a save writes only the changes."""
+
+    def __init__(
+        self, table: NamedTable[TopicConfig] | NamedTable[GroupConfig], file: LoggedTable, in_disk_thread: InDiskThread
+    ) -> None:
+        super().__init__(table, in_disk_thread)
+        self._names = table
+        self._file = file
+
+    def _write(self) -> Awaitable[object]:
+        change = self._names.unsaved_change()
+        line = self._file.encode(change.after, change.data_version, change.items)
+        if self._file.fits(line):
+            return self._in_disk_thread(self._file.append, line)
+        return self._write_all()
+
+    def _write_all(self) -> Awaitable[object]:
+        return self._in_disk_thread(self._file.save, self._names.content())
+
+    async def save_all(self, *, only_if_needed: bool = False) -> None:
+        """Save every change to the file itself, which then needs no log. OSError.
+
+        `only_if_needed`: only if a start found a log, or an append failed.
+        """
+        async with self._saving:
+            if self._file.needs_save if only_if_needed else self._file.has_changes or self._table.dirty:
+                await self._save(self._write_all)
+
+
+class BatchTopics:
+    """Tells the store which topics take inner batches, first during recovery, before the tables are loaded.
+
+    The store holds the lock of the directory then, so topics.json is read for this purpose. `Tables` reads it again and
+    reports its errors.
+    """
+
+    def __init__(self, directory: Path, clock: Clock) -> None:
+        """`directory`: the store's directory."""
+        self._file = LoggedTable(DiskFileSystem(), directory / "config" / "topics.json")
+        self._clock = clock
+        self._topics: TopicTable | None = None
+
+    def __call__(self, stored_name: str) -> bool:
+        """Until the table is attached, raises TableFormatError, UnreadableTableError and OSError."""
+        if self._topics is None:
+            self._topics = TopicTable.from_json(self._file.load(report=False), self._clock)
+        topic = self._topics.get(stored_name)
+        return topic is not None and topic.takes_batches
+
+    def attach(self, topics: TopicTable) -> None:
+        """Use the broker's own table from now on."""
+        self._topics = topics
+
+
+class Tables:
+    """Topics, groups and committed offsets of one store directory."""
+
+    name: Final = "tables"
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        *,
+        topics: LoggedTable,
+        groups: LoggedTable,
+        offsets: JsonTable,
+        in_disk_thread: InDiskThread,
+    ) -> None:
+        self._settings = settings
+        self.topics = TopicTable.from_json(topics.load(), clock)
+        self.groups = GroupTable.from_json(groups.load(), clock)
+        self.offsets = OffsetTable.from_json(offsets.load(), clock)
+        self.topic_creations = ExecutionTimes()
+        self.group_creations = ExecutionTimes()
+        self._saved_topics = SavedNames(self.topics, topics, in_disk_thread)
+        self._saved_groups = SavedNames(self.groups, groups, in_disk_thread)
+        self._saved_offsets = SavedOffsets(self.offsets, offsets, in_disk_thread)
+
+    @classmethod
+    def load(
+        cls,
+        settings: Settings,
+        clock: Clock,
+        file_system: FileSystem,
+        in_disk_thread: InDiskThread,
+        stats: StoreStats | None = None,
+    ) -> Self:
+        """Read the three files; a missing one is an empty table. TableFormatError, UnreadableTableError, OSError."""
+        directory: Path = settings.current.store.directory / "config"
+        file_system.make_directory(directory)
+        return cls(
+            settings,
+            clock,
+            topics=LoggedTable(file_system, directory / "topics.json", stats=stats),
+            groups=LoggedTable(file_system, directory / "subscriptionGroup.json", stats=stats),
+            offsets=JsonTable(file_system, directory / "consumerOffset.json", stats=stats),
+            in_disk_thread=in_disk_thread,
+        )
+
+    async def topic_in_use(self, stored_name: str, *, queue_count: int | None = None) -> TopicConfig:
+        """The topic; with auto-creation a missing one is created. Raises TopicNotFoundError and IllegalTopicError.
+
+        `queue_count`: the maximum number of queues of a created topic.
+        """
+        topic = self.topics.get(stored_name)
+        if topic is not None:
+            return topic
+        if not self._settings.current.auto_create_topics:
+            raise TopicNotFoundError(stored_name)
+        with self.topic_creations.measure(is_system=is_system_topic(stored_name)):
+            check_new_topic_name(stored_name)
+            # The topic's purpose is unknown, and the first request is a route query, which does not tell it: accept
+            # every type that can be combined.
+            count = min(
+                self._settings.current.topics.queue_count, queue_count or self._settings.current.topics.queue_count
+            )
+            topic = TopicConfig.of_type(stored_name, TopicMessageType.MIXED, queue_count=count)
+            self.topics.create(topic)
+            await self.save_topics()
+        return topic
+
+    def group_or_first_use(self, stored_name: str, topics: Iterable[str]) -> GroupConfig:
+        """The group, or the group that its first use would create, because clients want to know its settings before
+        that.
+
+        With auto-creation, a new group is orderly if a topic that it consumes is a FIFO topic. The creator of that
+        topic expects order, and the group's setting for it is easily forgotten.
+        """
+        group = self.groups.get(stored_name)
+        if group is not None or not self._settings.current.auto_create_groups:
+            return group or GroupConfig(name=stored_name)
+        found = [self.topics.get(name) for name in topics]
+        orderly = any(topic is not None and topic.message_type is TopicMessageType.FIFO for topic in found)
+        return GroupConfig(name=stored_name, consume_orderly=orderly)
+
+    async def group_in_use(self, stored_name: str, topics: Iterable[str]) -> GroupConfig:
+        """The group; with auto-creation a missing one is created, to consume `topics` (stored names).
+
+        Raises GroupNotFoundError and IllegalGroupError.
+        """
+        group = self.groups.get(stored_name)
+        if group is not None:
+            return group
+        if not self._settings.current.auto_create_groups:
+            raise GroupNotFoundError(stored_name)
+        with self.group_creations.measure(is_system=is_system_group(stored_name)):
+            group = self.group_or_first_use(stored_name, topics)
+            self.groups.create(group)
+            await self.save_groups()
+        return group
+
+    async def save_topics(self) -> None:
+        await self._saved_topics.save()
+
+    async def save_groups(self) -> None:
+        await self._saved_groups.save()
+
+    async def save_offsets(self) -> None:
+        await self._saved_offsets.save()
+
+    async def save(self) -> None:
+        """Return when every change is on disk."""
+        await self._saved_topics.save()
+        await self._saved_groups.save()
+        await self._saved_offsets.save()
+
+    async def save_all(self) -> None:
+        """Save everything to RocketMQ's files themselves, for an orderly stop. OSError."""
+        await self._saved_topics.save_all()
+        await self._saved_groups.save_all()
+        await self._saved_offsets.save()
+
+    async def run(self) -> None:
+        """Save offsets from time to time, until cancelled; the delivery journal has them too."""
+        while True:
+            await asyncio.sleep(SAVE_INTERVAL_SECONDS)
+            await self._saved_topics.save_all(only_if_needed=True)
+            await self._saved_groups.save_all(only_if_needed=True)
+            await self.save()
