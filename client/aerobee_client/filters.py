@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aerobee_proto import v2
+from aerobee_store.records.tag_expression import tags_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ Subscriptions = str | Sequence[str] | Mapping[str, Filter]
 
 
 def wire_filters(subscriptions: Subscriptions) -> dict[str, v2.FilterExpression]:
-    """The filters by topic. ValueError if there is no topic."""
+    """The filters by topic. ValueError if there is no topic, or an expression names no tag."""
     if isinstance(subscriptions, str):
         subscriptions = {subscriptions: "*"}
     if not subscriptions:
@@ -46,4 +47,5 @@ def _wire_filter(expression: Filter) -> v2.FilterExpression:
         return v2.FilterExpression(type=v2.FilterType.SQL, expression=expression.expression)
     if not isinstance(expression, str):
         raise TypeError(f"the filter {expression!r} is neither tags nor SqlFilter; give '*' for all messages")
+    tags_of(expression)
     return v2.FilterExpression(type=v2.FilterType.TAG, expression=expression)

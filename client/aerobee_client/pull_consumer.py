@@ -30,6 +30,7 @@ from aerobee_client.records import Records
 from aerobee_client.routes import Routes, queue_of
 from aerobee_client.telemetry import Telemetry
 from aerobee_proto import admin_v1, v2
+from aerobee_store.records.tag_expression import tags_of
 
 _log = logging.getLogger(__name__)
 
@@ -601,9 +602,7 @@ def _tags(expression: v2.FilterExpression) -> list[str] | None:
     """The tags that a filter names, none for all messages; None for a filter that ReadRecords cannot apply."""
     if expression.type == v2.FilterType.SQL:
         return None
-    if expression.expression.strip() in ("", "*"):
-        return []
-    tags = sorted({tag.strip() for tag in expression.expression.split("||")} - {""})
+    tags = sorted(tags_of(expression.expression))
     return tags if len(tags) <= _TAG_COUNT_MAX else None
 
 

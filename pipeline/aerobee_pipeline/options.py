@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 from aerobee_pipeline.errors import OptionError
 from aerobee_pipeline.reading.offsets import EARLIEST, LATEST, Offsets, Queue, parse_user_offsets
+from aerobee_store.records.tag_expression import tags_of
 
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
@@ -418,8 +419,11 @@ def _refuse(place: Place, number: int, word: str, option: str) -> None:
 
 
 def _tags(expression: str) -> frozenset[str]:
-    tags = frozenset(part.strip() for part in expression.split("||"))
-    if "" in tags:
+    try:
+        tags = tags_of(expression)
+    except ValueError:
+        tags = frozenset()
+    if not tags or "" in (part.strip() for part in expression.split("||")):
         raise OptionError(
             f"subExpression: {expression!r} is not a tag expression; write 'paid || refunded', for example"
         )

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -133,12 +134,55 @@ class TestMessages:
         assert "no message" in shell.text("receive", "round-trip", "--group", "g", "--wait", "0")
 
     def test_an_unacknowledged_message_is_redelivered(self, shell: Shell) -> None:
-        """With --no-ack the message comes again after its invisible time, as the next attempt."""
+        """With --no-ack --invisible the message comes again after its invisible time, as the next attempt."""
         shell.text("send", "looked-at", "x")
         (first,) = shell.lines("receive", "looked-at", "--group", "g", "--no-ack", "--invisible", "1")
         (second,) = shell.lines("receive", "looked-at", "--group", "g", "--wait", "20")
         assert second["messageId"] == first["messageId"]
         assert (first["deliveryAttempt"], second["deliveryAttempt"]) == (1, 2)
+
+    @pytest.mark.parametrize(
+        ("wanted", "shown"),
+        [((), "abc"), (("--tags", "a || c"), "ac"), (("--tags", "x"), ""), (("--sql", "n = 1"), "b")],
+    )
+    def test_a_peek_changes_nothing(self, shell: Shell, wanted: tuple[str, ...], shown: str) -> None:
+        """--no-ack shows what a group has not finished, and leaves it as it was: none in flight, none skipped."""
+        for number, tag in enumerate("abc"):
+            shell.text("send", "peeked", tag, "--tag", tag, "--property", f"n={number}")
+        peek = ("receive", "peeked", "--group", "peeking", "--no-ack", "--wait", "0", *wanted)
+        for _ in range(2):
+            assert [message["body"] for message in shell.lines(*peek)] == list(shown)
+        assert shell.lines(*peek, "--max", "1") == shell.lines(*peek)[:1]
+        assert ("no message" in shell.text(*peek)) == (not shown)
+        received = shell.lines("receive", "peeked", "--group", "peeking")
+        assert [(message["body"], message["deliveryAttempt"]) for message in received] == [(tag, 1) for tag in "abc"]
+        assert shell.lines(*peek) == []
+
+    def test_a_peek_waits_for_a_message(self, shell: Shell) -> None:
+        """--wait is the time until there is one to show."""
+        shell.text("send", "awaited", "other", "--tag", "other")
+        sender = threading.Timer(0.5, lambda: shell.text("send", "awaited", "this", "--tag", "this"))
+        sender.start()
+        peek = ("receive", "awaited", "--group", "g", "--no-ack", "--tags", "this", "--wait", "30")
+        (shown,) = shell.lines(*peek)
+        sender.join()
+        assert shown["body"] == "this"
+
+    @pytest.mark.parametrize("expression", ["&&", "||", " || ", "&& || &&"])
+    @pytest.mark.parametrize("no_ack", [(), ("--no-ack",)])
+    def test_an_expression_without_a_tag_is_refused(
+        self, shell: Shell, expression: str, no_ack: tuple[str, ...]
+    ) -> None:
+        """It would select nothing and finish every message."""
+        shell.text("send", "kept", "x", "--tag", "t")
+        text = shell.error("receive", "kept", "--group", "g", "--tags", expression, *no_ack)
+        assert "has no tag; write `TagA || TagB`" in text
+        assert len(shell.lines("receive", "kept", "--group", "g")) == 1
+
+    def test_a_delivery_without_acknowledgement_takes_no_filter(self, shell: Shell) -> None:
+        """--no-ack --invisible delivers, and a delivery finishes what its filter does not select."""
+        with pytest.raises(SystemExit):
+            shell.run("receive", "x", "--group", "g", "--no-ack", "--invisible", "1", "--tags", "a")
 
     def test_any_bytes_from_standard_input(self, shell: Shell) -> None:
         """A binary body is sent unchanged."""

@@ -242,7 +242,8 @@ async def test_filters_that_cannot_be_honoured_are_refused(harness: Harness) -> 
     sql = request(expression="a >")
     sql.filter_expression.type = v2.FilterType.SQL
     assert await code_of(harness, sql) == Code.ILLEGAL_FILTER_EXPRESSION
-    assert await code_of(harness, request(expression=" || ")) == Code.ILLEGAL_FILTER_EXPRESSION
+    for expression in (" || ", "||", "&&", " && || "):
+        assert await code_of(harness, request(expression=expression)) == Code.ILLEGAL_FILTER_EXPRESSION
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ class TestGroups:
     def test_lag_by_group_topic_and_queue(self, shell: Shell) -> None:
         """All groups with one line each, and one group by topic and queue."""
         shell.text("send", "lagging", "x", "--count", "5")
-        shell.lines("receive", "lagging", "--group", "slow", "--max", "2", "--no-ack")
+        shell.lines("receive", "lagging", "--group", "slow", "--max", "2", "--no-ack", "--invisible", "60")
         found = shell.json("group", "lag", "slow")
         assert (found["group"], found["lag"]) == ("slow", 5)
         assert [(topic["topic"], topic["inflight"], topic["ready"]) for topic in found["topics"]] == [("lagging", 2, 3)]

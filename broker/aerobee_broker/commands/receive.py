@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from aerobee_broker.commands.terminal import options, output
-from aerobee_broker.commands.terminal.options import new_command, with_client
+from aerobee_broker.commands.terminal.options import CommandError, new_command, with_client
+from aerobee_store.records.properties import KEY_SEPARATOR, KEYS, TAGS
+from aerobee_store.records.tag_expression import tags_of
 
 if TYPE_CHECKING:
     from aerobee_broker.commands.terminal.options import Commands
-    from aerobee_client import Client, ReceivedMessage
+    from aerobee_client import Client, ReceivedMessage, StoredMessage
 
 _EXAMPLES = """\
   aerobee receive orders --group billing
   aerobee receive orders --group billing --max 100 --json
   aerobee receive orders --group billing --tags "paid || refunded" --wait 20
   aerobee receive orders --group billing --sql "amount > 100 AND region = 'north'"
-  aerobee receive orders --group billing --no-ack --invisible 60    peek; the messages return after a minute
+  aerobee receive orders --group billing --no-ack                   peek: changes nothing
+  aerobee receive orders --group billing --no-ack --invisible 60    deliver; the messages return after a minute
 """
 _DETAILS = "Prints available messages, up to --max. Waits only for the first one."
+_INVISIBLE_SECONDS = 30.0
+_PEEK_SECONDS = 0.2  # between two looks of a peek that has found nothing
+_EVERYTHING = (1 << 31) - 1  # messages of a backlog: the filter decides which of them count
 _RECEIVE_MAX = 32  # as many as RocketMQ's server puts into one answer
 
 
@@ -40,20 +48,81 @@ def add_parser(commands: Commands) -> None:
         default=5.0,
         help="time to wait for the first message (default: 5)",
     )
-    parser.add_argument("--no-ack", action="store_true", help="do not acknowledge: the messages are delivered again")
+    parser.add_argument(
+        "--no-ack",
+        action="store_true",
+        help="peek: show the messages that the group has not finished, and change nothing",
+    )
     parser.add_argument(
         "--invisible",
         metavar="SECONDS",
         type=options.positive_seconds,
-        default=30.0,
-        help="invisible time of messages that are not acknowledged (default: 30)",
+        help="invisible time of messages that are not acknowledged (default: 30); with --no-ack: count as a delivery "
+        "and return after this time",
     )
     options.add_endpoint(parser)
     options.add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.sql is None:
+        try:
+            tags_of(arguments.tags)
+        except ValueError as error:
+            raise CommandError(str(error)) from None
+    if not arguments.no_ack:
+        return _receive(arguments)
+    if arguments.invisible is None:
+        return _peek(arguments)
+    if arguments.sql is not None or arguments.tags.strip() not in ("", "*"):
+        # A receive finishes what its filter does not select, which nobody expects of --no-ack.
+        options.usage_error("--no-ack --invisible goes without --tags and --sql; leave out --invisible to peek")
+    return _receive(arguments)
+
+
+def _peek(arguments: argparse.Namespace) -> int:
+    from aerobee_broker.errors import InvalidFilterError
+    from aerobee_broker.filters.message_filter import filter_of
+
+    try:
+        wanted = filter_of(arguments.sql or arguments.tags, is_sql=arguments.sql is not None)
+    except InvalidFilterError as error:
+        raise CommandError(str(error)) from None
+
+    async def work(client: Client) -> list[StoredMessage]:
+        deadline = time.monotonic() + arguments.wait
+        while True:
+            found: list[StoredMessage] = []
+            unfinished = client.admin.query(arguments.topic, unfinished_by=arguments.group, max_count=_EVERYTHING)
+            async for message in unfinished:
+                if wanted.selects(message.tag, _stored_properties(message)):
+                    found.append(message)
+                    if len(found) == arguments.max:
+                        return found
+            if found or (left := deadline - time.monotonic()) <= 0:
+                return found
+            await asyncio.sleep(min(left, _PEEK_SECONDS))
+
+    found = with_client(arguments, work)
+    if arguments.json:
+        for message in found:
+            output.print_json(output.message_json(message))
+    else:
+        empty = f"no message for group {arguments.group} in {arguments.topic} within {arguments.wait:g} s"
+        output.print_messages(found, "message id", lambda message: message.message_id, empty=empty)
+    return 0
+
+
+def _stored_properties(message: StoredMessage) -> dict[str, str]:
+    """The properties that a condition sees."""
+    named = {TAGS: message.tag or "", KEYS: KEY_SEPARATOR.join(message.keys)}
+    return {**message.properties, **{name: value for name, value in named.items() if value}}
+
+
+def _receive(arguments: argparse.Namespace) -> int:
     from aerobee_client import SqlFilter
+
+    invisible = _INVISIBLE_SECONDS if arguments.invisible is None else arguments.invisible
 
     async def work(client: Client) -> list[ReceivedMessage]:
         wanted = arguments.tags if arguments.sql is None else SqlFilter(arguments.sql)
@@ -62,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
         while len(received) < arguments.max:
             batch = await consumer.receive(
                 min(arguments.max - len(received), _RECEIVE_MAX),
-                invisible_seconds=arguments.invisible,
+                invisible_seconds=invisible,
                 wait_seconds=0.0 if received else arguments.wait,
             )
             if not batch:

@@ -27,6 +27,7 @@ from typing import Final
 from aerobee_broker.config import Settings
 from aerobee_broker.delivery.journal.event_log import (
     EventKind,
+    QueueKey,
     Removed,
     encode_acknowledged,
     encode_changed,
@@ -429,6 +430,11 @@ class Deliveries:
         if queue is not None:
             return queue.delivery.commit_offset
         return self._tables.offsets.get(topic, group, queue_id)
+
+    def start_of(self, topic: str, group: str, queue_id: int) -> int:
+        """Where the group continues in the queue, or begins if it has no position there."""
+        committed = self.committed_offset(topic, group, queue_id)
+        return self._subscriptions.start_of(QueueKey(group, topic, queue_id)) if committed is None else committed
 
     async def reset(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
         """Move the group to these offsets (queue id -> queue offset), forwards or back; durable on return.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +14,7 @@ from aerobee_broker.errors import InvalidFilterError
 from aerobee_store import MessageStore, ReadResult, Record
 from aerobee_store.deferred import deferred
 from aerobee_store.records.message_fields import is_for
+from aerobee_store.records.tag_expression import tags_of
 
 if TYPE_CHECKING:
     from aerobee_broker.filters import property_search
@@ -49,12 +51,13 @@ class MessageFilter(Struct, frozen=True):
 
     def passes(self, record: Record, group: str) -> bool:
         """Whether the message passes the filter, and its group may receive it."""
-        return is_for(record, group) and self._passes(record)
+        return is_for(record, group) and self.selects(record.tag, record.properties if self.condition else {})
 
-    def _passes(self, record: Record) -> bool:
+    def selects(self, tag: str | None, properties: Mapping[str, str]) -> bool:
+        """Whether a message with this tag and these stored properties passes the filter."""
         if self.condition is not None:
-            return self.condition(record.properties) is True
-        return self.tags is None or record.tag in self.tags
+            return self.condition(properties) is True
+        return self.tags is None or tag in self.tags
 
     def announce(self, store: MessageStore, topic: str, group: str) -> None:
         """Make known that the group uses the filter, before there is a message: the next ones are marked for it."""
@@ -177,15 +180,11 @@ def filter_of(expression: str, *, is_sql: bool = False) -> MessageFilter:
 
 
 def _parse_tags(expression: str) -> MessageFilter:
-    if not expression.strip() or expression.strip() == "*":
-        return EVERYTHING
-    tags = frozenset(tag.strip() for tag in expression.split("||"))
-    tags -= {""}
-    if not tags:
-        raise InvalidFilterError(
-            f"filter expression {expression[:80]!r} has no tag; write `TagA || TagB`, or `*` for all messages",
-        )
-    return MessageFilter(tags)
+    try:
+        tags = tags_of(expression)
+    except ValueError as error:
+        raise InvalidFilterError(str(error)) from None
+    return MessageFilter(tags) if tags else EVERYTHING
 
 
 _known_tags = lru_cache(maxsize=1024)(_parse_tags)

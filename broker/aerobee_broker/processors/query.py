@@ -19,7 +19,7 @@ from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import light_topic_name
 from aerobee_proto import v2
 from aerobee_store import MessageStore
-from aerobee_store.records.message_fields import keys_of
+from aerobee_store.records.message_fields import is_for, keys_of
 from aerobee_store.records.record import Record
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
@@ -70,7 +70,7 @@ class QueryProcessor:
                 records, scroll_id = await self._by_time(light, request, count, begin, end)
             case "subscription":
                 group = group_name(v2.Resource(name=request.subscription), client)
-                group = self._tables.groups.require(group).name
+                self._tables.check_usable(group)
                 records, scroll_id = await self._unfinished(topic, group, request, count, begin, end)
             case other:
                 assert_never(other)
@@ -86,14 +86,16 @@ class QueryProcessor:
     async def _unfinished(
         self, topic: str, group: str, request: v2.ListMessageRequest, count: int, begin: int, end: int
     ) -> tuple[list[Record], str]:
-        """The messages that the group has in flight or ready, queue by queue, and a scroll id as in `_by_time`."""
+        """The messages that the group has in flight or ready, queue by queue, and a scroll id as in `_by_time`.
+
+        Where the group has no position yet, these are the messages that it would receive first. Changes nothing.
+        """
         first_queue, first_offset = parse_scroll_id(request.scroll_id)
         records: list[Record] = []
         size, looked = 0, _LOOKED_MAX
         steps = Steps(self._loop_share)
-        for status in sorted(self._deliveries.status(group), key=lambda status: status.queue_id):
-            queue_id = status.queue_id
-            if status.topic != topic or queue_id < first_queue:
+        for queue_id in self._store.queue_ids(topic):
+            if queue_id < first_queue:
                 continue
             if request.HasField("queue_id") and queue_id != request.queue_id:
                 continue
@@ -101,7 +103,7 @@ class QueryProcessor:
             begin_at = max(low, first_offset if queue_id == first_queue else 0)
             delivery = self._deliveries.queue_delivery(topic, group, queue_id)
             seen = [] if delivery is None else delivery.unfinished()
-            cursor = status.commit_offset if delivery is None else delivery.cursor
+            cursor = self._deliveries.start_of(topic, group, queue_id) if delivery is None else delivery.cursor
             offsets = chain(seen[bisect_left(seen, begin_at) :], range(max(cursor, begin_at), high))
             for offset in offsets:
                 if not looked or len(records) >= count or size >= ANSWER_SIZE_MAX:
@@ -109,7 +111,8 @@ class QueryProcessor:
                 looked -= 1
                 read = self._store.read(topic, queue_id, offset, max_count=1).records
                 for record in read:
-                    if record.queue_offset == offset and begin <= record.store_timestamp <= end:
+                    is_wanted = begin <= record.store_timestamp <= end and is_for(record, group)
+                    if record.queue_offset == offset and is_wanted:
                         records.append(record)
                         size += record.size
                 await steps.did(sum(record.size for record in read))

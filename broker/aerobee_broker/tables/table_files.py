@@ -208,6 +208,11 @@ class Tables:
         orderly = any(topic is not None and topic.message_type is TopicMessageType.FIFO for topic in found)
         return GroupConfig(name=stored_name, consume_orderly=orderly)
 
+    def check_usable(self, stored_name: str) -> None:
+        """GroupNotFoundError for a group that does not exist and would not be created by its first use."""
+        if stored_name not in self.groups and not self._settings.current.auto_create_groups:
+            raise GroupNotFoundError(stored_name)
+
     async def group_in_use(self, stored_name: str, topics: Iterable[str]) -> GroupConfig:
         """The group; with auto-creation a missing one is created, to consume `topics` (stored names).
 
@@ -216,8 +221,7 @@ class Tables:
         group = self.groups.get(stored_name)
         if group is not None:
             return group
-        if not self._settings.current.auto_create_groups:
-            raise GroupNotFoundError(stored_name)
+        self.check_usable(stored_name)
         with self.group_creations.measure(is_system=is_system_group(stored_name)):
             group = self.group_or_first_use(stored_name, topics)
             self.groups.create(group)

@@ -119,6 +119,16 @@ async def test_c081_messages_of_a_pop(client: RemotingClient) -> None:
     assert (await _pop(client, "Popped", invisibleTime=0)).code == Answer.INVALID_PARAMETER
 
 
+@pytest.mark.parametrize("expression", ["||", "&&"])
+async def test_an_expression_without_a_tag_finishes_nothing(client: RemotingClient, expression: str) -> None:
+    """It is refused; otherwise the group would skip every message."""
+    assert (await send(client, f"Kept{ord(expression[0])}", b"one")).code == 0
+    refused = await _pop(client, f"Kept{ord(expression[0])}", exp=expression)
+    assert refused.code == Answer.SUBSCRIPTION_PARSE_FAILED
+    assert "has no tag" in (refused.remark or "")
+    assert len(records((await _pop(client, f"Kept{ord(expression[0])}")).body)) == 1
+
+
 async def test_a_pop_waits_for_a_message(client: RemotingClient, other: RemotingClient) -> None:
     """It also skips messages that do not match its filter."""
     await send(client, "Awaited", b"left out", properties="TAGS\x01b\x02")

@@ -57,6 +57,7 @@ async def test_c052_refused_pulls(client: RemotingClient, shared: Shared, tmp_pa
         (Answer.PULL_OFFSET_MOVED, {"offset": 5, "queue_id": 1}),
         (Answer.SUBSCRIPTION_PARSE_FAILED, {"subscription": "a >", "expressionType": "SQL92"}),
         (Answer.SUBSCRIPTION_PARSE_FAILED, {"subscription": "||"}),
+        (Answer.SUBSCRIPTION_PARSE_FAILED, {"subscription": "&&"}),
         (Answer.SUBSCRIPTION_NOT_EXIST, {"sys_flag": 0, "group": "Nobody"}),
         (Answer.INVALID_PARAMETER, {"queue_id": 4}),
         (Answer.INVALID_PARAMETER, {"queue_id": -1}),

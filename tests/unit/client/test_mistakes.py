@@ -201,6 +201,13 @@ def test_several_topics_without_filters() -> None:
     assert {topic: each.expression for topic, each in filters.items()} == {"orders": "*", "stock": "*"}
 
 
+@pytest.mark.parametrize("expression", ["||", "&&", " && || "])
+def test_a_filter_without_a_tag(expression: str) -> None:
+    """It would select nothing, and the group would skip every message."""
+    with pytest.raises(ValueError, match=r"has no tag; write `TagA \|\| TagB`"):
+        wire_filters({"orders": expression})
+
+
 async def test_calls_in_a_wrong_state(client: Client) -> None:
     """Calls before the start and after the end say what to do; none waits."""
     pull = client.pull_consumer("g", "orders")

@@ -142,17 +142,23 @@ class Subscriptions:
 
     def create_queue(self, key: QueueKey) -> Queue:
         """A queue that this process has not used yet, at the group's position or default start. `add` registers it."""
-        low, high = self._store.queue_range(key.topic, key.queue_id)
-        commit_offset = self._offsets.get(key.topic, key.group, key.queue_id)
-        if commit_offset is None:
-            policy = self._settings.current.delivery.initial_position
-            earliest = policy == "earliest" or (policy == "auto" and low == 0)
-            commit_offset = low if earliest else high
-        elif commit_offset > high:
+        high = self._store.queue_range(key.topic, key.queue_id)[1]
+        commit_offset = self.start_of(key)
+        if commit_offset > high:
             # The log lost its tail (a power failure with async flush); new messages reuse these offsets.
             _log.warning("committed offset is beyond the end of its queue key=%s offset=%d", key, commit_offset)
             commit_offset = high
         return Queue(key, commit_offset)
+
+    def start_of(self, key: QueueKey) -> int:
+        """Where the group begins in a queue that this process has not used yet."""
+        committed = self._offsets.get(key.topic, key.group, key.queue_id)
+        if committed is not None:
+            return committed
+        low, high = self._store.queue_range(key.topic, key.queue_id)
+        policy = self._settings.current.delivery.initial_position
+        earliest = policy == "earliest" or (policy == "auto" and low == 0)
+        return low if earliest else high
 
     def has_committed(self, queue: Queue) -> bool:
         """Whether the offsets table has the same position as a queue that was just created."""

@@ -26,6 +26,7 @@ from aerobee_broker.tables.topics import split_light_topic_name
 from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
+from aerobee_store.records.tag_expression import tags_of
 
 _LANGUAGES: Final = {"DOTNET": "DOT_NET", "GO": "GOLANG", "HTTP": "NODE_JS"}  # headers that differ from the enum
 _LITE_TYPES: Final = (v2.ClientType.LITE_PUSH_CONSUMER, v2.ClientType.LITE_SIMPLE_CONSUMER)
@@ -46,7 +47,10 @@ class _Subscribed(Struct, frozen=True):
         text = self.expression.expression.strip()
         if self.expression.type == v2.FilterType.SQL:
             return v2.FilterType.SQL, text
-        tags = {tag.strip() for tag in text.split("||")} - {""}
+        try:
+            tags = tags_of(text)
+        except ValueError:
+            return v2.FilterType.TAG, text
         return v2.FilterType.TAG, "*" if not tags or "*" in tags else " || ".join(sorted(tags))
 
 
