@@ -35,7 +35,7 @@ from aerobee_broker.commands import serve
 from aerobee_broker.errors import BrokerError
 from aerobee_store.deferred import load_deferred
 from aerobee_store.errors import StoreError
-from aerobee_store.travelling_clock import TravellingClock
+from aerobee_store.testing.travelling_clock import TravellingClock
 
 _ORDER_SIZE_MAX: Final = 1 << 18  # bytes: the limit of what the parent may send
 

@@ -24,7 +24,7 @@ from aerobee_client.allocation import (
     Queue,
 )
 from aerobee_client.client import Client, connect
-from aerobee_client.connection import Retry
+from aerobee_client.connections.connection import Retry
 from aerobee_client.errors import (
     BadRequestError,
     BatchError,
@@ -42,12 +42,12 @@ from aerobee_client.errors import (
 )
 from aerobee_client.filters import Filter, SqlFilter, Subscriptions
 from aerobee_client.hooks import Hooks
-from aerobee_client.message import Message, ReceivedMessage, SendResult, StoredMessage, new_message_id
+from aerobee_client.messages.message import Message, ReceivedMessage, SendResult, StoredMessage, new_message_id
 from aerobee_client.producer import Producer
 from aerobee_client.pull_consumer import PullConsumer, Start
 from aerobee_client.push_consumer import Handler, PushConsumer, RetryLater
 from aerobee_client.security import Credentials, Tls
-from aerobee_client.sending import QueueSelector
+from aerobee_client.sending.request import QueueSelector
 from aerobee_client.simple_consumer import SimpleConsumer
 from aerobee_client.transaction import Resolution, Transaction, TransactionChecker
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from aerobee_client.connection import AnswerT, Connection, RequestT, Stubs, new_client_id
+from aerobee_client.connections.connection import AnswerT, Connection, RequestT, Stubs, new_client_id
 from aerobee_client.errors import ClientError, status_error
-from aerobee_client.message import StoredMessage, stored_message
+from aerobee_client.messages.message import StoredMessage, stored_message
 from aerobee_proto import admin_v1, v2
 
 if TYPE_CHECKING:

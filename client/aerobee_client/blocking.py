@@ -28,16 +28,16 @@ from aerobee_client import client as asynchronous_client
 from aerobee_client import producer as producing
 from aerobee_client.allocation import Allocation, Queue
 from aerobee_client.client import Client
-from aerobee_client.compression import COMPRESS_ABOVE, Compression
 from aerobee_client.errors import ClientError
 from aerobee_client.filters import Subscriptions
 from aerobee_client.hooks import Hooks
-from aerobee_client.message import Message, ReceivedMessage, SendResult, StoredMessage
+from aerobee_client.messages.compression import COMPRESS_ABOVE, Compression
+from aerobee_client.messages.message import Message, ReceivedMessage, SendResult, StoredMessage
 from aerobee_client.producer import Producer
 from aerobee_client.pull_consumer import PullConsumer, Start
 from aerobee_client.push_consumer import Handler, PushConsumer
 from aerobee_client.security import Credentials, Tls
-from aerobee_client.sending import QueueSelector
+from aerobee_client.sending.request import QueueSelector
 from aerobee_client.simple_consumer import SimpleConsumer
 from aerobee_client.transaction import TransactionChecker
 

@@ -10,18 +10,18 @@ from typing import TypedDict, TypeVar
 from aerobee_client import producer as producing
 from aerobee_client.admin import Admin
 from aerobee_client.allocation import Allocation, Queue
-from aerobee_client.closing import AsyncClosing
-from aerobee_client.compression import COMPRESS_ABOVE, Compression
-from aerobee_client.connection import Connection, Retry
+from aerobee_client.connections.closing import AsyncClosing
+from aerobee_client.connections.connection import Connection, Retry
 from aerobee_client.errors import ClientError, ConfigurationError
 from aerobee_client.filters import Subscriptions
 from aerobee_client.hooks import Hooks
+from aerobee_client.messages.compression import COMPRESS_ABOVE, Compression
 from aerobee_client.producer import Producer
 from aerobee_client.pull_consumer import PullConsumer, Start
 from aerobee_client.push_consumer import Handler, PushConsumer
 from aerobee_client.records import Records
 from aerobee_client.security import Credentials, Tls
-from aerobee_client.sending import QueueSelector
+from aerobee_client.sending.request import QueueSelector
 from aerobee_client.simple_consumer import SimpleConsumer
 from aerobee_client.transaction import TransactionChecker
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from aerobee_client.errors import ClientError
-from aerobee_client.message import Message, ReceivedMessage, SendResult
+from aerobee_client.messages.message import Message, ReceivedMessage, SendResult
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from aerobee_client.errors import ClientError, ConfigurationError
 from aerobee_client.hooks import Hooks
-from aerobee_client.message import Message, ReceivedMessage, SendResult, new_message_id
+from aerobee_client.messages.message import Message, ReceivedMessage, SendResult, new_message_id
 
 _SCOPE: Final = "aerobee_client"
 _OPEN_MAX: Final = 100_000  # open spans, including those of messages that were dropped without an event

@@ -7,13 +7,11 @@ import inspect
 import logging
 from collections.abc import Iterable, Sequence
 
-from aerobee_client import packing
 from aerobee_client.allocation import Queue
-from aerobee_client.bounds import MemoryLimit
-from aerobee_client.checks import BODY_SIZE_MAX, check, check_name
-from aerobee_client.closing import AsyncClosing
-from aerobee_client.compression import COMPRESS_ABOVE, Compression, require
-from aerobee_client.connection import Connection, Retry
+from aerobee_client.connections.closing import AsyncClosing
+from aerobee_client.connections.connection import Connection, Retry
+from aerobee_client.connections.routes import ROUTE_SECONDS
+from aerobee_client.connections.telemetry import Telemetry
 from aerobee_client.errors import (
     BadRequestError,
     BatchError,
@@ -21,14 +19,16 @@ from aerobee_client.errors import (
     ConfigurationError,
     UnsupportedError,
 )
-from aerobee_client.gathering import Entry, Gathering
 from aerobee_client.hooks import Hooks, after_send, before_send
-from aerobee_client.latency import LatencyAvoidance
-from aerobee_client.message import Message, Outgoing, SendResult, outgoing, stored_message
+from aerobee_client.limits.bounds import MemoryLimit
+from aerobee_client.messages import packing
+from aerobee_client.messages.checks import BODY_SIZE_MAX, check, check_name
+from aerobee_client.messages.compression import COMPRESS_ABOVE, Compression, require
+from aerobee_client.messages.message import Message, Outgoing, SendResult, outgoing, stored_message
 from aerobee_client.records import Records
-from aerobee_client.routes import ROUTE_SECONDS
-from aerobee_client.sending import QueueSelector, Sending
-from aerobee_client.telemetry import Telemetry
+from aerobee_client.sending.gathering import Entry, Gathering
+from aerobee_client.sending.latency import LatencyAvoidance
+from aerobee_client.sending.request import QueueSelector, Sending
 from aerobee_client.transaction import WIRE_RESOLUTIONS, Resolution, Transaction, TransactionChecker
 from aerobee_proto import v2
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Literal, Self
 
 from aerobee_client.allocation import Allocation, Averagely, Queue
-from aerobee_client.broker_sessions import DEFAULT, broker_endpoints
-from aerobee_client.closing import AsyncClosing
-from aerobee_client.connection import Connection
+from aerobee_client.connections.closing import AsyncClosing
+from aerobee_client.connections.connection import Connection
+from aerobee_client.connections.routes import DEFAULT, Routes, broker_endpoints, queue_of
+from aerobee_client.connections.telemetry import Telemetry
 from aerobee_client.errors import (
     ClientError,
     NotFoundError,
@@ -24,11 +25,9 @@ from aerobee_client.errors import (
     status_error,
 )
 from aerobee_client.filters import Subscriptions, wire_filters, wire_subscription
-from aerobee_client.flow import FlowControl
-from aerobee_client.message import StoredMessage, stored_message
+from aerobee_client.limits.flow import FlowControl
+from aerobee_client.messages.message import StoredMessage, stored_message
 from aerobee_client.records import Records
-from aerobee_client.routes import Routes, queue_of
-from aerobee_client.telemetry import Telemetry
 from aerobee_proto import admin_v1, v2
 from aerobee_store.records.tag_expression import tags_of
 

@@ -11,15 +11,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
-from aerobee_client.broker_sessions import BrokerSessions, broker_endpoints
-from aerobee_client.closing import AsyncClosing
-from aerobee_client.connection import Connection
+from aerobee_client.connections.closing import AsyncClosing
+from aerobee_client.connections.connection import Connection
+from aerobee_client.connections.routes import broker_endpoints
+from aerobee_client.consuming.broker_sessions import BrokerSessions
+from aerobee_client.consuming.receiving import new_attempt_id
 from aerobee_client.errors import BadRequestError, ClientError, TooManyRequestsError
 from aerobee_client.filters import Subscriptions, wire_filters, wire_subscription
-from aerobee_client.flow import FlowControl
 from aerobee_client.hooks import Hooks, after_handle
-from aerobee_client.message import ReceivedMessage, received_message
-from aerobee_client.receiving import new_attempt_id
+from aerobee_client.limits.flow import FlowControl
+from aerobee_client.messages.message import ReceivedMessage, received_message
 from aerobee_proto import v2
 
 _log = logging.getLogger(__name__)

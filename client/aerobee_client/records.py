@@ -24,13 +24,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from aerobee_client import packing
-from aerobee_client.bounds import MemoryLimit
-from aerobee_client.closing import AsyncClosing
-from aerobee_client.compression import Compression, decompress
-from aerobee_client.connection import Connection, Retry, new_client_id
+from aerobee_client.connections.closing import AsyncClosing
+from aerobee_client.connections.connection import Connection, Retry, new_client_id
 from aerobee_client.errors import BadRequestError, ClientError, UnsupportedError, status_error
-from aerobee_client.message import Message, StoredMessage, message_of_record
+from aerobee_client.limits.bounds import MemoryLimit
+from aerobee_client.messages import packing
+from aerobee_client.messages.compression import Compression, decompress
+from aerobee_client.messages.message import Message, StoredMessage, message_of_record
 from aerobee_proto import records_v1, v2
 
 if TYPE_CHECKING:

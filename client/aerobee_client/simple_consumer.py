@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from aerobee_client.broker_sessions import DEFAULT, BrokerSessions, broker_endpoints
-from aerobee_client.closing import AsyncClosing
-from aerobee_client.connection import Connection, Retry
+from aerobee_client.connections.closing import AsyncClosing
+from aerobee_client.connections.connection import Connection, Retry
+from aerobee_client.connections.routes import DEFAULT, READABLE, broker_endpoints
+from aerobee_client.consuming.broker_sessions import BrokerSessions
+from aerobee_client.consuming.receiving import new_attempt_id
 from aerobee_client.errors import BatchError, ClientError
 from aerobee_client.filters import Subscriptions, wire_filters, wire_subscription
-from aerobee_client.message import ReceivedMessage
-from aerobee_client.receiving import new_attempt_id
-from aerobee_client.routes import READABLE
+from aerobee_client.messages.message import ReceivedMessage
 from aerobee_proto import v2
 
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from aerobee_client.errors import ClientError
-from aerobee_client.message import Message, SendResult, StoredMessage
+from aerobee_client.messages.message import Message, SendResult, StoredMessage
 from aerobee_proto import v2
 
 if TYPE_CHECKING:

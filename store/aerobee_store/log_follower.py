@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from aerobee_store.config import StoreConfig
 from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import NO_ROOM
-from aerobee_store.durability.durability import Durability
+from aerobee_store.durability.log_flush import Durability
 from aerobee_store.errors import LogMismatchError, StoreFullError
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.queues.dispatch import Dispatch, ReceivedRecords, ReceivedUnits

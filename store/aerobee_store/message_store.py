@@ -16,6 +16,7 @@ from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, Literal, ParamSpec, Protocol, Self, TypeVar
 
+from aerobee_store.capacity.retention import Retention, RetentionListener, RetentionParts
 from aerobee_store.clock import Clock, SystemClock
 from aerobee_store.config import StoreConfig
 from aerobee_store.disk.disk_thread import DiskThread
@@ -32,7 +33,7 @@ from aerobee_store.disk.store_directory import (
 from aerobee_store.durability import log_cut
 from aerobee_store.durability.checkpoint import Checkpoint
 from aerobee_store.durability.derived_flush import FlushDerived
-from aerobee_store.durability.durability import Durability
+from aerobee_store.durability.log_flush import Durability
 from aerobee_store.durability.recovery import Recovery, RecoveryParts, RecoveryReport
 from aerobee_store.errors import StoreClosedError, StoreDirectoryError, StoreError, StoreFailedError
 from aerobee_store.log.allocate import SegmentAllocation
@@ -42,7 +43,6 @@ from aerobee_store.log.log_scan import records_containing
 from aerobee_store.log.mapped_file import MappedFileQueue
 from aerobee_store.log.write_modes import BufferPool, segments_of
 from aerobee_store.log_follower import LogFollower
-from aerobee_store.maintenance.retention import Retention, RetentionListener, RetentionParts
 from aerobee_store.maintenance.scrub import Scrub
 from aerobee_store.maintenance.unit_repair import UnitRepair
 from aerobee_store.message_reader import MessageReader, ReadResult

@@ -11,7 +11,7 @@ from msgspec import Struct
 from aerobee_store.clock import Clock
 from aerobee_store.config import StoreConfig
 from aerobee_store.deferred import deferred
-from aerobee_store.durability.durability import Durability
+from aerobee_store.durability.log_flush import Durability
 from aerobee_store.errors import (
     InvalidMessageError,
     InvalidRecordError,

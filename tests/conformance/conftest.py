@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from aerobee_client.testing import BrokerProcess, run_broker
-from aerobee_store.travelling_clock import TravellingClock
+from aerobee_store.testing.travelling_clock import TravellingClock
 from tests.conformance.raw_client import RawClient
 from tests.support.in_process_broker import in_process_broker
 

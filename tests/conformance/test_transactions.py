@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aerobee_proto import v2
-from aerobee_store.travelling_clock import TravellingClock
+from aerobee_store.testing.travelling_clock import TravellingClock
 from tests.conformance.conftest import Traveller
 from tests.conformance.raw_client import RawClient, Telemetry, duration, message, producer_settings
 from tests.support.in_process_broker import in_process_broker

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aerobee_proto import admin_v1, v2
-from aerobee_store.travelling_clock import TravellingClock
+from aerobee_store.testing.travelling_clock import TravellingClock
 from tests.conformance.raw_client import RawClient, consumer_settings, message, producer_settings, resource, timestamp
 from tests.support.in_process_broker import InProcessBroker, in_process_broker
 

@@ -12,7 +12,7 @@ import pytest
 
 from aerobee_proto import admin_v1, v2
 from aerobee_store.records.properties import offset_message_id
-from aerobee_store.travelling_clock import TravellingClock
+from aerobee_store.testing.travelling_clock import TravellingClock
 from tests.conformance.raw_client import RawClient, consumer_settings, message, producer_settings, resource, timestamp
 from tests.support.in_process_broker import in_process_broker
 

@@ -28,7 +28,7 @@ from aerobee_client import (
     pull_consumer,
 )
 from aerobee_client.filters import Subscriptions
-from aerobee_client.flow import FlowControl
+from aerobee_client.limits.flow import FlowControl
 from aerobee_client.records import Frame, Records
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import v2

@@ -19,7 +19,7 @@ from aerobee_client import (
     connect,
     new_message_id,
 )
-from aerobee_client.compression import Compression
+from aerobee_client.messages.compression import Compression
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import v2
 from aerobee_store.records.record import Record

@@ -432,7 +432,7 @@ async def test_a_failed_disk_ends_the_broker(
         async with grpc.aio.insecure_channel(await ready) as channel:
             stub: Any = v2.MessagingServiceStub(channel)
             await stub.QueryRoute(v2.QueryRouteRequest(topic=TOPIC), metadata=METADATA)
-            monkeypatch.setattr("aerobee_store.durability.durability._sync_all", broken)
+            monkeypatch.setattr("aerobee_store.durability.log_flush._sync_all", broken)
             try:
                 answer = await stub.SendMessage(
                     v2.SendMessageRequest(messages=[message()]), metadata=METADATA, timeout=5

@@ -294,7 +294,7 @@ def _written(path: Path | None) -> Iterator[TextIO]:
 
 def _json(letter: admin_v1.DeadLetter) -> dict[str, Any]:
     """The message and the details of its dead-lettering as JSON; without a body if it was read without one."""
-    from aerobee_client.message import stored_message
+    from aerobee_client.messages.message import stored_message
 
     fields = output.message_json(stored_message(letter.message))
     if len(letter.message.body) != letter.body_size:

@@ -7,7 +7,7 @@ written in the same way, one piece of the state in a step.
     subscriptions.py   which queues there are, and their state (queue_delivery.py)
     queue_sets.py      the queues of a receive: those of a topic; lite.py: those of a client's lite subscriptions
     receive_plan.py    the decisions of a receive, without I/O
-    receiving.py       selects the messages of a receive
+    consuming/receiving.py       selects the messages of a receive
     visibility.py      the timer: when messages become visible again
     auto_renewals.py   clients that keep messages while they live
     dead_letters.py    messages that are no longer delivered; exhausted.py: the task that moves them there

@@ -10,7 +10,7 @@ from itertools import islice
 from aerobee_store.disk.disk_thread import DiskThread
 from aerobee_store.disk.file_system import File, Lock
 from aerobee_store.durability.checkpoint import Checkpoint
-from aerobee_store.durability.durability import Durability
+from aerobee_store.durability.log_flush import Durability
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.queues.consume_queue import ChangedQueues, ConsumeQueue
 from aerobee_store.queues.dispatch import Dispatch

@@ -1,1 +1,1 @@
-"""Background work on the store: retention, scrubbing, removal of topics."""
+"""Background work on the store: scrubbing, and the repair of queue units."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from aerobee_store.travelling_clock import TravellingClock
+from aerobee_store.testing.travelling_clock import TravellingClock
 from tests.support.in_process_broker import InProcessBroker
 from tests.support.remoting_client import RemotingClient, remoting_broker
 

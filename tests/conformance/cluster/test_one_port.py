@@ -15,7 +15,7 @@ from aerobee_broker.config import Address, ListenConfig
 from aerobee_broker.config.front import FrontConfig
 from aerobee_broker.remoting_wire.codes import Request
 from aerobee_proto import v2
-from aerobee_store.travelling_clock import TravellingClock
+from aerobee_store.testing.travelling_clock import TravellingClock
 from tests.support.front_under_test import needs_native
 from tests.support.in_process_broker import METADATA, in_process_broker, message
 from tests.support.remoting_client import RemotingClient, json_body, pull_fields, records, remoting_broker, send

@@ -25,9 +25,9 @@ from aerobee_store import MessageStore
 from aerobee_store.records import record
 from aerobee_store.records.record import Message
 from aerobee_store.tables import java_json
+from aerobee_store.testing.travelling_clock import TravellingClock
 from aerobee_store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
 from aerobee_store.timer.log import TimerLog
-from aerobee_store.travelling_clock import TravellingClock
 from tests.conformance.cluster.test_name_servers import name_server
 from tests.support import golden_remoting
 from tests.support.remoting_client import RemotingClient, json_body, pull_fields, records, send

@@ -9,7 +9,7 @@ import pytest
 from aerobee_broker.config.transactions import TransactionsConfig
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.frame import Command
-from aerobee_store.travelling_clock import TravellingClock
+from aerobee_store.testing.travelling_clock import TravellingClock
 from tests.conformance.cluster.conftest import Shared
 from tests.support.remoting_client import RemotingClient, pull_fields, records, remoting_broker, send
 

@@ -18,7 +18,7 @@ import pytest
 from aerobee_broker.cli import build_parser, main
 from aerobee_broker.commands.serve import collect_less_garbage
 from aerobee_broker.commands.terminal import options, output
-from aerobee_client.message import StoredMessage
+from aerobee_client.messages.message import StoredMessage
 from aerobee_proto import admin_v1, v2
 
 

@@ -16,7 +16,7 @@ from aerobee_client import (
     NearMachineRoom,
     Queue,
 )
-from aerobee_client.flow import FlowControl
+from aerobee_client.limits.flow import FlowControl
 
 QUEUES = [Queue("orders", "b", number) for number in range(10)]
 CONSUMERS = ["c1", "c2", "c3", "c4"]

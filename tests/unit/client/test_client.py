@@ -331,7 +331,7 @@ class TestConnection:
     )
     def test_kinds_of_endpoints(self, endpoint: str, scheme: v2.AddressScheme.ValueType, host: str) -> None:
         """The address scheme on the wire matches the host."""
-        from aerobee_client.endpoints import parse_endpoint
+        from aerobee_client.connections.endpoints import parse_endpoint
 
         parsed = parse_endpoint(endpoint)
         assert (parsed.scheme, parsed.addresses[0].host, parsed.addresses[0].port) == (scheme, host, 8081)
@@ -356,7 +356,7 @@ class TestConnection:
         self, broker: ScriptedBroker, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """After the stream ends, the client reopens it and sends the settings again."""
-        monkeypatch.setattr("aerobee_client.telemetry.REOPEN_SECONDS", 0.01)
+        monkeypatch.setattr("aerobee_client.connections.telemetry.REOPEN_SECONDS", 0.01)
         bad = v2.Status(code=v2.Code.INTERNAL_SERVER_ERROR)
 
         await client.producer().send(MESSAGE)

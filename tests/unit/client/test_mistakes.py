@@ -22,10 +22,10 @@ from aerobee_client import (
     blocking,
     connect,
 )
-from aerobee_client.checks import check
 from aerobee_client.filters import wire_filters
 from aerobee_client.hooks import after_handle
-from aerobee_client.sending import Sending
+from aerobee_client.messages.checks import check
+from aerobee_client.sending.request import Sending
 from aerobee_proto import v2
 from tests.support.scripted_broker import ScriptedBroker, scripted_broker
 

@@ -19,10 +19,10 @@ from aerobee_client import (
     SendResult,
     connect,
 )
-from aerobee_client.bounds import MemoryLimit
-from aerobee_client.checks import check
-from aerobee_client.compression import SYS_FLAGS, Compression, CorruptedBodyError, compress, decompress
-from aerobee_client.latency import LatencyAvoidance, avoid_seconds
+from aerobee_client.limits.bounds import MemoryLimit
+from aerobee_client.messages.checks import check
+from aerobee_client.messages.compression import SYS_FLAGS, Compression, CorruptedBodyError, compress, decompress
+from aerobee_client.sending.latency import LatencyAvoidance, avoid_seconds
 from aerobee_proto import v2
 from tests.support.scripted_broker import OK, ScriptedBroker, failure, scripted_broker
 

@@ -64,7 +64,7 @@ async def _timelines(
 
 
 def _json(found: admin_v1.MessageTimeline) -> dict[str, Any]:
-    from aerobee_client.message import stored_message
+    from aerobee_client.messages.message import stored_message
 
     fields = output.protobuf_json(found)
     fields["message"] = output.message_json(stored_message(found.message))
@@ -72,7 +72,7 @@ def _json(found: admin_v1.MessageTimeline) -> dict[str, Any]:
 
 
 def _print(found: admin_v1.MessageTimeline, *, history: bool) -> None:
-    from aerobee_client.message import stored_message
+    from aerobee_client.messages.message import stored_message
 
     message = stored_message(found.message)
     print(f"message {message.message_id} of {message.topic}: {output.body_text(message.body)}")

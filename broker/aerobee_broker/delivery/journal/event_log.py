@@ -15,6 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from aerobee_broker.delivery.state.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Reset, Run, State
+from aerobee_broker.delivery.state.queue_key import QUEUE_ID, TEXT_SIZE, QueueKey, bounded, text_bytes
 from aerobee_broker.errors import JournalFormatError
 from aerobee_store import MessageStore
 from aerobee_store.records.properties import TAGS
@@ -30,8 +31,6 @@ VERSION: Final = 1
 VERSION_WITH_PASSED: Final = 2
 _BODY_SIZE_MAX: Final = 64 << 10  # a snapshot of 100,000 messages in flight takes some fifty of these
 _HEADER: Final = struct.Struct(">BBH")
-_SIZE: Final = struct.Struct(">H")
-_QUEUE_ID: Final = struct.Struct(">I")
 _DELIVERED: Final = struct.Struct(">QQQqHH")
 _RUN: Final = struct.Struct(">QIH")
 _ACKNOWLEDGED: Final = struct.Struct(">H")
@@ -61,18 +60,6 @@ _TAGS: Final = {kind: kind.name.lower() for kind in EventKind}
 _KNOWN_KINDS: Final = frozenset(int(kind) for kind in EventKind)
 
 
-class QueueKey(Struct, frozen=True):
-    """The queue of a delivery: stored names of group and topic."""
-
-    group: str
-    topic: str
-    queue_id: int
-
-    def encode(self) -> bytes:
-        """The first bytes of every event of this queue."""
-        return _text(self.group) + _text(self.topic) + _QUEUE_ID.pack(self.queue_id)
-
-
 class Removed(Struct, frozen=True):
     """A deleted topic, group, or both: an empty name stands for all. Its state is removed."""
 
@@ -93,7 +80,7 @@ class JournalEntry(Struct, frozen=True):
 
 def encode_delivered(key: bytes, event: Delivered) -> bytes:
     """Encode a Delivered event."""
-    client = b"" if event.client_id is None else _bounded(event.client_id)
+    client = b"" if event.client_id is None else bounded(event.client_id)
     size = _NO_CLIENT if event.client_id is None else len(client)
     head = _DELIVERED.pack(event.begin, event.cursor, event.nonce, event.invisible_until_ms, size, len(event.runs))
     return b"".join((key, head, client, *[_RUN.pack(*run) for run in event.runs]))
@@ -120,28 +107,17 @@ def encode_state(key: bytes, event: State) -> bytes:
             client = clients.setdefault(entry.client_id, len(clients))
         entries.append(_ENTRY.pack(entry.offset, entry.attempt, entry.nonce, entry.invisible_until_ms, client))
     head = _STATE.pack(event.commit_offset, event.begin, event.end, len(clients), len(entries))
-    return b"".join((key, head, *map(_text, clients), *entries))
+    return b"".join((key, head, *map(text_bytes, clients), *entries))
 
 
 def encode_removed(event: Removed) -> bytes:
     """Encode a Removed event."""
-    return _text(event.group) + _text(event.topic)
+    return text_bytes(event.group) + text_bytes(event.topic)
 
 
 def encode_reset(key: bytes, event: Reset) -> bytes:
     """Encode a Reset event."""
     return key + _RESET.pack(event.offset)
-
-
-def _bounded(text: str) -> bytes:
-    # A client id beyond 255 bytes is truncated: after a restart its messages become visible after 30 s, as if it were
-    # gone.
-    return text.encode("utf-8", "replace")[:255]
-
-
-def _text(text: str) -> bytes:
-    encoded = _bounded(text)
-    return _SIZE.pack(len(encoded)) + encoded
 
 
 # Decoding
@@ -168,7 +144,7 @@ class _Reader:
 
     def text(self, size: int | None = None) -> str:
         if size is None:
-            (size,) = self.take(_SIZE)
+            (size,) = self.take(TEXT_SIZE)
         self._need(size)
         begin, self._at = self._at, self._at + size
         return self._body[begin : self._at].decode("utf-8", "replace")
@@ -196,7 +172,7 @@ def decode(body: bytes, queue_offset: int) -> list[JournalEntry]:
             if kind == EventKind.REMOVED:
                 entries.append(JournalEntry(queue_offset, None, Removed(reader.text(), reader.text())))
             else:
-                key = QueueKey(reader.text(), reader.text(), *reader.take(_QUEUE_ID))
+                key = QueueKey(reader.text(), reader.text(), *reader.take(QUEUE_ID))
                 event = _decode_event(kind, reader)
                 if version == VERSION and isinstance(event, Delivered) and event.passes_over:
                     raise JournalFormatError(f"a delivery of version {version} has messages with attempt 0")

@@ -16,13 +16,13 @@ from aerobee_broker.delivery.journal.event_log import (
     EventKind,
     Journal,
     JournalEntry,
-    QueueKey,
     Removed,
     encode_reset,
     encode_state,
     highest_offset,
 )
 from aerobee_broker.delivery.state.events import Delivered, Reset, State
+from aerobee_broker.delivery.state.queue_key import QueueKey
 from aerobee_broker.delivery.state.stats import DeliveryStats
 from aerobee_broker.delivery.state.subscriptions import DeliveryTables, Queue, Subscriptions
 from aerobee_broker.limits.loop_share import Turns

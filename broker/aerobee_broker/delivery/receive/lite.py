@@ -21,10 +21,10 @@ from typing import Final
 from msgspec import Struct
 
 from aerobee_broker.config import Settings
-from aerobee_broker.delivery.journal.event_log import QueueKey
 from aerobee_broker.delivery.journal.history import History
 from aerobee_broker.delivery.receive.long_polling import LongPolling
 from aerobee_broker.delivery.state.message_group_order import MessageGroupOrder
+from aerobee_broker.delivery.state.queue_key import QueueKey
 from aerobee_broker.delivery.state.subscriptions import Queue, Subscriptions
 from aerobee_broker.errors import LiteQuotaError
 from aerobee_broker.tables.topics import LIGHT_PREFIX, TopicConfig, light_topic_name, split_light_topic_name

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from aerobee_broker.delivery.journal.event_log import QueueKey
 from aerobee_broker.delivery.journal.history import History
 from aerobee_broker.delivery.receive.long_polling import LongPolling
+from aerobee_broker.delivery.state.queue_key import QueueKey
 from aerobee_broker.delivery.state.subscriptions import Queue, Subscription, Subscriptions
 from aerobee_broker.tables.topics import TopicConfig
 

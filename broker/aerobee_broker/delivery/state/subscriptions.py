@@ -9,8 +9,8 @@ from typing import Protocol
 from msgspec import Struct, field
 
 from aerobee_broker.config import Settings
-from aerobee_broker.delivery.journal.event_log import QueueKey
 from aerobee_broker.delivery.state.queue_delivery import QueueDelivery
+from aerobee_broker.delivery.state.queue_key import QueueKey
 from aerobee_broker.delivery.state.receipt_handle import owner_of
 from aerobee_broker.tables.consumer_groups import GroupTable
 from aerobee_broker.tables.consumer_offsets import OffsetTable

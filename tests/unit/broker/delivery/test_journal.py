@@ -13,7 +13,6 @@ from aerobee_broker.delivery.journal.event_log import (
     JOURNAL_TOPIC,
     EventKind,
     Journal,
-    QueueKey,
     Removed,
     decode,
     encode_acknowledged,
@@ -25,6 +24,7 @@ from aerobee_broker.delivery.journal.event_log import (
     highest_offset,
 )
 from aerobee_broker.delivery.state.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Reset, Run, State
+from aerobee_broker.delivery.state.queue_key import QueueKey
 from aerobee_broker.errors import JournalFormatError
 from aerobee_store import MessageStore, StoreConfig
 from aerobee_store.testing import MemoryFileSystem

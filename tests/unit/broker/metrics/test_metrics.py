@@ -18,7 +18,7 @@ from aerobee_broker.metrics import exposition as exposition_module
 from aerobee_broker.remoting_wire.codes import Request
 from aerobee_proto import admin_v1, v2
 from aerobee_store import StoreConfig
-from aerobee_store.travelling_clock import TravellingClock
+from aerobee_store.testing.travelling_clock import TravellingClock
 from tests.support.in_process_broker import METADATA, InProcessBroker, in_process_broker, message
 from tests.support.remoting_client import remoting_broker, send_fields
 

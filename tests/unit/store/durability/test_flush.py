@@ -12,10 +12,10 @@ import pytest
 
 from aerobee_store import Message, MessageStore, StoreConfig, StoreFailedError, SyncTimeoutError
 from aerobee_store.config import FlushMode, WriteMode
-from aerobee_store.durability import durability
+from aerobee_store.durability import log_flush as durability
 from aerobee_store.queues.consume_queue import UNIT_SIZE
 from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
-from aerobee_store.travelling_clock import TravellingClock
+from aerobee_store.testing.travelling_clock import TravellingClock
 from tests.support.serving import serving
 from tests.support.stored_messages import DIRECTORY, Sender, compare
 

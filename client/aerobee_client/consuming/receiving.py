@@ -6,11 +6,11 @@ import asyncio
 import uuid
 from contextlib import aclosing
 
-from aerobee_client.connection import Connection
+from aerobee_client.connections.connection import Connection
+from aerobee_client.connections.routes import Routes
+from aerobee_client.connections.telemetry import Telemetry
 from aerobee_client.errors import ClientError, status_error
-from aerobee_client.message import ReceivedMessage, received_message
-from aerobee_client.routes import Routes
-from aerobee_client.telemetry import Telemetry
+from aerobee_client.messages.message import ReceivedMessage, received_message
 from aerobee_proto import v2
 
 _ROCKETMQ_WAIT_SECONDS_MIN = 5.0  # RocketMQ's server always waits this long, and refuses shorter deadlines

@@ -12,7 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
-from aerobee_client.compression import SYS_FLAGS, Compression, CorruptedBodyError, compress, decompress, inflate
+from aerobee_client.messages.compression import (
+    SYS_FLAGS,
+    Compression,
+    CorruptedBodyError,
+    compress,
+    decompress,
+    inflate,
+)
 from aerobee_proto import v2
 
 if TYPE_CHECKING:

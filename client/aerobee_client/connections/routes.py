@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 
 from aerobee_client.allocation import Queue
-from aerobee_client.connection import Connection, Metadata, Retry
+from aerobee_client.connections.connection import Connection, Metadata, Retry
+from aerobee_client.connections.endpoints import endpoint_text
 from aerobee_client.errors import ClientError, ForbiddenError, NotFoundError
 from aerobee_proto import v2
 
@@ -15,11 +17,20 @@ _log = logging.getLogger(__name__)
 ROUTE_SECONDS = 30.0  # lifetime of a route, as in the official clients
 READABLE = (v2.Permission.READ, v2.Permission.READ_WRITE)
 WRITABLE = (v2.Permission.WRITE, v2.Permission.READ_WRITE)
+DEFAULT = ""
+"""The configured endpoints, in place of a broker's address."""
 
 
 def queue_of(wire: v2.MessageQueue) -> Queue:
     """The queue named by a route or a message."""
     return Queue(wire.topic.name, wire.broker.name, wire.id)
+
+
+def broker_endpoints(queues: Iterable[v2.MessageQueue]) -> dict[str, str]:
+    """The address of each broker by name; DEFAULT for all unless the addresses differ."""
+    found = {queue.broker.name: endpoint_text(queue.broker.endpoints) for queue in queues}
+    is_spread = len(set(found.values())) > 1 and all(found.values())
+    return found if is_spread else dict.fromkeys(found, DEFAULT)
 
 
 class Routes:

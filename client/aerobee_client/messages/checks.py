@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from aerobee_client.errors import BadRequestError
-from aerobee_client.message import Message
+from aerobee_client.messages.message import Message
 from aerobee_proto import v2
 
 TOPIC_LENGTH_MAX = 127

@@ -7,26 +7,15 @@ different addresses for different brokers, calls about a queue go to the address
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
-from aerobee_client.acknowledgement import Acknowledgement
-from aerobee_client.connection import Connection
-from aerobee_client.endpoints import endpoint_text
-from aerobee_client.message import ReceivedMessage
-from aerobee_client.receiving import Receiving
-from aerobee_client.routes import Routes
-from aerobee_client.telemetry import CommandHandler, Telemetry
+from aerobee_client.connections.connection import Connection
+from aerobee_client.connections.routes import DEFAULT, Routes
+from aerobee_client.connections.telemetry import CommandHandler, Telemetry
+from aerobee_client.consuming.acknowledgement import Acknowledgement
+from aerobee_client.consuming.receiving import Receiving
+from aerobee_client.messages.message import ReceivedMessage
 from aerobee_proto import v2
-
-DEFAULT = ""
-"""The configured endpoints, in place of a broker's address."""
-
-
-def broker_endpoints(queues: Iterable[v2.MessageQueue]) -> dict[str, str]:
-    """The address of each broker by name; DEFAULT for all unless the addresses differ."""
-    found = {queue.broker.name: endpoint_text(queue.broker.endpoints) for queue in queues}
-    is_spread = len(set(found.values())) > 1 and all(found.values())
-    return found if is_spread else dict.fromkeys(found, DEFAULT)
 
 
 class BrokerSession:

@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from zlib import crc32
 
-from aerobee_client import packing
 from aerobee_client.allocation import Queue
-from aerobee_client.broker_sessions import DEFAULT, broker_endpoints
-from aerobee_client.connection import Connection, Metadata, Peer, Retry
+from aerobee_client.connections.connection import Connection, Metadata, Peer, Retry
+from aerobee_client.connections.routes import DEFAULT, WRITABLE, Routes, broker_endpoints, queue_of
 from aerobee_client.errors import BadRequestError, ClientError, NotFoundError, status_error
-from aerobee_client.latency import LatencyAvoidance
-from aerobee_client.message import Message, Outgoing, SendResult
+from aerobee_client.messages import packing
+from aerobee_client.messages.message import Message, Outgoing, SendResult
 from aerobee_client.records import Records
-from aerobee_client.routes import WRITABLE, Routes, queue_of
+from aerobee_client.sending.latency import LatencyAvoidance
 from aerobee_proto import records_v1, v2
 
 QueueSelector = Callable[[Message, Sequence[Queue]], Queue]

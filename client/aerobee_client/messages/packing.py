@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from aerobee_client.checks import check
-from aerobee_client.compression import SYS_FLAGS, Compression, compress
 from aerobee_client.errors import BadRequestError
-from aerobee_client.message import HOST, Message, Outgoing, outgoing
+from aerobee_client.messages.checks import check
+from aerobee_client.messages.compression import SYS_FLAGS, Compression, compress
+from aerobee_client.messages.message import HOST, Message, Outgoing, outgoing
 from aerobee_proto import v2
 
 _UNKNOWN_V4: Final = ("0.0.0.0", 0)  # noqa: S104  # nothing listens there

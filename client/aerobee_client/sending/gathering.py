@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from aerobee_client.allocation import Queue
-from aerobee_client.bounds import MemoryLimit
 from aerobee_client.errors import ClientError
-from aerobee_client.message import Outgoing, SendResult
+from aerobee_client.limits.bounds import MemoryLimit
+from aerobee_client.messages.message import Outgoing, SendResult
 
 _log = logging.getLogger(__name__)
 

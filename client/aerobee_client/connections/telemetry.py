@@ -22,7 +22,7 @@ from typing import Any
 
 import grpc
 
-from aerobee_client.connection import VERSION, Connection, Peer, new_client_id
+from aerobee_client.connections.connection import VERSION, Connection, Peer, new_client_id
 from aerobee_client.errors import ClientError, DeadlineError, status_error
 from aerobee_proto import v2
 

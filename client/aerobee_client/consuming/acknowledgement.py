@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from aerobee_client.connection import Connection, Retry
+from aerobee_client.connections.connection import Connection, Retry
+from aerobee_client.connections.telemetry import Telemetry
 from aerobee_client.errors import ClientError, status_error
-from aerobee_client.message import ReceivedMessage
-from aerobee_client.telemetry import Telemetry
+from aerobee_client.messages.message import ReceivedMessage
 from aerobee_proto import v2
 
 _REQUEST_COUNT_MAX = 256

@@ -1,8 +1,8 @@
 """The channels to the endpoints of a client: headers, deadlines, retries, and errors that name the next step.
 
 Calls go to the given endpoints, so a wrongly advertised address of a single broker does no harm. `at` connects to one
-broker of a route that names several (broker_sessions.py). One endpoint is in use at a time. When it does not answer,
-the next one is used for all calls.
+broker of a route that names several (routes.py). One endpoint is in use at a time. When it does not answer, the next
+one is used for all calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 import grpc
 import grpc.aio
 
-from aerobee_client.endpoints import parse_endpoint, split_endpoints
+from aerobee_client.connections.endpoints import parse_endpoint, split_endpoints
 from aerobee_client.errors import (
     BadRequestError,
     ClientError,

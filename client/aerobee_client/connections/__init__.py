@@ -1,0 +1,1 @@
+"""Connections to brokers: channels, addresses, cached routes, and the Telemetry stream."""

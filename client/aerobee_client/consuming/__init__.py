@@ -1,0 +1,1 @@
+"""What simple and push consumers share: sessions with brokers, one receive, and its outcomes."""

@@ -1,0 +1,1 @@
+"""Limits of what a client keeps in memory."""

@@ -1,0 +1,1 @@
+"""Messages: as programs see them, on the wire, compressed, checked and packed as records."""

@@ -1,0 +1,1 @@
+"""Between a producer and the wire: gathers messages into requests, and sends them."""
