@@ -22,7 +22,7 @@ from aerobee_client.errors import (
 from aerobee_client.hooks import Hooks, after_send, before_send
 from aerobee_client.limits.bounds import MemoryLimit
 from aerobee_client.messages import packing
-from aerobee_client.messages.checks import BODY_SIZE_MAX, check, check_name
+from aerobee_client.messages.checks import check, check_name
 from aerobee_client.messages.compression import COMPRESS_ABOVE, Compression, require
 from aerobee_client.messages.message import Message, Outgoing, SendResult, outgoing, stored_message
 from aerobee_client.records import Records
@@ -31,6 +31,7 @@ from aerobee_client.sending.latency import LatencyAvoidance
 from aerobee_client.sending.request import QueueSelector, Sending
 from aerobee_client.transaction import WIRE_RESOLUTIONS, Resolution, Transaction, TransactionChecker
 from aerobee_proto import v2
+from aerobee_store.records.message_rules import BODY_SIZE_MAX
 
 _log = logging.getLogger(__name__)
 

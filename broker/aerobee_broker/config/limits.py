@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from aerobee_store.config import Positive, Seconds, Section
+from aerobee_store.records import message_rules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,8 +15,9 @@ class LimitsConfig(Section):
 
     section: ClassVar[str] = "limits"
 
-    user_property_count_max: Positive = 128
-    properties_size_max: Positive = 16384  # bytes: user properties, tag and keys of one message
+    user_property_count_max: Positive = message_rules.USER_PROPERTY_COUNT_MAX
+    # bytes: user properties, tag and keys of one message
+    properties_size_max: Positive = message_rules.PROPERTIES_SIZE_MAX
     delay_seconds_max: Seconds = 40 * 86_400.0  # timerMaxDelaySec, there 3 days
     client_expiry_seconds: Seconds = 120.0  # a client that is silent for longer is removed
     # of all requests in progress; reading continues when some have been answered

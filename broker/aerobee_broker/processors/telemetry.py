@@ -16,10 +16,10 @@ from aerobee_broker.messages.validation import check_client_properties
 from aerobee_broker.tables.consumer_groups import CustomizedRetry, ExponentialRetry, GroupConfig
 from aerobee_broker.tables.table_files import Tables
 from aerobee_proto import v2
+from aerobee_store.records.message_rules import LITE_TOPIC
 
 LONG_POLLING_SECONDS: Final = 20
 PRODUCER_MAX_ATTEMPTS: Final = 3
-LITE_TOPIC_SIZE_MAX: Final = 64
 SETTINGS_SIZE_MAX: Final = 256 << 10  # bytes; kept while the client is connected. 3,000 subscriptions are smaller
 _LITE_TYPES: Final = (v2.ClientType.LITE_PUSH_CONSUMER, v2.ClientType.LITE_SIMPLE_CONSUMER)
 _SIMPLE_TYPES: Final = (v2.ClientType.SIMPLE_CONSUMER, v2.ClientType.LITE_SIMPLE_CONSUMER)
@@ -99,7 +99,7 @@ class TelemetryProcessor:
             subscription.long_polling_timeout.FromSeconds(LONG_POLLING_SECONDS)
         if received.client_type in _LITE_TYPES:
             subscription.lite_subscription_quota = self._settings.current.delivery.lite_subscriptions_max
-            subscription.max_lite_topic_size = LITE_TOPIC_SIZE_MAX
+            subscription.max_lite_topic_size = LITE_TOPIC.size_max
         reply.backoff_policy.CopyFrom(backoff_policy(group, client.language))
 
 

@@ -5,7 +5,6 @@ Groups have the same stored names as topics: `<namespace>%<name>`, or the bare n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
@@ -14,13 +13,13 @@ from aerobee_broker.errors import GroupExistsError, GroupNotFoundError, IllegalG
 from aerobee_broker.tables.data_version import NamedTable
 from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields
 from aerobee_broker.tables.topics import split_stored_name
+from aerobee_store.records.message_rules import name_fault
 from aerobee_store.tables.java_json import Bean
 
 GROUP_NAME_SIZE_MAX: Final = 120  # characters; %RETRY% before it must stay a legal topic
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 RETRY_MAX_TIMES_DEFAULT: Final = 16
 RETRY_MAX_TIMES_LIMIT: Final = 10_000  # a sanity limit: with RocketMQ's last delay of 2 h, more than two years
-_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _EXPONENT_MAX: Final = 32  # as in RocketMQ; every reasonable policy has reached its longest delay long before
 
 # Fields of RocketMQ's groups that this broker does not use, with RocketMQ's values for a new group.
@@ -46,17 +45,8 @@ def check_group_name(name: str) -> None:
 
     1..120 characters of `a-z A-Z 0-9 _ - % |`, and none of the broker's own groups.
     """
-    if not name or name.isspace():
-        raise IllegalGroupError("the consumer group name is blank; enter a name")
-    if len(name) > GROUP_NAME_SIZE_MAX:
-        raise IllegalGroupError(
-            f"consumer group {name[:32]!r}... has {len(name)} characters, namespace included; "
-            f"shorten it to at most {GROUP_NAME_SIZE_MAX}"
-        )
-    if _NAME.fullmatch(name) is None:
-        raise IllegalGroupError(
-            f"consumer group {name!r} contains an invalid character; use letters, digits, '_', '-', '%' and '|'"
-        )
+    if fault := name_fault(name, GROUP_NAME_SIZE_MAX):
+        raise IllegalGroupError(f"consumer group {name[:GROUP_NAME_SIZE_MAX]!r} {fault}")
     if is_system_group(split_stored_name(name)[1]):
         raise IllegalGroupError(
             f"consumer group {name!r} begins with the reserved prefix {SYSTEM_GROUP_PREFIX}; choose another name"

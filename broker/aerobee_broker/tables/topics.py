@@ -22,9 +22,9 @@ from aerobee_broker.errors import (
 )
 from aerobee_broker.tables.data_version import NamedTable
 from aerobee_broker.tables.json_fields import JsonFields
+from aerobee_store.records.message_rules import NAME_SIZE_MAX, name_fault
 from aerobee_store.tables.java_json import Bean
 
-TOPIC_NAME_SIZE_MAX: Final = 127  # characters: the maximum of the length byte in records of version 1
 INTERNAL_TOPIC_NAME_SIZE_MAX: Final = 255  # %RETRY% and %DLQ% before the longest group name
 QUEUE_COUNT_DEFAULT: Final = 8
 RETRY_PREFIX: Final = "%RETRY%"
@@ -48,7 +48,6 @@ SYSTEM_TOPICS: Final = frozenset(
 MESSAGE_TYPE: Final = "message.type"
 _QUEUE_TYPE: Final = "queue.type"
 _LITE_EXPIRATION: Final = "lite.topic.expiration"  # RocketMQ's attribute: minutes after the last message, -1 for never
-_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _NAMESPACE = re.compile(r"[|a-zA-Z0-9_-]+")
 
 
@@ -86,9 +85,9 @@ def stored_name(namespace: str, name: str) -> str:
     """
     if not namespace or is_system_topic(name):
         return name
-    if len(namespace) > TOPIC_NAME_SIZE_MAX or _NAMESPACE.fullmatch(namespace) is None:
+    if len(namespace) > NAME_SIZE_MAX or _NAMESPACE.fullmatch(namespace) is None:
         raise IllegalNamespaceError(
-            f"namespace {namespace[:80]!r} has more than {TOPIC_NAME_SIZE_MAX} characters, or characters other than "
+            f"namespace {namespace[:80]!r} has more than {NAME_SIZE_MAX} characters, or characters other than "
             f"letters, digits, '_', '-' and '|'; choose another"
         )
     prefix, rest = _split_prefix(name)
@@ -146,14 +145,14 @@ def check_topic_name(name: str) -> None:
 
     1..127 characters of `a-z A-Z 0-9 _ - % |`, and no system topic. Retry and dead-letter topics may be read.
     """
-    _check_form(name, TOPIC_NAME_SIZE_MAX)
+    _check_form(name, NAME_SIZE_MAX)
     if is_system_topic(name):
         raise IllegalTopicError(f"topic {name!r} is a system topic; choose another name")
 
 
 def check_new_topic_name(stored: str) -> None:
     """Raise IllegalTopicError unless a user may create a topic with this stored name."""
-    _check_form(stored, TOPIC_NAME_SIZE_MAX)
+    _check_form(stored, NAME_SIZE_MAX)
     name = split_stored_name(stored)[1]
     check_topic_name(name)
     for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX, LIGHT_PREFIX):
@@ -162,16 +161,8 @@ def check_new_topic_name(stored: str) -> None:
 
 
 def _check_form(name: str, size_max: int) -> None:
-    if not name or name.isspace():
-        raise IllegalTopicError("the topic name is blank; enter a name")
-    if len(name) > size_max:
-        raise IllegalTopicError(
-            f"topic {name[:32]!r}... has {len(name)} characters, namespace included; shorten it to at most {size_max}"
-        )
-    if _NAME.fullmatch(name) is None:
-        raise IllegalTopicError(
-            f"topic {name!r} contains an invalid character; use letters, digits, '_', '-', '%' and '|'"
-        )
+    if fault := name_fault(name, size_max):
+        raise IllegalTopicError(f"topic {name[:NAME_SIZE_MAX]!r} {fault}")
 
 
 # One topic

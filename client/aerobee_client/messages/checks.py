@@ -1,69 +1,56 @@
-"""Checks a message against the limits of RocketMQ's protocol before it is sent.
+"""Checks a message by the rules of the protocol before it is sent.
 
 So a mistake fails the call that made it, without a round trip and without failing other messages of a request. The
-server's limits may be lower.
+rules are those that the server asks, `aerobee_store.records.message_rules`; the limit of the body is the server's own.
+Its limits of properties may be lower than the default.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from aerobee_client.errors import BadRequestError
 from aerobee_client.messages.message import Message
 from aerobee_proto import v2
+from aerobee_store.records import message_rules as rules
+from aerobee_store.records.message_rules import BODY_SIZE_MAX, BrokenRuleError
 
-TOPIC_LENGTH_MAX = 127
-PROPERTIES_MAX = 128
-PROPERTIES_SIZE_MAX = 16_384  # names, values, tag and keys, in UTF-8 bytes
-MESSAGE_GROUP_SIZE_MAX = 63
-BODY_SIZE_MAX = 4 << 20  # the broker's default limit
 _DELIVERY_MS_MIN = 100_000_000_000  # in 1973; a smaller number is a time in seconds
-
-_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+_DEFAULT_LIMITS = rules.DefaultLimits()
 
 
 def check_name(topic: str) -> None:
     """BadRequestError unless `topic` is a valid topic name."""
-    if len(topic) > TOPIC_LENGTH_MAX or not _NAME.fullmatch(topic):
-        raise BadRequestError(
-            v2.Code.ILLEGAL_TOPIC,
-            f"topic {topic!r} is invalid; use 1 to {TOPIC_LENGTH_MAX} of the characters a-z A-Z 0-9 _ - % |",
-        )
+    if fault := rules.name_fault(topic):
+        raise BadRequestError(v2.Code.ILLEGAL_TOPIC, f"topic {topic!r} {fault}")
 
 
 def check(message: Message, body_size_max: int = BODY_SIZE_MAX) -> None:
-    """BadRequestError, with the server's code, if `message` exceeds a limit."""
+    """BadRequestError, with the server's code, if `message` breaks a rule."""
     _check_types(message)
     check_name(message.topic)
-    if not message.body:
-        raise BadRequestError(v2.Code.MESSAGE_BODY_EMPTY, "the body is empty; a message needs at least one byte")
-    if len(message.body) > body_size_max:
-        raise BadRequestError(
-            v2.Code.MESSAGE_BODY_TOO_LARGE, f"the body has {len(message.body)} bytes; the limit is {body_size_max}"
+    try:
+        rules.check_message(
+            body_size=len(message.body),
+            body_size_max=body_size_max,
+            user_properties=message.properties,
+            tag=message.tag,
+            keys=message.keys,
+            message_id=message.message_id,
+            message_group=message.message_group,
+            trace_context=message.trace_context,
+            lite_topic=message.lite_topic,
+            priority=message.priority,
+            limits=_DEFAULT_LIMITS,
         )
-    if (tag := message.tag) and (not tag.strip() or "|" in tag or _CONTROL.search(tag)):
-        raise BadRequestError(v2.Code.ILLEGAL_MESSAGE_TAG, f"tag {tag!r} is blank or contains | or a control character")
-    for key in message.keys:
-        if not key.strip() or _CONTROL.search(key):
-            raise BadRequestError(v2.Code.ILLEGAL_MESSAGE_KEY, f"key {key!r} is blank or contains a control character")
-    if (group := message.message_group) is not None and (
-        not group.strip() or len(group.encode()) > MESSAGE_GROUP_SIZE_MAX or _CONTROL.search(group)
-    ):
-        raise BadRequestError(
-            v2.Code.ILLEGAL_MESSAGE_GROUP,
-            f"message group {group!r} is blank, longer than {MESSAGE_GROUP_SIZE_MAX} bytes, or contains a control "
-            f"character",
-        )
+    except BrokenRuleError as broken:
+        raise BadRequestError(v2.Code.Value(broken.code), broken.reason) from None
     kinds = (message.message_group, message.delivery_timestamp, message.priority, message.lite_topic)
     if sum(kind is not None for kind in kinds) > 1:
         raise BadRequestError(
             v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
             "give only one of message_group, delivery_timestamp, priority and lite_topic",
         )
-    if message.properties or message.tag or message.keys:
-        _check_properties(message)
 
 
 def _check_types(message: Any) -> None:
@@ -92,24 +79,3 @@ def _check_types(message: Any) -> None:
 
 def _wrong(what: str, value: object, wanted: str) -> BadRequestError:
     return BadRequestError(v2.Code.BAD_REQUEST, f"{what} is of type {type(value).__name__}; give {wanted}")
-
-
-def _check_properties(message: Message) -> None:
-    if len(message.properties) > PROPERTIES_MAX:
-        raise BadRequestError(
-            v2.Code.MESSAGE_PROPERTIES_TOO_LARGE,
-            f"the message has {len(message.properties)} properties; the limit is {PROPERTIES_MAX}",
-        )
-    size = len((message.tag or "").encode()) + sum(len(key.encode()) for key in message.keys)
-    for name, value in message.properties.items():
-        if not name or _CONTROL.search(name) or _CONTROL.search(value):
-            raise BadRequestError(
-                v2.Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
-                f"property {name!r} has an empty name, or a control character in its name or value",
-            )
-        size += len(name.encode()) + len(value.encode())
-    if size > PROPERTIES_SIZE_MAX:
-        raise BadRequestError(
-            v2.Code.MESSAGE_PROPERTIES_TOO_LARGE,
-            f"properties, tag and keys take {size} bytes in total; the limit is {PROPERTIES_SIZE_MAX}",
-        )

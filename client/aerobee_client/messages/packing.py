@@ -34,10 +34,6 @@ class Hosts:
         return _UNKNOWN_V6 if self.store_v6 else _UNKNOWN_V4
 
 
-# Property names of message fields. A user property of such a name would replace the field.
-_FIELD_NAMES: Final = frozenset({"UNIQ_KEY", "TAGS", "KEYS", "__SHARDINGKEY", "TRACE_CONTEXT", "__BORNHOST"})
-
-
 def check_packable(message: Message) -> None:
     """BadRequestError if `message` exceeds a limit, or no record can equal what SendMessage would store."""
     check(message)
@@ -127,9 +123,6 @@ def _reason(message: Message) -> tuple[v2.Code.ValueType, str] | None:
             v2.Code.ILLEGAL_MESSAGE_KEY,
             "a record cannot hold a key with a blank, or a property without a value; send such a message",
         )
-    if not _FIELD_NAMES.isdisjoint(message.properties):
-        name = min(_FIELD_NAMES & set(message.properties))
-        return v2.Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"property {name!r}: the name is reserved; choose another"
     return None
 
 

@@ -333,6 +333,10 @@ class RecordBatch:
         """Whether these bytes occur anywhere in the property strings: one fast search in all of them."""
         return part in self._property_pairs().text
 
+    def properties_are_ascii(self) -> bool:
+        """Whether all property strings are ASCII: one fast search in all of them."""
+        return self._property_pairs().text.isascii()
+
     def common_property_names(self) -> Collection[bytes] | None:
         """The names of the properties, if all records have the same names at the same places. None for no records."""
         return self._property_pairs().common_names() if len(self) else None

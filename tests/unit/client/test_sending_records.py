@@ -84,7 +84,6 @@ async def test_many_messages_go_as_records(aerobee: ScriptedBroker, client: Clie
         {"priority": 1},
         {"keys": ("a blank",)},
         {"properties": {"empty": ""}},
-        {"properties": {"TAGS": "taken for the tag"}},
     ],
     ids=lambda fields: next(iter(fields)),
 )

@@ -8,15 +8,17 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import BadRecordError
-from aerobee_broker.messages.validation import FREE_TEXT_SIZE_MAX, MESSAGE_GROUP_SIZE_MAX
 from aerobee_broker.processors.route import ACCEPTED_TYPES
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import v2
+from aerobee_store.records import message_rules as rules
 from aerobee_store.records import properties as p
-from aerobee_store.records.message_fields import RESERVED_NAMES, TRACE_CONTEXT
+from aerobee_store.records.message_fields import RESERVED_NAMES
+from aerobee_store.records.message_rules import BrokenRuleError, TextRule, plain_bytes
 from aerobee_store.records.record import (
     PROPERTY_CRC_SIZE,
     SYS_FLAG_BORN_HOST_V6,
@@ -31,8 +33,8 @@ from aerobee_store.records.record_batch import RecordBatch
 _Code = v2.Code
 _SYS_FLAGS: Final = SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE | SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
 _BATCH_FLAGS: Final = SYS_FLAG_INNER_BATCH | SYS_FLAG_UNWRAP
-# The properties that result from the fields of a message (messages/message_mapping.py), and the record checksum.
-_OF_FIELDS: Final = frozenset({p.UNIQ_KEY, p.TAGS, p.KEYS, p.SHARDING_KEY, TRACE_CONTEXT, p.BORN_HOST, p.CRC32})
+# The properties that result from the fields of a message, and the record checksum.
+_OF_FIELDS: Final = frozenset({*rules.OF_PROPERTY, p.CRC32})
 _FORBIDDEN: Final = RESERVED_NAMES - _OF_FIELDS
 _FORBIDDEN_IN_BATCHES: Final = _FORBIDDEN - {p.INNER_NUM, p.INNER_BASE}
 _OF_TIMER: Final = frozenset({p.TIMER_DELIVER_MS, p.TIMER_OUT_MS, p.REAL_TOPIC, p.REAL_QUEUE_ID})
@@ -40,6 +42,19 @@ _FORBIDDEN_IN_TIMER: Final = _FORBIDDEN - _OF_TIMER
 _SMALL: Final = 512
 """Properties with fewer bytes are never too many or too large: each takes at least two separators and two
 characters."""
+_TRANSIENT: Final = p.TRANSIENT_PREFIX.encode()
+# Without these, ASCII text of fields is neither blank nor has a forbidden character.
+_ODD_ANYWHERE: Final = (b"\x01 ", *{each.encode() for rule in rules.OF_PROPERTY.values() for each in rule.forbidden})
+
+
+def _first_bytes(rule: TextRule) -> npt.NDArray[np.bool_]:
+    """By byte: whether a text that begins with it must be checked, because it may be blank."""
+    must = np.ones(256, np.bool_)
+    must[list(plain_bytes(rule))] = False
+    return must
+
+
+_MUST_CHECK: Final = {name: _first_bytes(rule) for name, rule in rules.OF_PROPERTY.items()}
 
 
 def check_records(
@@ -74,13 +89,10 @@ def check_records(
     forbidden = _FORBIDDEN_IN_BATCHES if takes_batches else _FORBIDDEN_IN_TIMER if delayed else _FORBIDDEN
     reserved = batch.first_with_any(forbidden)
     if reserved is not None:
-        raise BadRecordError(
-            _Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
-            reserved[0],
-            f"the property name {reserved[1]!r} is reserved; choose another, or use SendMessage",
-        )
+        raise _bad(reserved[0], rules.reserved_name(reserved[1]))
+    _check_transient(batch)
     _check_sizes(batch, limits)
-    _check_tags(batch)
+    _check_texts(batch)
     if delayed:
         _check_delay_type(batch, topic)
     else:
@@ -89,57 +101,58 @@ def check_records(
 
 def _check_bodies(batch: RecordBatch, size_max: int) -> None:
     bad = (batch.body_size < 1) | (batch.body_size > size_max)
-    if not np.count_nonzero(bad):
+    if np.count_nonzero(bad):
+        row = int(bad.argmax())
+        try:
+            rules.check_body(int(batch.body_size[row]), size_max)
+        except BrokenRuleError as broken:
+            raise _bad(row, broken) from None
+
+
+def _check_transient(batch: RecordBatch) -> None:
+    """SendMessage drops these properties; here nothing can be taken out of a record."""
+    if not batch.properties_contain(_TRANSIENT):
         return
-    row = int(bad.argmax())
-    size = int(batch.body_size[row])
-    if not size:
-        raise BadRecordError(_Code.MESSAGE_BODY_EMPTY, row, "its body is empty; send at least one byte")
-    raise BadRecordError(
-        _Code.MESSAGE_BODY_TOO_LARGE, row, f"its body has {size} bytes, the limit is {size_max}; split or compress it"
-    )
+    text, rows, start, end, _, _ = batch.all_property_places()
+    for row, first, last in zip(rows.tolist(), start.tolist(), end.tolist(), strict=True):
+        if text[first:last].startswith(_TRANSIENT):
+            raise _bad(row, rules.reserved_name(text[first:last].decode("utf-8", "replace")))
 
 
 def _check_sizes(batch: RecordBatch, limits: LimitsConfig) -> None:
     for row in np.flatnonzero(batch.properties_size > _SMALL).tolist():
         values = p.decode_properties(bytes(batch.raw_properties(row))[:-PROPERTY_CRC_SIZE])
-        for name in (p.CRC32, *_OF_TIMER):
-            values.pop(name, None)
-        free = {name: values.pop(name, "") for name in (p.UNIQ_KEY, TRACE_CONTEXT, p.BORN_HOST, p.SHARDING_KEY)}
-        for name, value in free.items():
-            if len(value.encode()) > FREE_TEXT_SIZE_MAX:
-                raise BadRecordError(
-                    _Code.MESSAGE_PROPERTIES_TOO_LARGE, row, f"{name} has more than {FREE_TEXT_SIZE_MAX} bytes"
-                )
-        own = sum(len(values.get(name, "").encode()) for name in (p.TAGS, p.KEYS))
-        user = {name: value for name, value in values.items() if name not in (p.TAGS, p.KEYS)}
-        if len(user) > limits.user_property_count_max:
-            raise BadRecordError(
-                _Code.MESSAGE_PROPERTIES_TOO_LARGE,
-                row,
-                f"it has {len(user)} user properties, the limit is {limits.user_property_count_max}",
-            )
-        size = own + sum(len(name.encode()) + len(value.encode()) for name, value in user.items())
-        if size > limits.properties_size_max:
-            raise BadRecordError(
-                _Code.MESSAGE_PROPERTIES_TOO_LARGE,
-                row,
-                f"names and values of its user properties, tag and keys take {size} bytes, the limit is "
-                f"{limits.properties_size_max}; move data into the body",
-            )
+        user = {name: value for name, value in values.items() if name not in RESERVED_NAMES}
+        try:
+            rules.check_properties(user, values.get(p.TAGS, ""), p.split_keys(values.get(p.KEYS, "")), limits)
+        except BrokenRuleError as broken:
+            raise _bad(row, broken) from None
 
 
-def _check_tags(batch: RecordBatch) -> None:
-    common = batch.common_value(p.TAGS)
-    if common is not None and b"|" not in common and not common.startswith(b" ") and common.isascii():
-        return
-    if not batch.properties_contain(b"|") and not batch.properties_contain(b"TAGS\x01 "):
-        return
-    for row, tag in enumerate(batch.property_strings(p.TAGS)):
-        if tag is not None and (not tag.strip() or "|" in tag):
-            raise BadRecordError(
-                _Code.ILLEGAL_MESSAGE_TAG, row, f"tag {tag[:80]!r} is blank or contains '|'; choose another"
-            )
+def _check_texts(batch: RecordBatch) -> None:
+    """Ask the rules about each text that may be blank, is long, or is of a field with forbidden characters that occur
+    somewhere. Control characters were found before."""
+    if batch.properties_are_ascii() and not any(map(batch.properties_contain, _ODD_ANYWHERE)):
+        largest = int(batch.properties_size.max())
+        long = (name for name, rule in rules.OF_PROPERTY.items() if largest > rule.size_max)
+        if not any(batch.properties_contain(name.encode()) for name in long):
+            return
+    for name, rule in rules.OF_PROPERTY.items():
+        text, rows, start, end = batch.property_places(name)
+        if not len(rows):
+            continue
+        must = _MUST_CHECK[name][np.frombuffer(text, np.uint8)[start]] | (end - start > rule.size_max)
+        if any(batch.properties_contain(character.encode()) for character in rule.forbidden):
+            must[:] = True
+        for index in np.flatnonzero(must).tolist():
+            try:
+                rule.check(text[start[index] : end[index]].decode("utf-8", "replace"))
+            except BrokenRuleError as broken:
+                raise _bad(int(rows[index]), broken) from None
+
+
+def _bad(row: int, broken: BrokenRuleError) -> BadRecordError:
+    return BadRecordError(_Code.Value(broken.code), row, broken.reason)
 
 
 def _check_delay_type(batch: RecordBatch, topic: TopicConfig) -> None:
@@ -183,12 +196,6 @@ def _check_type(batch: RecordBatch, topic: TopicConfig, queue_id: int) -> None:
     for row, group in enumerate(batch.property_strings(p.SHARDING_KEY)):
         if group is None or group in known:
             continue
-        if not group.strip() or len(group.encode()) > MESSAGE_GROUP_SIZE_MAX:
-            raise BadRecordError(
-                _Code.ILLEGAL_MESSAGE_GROUP,
-                row,
-                f"message group {group[:80]!r} is blank, or has more than {MESSAGE_GROUP_SIZE_MAX} bytes",
-            )
         if (right := p.jump_hash(group, topic.write_queue_count)) != queue_id:
             raise BadRecordError(
                 _Code.BAD_REQUEST,

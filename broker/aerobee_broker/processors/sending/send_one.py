@@ -24,6 +24,8 @@ from aerobee_broker.messages.varints import read_varint, varint
 from aerobee_broker.processors.sending.message_layout import Fields, Span, fields_of
 from aerobee_proto import v2
 from aerobee_store.config import StoreConfig
+from aerobee_store.records import message_rules as rules
+from aerobee_store.records.message_rules import plain_bytes
 from aerobee_store.records.properties import Host, encode_properties
 from aerobee_store.records.record import Message
 from aerobee_store.records.record_template import RecordTemplate, TemplateMessage
@@ -35,8 +37,9 @@ _MESSAGES: Final = 0x0A  # the field's tag
 _BODY: Final = 0x22
 _SIZE_MIN: Final = 8  # bytes of a request that are looked at before its sizes are known
 _INT32_MAX: Final = (1 << 31) - 1
-_WORDS: Final = re.compile(rb"[!-~]+")  # ids and keys: spaces separate keys
-_TEXTS: Final = re.compile(rb"[ -~]*")
+# Text that need not be checked: of ids, keys and message groups, and of the other properties.
+_WORDS: Final = re.compile(b"[%b]+" % re.escape(plain_bytes(rules.MESSAGE_ID, rules.KEY, rules.MESSAGE_GROUP)))
+_TEXTS: Final = re.compile(b"[%b]*" % re.escape(plain_bytes(rules.USER_PROPERTY, rules.TRACE_CONTEXT_TEXT)))
 
 _HEAD_SIZE_MAX: Final = 1024  # bytes before the body
 _FIELDS_MAX: Final = 16  # that differ, besides body and time

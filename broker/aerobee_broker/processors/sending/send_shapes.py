@@ -26,6 +26,8 @@ from aerobee_broker.processors.sending.message_layout import VARINT_SIZE_MAX, Fi
 from aerobee_proto import v2
 from aerobee_store.config import StoreConfig
 from aerobee_store.errors import InvalidMessageError
+from aerobee_store.records import message_rules as rules
+from aerobee_store.records.message_rules import plain_bytes
 from aerobee_store.records.properties import Host
 from aerobee_store.records.record import (
     BODY_CRC_POSITION,
@@ -44,7 +46,11 @@ _SHAPES_MAX: Final = 16
 _MESSAGES_MIN: Final = 32  # per shape: a shape costs as much as reading so many messages as columns of fields
 _WEIGHTS: Final = 128.0 ** np.arange(VARINT_SIZE_MAX)  # as floats: exact, and numpy multiplies them faster
 _INT32_MAX: Final = (1 << 31) - 1
-_SPACE, _BAR, _LAST_PRINTABLE = 0x20, 0x7C, 0x7E
+_PLAIN: Final = plain_bytes(rules.USER_PROPERTY, rules.TRACE_CONTEXT_TEXT)
+_FIRST_PLAIN, _LAST_PLAIN = _PLAIN[0], _PLAIN[-1]
+assert bytes(range(_FIRST_PLAIN, _LAST_PLAIN + 1)) == _PLAIN, "one comparison finds all other characters"
+_ODD_IN_WORDS: Final = bytes(set(_PLAIN) - set(plain_bytes(rules.MESSAGE_ID, rules.KEY)))
+_ODD_IN_TAGS: Final = bytes(set(_PLAIN) - set(plain_bytes(rules.TAG)))
 _U32: Final = np.dtype(">u4")
 
 
@@ -175,7 +181,7 @@ def _records(shape: Shape, stored: Message, template: bytes, now_ms: int, *, pro
         records[:, position : position + end - begin] = messages[:, begin:end]
     # The varying fields of the template are printable ASCII. A record with the same number of other bytes therefore has
     # only printable ASCII in its varying fields too.
-    odd = records[:, header.properties_start : text_end] - np.uint8(_SPACE) > _LAST_PRINTABLE - _SPACE  # wraps around
+    odd = records[:, header.properties_start : text_end] - np.uint8(_FIRST_PLAIN) > _LAST_PLAIN - _FIRST_PLAIN  # wraps
     if np.count_nonzero(odd) != count * np.count_nonzero(odd[0]):
         return None
     view = records.data.cast("B")
@@ -188,16 +194,18 @@ def _records(shape: Shape, stored: Message, template: bytes, now_ms: int, *, pro
 
 
 def _are_plain(messages: Bytes, fields: Fields) -> bool:
-    """Whether no id or key contains a space, and no tag that differs from the first one a space or a bar. Text is then
-    not blank, and keys need no additional property."""
-    if any(np.count_nonzero(messages[:, slice(*span)] == _SPACE) for span in (fields.message_id, *fields.keys)):
+    """Whether ids, keys, and a tag that differs from the first one need not be checked, if they are printable ASCII.
+    Keys then need no additional property either."""
+    if any(_has_any(messages[:, slice(*span)], _ODD_IN_WORDS) for span in (fields.message_id, *fields.keys)):
         return False
     if fields.tag is None:
         return True
     tags = messages[:, slice(*fields.tag)]
-    if not np.count_nonzero(tags != tags[0]):
-        return True
-    return not np.count_nonzero((tags == _SPACE) | (tags == _BAR))
+    return not np.count_nonzero(tags != tags[0]) or not _has_any(tags, _ODD_IN_TAGS)
+
+
+def _has_any(columns: Bytes, characters: bytes) -> bool:
+    return any(np.count_nonzero(columns == character) for character in characters)
 
 
 def _copies(shape: Shape, stored: Message, start: int, end: int) -> list[tuple[Span, int]] | None:
