@@ -74,12 +74,16 @@ class SyncTimeoutError(StoreError):
     """The disk did not confirm a sync in time. The message is in the log and may still become durable."""
 
 
-class ReplicaTimeoutError(SyncTimeoutError):
+class ReplicaError(StoreError):
+    """Too few replicas confirmed a message. It is in the log, and as safe on this disk as promised."""
+
+
+class ReplicaTimeoutError(ReplicaError):
     """Too few replicas confirmed a message in time. It is in the log, and replicas may still confirm it."""
 
 
-class ReplicaMissingError(SyncTimeoutError):
-    """A message is stored, but too few replicas are connected to confirm it."""
+class ReplicaMissingError(ReplicaError):
+    """A message is stored, but too few replicas are connected to confirm it. Raised at once, without waiting."""
 
 
 class TooFewReplicasError(StoreFullError):

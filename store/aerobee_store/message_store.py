@@ -400,13 +400,14 @@ class MessageStore:
         self.running.check_writable(internal=False)
         return self._writer.append_records(topic, queue_id, batch, born_host)
 
-    async def wait_stored(self, end: int, *, durable: bool | None = None) -> None:
+    async def wait_stored(self, end: int, *, durable: bool | None = None, replicas: bool = True) -> None:
         """Return when the bytes before physical offset `end` are as safe as the flush mode promises.
 
         With sync flush they are on the disk; with async flush in the page cache, where they survive the death of the
         process. `durable` requests one of these explicitly, for the local disk alone. Without it, as many replicas as
-        `replicas` requires also have the bytes on disk. Raises StoreFailedError, or SyncTimeoutError when a disk takes
-        too long (ReplicaTimeoutError, ReplicaMissingError: a replica). Cancelling only stops the waiting.
+        `self.replicas` requires also have the bytes on disk, unless `replicas` is false. Raises StoreFailedError;
+        SyncTimeoutError when the disk takes too long; ReplicaTimeoutError, ReplicaMissingError. Cancelling only stops
+        the waiting.
         """
         if self.state != "open":
             self._check_open()
@@ -417,7 +418,7 @@ class MessageStore:
             await self._durability.wait_promised(end)
         else:
             await self._durability.wait_committed(end)
-        if self.replicas is not None and durable is None:
+        if replicas and self.replicas is not None and durable is None:
             await self.replicas.wait(end)
         self.stats.stored_seconds.observe(perf_counter() - started)
 

@@ -61,7 +61,7 @@ from aerobee_broker.errors import BrokerError, InvalidReceiptHandleError
 from aerobee_broker.limits.byte_budget import Share
 from aerobee_broker.limits.loop_share import LoopShare, step_started
 from aerobee_broker.tables.topics import LIGHT_PREFIX, light_topic_name
-from aerobee_store import MessageStore, StoreFullError, SyncTimeoutError
+from aerobee_store import MessageStore, StoreAccessError, StoreFullError, SyncTimeoutError
 from aerobee_store.clock import Clock, SteadyClock
 
 _log = logging.getLogger(__name__)
@@ -471,23 +471,23 @@ class Deliveries:
     async def expire_lite_topics(self) -> int:
         """Delete expired lite topics; returns their number. Raises StoreError."""
         names = await self.lite.expired(self._tables.topics, self._clock.now_ms())
-        await self._delete(names)
+        await self._delete(names, replicas=False)
         return len(names)
 
-    async def _delete(self, names: Sequence[str]) -> None:
+    async def _delete(self, names: Sequence[str], *, replicas: bool = True) -> None:
         for first in range(0, len(names), _DELETED_PER_STEP_MAX):
             some = names[first : first + _DELETED_PER_STEP_MAX]
             self._forget(*(Removed("", name) for name in some))
             await self._store.delete_topics(some)  # in the same step, so that no message arrives in between
         if names:
-            await self._history.wait_stored()
+            await self._history.wait_stored(replicas=replicas)
 
     async def _run_lite_expiry(self) -> None:
         while True:
             await asyncio.sleep(_LITE_EXPIRY_SECONDS)
             try:
                 await self.expire_lite_topics()
-            except (StoreFullError, SyncTimeoutError) as error:
+            except (StoreFullError, StoreAccessError, SyncTimeoutError) as error:
                 _log.warning("lite topics not expired, retried later cause=%s", error)
 
     async def delete_group(self, group: str) -> None:

@@ -20,7 +20,7 @@ from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.errors import IllegalTopicError
 from aerobee_broker.remoting_wire.codes import Answer
 from aerobee_broker.remoting_wire.connection import Connection
-from aerobee_broker.remoting_wire.errors import RemotingError, code_of_timeout
+from aerobee_broker.remoting_wire.errors import RemotingError, code_of_stored
 from aerobee_broker.remoting_wire.fields import answer, boolean, integer, text
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.table_files import Tables
@@ -39,6 +39,7 @@ from aerobee_broker.timer.wheel_timer import Timer
 from aerobee_broker.transactions.coordinator import Transactions
 from aerobee_store import MessageStore, SyncTimeoutError
 from aerobee_store.clock import Clock
+from aerobee_store.errors import ReplicaError
 from aerobee_store.records import properties as p
 from aerobee_store.records.record import (
     SYS_FLAG_COMPRESSED,
@@ -223,8 +224,8 @@ class SendRequests:
         """Wait as long as the message needs: with WAIT=false the page cache is sufficient."""
         try:
             await self._store.wait_stored(end, durable=False if message.properties.get(p.WAIT) == "false" else None)
-        except SyncTimeoutError as error:
-            return code_of_timeout(error)  # the message is stored, and clients count this as success
+        except (SyncTimeoutError, ReplicaError) as error:
+            return code_of_stored(error)  # the message is stored, and clients count this as success
         return Answer.SUCCESS
 
     def _sent(

@@ -49,7 +49,7 @@ class RemotingError(broker.BrokerError):
         self.code = code
 
 
-def code_of_timeout(error: store.SyncTimeoutError) -> Answer:
+def code_of_stored(error: store.SyncTimeoutError | store.ReplicaError) -> Answer:
     """The code for a message that is stored, but not as safely as promised."""
     return _CODES[type(error)]
 

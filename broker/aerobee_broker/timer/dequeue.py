@@ -10,12 +10,13 @@ import logging
 from array import array
 from typing import Final
 
+from aerobee_broker.timer.background import BackgroundAppends
 from aerobee_broker.timer.enqueue import Enqueue
 from aerobee_broker.timer.relocation import stored_again
 from aerobee_broker.timer.slot import Due, LoadedSlot
 from aerobee_broker.timer.state import TIMER_ORIGIN, TimerParts, integer
 from aerobee_broker.timer.stats import increment
-from aerobee_store import InvalidMessageError, Record, StoreFullError, SyncTimeoutError
+from aerobee_store import Record
 from aerobee_store.records import properties as p
 from aerobee_store.records.message_fields import TIMER_TOPIC
 from aerobee_store.records.record import Message
@@ -26,7 +27,6 @@ _log = logging.getLogger(__name__)
 DELIVER_BATCH: Final = 64
 _DELIVER_BATCH_SIZE: Final = 4 << 20
 _LOAD_BATCH: Final = 4096  # units
-_RETRY_SECONDS: Final = 0.5
 
 
 class Dequeue:
@@ -36,7 +36,7 @@ class Dequeue:
         self._parts = parts
         self._state = parts.state
         self._enqueue = enqueue
-        self._full_logged = False
+        self._appends = BackgroundAppends(parts.store, parts.append, self._note_lost, closing=parts.closing)
 
     @property
     def lag(self) -> int:
@@ -107,6 +107,9 @@ class Dequeue:
             state.changed = True
         return slot
 
+    def _note_lost(self) -> None:
+        self._state.stats.lost += 1
+
     def _due_ms(self, unit: TimerUnit) -> int:
         state = self._state
         if unit.magic & ROLL:
@@ -136,7 +139,7 @@ class Dequeue:
                 break
         if messages:
             state.changed = True
-            await self._append(messages)
+            await self._appends.append(messages)
         elif taken:
             await asyncio.sleep(0)
 
@@ -170,37 +173,6 @@ class Dequeue:
         increment(state.stats.dequeued, topic)
         state.stats.lateness_seconds.observe(max(0, now_ms - entry.due_ms) / 1000)
         return _delivered(record, topic, queue_id, entry.write_time_ms, now_ms)
-
-    async def _append(self, messages: list[Message]) -> None:
-        """Store messages; retry until it succeeds."""
-        parts, state = self._parts, self._state
-        while True:
-            try:
-                end = parts.append(messages)
-                break
-            except StoreFullError as error:
-                if not self._full_logged:
-                    _log.error("delayed messages are held because the disk is full cause=%s", error)
-                    self._full_logged = True
-                if parts.closing.is_set():
-                    return  # the slot is not done: the next start delivers them
-                await asyncio.sleep(_RETRY_SECONDS)
-            except InvalidMessageError as error:
-                # One of them can never be stored, for example after the limit for bodies was lowered. The others can.
-                if len(messages) == 1:
-                    state.stats.lost += 1
-                    _log.error("delayed message cannot be stored topic=%s cause=%s", messages[0].topic, error)
-                    return
-                for message in messages:
-                    await self._append([message])
-                return
-        self._full_logged = False
-        while True:
-            try:
-                await parts.store.wait_stored(end)
-                return
-            except SyncTimeoutError:
-                continue  # it is in the log: appending it again would deliver it twice
 
 
 def _delivered(record: Record, topic: str, queue_id: int, write_time_ms: int, now_ms: int) -> Message:

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 from aerobee_broker.tables.data_version import DataVersion
 from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields, checked_integer
-from aerobee_store import InvalidMessageError, MessageStore, Record, StoreFullError, SyncTimeoutError
+from aerobee_broker.timer.background import BackgroundAppends
+from aerobee_store import MessageStore, Record
 from aerobee_store.clock import Clock
 from aerobee_store.records import properties as p
 from aerobee_store.records.delay_levels import SCHEDULE_TOPIC, DelayLevels
@@ -29,7 +31,6 @@ from aerobee_store.tables.json_table import JsonTable
 _log = logging.getLogger(__name__)
 
 _BATCH: Final = 64
-_RETRY_SECONDS: Final = 0.5
 _HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 _DROPPED: Final = (p.DELAY, p.TIMER_DELIVER_MS, p.TIMER_DELAY_SEC)
 """Properties that request a delay; a delivered message has none of them."""
@@ -50,6 +51,8 @@ class LevelDelay:
         self._extra: dict[str, object] = {}
         self._offsets: dict[int, int] = {}  # by level
         self._wake = asyncio.Event()
+        # The file records next that they are delivered, and it is durable at once.
+        self._appends = BackgroundAppends(store, self._append, self._note_lost, durable=True)
         self.delivered = 0  # since the start
         self.lost = 0  # the log does not have them, or they are invalid
         self.looked_ms = -1  # all messages due at this time are in the log
@@ -149,7 +152,7 @@ class LevelDelay:
                     messages.append(message)
             self.lost += result.lost
             if messages:
-                await self._append(messages)
+                await self._appends.append(messages)
             if next_offset > offset:
                 self._offsets[level] = next_offset
                 self._version = self._version.next(now_ms)
@@ -165,29 +168,13 @@ class LevelDelay:
         longest_ms = self._levels.delay_ms(level)
         return now_ms if due_ms > now_ms + longest_ms else due_ms
 
-    async def _append(self, messages: list[Message]) -> None:
-        while True:
-            try:
-                appended = self._store.append(messages, internal=True)
-                break
-            except StoreFullError:
-                await asyncio.sleep(_RETRY_SECONDS)
-            except InvalidMessageError as error:
-                if len(messages) == 1:
-                    self.lost += 1
-                    _log.error("delayed message cannot be stored topic=%s cause=%s", messages[0].topic, error)
-                    return
-                for message in messages:
-                    await self._append([message])
-                return
+    def _append(self, messages: Sequence[Message]) -> int:
+        end = self._store.append(messages, internal=True)[-1].end
         self.delivered += len(messages)
-        while True:
-            try:
-                # The file records next that they are delivered, and it is durable at once.
-                await self._store.wait_stored(appended[-1].end, durable=True)
-                return
-            except SyncTimeoutError:
-                continue
+        return end
+
+    def _note_lost(self) -> None:
+        self.lost += 1
 
     def snapshot(self) -> Bean:
         """The current content of delayOffset.json."""

@@ -34,12 +34,13 @@ from aerobee_broker.errors import BrokerError
 from aerobee_broker.limits.loop_share import LoopShare
 from aerobee_broker.messages.key_query import newest_with_key
 from aerobee_broker.tables.topics import TopicConfig
+from aerobee_broker.timer.background import wait_on_own_disk
 from aerobee_broker.timer.dequeue import Dequeue
 from aerobee_broker.timer.enqueue import Enqueue
 from aerobee_broker.timer.relocation import Relocation
 from aerobee_broker.timer.state import TIMER_ORIGIN, TimerParts, TimerState
 from aerobee_broker.timer.stats import TimerStats
-from aerobee_store import MessageStore, SyncTimeoutError
+from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
 from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import File
@@ -371,12 +372,7 @@ class Timer:
         checkpoint = self._written(clean=clean)
         end = self._store.positions[0]
         # Also with async flush: a slot is done only when its deliveries are durable.
-        while True:
-            try:
-                await self._store.wait_stored(end, durable=True)
-                break
-            except SyncTimeoutError:
-                continue
+        await wait_on_own_disk(self._store, end, durable=True)
         await self._store.in_disk_thread(self._files.save, list(self._unsynced), checkpoint)
         self.saved = checkpoint
         self._unsynced.clear()

@@ -26,7 +26,7 @@ from aerobee_broker.delivery.state.queue_key import QueueKey
 from aerobee_broker.delivery.state.stats import DeliveryStats
 from aerobee_broker.delivery.state.subscriptions import DeliveryTables, Queue, Subscriptions
 from aerobee_broker.limits.loop_share import Turns
-from aerobee_store import MessageStore, StoreFullError, SyncTimeoutError
+from aerobee_store import MessageStore, StoreAccessError, StoreFullError, SyncTimeoutError
 from aerobee_store.clock import Clock
 
 _log = logging.getLogger(__name__)
@@ -109,9 +109,9 @@ class History:
         """Return when all events so far are in the log, where they survive a crash of the process."""
         await self._store.wait_stored(self._journal.end, durable=False)
 
-    async def wait_stored(self) -> None:
-        """Return when all events so far are as safe as a sent message."""
-        await self._store.wait_stored(self._journal.end)
+    async def wait_stored(self, *, replicas: bool = True) -> None:
+        """Return when all events so far are as safe as a sent message; `replicas`: at the replicas, too."""
+        await self._store.wait_stored(self._journal.end, replicas=replicas)
 
     # Snapshots
 
@@ -135,7 +135,7 @@ class History:
                 if turns.is_over:
                     count += self._append_states(events)
                     if self._journal.end - stored > _UNSTORED_BYTES_MAX:
-                        await self.wait_stored()
+                        await self.wait_stored(replicas=False)
                         stored = self._journal.end
                     await turns.next()
             count += self._append_states(events)
@@ -171,7 +171,7 @@ class History:
         """Try to write a snapshot. A failure only makes the next start replay more."""
         try:
             await self.snapshot()
-        except (StoreFullError, SyncTimeoutError) as error:
+        except (StoreFullError, StoreAccessError, SyncTimeoutError) as error:
             _log.warning("delivery snapshot failed cause=%s", error)
 
     async def run(self) -> None:

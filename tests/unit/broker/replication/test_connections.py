@@ -118,12 +118,12 @@ async def test_reports_have_the_durable_offset(tmp_path: Path) -> None:
         held, synced = asyncio.Event(), asyncio.Event()
         wait_stored = copy.wait_stored
 
-        async def wait(end: int, *, durable: bool | None = None) -> None:
+        async def wait(end: int, *, durable: bool | None = None, replicas: bool = True) -> None:
             assert durable
             if end:  # the first report is of the empty log
                 synced.set()
                 await held.wait()
-            await wait_stored(end, durable=durable)
+            await wait_stored(end, durable=durable, replicas=replicas)
 
         copy.wait_stored = wait  # type: ignore[method-assign]
         (tmp_path / "e").mkdir()
@@ -152,8 +152,8 @@ def test_a_connection_that_is_reset_during_a_sync(tmp_path: Path) -> None:
             synced, gone = asyncio.Event(), asyncio.Event()
             wait_stored = copy.wait_stored
 
-            async def wait(end: int, *, durable: bool | None = None) -> None:
-                await wait_stored(end, durable=durable)
+            async def wait(end: int, *, durable: bool | None = None, replicas: bool = True) -> None:
+                await wait_stored(end, durable=durable, replicas=replicas)
                 if end:
                     synced.set()
                     await gone.wait()
