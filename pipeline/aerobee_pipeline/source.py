@@ -175,8 +175,7 @@ class BatchReader(_Reading, DataSourceReader):
             access.close()
         ranges = [Range(queue, starts[queue], ends[queue]) for queue in sorted(bounds)]
         kept, losses = checked_ranges(ranges, bounds, fail_on_data_loss=options.fail_on_data_loss)
-        for loss in losses:
-            _log.warning("%s", loss)
+        _warn(losses)
         parts = [part for item in kept if (part := selected_part(item, self._conditions)) is not None]
         return [QueuePartition(item) for item in cut(parts, parts_min=options.partitions_min, rows_max=_RANGE_ROWS_MAX)]
 
@@ -184,14 +183,14 @@ class BatchReader(_Reading, DataSourceReader):
         options = self._options
         if options.read_by != "auto":
             return options.read_by == "log"
-        weights = []
         for broker, directory in options.stores.items():
             queues = StoreQueues(broker, directory)
             try:
-                weights.append(queues.weight(self._is_selected))
+                if queues.weight(self._is_selected) >= _LOG_WEIGHT_MIN or queues.lack_messages(self._is_selected):
+                    return True
             finally:
                 queues.close()
-        return max(weights) >= _LOG_WEIGHT_MIN
+        return False
 
     def _is_selected(self, topic: str, queue_id: int) -> bool:
         chosen = self._options.subscription
@@ -241,8 +240,7 @@ class BatchReader(_Reading, DataSourceReader):
             access.close()
         asked = [Range(queue, starts[queue], ends[queue]) for queue in sorted({*given[0], *given[1]})]
         _, losses = checked_ranges(asked, bounds, fail_on_data_loss=options.fail_on_data_loss)
-        for loss in losses:
-            _log.warning("%s", loss)
+        _warn(losses)
 
     def _deleted(self, directory: Path) -> dict[str, int]:
         """The selected topics that were deleted: their records before this physical offset do not count."""
@@ -371,7 +369,10 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
                 for queue, found in bounds.items()
                 if queue in last
             }
-        end, _ = next_position(position, bounds, rows_max=rows_max)
+        end, losses = next_position(
+            position, bounds, rows_max=rows_max, fail_on_data_loss=self._options.fail_on_data_loss
+        )
+        _warn(losses)
         if not position.initial and (dict(end.next) == dict(position.next) or self._waits(position, end)):
             return start if start is not None else end.to_json()
         self._last_trigger = time.monotonic()
@@ -403,8 +404,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             return []
         bounds = self._queues().bounds(options.subscription)
         kept, losses = checked_ranges(ranges, bounds, fail_on_data_loss=options.fail_on_data_loss)
-        for loss in losses:
-            _log.warning("%s", loss)
+        _warn(losses)
         return [QueuePartition(item) for item in cut(kept, parts_min=options.partitions_min, rows_max=_RANGE_ROWS_MAX)]
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -442,6 +442,11 @@ def coalesced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _warn(losses: Iterable[str]) -> None:
+    for loss in losses:
+        _log.warning("%s", loss)
 
 
 def _columns(schema: StructType) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,40 @@ def test_a_trimmed_queue(spark: Any, tmp_path: Path, checkpoint: str) -> None:
     run(stream(spark, store, failOnDataLoss="false"), checkpoint, rows)
     assert len(rows) == len(set(rows)) < 1500
     assert {number for _, queue, number in rows if queue == 1} > set(range(700, 750))
+
+
+def test_a_resumed_stream_reports_a_restored_backup(spark: Any, tmp_path: Path, checkpoint: str) -> None:
+    """A query that read 300 messages resumes on a store with 100 of them, to which 100 others were added."""
+    store = tmp_path / "store"
+    write(store, orders(100))
+    shutil.copytree(store, tmp_path / "backup")
+    write(store, orders(200, first=100))
+    rows: list[tuple[Any, ...]] = []
+    run(stream(spark, store, startingOffsets="earliest"), checkpoint, rows)
+    assert len(rows) == 300
+    shutil.rmtree(store)
+    shutil.copytree(tmp_path / "backup", store)
+    write(store, orders(100, first=1000))
+    with pytest.raises(Exception, match=r"topic 'orders', queue 0: it ends at 100, before offset 150.*50 offsets"):
+        run(stream(spark, store), checkpoint, rows)
+    run(stream(spark, store, failOnDataLoss="false"), checkpoint, rows)
+    assert len(rows) == 300
+    write(store, orders(20, first=2000))
+    run(stream(spark, store), checkpoint, rows)
+    assert len(rows) == 320, "the query goes on with new messages"
+
+
+def test_a_resumed_stream_reports_a_deleted_topic(spark: Any, tmp_path: Path, checkpoint: str) -> None:
+    """It is an error, and without failOnDataLoss a topic created again is read from its first message."""
+    store = tmp_path / "store"
+    write(store, orders(60))
+    rows: list[tuple[Any, ...]] = []
+    run(stream(spark, store, startingOffsets="earliest"), checkpoint, rows)
+    shutil.rmtree(store / "consumequeue" / "orders")
+    with pytest.raises(Exception, match=r"topic 'orders', queue 0: the queue is gone; its messages from 30 on"):
+        run(stream(spark, store), checkpoint, rows)
+    run(stream(spark, store, failOnDataLoss="false"), checkpoint, rows)
+    assert len(rows) == 60
 
 
 def test_an_idle_source_creates_no_batches(spark: Any, tmp_path: Path, checkpoint: str) -> None:

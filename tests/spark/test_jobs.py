@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 import select
 import shutil
 import subprocess
@@ -15,9 +17,12 @@ from typing import Any
 
 import pytest
 
+from aerobee_client import Message, connect
 from aerobee_client.testing import run_broker
 from aerobee_pipeline.errors import OptionError
 from aerobee_pipeline.jobs import audit, export, lag, rebuild, replay, statistics, tables
+from aerobee_pipeline.options import SourceOptions, Subscription
+from aerobee_pipeline.reading.queue_access import open_access
 from aerobee_store import MessageStore
 from aerobee_store.queues.index_file import ENTRY_SIZE
 from aerobee_store.records import record
@@ -348,17 +353,36 @@ def test_statistics(spark: Any, store: Path) -> None:
     assert sum(row[2] for row in statistics(spark, source, by="hour").rows) == COUNT
 
 
-def test_lag_from_the_files(tmp_path: Path) -> None:
-    """Committed offsets compared with the queues' ends."""
-    write(tmp_path / "store", orders(100))
+def test_lag_from_the_files_of_a_broker(spark: Any, tmp_path: Path) -> None:
+    """Offsets that the broker itself saved, in Java's JSON, compared with the queues' ends."""
+
+    async def work(endpoint: str) -> None:
+        async with connect(endpoint) as client:
+            producer = client.producer()
+            await producer.send_many([Message(topic="orders", body=b"%d" % number) for number in range(40)])
+
+    with run_broker(tmp_path) as broker:
+        asyncio.run(work(broker.endpoint))
+        options = {"endpoint": broker.endpoint, "subscribe": "orders"}
+        access = open_access(SourceOptions.parse(options, streaming=True))
+        bounds = access.bounds(Subscription(topics=frozenset({"orders"})))
+        (queue, its) = next((queue, found) for queue, found in bounds.items() if found.end > 3)
+        access.report("billing", {queue: 3})
+        access.close()
+        broker.stop()
+        text = (broker.store / "config" / "consumerOffset.json").read_text()
+        assert re.search(r"\{\d+:\d", text), "Java's JSON has bare keys"
+        result = lag(broker.store)
+    assert ("billing", "orders", "", queue.queue_id, 3, its.end, its.end - 3) in result.rows
+
+
+def test_lag_reports_a_table_that_cannot_be_read(tmp_path: Path) -> None:
+    """The error names the file and the next step."""
+    write(tmp_path / "store", orders(10))
     (tmp_path / "store" / "config").mkdir(exist_ok=True)
-    offsets = {"offsetTable": {"orders@billing": {"0": 20, "1": 50}}}
-    (tmp_path / "store" / "config" / "consumerOffset.json").write_text(json.dumps(offsets))
-    result = lag(tmp_path / "store")
-    assert [tuple(row) for row in result.rows] == [
-        ("billing", "orders", "", 0, 20, 50, 30),
-        ("billing", "orders", "", 1, 50, 50, 0),
-    ]
+    (tmp_path / "store" / "config" / "consumerOffset.json").write_text("{broken")
+    with pytest.raises(OptionError, match=r"consumerOffset.json.*`aerobee store verify` reports details"):
+        lag(tmp_path / "store")
 
 
 def test_the_command(store: Path) -> None:

@@ -69,8 +69,8 @@ def test_a_checkpoint_of_another_version_is_refused() -> None:
 
 def test_the_first_trigger_saves_the_start_offsets() -> None:
     """The first offset that Spark stores contains the start, so a restart finds it."""
-    end, left = next_position(Position({A0: 5}, initial=True), {A0: Bounds(0, 9)}, rows_max=2)
-    assert (end.next, end.start, left) == ({A0: 7}, {A0: 5}, {A0: 2})
+    end, _ = next_position(Position({A0: 5}, initial=True), {A0: Bounds(0, 9)}, rows_max=2, fail_on_data_loss=True)
+    assert (end.next, end.start) == ({A0: 7}, {A0: 5})
     assert ranges_between(Position({A0: 6}, initial=True), end) == [Range(A0, 5, 7)], (
         "`from` counts, not a second answer"
     )
@@ -79,10 +79,36 @@ def test_the_first_trigger_saves_the_start_offsets() -> None:
 def test_a_new_queue_begins_at_its_earliest_message() -> None:
     """This also holds for a queue that appears during a stream; a replay gives the same range."""
     start = Position({A0: 5})
-    end, _ = next_position(start, {A0: Bounds(0, 5), A1: Bounds(3, 8)})
+    end, _ = next_position(start, {A0: Bounds(0, 5), A1: Bounds(3, 8)}, fail_on_data_loss=True)
     assert ranges_between(start, end) == [Range(A1, 3, 8)]
-    again, _ = next_position(end, {A0: Bounds(0, 5), A1: Bounds(3, 8)})
+    again, _ = next_position(end, {A0: Bounds(0, 5), A1: Bounds(3, 8)}, fail_on_data_loss=True)
     assert ranges_between(end, again) == []
+
+
+@pytest.mark.parametrize("initial", [True, False])
+def test_a_queue_that_ends_before_the_offset_reached_is_a_loss(initial: bool) -> None:
+    """After a restored backup a trigger does not begin where the lost messages ended."""
+    start = Position({A0: 150, A1: 4}, initial=initial)
+    bounds = {A0: Bounds(0, 50), A1: Bounds(0, 9)}
+    with pytest.raises(DataLossError, match=r"queue 0 of broker 'x': it ends at 50, before offset 150.*100 off"):
+        next_position(start, bounds, fail_on_data_loss=True)
+    end, losses = next_position(start, bounds, rows_max=100, fail_on_data_loss=False)
+    assert (end.next, len(losses)) == ({A0: 50, A1: 9}, 1)
+    assert ranges_between(start, end) == [Range(A1, 4, 9)]
+    later, losses = next_position(end, {A0: Bounds(0, 60), A1: Bounds(0, 9)}, fail_on_data_loss=True)
+    assert (ranges_between(end, later), losses) == ([Range(A0, 50, 60)], []), "new messages are read, and no loss again"
+
+
+@pytest.mark.parametrize("initial", [True, False])
+def test_a_queue_that_is_gone_is_a_loss(initial: bool) -> None:
+    """A deleted topic is an error; a topic that is created again begins at its first message."""
+    start = Position({A0: 150, A1: 4}, initial=initial)
+    with pytest.raises(DataLossError, match="queue 0 of broker 'x': the queue is gone; its messages from 150 on"):
+        next_position(start, {A1: Bounds(0, 4)}, fail_on_data_loss=True)
+    end, losses = next_position(start, {A1: Bounds(0, 4)}, fail_on_data_loss=False)
+    assert (dict(end.next), len(losses), ranges_between(start, end)) == ({A1: 4}, 1, [])
+    later, losses = next_position(end, {A0: Bounds(0, 7), A1: Bounds(0, 4)}, fail_on_data_loss=True)
+    assert (ranges_between(end, later), losses) == ([Range(A0, 0, 7)], [])
 
 
 def test_a_limit_is_divided_in_proportion_to_the_backlog() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -12,6 +11,9 @@ from aerobee_pipeline.jobs.over_splits import checked_stores
 from aerobee_pipeline.jobs.result import JobResult
 from aerobee_pipeline.options import Subscription
 from aerobee_pipeline.reading.store_queues import StoreQueues
+from aerobee_store.errors import StoreError
+from aerobee_store.tables.json_table import JsonTable
+from aerobee_store.tools.store_files import ReadOnlyDisk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -73,13 +75,7 @@ def lag(stores: Mapping[str, str | Path] | str | Path) -> JobResult:
     """
     rows: list[tuple[Any, ...]] = []
     for broker, directory in checked_stores(stores).items():
-        path = directory / "config" / "consumerOffset.json"
-        try:
-            table = json.loads(path.read_text(encoding="utf-8")).get("offsetTable", {})
-        except FileNotFoundError:
-            table = {}
-        except ValueError as error:
-            raise OptionError(f"{path}: cannot be read: {error}; `aerobee store verify` reports details") from None
+        table = _consumer_offsets(directory)
         queues = StoreQueues(broker, directory)
         try:
             bounds = queues.bounds(Subscription(pattern=".*"))
@@ -93,6 +89,19 @@ def lag(stores: Mapping[str, str | Path] | str | Path) -> JobResult:
                     rows.append((group, topic, broker, int(queue_id), offset, found.end, max(found.end - offset, 0)))
     columns = ("group", "topic", "brokerName", "queueId", "offset", "end", "lag")
     return JobResult(columns, sorted(rows), 0, {"lag": sum(row[-1] for row in rows)})
+
+
+def _consumer_offsets(directory: Path) -> Mapping[str, Mapping[str, int]]:
+    """`topic@group` -> queue id -> offset, in the form of the broker's own table, which is Java's JSON."""
+    path = directory / "config" / "consumerOffset.json"
+    try:
+        content = JsonTable(ReadOnlyDisk(), path).load()
+    except StoreError as error:
+        raise OptionError(f"{error}; `aerobee store verify` reports details") from None
+    table = content.get("offsetTable", {}) if isinstance(content, Mapping) else {}
+    if not isinstance(table, Mapping):
+        raise OptionError(f"{path}: offsetTable is not an object; `aerobee store verify` reports details")
+    return table
 
 
 def _result(frame: DataFrame) -> JobResult:

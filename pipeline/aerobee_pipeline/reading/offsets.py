@@ -8,7 +8,7 @@ Offsets in options, in two depths; -2 is the earliest, -1 the latest:
 Offsets in a checkpoint, with sorted keys, because Spark compares offsets as text:
 
     {"q": {topic: {broker: {queue: next}}}, "v": 1}
-    "from"     in the same shape: the start of queues that the previous offset did not have
+    "from"     in the same shape: the start of queues that the previous offset did not have, or that end before it
     "initial"  true in the offset that a query begins with, which Spark does not store
 """
 
@@ -141,26 +141,50 @@ class Position:
 
 
 def next_position(
-    start: Position, bounds: Mapping[Queue, Bounds], *, rows_max: int | None = None
-) -> tuple[Position, Offsets]:
-    """The end of a trigger that begins at `start`, and the number of available messages of each queue.
+    start: Position, bounds: Mapping[Queue, Bounds], *, rows_max: int | None = None, fail_on_data_loss: bool
+) -> tuple[Position, list[str]]:
+    """The end of a trigger that begins at `start`, and the losses between the two.
 
     A queue that `start` does not have is new and begins at its earliest message. `rows_max` is distributed by backlog;
     each queue with a backlog gets at least one message.
+
+    A loss is a queue that is gone, or one that ends before the offset that was reached: a restored backup, a promoted
+    replica. It is found here because the end of a trigger must never hide it. The first one raises DataLossError;
+    otherwise the query continues at the new end of the queue, or without it.
     """
-    begins = dict(start.start) if start.initial else {}
-    if start.initial:
-        begins = dict(start.next)
+    begins = dict(start.next) if start.initial else {}
+    losses: list[str] = []
+    kept: Offsets = {}
+    for queue, offset in start.next.items():
+        loss = None
+        if (found := bounds.get(queue)) is None:
+            begins.pop(queue, None)
+            loss = f"{queue}: the queue is gone; its messages from {offset} on are lost"
+        elif found.end < offset:
+            kept[queue] = begins[queue] = found.end
+            loss = (
+                f"{queue}: it ends at {found.end}, before offset {offset}, which was reached: {offset - found.end} "
+                f"offsets were lost and are used again, as after a restored backup or a deleted topic"
+            )
+        else:
+            kept[queue] = offset
+        if loss is not None:
+            losses.append(_lost(loss, fail_on_data_loss))
     for queue, found in bounds.items():
         if queue not in start.next:
-            begins[queue] = found.start
-    froms = {**start.next, **begins}
-    ends = {queue: max(bounds[queue].end, offset) if queue in bounds else offset for queue, offset in froms.items()}
+            kept[queue] = begins[queue] = found.start
+    ends = {queue: bounds[queue].end for queue in kept}
     if rows_max is not None:
-        shares = share_out({queue: ends[queue] - froms[queue] for queue in froms}, rows_max)
-        ends = {queue: froms[queue] + shares[queue] for queue in froms}
-    left = {queue: max(bounds[queue].end - ends[queue], 0) for queue in bounds}
-    return Position(ends, begins), left
+        shares = share_out({queue: ends[queue] - kept[queue] for queue in kept}, rows_max)
+        ends = {queue: kept[queue] + shares[queue] for queue in kept}
+    return Position(ends, begins), losses
+
+
+def _lost(loss: str, fail_on_data_loss: bool) -> str:
+    """The loss. Raises DataLossError if the query may not continue."""
+    if fail_on_data_loss:
+        raise DataLossError(f"{loss}. Set the option failOnDataLoss=false to continue with the remaining messages")
+    return loss
 
 
 def share_out(backlogs: Mapping[Queue, int], rows_max: int) -> dict[Queue, int]:
@@ -216,9 +240,7 @@ def checked_ranges(
         if loss is None:
             kept.append(item)
             continue
-        if fail_on_data_loss:
-            raise DataLossError(f"{loss}. Set the option failOnDataLoss=false to continue with the remaining messages")
-        losses.append(loss)
+        losses.append(_lost(loss, fail_on_data_loss))
         if found is not None and start < (end := min(item.end, found.end)):
             kept.append(Range(item.queue, start, end))
     return kept, losses

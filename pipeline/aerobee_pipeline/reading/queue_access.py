@@ -117,7 +117,7 @@ def offsets_at(
             timestamp = limit.timestamps.get(queue)
         if timestamp is not None and timestamp >= 0:
             at = access.offset_at(queue, its, timestamp)
-            if at is None and is_start and strategy == "error":
+            if at is None and is_start and strategy == "error" and its.start < its.end:
                 raise OptionError(
                     f"{queue}: all its messages were stored before {timestamp}; "
                     f"set startingOffsetsByTimestampStrategy=latest to begin at its end"

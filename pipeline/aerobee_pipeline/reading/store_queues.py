@@ -18,11 +18,14 @@ from aerobee_pipeline.reading.decode import Rows, expanded, gather
 from aerobee_pipeline.reading.offsets import Bounds, Queue, Range
 from aerobee_pipeline.reading.splits import store_files
 from aerobee_store.errors import CorruptRecordError
+from aerobee_store.log.commit_log import DamagedRange
 from aerobee_store.log.mapped_file import MappedFile
 from aerobee_store.queues.consume_queue import FILLER_SIZE
+from aerobee_store.queues.record_units import rows_by_queue
 from aerobee_store.records import record
 from aerobee_store.records.properties import tags_code
 from aerobee_store.records.record_batch import RecordBatch
+from aerobee_store.tools.log_walk import log_scan, walk
 from aerobee_store.tools.store_files import QueueFiles, StoreFiles
 
 _log = logging.getLogger(__name__)
@@ -73,6 +76,31 @@ class StoreQueues:
                 if is_selected(topic, queue_id):
                     asked += count
         return asked / total if total else 1.0
+
+    def lack_messages(self, is_selected: Callable[[str, int], bool]) -> bool:
+        """Whether the log may have messages of the selected queues that no queue has.
+
+        After a crash each queue may end early, until the store's next start. Otherwise queues are written in the order
+        of the log, so only what follows the last unit of all queues is in question, and the log is read from there.
+        """
+        files = self._files
+        if files.state == "crashed":
+            return True
+        position = files.log_begin
+        for queues in (files.queues, files.batch_queues):
+            for queue in queues.values():
+                if queue.starts and (end := queue.end()) > queue.first:
+                    unit = queue.read(end - 1, 1)[0]
+                    if (size := int(unit["size"])) != FILLER_SIZE:
+                        position = max(position, int(unit["physical_offset"]) + size)
+        for found in walk(files, log_scan(files), position):
+            if isinstance(found, DamagedRange):
+                return True
+            if isinstance(found, RecordBatch):
+                rows = np.flatnonzero((found.sys_flag & record.SYS_FLAG_PREPARED) == 0)
+                if any(is_selected(topic, queue_id) for topic, queue_id, _ in rows_by_queue(found, rows)):
+                    return True
+        return False
 
     def offset_at(self, queue: Queue, bounds: Bounds, timestamp_ms: int) -> int | None:
         """The first message stored at or after a time, by bisection; None if there is none."""
