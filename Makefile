@@ -75,8 +75,8 @@ test-crash: .venv/.dev ## the long crash tests: 500 kills and every crash point,
 	AEROBEE_FRESH_SEEDS=1 AEROBEE_CRASH_CYCLES=500 $(BIN)/python -m pytest -q -m crash -n $(WORKERS) --timeout=14400
 
 test-random: .venv/.dev ## the tests with random examples, with fresh seeds and more examples
-	AEROBEE_FRESH_SEEDS=1 AEROBEE_CRASH_CYCLES=20 \
-		$(BIN)/python -m pytest -q -n $(WORKERS) --timeout=3600 tests/property $$(grep -rl '^from hypothesis' tests/unit)
+	AEROBEE_FRESH_SEEDS=1 AEROBEE_CRASH_CYCLES=20 AEROBEE_MODEL_EXAMPLES=$${AEROBEE_MODEL_EXAMPLES:-500} \
+		$(BIN)/python -m pytest -q -n $(WORKERS) --timeout=14400 tests/property tests/model $$(grep -rl '^from hypothesis' tests/unit)
 
 test-chaos: .venv/.dev ## producers, consumers and disturbances, checked: an hour each with one broker, with fail-over, beside replicas of two releases of RocketMQ; hostile clients
 	AEROBEE_FRESH_SEEDS=1 AEROBEE_CHAOS_SECONDS=$${AEROBEE_CHAOS_SECONDS:-3600} $(BIN)/python -m pytest -q -s tests/chaos

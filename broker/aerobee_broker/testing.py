@@ -49,6 +49,7 @@ class Order:
     log: str
     settings: dict[str, object]
     moving_time: bool
+    advanced_seconds: float  # how far a broker with moving time begins ahead of the system's clock
     directory: str
     environment: dict[str, str]
 
@@ -102,15 +103,15 @@ def run(order: Order, stdin: int, stdout: int) -> int:
         # uvloop has a clock of its own, which cannot be moved.
         loop_factory = asyncio.new_event_loop if order.moving_time else uvloop.new_event_loop
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            return runner.run(_serve(config, moving_time=order.moving_time))
+            return runner.run(_serve(config, order))
     except (BrokerError, StoreError) as error:
         print(f"aerobee: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
 
 
-async def _serve(config: Any, *, moving_time: bool) -> int:
+async def _serve(config: Any, order: Order) -> int:
     stop = asyncio.Event()
-    clock = TravellingClock() if moving_time else None
+    clock = TravellingClock(order.advanced_seconds) if order.moving_time else None
     listening = asyncio.create_task(_listen(stop, clock), name="orders of the test")
     try:
         return await serve.serve(config, stop, clock=clock)

@@ -122,8 +122,16 @@ class BrokerProcess:
         """Whether the process is running."""
         return self._process is not None and self._process.poll() is None
 
-    def start(self) -> None:
-        """Start the process and wait until it is ready. RuntimeError, with its output, if that fails."""
+    def start(self, *, settings: Mapping[str, object] | None = None, clock_moved_seconds: float = 0.0) -> None:
+        """Start the process and wait until it is ready. RuntimeError, with its output, if that fails.
+
+        `settings` replace earlier ones of the same name. `clock_moved_seconds`, with `moving_time`: by how much the
+        clock of the machine changed while the broker did not run; negative: back.
+        """
+        if clock_moved_seconds and not self._moving_time:
+            raise RuntimeError("the time of this broker cannot be moved; start it with moving_time=True")
+        self._settings.update(settings or {})
+        self._advanced_seconds += clock_moved_seconds
         if self.running:
             raise RuntimeError(f"the broker runs already as process {self.pid}")
         again = () if self.tls_endpoint is None else ("--listen-tls", self.tls_endpoint)
@@ -135,6 +143,7 @@ class BrokerProcess:
             "log": str(self._log),
             "settings": self._settings,
             "moving_time": self._moving_time,
+            "advanced_seconds": self._advanced_seconds,
         }
         starter = broker_starter.kept()
         if starter is None:
@@ -144,8 +153,6 @@ class BrokerProcess:
         self.endpoint, self.metrics = ready[1].decode(), ready[2].decode()
         self.tls_endpoint = ready[3].decode() if ready[3] is not None else None
         self._keeper.release()
-        if self._moving_time and self._advanced_seconds:
-            self._advance(self._advanced_seconds)
 
     def advance(self, seconds: float) -> None:
         """Advance the time of the broker, and run everything that becomes due.

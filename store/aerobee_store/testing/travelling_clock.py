@@ -13,8 +13,8 @@ class TravellingClock:
     not move, because threads of gRPC keep them.
     """
 
-    def __init__(self) -> None:
-        self._ahead = 0.0
+    def __init__(self, ahead_seconds: float = 0.0) -> None:
+        self._ahead = ahead_seconds
         loop = asyncio.get_running_loop()
         loop_time = loop.time
         loop.time = lambda: loop_time() + self._ahead  # type: ignore[method-assign]  # the one clock of its timers

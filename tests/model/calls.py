@@ -1,0 +1,240 @@
+"""Calls to one broker over bare stubs, without retries, which tell the model what was promised."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import grpc
+
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.frame import Command, FrameReader, encode
+from aerobee_client import Message, blocking
+from aerobee_client.errors import BatchError, ClientError
+from aerobee_proto import v2
+from tests.model.promises import Delivery, Kind, Promise, Promises, Sent, body_of
+from tests.support.remoting_client import send_fields
+
+Code = v2.Code
+_SECONDS: Final = 20.0
+# Refusals after which the message may be stored all the same.
+_UNDECIDED: Final = frozenset(
+    (Code.MASTER_PERSISTENCE_TIMEOUT, Code.SLAVE_PERSISTENCE_TIMEOUT, Code.HA_NOT_AVAILABLE, Code.INTERNAL_ERROR)
+)
+_UNDECIDED_ANSWERS: Final = frozenset(
+    (Answer.FLUSH_DISK_TIMEOUT, Answer.FLUSH_SLAVE_TIMEOUT, Answer.SLAVE_NOT_AVAILABLE, Answer.SYSTEM_ERROR)
+)
+_TYPES: Final = {
+    Kind.NORMAL: v2.MessageType.NORMAL,
+    Kind.FIFO: v2.MessageType.FIFO,
+    Kind.DELAY: v2.MessageType.DELAY,
+    Kind.TRANSACTION: v2.MessageType.TRANSACTION,
+    Kind.PRIORITY: v2.MessageType.PRIORITY,
+    Kind.LITE: v2.MessageType.LITE,
+}
+LITE_TOPICS: Final = ("red", "green")
+_METADATA: Final = (("x-mq-client-id", "model@1@0@x"), ("x-mq-language", "JAVA"), ("x-mq-client-version", "5.2.1"))
+
+
+class Calls:
+    """A connection to a broker. An answer that does not come is `Promise.PERHAPS`."""
+
+    def __init__(self, endpoint: str, promises: Promises) -> None:
+        self._channel = grpc.insecure_channel(endpoint, options=(("grpc.use_local_subchannel_pool", 1),))
+        self._stub: Any = v2.MessagingServiceStub(self._channel)
+        self._promises = promises
+        self._endpoint = endpoint
+
+    def close(self) -> None:
+        self._channel.close()
+
+    # --- Sending
+
+    def begin_send(self, batch: Sequence[Sent], **properties: int) -> Any:
+        """Send without waiting; `end_send` takes the answer."""
+        messages = [_message(sent, **properties) for sent in batch]
+        return self._stub.SendMessage.future(
+            v2.SendMessageRequest(messages=messages), metadata=_METADATA, timeout=_SECONDS
+        )
+
+    def end_send(self, call: Any, batch: Sequence[Sent]) -> None:
+        """Record the answer to a send."""
+        try:
+            answer = call.result()
+        except grpc.RpcError:
+            return
+        entries = answer.entries or [v2.SendResultEntry(status=answer.status)] * len(batch)
+        for sent, entry in zip(batch, entries, strict=True):
+            if entry.status.code == Code.OK:
+                sent.stored = Promise.YES
+                sent.transaction_id, sent.recall_handle = entry.transaction_id, entry.recall_handle
+            elif entry.status.code not in _UNDECIDED:
+                sent.stored = Promise.NO
+
+    def send(self, batch: Sequence[Sent], **properties: int) -> None:
+        """One request with these messages."""
+        self.end_send(self.begin_send(batch, **properties), batch)
+
+    def decide(self, sent: Sent, *, commit: bool) -> None:
+        """Commit or roll back a transaction."""
+        resolution = v2.TransactionResolution.COMMIT if commit else v2.TransactionResolution.ROLLBACK
+        request = v2.EndTransactionRequest(
+            topic=v2.Resource(name=sent.topic),
+            message_id=sent.message_id,
+            transaction_id=sent.transaction_id,
+            resolution=resolution,
+            source=v2.TransactionSource.SOURCE_CLIENT,
+        )
+        if commit:
+            sent.committed = Promise.PERHAPS
+        else:
+            sent.rolled_back = Promise.PERHAPS
+        answer = self._answer(self._stub.EndTransaction, request)
+        if answer is not None:
+            outcome = Promise.YES if answer.status.code == Code.OK else Promise.PERHAPS
+            if commit:
+                sent.committed = outcome
+            else:
+                sent.rolled_back = outcome
+
+    def recall(self, sent: Sent) -> None:
+        """Recall a delayed message."""
+        sent.recalled = Promise.PERHAPS
+        request = v2.RecallMessageRequest(topic=v2.Resource(name=sent.topic), recall_handle=sent.recall_handle)
+        answer = self._answer(self._stub.RecallMessage, request)
+        if answer is not None and answer.status.code == Code.OK:
+            sent.recalled = Promise.YES
+
+    def send_in_bulk(self, batch: Sequence[Sent]) -> None:
+        """Plain messages by the client, which packs eight or more for AppendRecords."""
+        messages = [
+            Message(topic=sent.topic, body=body_of(sent.message_id), message_id=sent.message_id) for sent in batch
+        ]
+        try:
+            with blocking.connect(self._endpoint, retry_seconds=0) as client:
+                client.producer().send_many(messages)
+        except BatchError as error:
+            for sent, outcome in zip(batch, error.outcomes, strict=True):
+                if not isinstance(outcome, Exception):
+                    sent.stored = Promise.YES
+        except ClientError:
+            pass
+        else:
+            for sent in batch:
+                sent.stored = Promise.YES
+
+    def send_over_remoting(self, sent: Sent, *, level: int = 0) -> None:
+        """One message by RocketMQ's older protocol, with a delay level if it has one."""
+        properties = {"UNIQ_KEY": sent.message_id, **({"DELAY": str(level)} if level else {})}
+        text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
+        fields = {name: str(value) for name, value in send_fields(sent.topic, properties=text).items()}
+        request = Command(Request.SEND_MESSAGE_V2, opaque=1, fields=fields, body=body_of(sent.message_id))
+        host, _, port = self._endpoint.rpartition(":")
+        frames = FrameReader()
+        try:
+            with socket.create_connection((host, int(port)), timeout=_SECONDS) as connection:
+                connection.sendall(encode(request))
+                answers: list[Command] = []
+                while not answers and (data := connection.recv(1 << 16)):
+                    answers += frames.feed(data)
+        except OSError:
+            return
+        for answer in answers[:1]:
+            if answer.code == Answer.SUCCESS:
+                sent.stored = Promise.YES
+            elif answer.code not in _UNDECIDED_ANSWERS:
+                sent.stored = Promise.NO
+
+    # --- Consuming
+
+    def subscribe_lite(self, topic: str, group: str) -> None:
+        """Subscribe the lite topics, which a broker forgets when it ends."""
+        request = v2.SyncLiteSubscriptionRequest(
+            action=v2.LiteSubscriptionAction.COMPLETE_ADD,
+            topic=v2.Resource(name=topic),
+            group=v2.Resource(name=group),
+            lite_topic_set=LITE_TOPICS,
+        )
+        self._answer(self._stub.SyncLiteSubscription, request)
+
+    def receive(self, group: str, topic: str, *, count: int, hidden_seconds: int) -> list[Delivery]:
+        """Receive what there is, without waiting."""
+        request = v2.ReceiveMessageRequest(group=v2.Resource(name=group), batch_size=count)
+        request.message_queue.topic.name = topic
+        request.invisible_duration.FromSeconds(hidden_seconds)
+        request.long_polling_timeout.FromMilliseconds(1)
+        deliveries = []
+        try:
+            for answer in self._stub.ReceiveMessage(request, metadata=_METADATA, timeout=_SECONDS):
+                if answer.HasField("message"):
+                    system = answer.message.system_properties
+                    deliveries.append(
+                        Delivery(
+                            system.message_id,
+                            system.queue_id if not system.lite_topic else LITE_TOPICS.index(system.lite_topic),
+                            system.queue_offset,
+                            system.receipt_handle,
+                            answer.message.body,
+                            system.delivery_attempt,
+                        )
+                    )
+        except grpc.RpcError:
+            pass
+        self._promises.delivered(group, deliveries)
+        return deliveries
+
+    def acknowledge(self, group: str, topic: str, deliveries: Iterable[Delivery]) -> None:
+        """Acknowledge messages in one call."""
+        request = v2.AckMessageRequest(group=v2.Resource(name=group), topic=v2.Resource(name=topic))
+        names = []
+        for delivery in deliveries:
+            request.entries.add(message_id=delivery.message_id, receipt_handle=delivery.handle)
+            names.append(delivery.message_id)
+        if not names:
+            return
+        answer = self._answer(self._stub.AckMessage, request)
+        if answer is None:
+            self._promises.finished(group, names, Promise.PERHAPS)
+            return
+        for name, entry in itertools.zip_longest(names, answer.entries):
+            code = answer.status.code if entry is None else entry.status.code
+            if code == Code.OK:
+                self._promises.finished(group, [name], Promise.YES)
+            elif code != Code.INVALID_RECEIPT_HANDLE:
+                self._promises.finished(group, [name], Promise.PERHAPS)
+
+    def renew(self, group: str, topic: str, delivery: Delivery, seconds: int) -> str | None:
+        """Change the invisible time; returns the new handle. 0 seconds: give the message back."""
+        request = v2.ChangeInvisibleDurationRequest(
+            group=v2.Resource(name=group),
+            topic=v2.Resource(name=topic),
+            receipt_handle=delivery.handle,
+            message_id=delivery.message_id,
+        )
+        request.invisible_duration.FromSeconds(seconds)
+        answer = self._answer(self._stub.ChangeInvisibleDuration, request)
+        return None if answer is None or answer.status.code != Code.OK else str(answer.receipt_handle)
+
+    def _answer(self, method: Any, request: Any) -> Any:
+        try:
+            return method(request, metadata=_METADATA, timeout=_SECONDS)
+        except grpc.RpcError:
+            return None
+
+
+def _message(sent: Sent, *, priority: int = 0, lite_topic: int = 0) -> v2.Message:
+    system = v2.SystemProperties(message_id=sent.message_id, message_type=_TYPES[sent.kind])
+    if sent.kind is Kind.FIFO:
+        system.message_group = sent.message_group
+    elif sent.kind is Kind.DELAY:
+        system.delivery_timestamp.FromMilliseconds(sent.due_ms)
+    elif sent.kind is Kind.PRIORITY:
+        system.priority = priority
+    elif sent.kind is Kind.LITE:
+        system.lite_topic = LITE_TOPICS[lite_topic]
+    elif sent.kind is Kind.TRANSACTION:
+        system.orphaned_transaction_recovery_duration.FromSeconds(3600)
+    topic = v2.Resource(name=sent.topic)
+    return v2.Message(topic=topic, body=body_of(sent.message_id), system_properties=system)

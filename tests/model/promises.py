@@ -1,0 +1,212 @@
+"""What clients were promised, as one small model in memory, and what contradicts it.
+
+    sent      An answered send is delivered to each group at least once, one that was refused never.
+    finished  A message whose acknowledgement was answered with OK is never delivered to that group again, unless the
+              group is reset.
+    early     No delayed message comes before its time, no half message before its commit, and none that was recalled
+              or rolled back.
+    order     A message of a message group comes only when all earlier ones of it are finished, or before it in the
+              same answer.
+    doubled   A message is stored once.
+    dead      A message that a group did not finish in all its attempts is one of its dead letters.
+    deleted   A message of a deleted topic is not delivered from a topic of the same name that was made afterwards. One
+              that waits in a system topic, delayed or as a half message, may arrive there, as in RocketMQ.
+
+`Promise.PERHAPS` is what a call may have done whose answer did not come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Promise(Enum):
+    """What the answer to a call has promised about its effect."""
+
+    YES = "yes"
+    PERHAPS = "perhaps"
+    NO = "no"
+
+
+class Kind(Enum):
+    """How a message is sent, and so what applies to it."""
+
+    NORMAL = "normal"
+    FIFO = "fifo"
+    DELAY = "delay"
+    TRANSACTION = "transaction"
+    PRIORITY = "priority"
+    LITE = "lite"
+
+
+_WAITS_ELSEWHERE = frozenset((Kind.DELAY, Kind.TRANSACTION))
+
+
+@dataclass(slots=True)
+class Sent:
+    """One message that somebody tried to send."""
+
+    message_id: str
+    kind: Kind
+    topic: str
+    incarnation: int  # of the topic
+    number: int  # the order of sends
+    message_group: str = ""
+    due_ms: int = 0
+    stored: Promise = Promise.PERHAPS
+    committed: Promise = Promise.NO  # of a transaction
+    rolled_back: Promise = Promise.NO
+    recalled: Promise = Promise.NO
+    transaction_id: str = ""
+    recall_handle: str = ""
+
+    @property
+    def must_arrive(self) -> bool:
+        """Whether each group of its topic must get it."""
+        if self.stored is not Promise.YES or self.recalled is not Promise.NO:
+            return False
+        return self.kind is not Kind.TRANSACTION or self.committed is Promise.YES
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message in the answer to a receive."""
+
+    message_id: str
+    queue_id: int
+    queue_offset: int
+    handle: str
+    body: bytes
+    attempt: int
+
+
+@dataclass(slots=True)
+class GroupState:
+    """What one group has of its topic."""
+
+    name: str
+    topic: str
+    ordered: bool = False
+    max_attempts: int = 10_000
+    delivered: set[str] = field(default_factory=set)
+    finished: dict[str, Promise] = field(default_factory=dict)
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+class Promises:
+    """The model. Its methods record calls and their answers; `violations` collects what contradicts a promise."""
+
+    def __init__(self) -> None:
+        self.sent: dict[str, Sent] = {}
+        self.groups: dict[str, GroupState] = {}
+        self.violations: list[str] = []
+        self.latest_ms = 0  # the latest time that the broker's clock has shown
+        self._incarnations: dict[str, int] = {}
+
+    def subscribe(self, group: str, topic: str, *, ordered: bool = False, max_attempts: int = 10_000) -> None:
+        """`group` consumes `topic` from its first message on."""
+        self.groups[group] = GroupState(group, topic, ordered, max_attempts)
+
+    def attempt(self, message_id: str, kind: Kind, topic: str, *, message_group: str = "", due_ms: int = 0) -> Sent:
+        """A send begins."""
+        sent = Sent(
+            message_id,
+            kind,
+            topic,
+            self._incarnations.get(topic, 0),
+            len(self.sent),
+            message_group=message_group,
+            due_ms=due_ms,
+        )
+        self.sent[message_id] = sent
+        return sent
+
+    def topic_deleted(self, topic: str) -> None:
+        """The deletion of a topic was answered; the topic may be made again."""
+        self._incarnations[topic] = self._incarnations.get(topic, 0) + 1
+
+    def delivered(self, group: str, deliveries: Sequence[Delivery]) -> None:
+        """A receive of `group` was answered with these messages, in this order."""
+        state = self.groups[group]
+        here: set[str] = set()
+        for delivery in deliveries:
+            self._judge(state, delivery, here)
+            here.add(delivery.message_id)
+            state.delivered.add(delivery.message_id)
+
+    def finished(self, group: str, message_ids: Iterable[str], promise: Promise) -> None:
+        """An acknowledgement was answered with OK, or without an answer."""
+        state = self.groups[group]
+        for message_id in message_ids:
+            if promise is Promise.YES or state.finished.get(message_id) is not Promise.YES:
+                state.finished[message_id] = promise
+
+    def reset(self, group: str, promise: Promise) -> None:
+        """The group was sent back to the first message: all come again."""
+        state = self.groups[group]
+        if promise is Promise.YES:
+            state.finished.clear()
+            state.delivered.clear()
+        else:
+            state.finished = dict.fromkeys(state.finished, Promise.PERHAPS)
+
+    def stored(self) -> list[Sent]:
+        """The messages that are in a topic which exists."""
+        return [
+            sent
+            for sent in self.sent.values()
+            if sent.must_arrive and sent.incarnation == self._incarnations.get(sent.topic, 0)
+        ]
+
+    def missing(self, group: str) -> list[Sent]:
+        """The messages that the group must still get, or get again until it finishes them."""
+        state = self.groups[group]
+        return [sent for sent in self.stored() if sent.topic == state.topic and sent.message_id not in state.finished]
+
+    def _judge(self, state: GroupState, delivery: Delivery, here: set[str]) -> None:
+        sent = self.sent.get(delivery.message_id)
+        name = f"{state.name} got {delivery.message_id} ({delivery.queue_id}, {delivery.queue_offset})"
+        if sent is None:
+            self.violations.append(f"{name}, which nobody sent")
+            return
+        if delivery.body != body_of(delivery.message_id):
+            self.violations.append(f"{name} with another body: {delivery.body[:40]!r}")
+        reasons = {
+            "which was refused": sent.stored is Promise.NO,
+            "of a deleted topic": sent.kind not in _WAITS_ELSEWHERE
+            and sent.incarnation != self._incarnations.get(sent.topic, 0),
+            "of another topic": sent.topic != state.topic,
+            "which it had finished": state.finished.get(sent.message_id) is Promise.YES,
+            "before its time": sent.due_ms > self.latest_ms,
+            "which was recalled": sent.recalled is Promise.YES,
+            "which was rolled back": sent.rolled_back is Promise.YES,
+            "before its commit": sent.kind is Kind.TRANSACTION and sent.committed is Promise.NO,
+            "twice in one answer": sent.message_id in here,
+            f"as attempt {delivery.attempt} of {state.max_attempts}": delivery.attempt > state.max_attempts,
+        }
+        self.violations += [f"{name}, {reason}: {sent}" for reason, is_true in reasons.items() if is_true]
+        place = (delivery.queue_id, delivery.queue_offset)
+        if state.places.setdefault(sent.message_id, place) != place:
+            self.violations.append(f"{name}, stored twice: also at {state.places[sent.message_id]}")
+        if state.ordered and sent.message_group:
+            self._judge_order(state, sent, here, name)
+
+    def _judge_order(self, state: GroupState, sent: Sent, here: set[str], name: str) -> None:
+        for other in self.sent.values():
+            if (
+                other.number < sent.number
+                and (other.topic, other.message_group) == (sent.topic, sent.message_group)
+                and other.incarnation == sent.incarnation
+                and other.stored is Promise.YES
+                and other.message_id not in state.finished
+                and other.message_id not in here
+            ):
+                self.violations.append(f"{name} before {other.message_id} of the same message group")
+                return
+
+
+def body_of(message_id: str) -> bytes:
+    """The body of a message: one that no other message has."""
+    return f"body of {message_id} ".encode() * (1 + sum(message_id.encode()) % 40)
