@@ -1,28 +1,29 @@
 """Conversion between wire messages and stored messages.
 
-A stored message is what RocketMQ would have stored; `aerobee_store.records.message_fields` has the names of its
-properties.
+A stored message is what RocketMQ would have stored. `aerobee_store.records.message_fields` maps its fields to
+properties and back; here is only how the fields look on the wire.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import md5
-from typing import Final
+from typing import Final, get_args
 
 from aerobee_proto import v2
 from aerobee_store.records import properties as p
 from aerobee_store.records.message_fields import (
-    EMPTY_PROPERTIES,
-    EXACT_KEYS,
+    DELAY_NAMES,
     LAST_MS,
-    LIST_SEPARATOR,
-    LITE_TOPIC,
     PRIORITY_PROPERTY,
-    TRACE_CONTEXT,
+    TEXT_FIELDS,
+    Kind,
     delivery_ms_of,
     keys_of,
+    kind_of,
     priority_of,
+    properties_of,
+    stored_kind,
     user_properties_of,
 )
 from aerobee_store.records.record import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE, Message, Record
@@ -45,11 +46,14 @@ _MD5: Final = v2.DigestType.MD5
 _IDENTITY: Final = v2.Encoding.IDENTITY
 _GZIP: Final = v2.Encoding.GZIP
 
-_DELAY_NAMES: Final = (p.DELAY, p.TIMER_DELIVER_MS, p.TIMER_DELAY_SEC, p.TIMER_DELAY_MS)
+_TYPES: Final[Mapping[Kind, v2.MessageType.ValueType]] = {kind: v2.MessageType.Value(kind) for kind in get_args(Kind)}
+
+# Texts that few messages have, and all properties of the fields that few messages have.
+_RARE_TEXTS: Final = tuple((field, TEXT_FIELDS[field]) for field in ("message_group", "trace_context", "lite_topic"))
 _RARE_NAMES: Final = frozenset(
     (
-        *(p.TRANSACTION_MESSAGE, *_DELAY_NAMES, p.TIMER_OUT_MS, p.SHARDING_KEY, TRACE_CONTEXT),
-        *(LITE_TOPIC, PRIORITY_PROPERTY, p.DLQ_ORIGIN_TOPIC, p.DLQ_ORIGIN_MESSAGE_ID),
+        *(p.TRANSACTION_MESSAGE, *DELAY_NAMES, p.TIMER_OUT_MS, PRIORITY_PROPERTY),
+        *(p.DLQ_ORIGIN_TOPIC, p.DLQ_ORIGIN_MESSAGE_ID, *(name for _, name in _RARE_TEXTS)),
     )
 )
 
@@ -57,18 +61,16 @@ _RARE_NAMES: Final = frozenset(
 def message_type(system: v2.SystemProperties) -> v2.MessageType.ValueType:
     """The message type that follows from the fields, whatever type the client declared; TRANSACTION has no field and
     must be declared."""
-    if system.message_type == TRANSACTION:
-        return TRANSACTION
-    if system.HasField("delivery_timestamp"):
-        return DELAY
-    if system.message_group:
-        return FIFO
-    if system.lite_topic:
-        return LITE
-    if system.HasField("priority"):
+    declared = system.message_type
+    kind = kind_of(
+        is_transactional=declared == TRANSACTION,
+        is_delayed=system.HasField("delivery_timestamp"),
+        has_group=bool(system.message_group),
+        has_lite_topic=bool(system.lite_topic),
         # An official client sends priority 0 with the type NORMAL.
-        return NORMAL if system.priority == 0 and system.message_type == NORMAL else PRIORITY
-    return NORMAL
+        has_priority=system.HasField("priority") and not (system.priority == 0 and declared == NORMAL),
+    )
+    return _TYPES[kind]
 
 
 def to_store_message(message: v2.Message, stored_topic: str, queue_id: int, peer: p.Host, now_ms: int) -> Message:
@@ -77,39 +79,23 @@ def to_store_message(message: v2.Message, stored_topic: str, queue_id: int, peer
     `peer` is the address of the connection; `now_ms` (Unix milliseconds) replaces a missing born timestamp.
     """
     system = message.system_properties
-    properties = {p.UNIQ_KEY: system.message_id}
-    if tag := system.tag:
-        properties[p.TAGS] = tag
-    if sent_keys := system.keys:
-        keys = [key for key in sent_keys if key]
-        properties[p.KEYS] = joined = p.KEY_SEPARATOR.join(keys)
-        if joined.count(p.KEY_SEPARATOR) != len(keys) - 1:
-            properties[EXACT_KEYS] = LIST_SEPARATOR.join(keys)
-    if message_group := system.message_group:
-        properties[p.SHARDING_KEY] = message_group
-    if trace_context := system.trace_context:
-        properties[TRACE_CONTEXT] = trace_context
-    if lite_topic := system.lite_topic:
-        properties[LITE_TOPIC] = lite_topic
-    if system.HasField("priority"):
-        properties[PRIORITY_PROPERTY] = str(system.priority)
-    if system.HasField("delivery_timestamp"):
-        properties[p.TIMER_DELIVER_MS] = str(delivery_ms(system.delivery_timestamp))
-    if system.message_type == TRANSACTION:
-        properties[p.TRANSACTION_MESSAGE] = "true"
-        properties[p.PRODUCER_GROUP] = stored_topic
-        immunity = system.orphaned_transaction_recovery_duration
-        # 0 means none, because no producer wants to be asked at once.
-        if seconds := immunity.seconds + (immunity.nanos > 0):
-            properties[p.CHECK_IMMUNITY_TIME_SECONDS] = str(seconds)
-    if (born_host := system.born_host) and born_host != peer[0]:
-        properties[p.BORN_HOST] = born_host
-    if user_properties := message.user_properties:
-        by_name = sorted(user_properties.items())  # protobuf's order differs between processes
-        empty = [name for name, value in by_name if not value]
-        if empty:
-            properties[EMPTY_PROPERTIES] = LIST_SEPARATOR.join(empty)
-        properties.update(by_name)
+    born_host = system.born_host
+    immunity = system.orphaned_transaction_recovery_duration
+    transactional = system.message_type == TRANSACTION
+    properties = properties_of(
+        message_id=system.message_id,
+        tag=system.tag,
+        keys=system.keys,
+        message_group=system.message_group,
+        trace_context=system.trace_context,
+        lite_topic=system.lite_topic,
+        priority=system.priority if system.HasField("priority") else None,
+        deliver_ms=delivery_ms(system.delivery_timestamp) if system.HasField("delivery_timestamp") else None,
+        producer_group=stored_topic if transactional else "",
+        recovery_seconds=immunity.seconds + (immunity.nanos > 0),
+        born_host=born_host if born_host != peer[0] else "",
+        user_properties=message.user_properties,
+    )
     born = system.born_timestamp
     born_ms = born.seconds * 1000 + born.nanos // 1_000_000
     return Message(
@@ -173,13 +159,10 @@ def to_wire_message(
 def _set_rare_fields(system: v2.SystemProperties, properties: Mapping[str, str]) -> None:
     """The fields that few messages have; `_RARE_NAMES` are the names of their properties."""
     get = properties.get
-    system.message_type = _stored_type(properties)
-    if (message_group := get(p.SHARDING_KEY)) is not None:
-        system.message_group = message_group
-    if (trace_context := get(TRACE_CONTEXT)) is not None:
-        system.trace_context = trace_context
-    if (lite_topic := get(LITE_TOPIC)) is not None:
-        system.lite_topic = lite_topic
+    system.message_type = _TYPES[stored_kind(properties)]
+    for field, name in _RARE_TEXTS:
+        if (text := get(name)) is not None:
+            setattr(system, field, text)
     if (deliver_at := delivery_ms_of(properties)) is not None:
         system.delivery_timestamp.FromMilliseconds(deliver_at)
     if (priority := priority_of(properties)) is not None:
@@ -196,20 +179,6 @@ def delivery_ms(timestamp: v2.Timestamp) -> int:
 def timestamp_ms(timestamp: v2.Timestamp) -> int:
     """A requested time in whole milliseconds, limited to 0..2^63 - 1, because clients can send any value."""
     return min(max(timestamp.seconds * 1000 + timestamp.nanos // 1_000_000, 0), _TIME_MAX)
-
-
-def _stored_type(properties: Mapping[str, str]) -> v2.MessageType.ValueType:
-    if properties.get(p.TRANSACTION_MESSAGE) == "true":
-        return TRANSACTION
-    if not properties.keys().isdisjoint(_DELAY_NAMES):
-        return DELAY
-    if p.SHARDING_KEY in properties:
-        return FIFO
-    if LITE_TOPIC in properties:
-        return LITE
-    if properties.get(PRIORITY_PROPERTY, "0") != "0":
-        return PRIORITY
-    return NORMAL
 
 
 def _host_text(host: p.Host) -> str:

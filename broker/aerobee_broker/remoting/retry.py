@@ -19,6 +19,7 @@ from aerobee_broker.tables.topics import retry_topic
 from aerobee_broker.timer.level_delay import LevelDelay
 from aerobee_store import CorruptRecordError, MessageStore, RecordNotFoundError
 from aerobee_store.records import properties as p
+from aerobee_store.records.message_fields import DELAY_NAMES
 
 _FIRST_LEVEL: Final = 3  # 10 seconds, one level more with each attempt
 
@@ -49,7 +50,7 @@ class RetryRequests:
         properties = dict(record.properties)
         properties.setdefault(p.RETRY_TOPIC, record.topic)
         properties.setdefault(p.ORIGIN_MESSAGE_ID, p.offset_message_id(record.store_host, record.physical_offset))
-        for name in (p.WAIT, p.DELAY, p.TIMER_DELAY_SEC, p.TIMER_DELAY_MS, p.TIMER_DELIVER_MS, p.TIMER_OUT_MS):
+        for name in (p.WAIT, p.TIMER_OUT_MS, *DELAY_NAMES):
             properties.pop(name, None)
         topic = await self._send.ensure_topic(retry_topic(group.name), queue_count)
         message = record.to_message(topic.name, offset % max(topic.write_queue_count, 1), properties)

@@ -41,6 +41,7 @@ from aerobee_store import MessageStore, SyncTimeoutError
 from aerobee_store.clock import Clock
 from aerobee_store.errors import ReplicaError
 from aerobee_store.records import properties as p
+from aerobee_store.records.message_fields import DELAY_NAMES
 from aerobee_store.records.record import (
     SYS_FLAG_COMPRESSED,
     SYS_FLAG_COMPRESSION_TYPE,
@@ -302,7 +303,7 @@ class SendRequests:
         name = dead_letter_topic(group)
         await self.ensure_topic(name, 1)
         properties = dict(message.properties)
-        for dropped in (p.DELAY, p.TIMER_DELAY_SEC, p.TIMER_DELAY_MS, p.TIMER_DELIVER_MS):
+        for dropped in DELAY_NAMES:
             properties.pop(dropped, None)
         message.topic, message.queue_id, message.properties = name, 0, properties
         return message
@@ -360,8 +361,8 @@ def _delay_of(properties: Mapping[str, str]) -> str:
     """The property that requests a delay; empty if there is none. Level 0 means none."""
     if properties.get(p.DELAY):
         return p.DELAY if _number(properties, p.DELAY) > 0 else ""
-    for name in (p.TIMER_DELAY_SEC, p.TIMER_DELAY_MS, p.TIMER_DELIVER_MS):
-        if name in properties:
+    for name in DELAY_NAMES:
+        if name != p.DELAY and name in properties:
             return name
     return ""
 

@@ -230,12 +230,11 @@ def stored_message(wire: v2.Message) -> StoredMessage:
 def message_of_record(record: Record, topic: str) -> StoredMessage:
     """The message of a record, with `topic` as the client names it. A compressed body is decompressed with any
     method."""
-    from aerobee_store.records import message_fields as fields
-    from aerobee_store.records import properties as names
+    from aerobee_store.records.message_fields import fields_of
+    from aerobee_store.records.properties import offset_message_id
 
-    properties = record.properties
-    get = properties.get
-    message_id = get(names.UNIQ_KEY) or names.offset_message_id(record.store_host, record.physical_offset)
+    fields = fields_of(record.properties)
+    message_id = fields.message_id or offset_message_id(record.store_host, record.physical_offset)
     body, corrupted = bytes(record.body), False
     try:
         body = decompress(body, record.sys_flag)
@@ -246,19 +245,19 @@ def message_of_record(record: Record, topic: str) -> StoredMessage:
         topic=topic,
         body=body,
         message_id=message_id,
-        tag=get(names.TAGS),
-        keys=tuple(fields.keys_of(properties)),
-        properties=fields.user_properties_of(properties),
-        message_group=get(names.SHARDING_KEY),
+        tag=fields.tag,
+        keys=tuple(fields.keys),
+        properties=fields.user_properties,
+        message_group=fields.message_group,
         queue_id=record.queue_id,
         queue_offset=record.queue_offset,
         born_timestamp=record.born_timestamp,
-        born_host=get(names.BORN_HOST) or record.born_host[0],
+        born_host=fields.born_host or record.born_host[0],
         store_timestamp=record.store_timestamp,
-        delivery_timestamp=fields.delivery_ms_of(properties),
-        priority=fields.priority_of(properties),
-        lite_topic=get(fields.LITE_TOPIC),
-        trace_context=get(fields.TRACE_CONTEXT),
+        delivery_timestamp=fields.deliver_ms,
+        priority=fields.priority,
+        lite_topic=fields.lite_topic,
+        trace_context=fields.trace_context,
         corrupted=corrupted,
     )
 

@@ -127,17 +127,15 @@ def _reason(message: Message) -> tuple[v2.Code.ValueType, str] | None:
 
 
 def _properties(message: Message, message_id: str, born_host: str) -> dict[str, str]:
-    """The properties as SendMessage stores them, in its order."""
-    properties = {"UNIQ_KEY": message_id}
-    if message.tag:
-        properties["TAGS"] = message.tag
-    if message.keys:
-        properties["KEYS"] = " ".join(message.keys)
-    if message.message_group:
-        properties["__SHARDINGKEY"] = message.message_group
-    if message.trace_context:
-        properties["TRACE_CONTEXT"] = message.trace_context
-    if born_host:
-        properties["__BORNHOST"] = born_host
-    properties.update(message.properties)
-    return properties
+    """The properties as SendMessage stores them."""
+    from aerobee_store.records.message_fields import properties_of
+
+    return properties_of(
+        message_id=message_id,
+        tag=message.tag,
+        keys=message.keys,
+        message_group=message.message_group,
+        trace_context=message.trace_context,
+        born_host=born_host,
+        user_properties=message.properties,
+    )

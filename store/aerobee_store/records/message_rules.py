@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol
 
 from aerobee_store.errors import InvalidMessageError
 from aerobee_store.records import properties as p
-from aerobee_store.records.message_fields import RESERVED_NAMES, TRACE_CONTEXT
+from aerobee_store.records.message_fields import RESERVED_NAMES, TEXT_FIELDS
 
 BODY_SIZE_MAX: Final = 4 << 20
 """The default limit of a server, in bytes."""
@@ -118,7 +118,7 @@ TAG: Final = TextRule("tag", "ILLEGAL_MESSAGE_TAG", forbidden="|")
 KEY: Final = TextRule("key", "ILLEGAL_MESSAGE_KEY")
 MESSAGE_ID: Final = TextRule("message id", "ILLEGAL_MESSAGE_ID", size_max=_FREE_TEXT_SIZE_MAX)
 MESSAGE_GROUP: Final = TextRule("message group", "ILLEGAL_MESSAGE_GROUP", size_max=63)
-TRACE_CONTEXT_TEXT: Final = TextRule(
+TRACE_CONTEXT: Final = TextRule(
     "trace_context",
     "BAD_REQUEST",
     may_be_blank=True,
@@ -137,12 +137,12 @@ USER_PROPERTY: Final = TextRule("user property", "ILLEGAL_MESSAGE_PROPERTY_KEY",
 """Name or value. No name is empty or one of `RESERVED_NAMES`."""
 
 OF_PROPERTY: Final[Mapping[str, TextRule]] = {
-    p.UNIQ_KEY: MESSAGE_ID,
-    p.TAGS: TAG,
+    TEXT_FIELDS["message_id"]: MESSAGE_ID,
+    TEXT_FIELDS["tag"]: TAG,
+    TEXT_FIELDS["message_group"]: MESSAGE_GROUP,
+    TEXT_FIELDS["trace_context"]: TRACE_CONTEXT,
+    TEXT_FIELDS["born_host"]: BORN_HOST,
     p.KEYS: KEY,
-    p.SHARDING_KEY: MESSAGE_GROUP,
-    TRACE_CONTEXT: TRACE_CONTEXT_TEXT,
-    p.BORN_HOST: BORN_HOST,
 }
 """The rule of each property that comes from a text field of a message, by its stored name."""
 
@@ -196,7 +196,7 @@ def check_message(
     if message_group is not None:
         MESSAGE_GROUP.check(message_group)
     if trace_context:
-        TRACE_CONTEXT_TEXT.check(trace_context)
+        TRACE_CONTEXT.check(trace_context)
     if born_host:
         BORN_HOST.check(born_host)
     if lite_topic:

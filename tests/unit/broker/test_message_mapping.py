@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aerobee_broker.messages.message_mapping import message_type, to_store_message, to_wire_message
 from aerobee_proto import v2
 from aerobee_store.records import record
-from aerobee_store.records.properties import encode_properties
+from aerobee_store.records.message_fields import TEXT_FIELDS, fields_of, properties_of
+from aerobee_store.records.properties import decode_properties, encode_properties
 from aerobee_store.records.record import Message, Record
 
 TOPIC = v2.Resource(name="orders", resource_namespace="shop")
@@ -165,3 +169,22 @@ def test_dead_letters_name_their_origin() -> None:
     assert to_wire_message(stored(message), TOPIC).system_properties.dead_letter_queue == v2.DeadLetterQueue(
         topic="orders", message_id="01"
     )
+
+
+@given(
+    st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1, max_size=5),
+    st.lists(st.text(st.sampled_from("a b"), max_size=3), max_size=3),
+    st.none() | st.integers(0, 2**31 - 1),
+    st.none() | st.integers(0, 2**40),
+    st.dictionaries(st.sampled_from(["a", "é", "b c"]), st.text(st.sampled_from("a é"), max_size=2)),
+)
+def test_the_fields_of_stored_properties_are_those_sent(
+    text: str, keys: list[str], priority: int | None, deliver_ms: int | None, user: dict[str, str]
+) -> None:
+    """The table in both directions, through the encoded property string."""
+    given: dict[str, Any] = dict.fromkeys(TEXT_FIELDS, text)
+    given |= {"keys": keys, "priority": priority, "deliver_ms": deliver_ms, "user_properties": user}
+    back = fields_of(decode_properties(encode_properties(properties_of(**given))))._asdict()
+    if not "".join(keys).strip():  # blank keys are refused
+        given["keys"] = back["keys"] = []
+    assert back == given | {"keys": [key for key in given["keys"] if key]}

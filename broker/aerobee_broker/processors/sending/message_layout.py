@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from aerobee_broker.messages.varints import read_varint
 from aerobee_store.records import properties as p
-from aerobee_store.records.message_fields import TRACE_CONTEXT
+from aerobee_store.records.message_fields import TEXT_FIELDS
 
 _FIELDS_MAX: Final = 64  # of a message
 # Fields on the wire: number times 8, plus 2 for bytes or 0 for a varint.
@@ -38,7 +38,7 @@ class Fields(NamedTuple):
     message_id: Span
     tag: Span | None
     keys: tuple[Span, ...]
-    group: Span | None
+    message_group: Span | None
     trace_context: Span | None
     user_properties: tuple[tuple[Span, Span], ...]
     """The name and value of each user property."""
@@ -49,7 +49,7 @@ class Fields(NamedTuple):
 
     def words(self) -> list[Span]:
         """The id, the keys, and the message group if there is one: text without spaces."""
-        return [self.message_id, *self.keys, *_present(self.group)]
+        return [self.message_id, *self.keys, *_present(self.message_group)]
 
     def texts(self) -> list[Span]:
         """The other texts that are properties, but for the tag."""
@@ -61,10 +61,15 @@ class Fields(NamedTuple):
 
     def property_sources(self, message: bytes) -> dict[str, tuple[Span, ...]]:
         """The fields that each stored property comes from; () for a property that does not vary."""
-        sources: dict[str, tuple[Span, ...]] = {p.UNIQ_KEY: (self.message_id,), p.KEYS: self.keys, p.BORN_HOST: ()}
-        for name, field in ((p.TAGS, self.tag), (p.SHARDING_KEY, self.group), (TRACE_CONTEXT, self.trace_context)):
+        sources: dict[str, tuple[Span, ...]] = {p.KEYS: self.keys, p.BORN_HOST: ()}
+        for name, field in (
+            ("message_id", self.message_id),
+            ("tag", self.tag),
+            ("message_group", self.message_group),
+            ("trace_context", self.trace_context),
+        ):
             if field is not None:
-                sources[name] = (field,)
+                sources[TEXT_FIELDS[name]] = (field,)
         for own_name, value in self.user_properties:
             sources[message[slice(*own_name)].decode()] = (value,)
         return sources
@@ -99,7 +104,7 @@ def fields_of(message: bytes) -> Fields | None:
         message_id=system[_ID][0],
         tag=system[_TAG][0] if _TAG in system else None,
         keys=tuple(system.get(_KEY, ())),
-        group=system[_GROUP][0] if _GROUP in system else None,
+        message_group=system[_GROUP][0] if _GROUP in system else None,
         trace_context=system[_TRACE_CONTEXT][0] if _TRACE_CONTEXT in system else None,
         user_properties=tuple(properties),
         seconds=time[_SECONDS][0] if _SECONDS in time else None,

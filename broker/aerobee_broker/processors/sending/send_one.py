@@ -39,7 +39,7 @@ _SIZE_MIN: Final = 8  # bytes of a request that are looked at before its sizes a
 _INT32_MAX: Final = (1 << 31) - 1
 # Text that need not be checked: of ids, keys and message groups, and of the other properties.
 _WORDS: Final = re.compile(b"[%b]+" % re.escape(plain_bytes(rules.MESSAGE_ID, rules.KEY, rules.MESSAGE_GROUP)))
-_TEXTS: Final = re.compile(b"[%b]*" % re.escape(plain_bytes(rules.USER_PROPERTY, rules.TRACE_CONTEXT_TEXT)))
+_TEXTS: Final = re.compile(b"[%b]*" % re.escape(plain_bytes(rules.USER_PROPERTY, rules.TRACE_CONTEXT)))
 
 _HEAD_SIZE_MAX: Final = 1024  # bytes before the body
 _FIELDS_MAX: Final = 16  # that differ, besides body and time
@@ -84,7 +84,7 @@ class Layout:
         self._words = tuple(fields.words())
         self._texts = tuple(texts)
         self.index_key_count = 1 + len(fields.keys)
-        self.kind = NORMAL if fields.group is None else FIFO
+        self.kind = NORMAL if fields.message_group is None else FIFO
         self.topic = topic
         self.namespace, self.name = topic.resource_namespace, topic.name
         self._templates: dict[tuple[str, bool, bool], _Template] = {}

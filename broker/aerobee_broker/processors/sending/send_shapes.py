@@ -46,7 +46,7 @@ _SHAPES_MAX: Final = 16
 _MESSAGES_MIN: Final = 32  # per shape: a shape costs as much as reading so many messages as columns of fields
 _WEIGHTS: Final = 128.0 ** np.arange(VARINT_SIZE_MAX)  # as floats: exact, and numpy multiplies them faster
 _INT32_MAX: Final = (1 << 31) - 1
-_PLAIN: Final = plain_bytes(rules.USER_PROPERTY, rules.TRACE_CONTEXT_TEXT)
+_PLAIN: Final = plain_bytes(rules.USER_PROPERTY, rules.TRACE_CONTEXT)
 _FIRST_PLAIN, _LAST_PLAIN = _PLAIN[0], _PLAIN[-1]
 assert bytes(range(_FIRST_PLAIN, _LAST_PLAIN + 1)) == _PLAIN, "one comparison finds all other characters"
 _ODD_IN_WORDS: Final = bytes(set(_PLAIN) - set(plain_bytes(rules.MESSAGE_ID, rules.KEY)))
@@ -81,7 +81,7 @@ def shapes_of(data: bytes, begin: Integers, end: Integers) -> tuple[v2.Resource,
         first = int(begin[rows[0]])
         message = data[first : first + size]
         fields = fields_of(message)
-        if fields is None or fields.group is not None:
+        if fields is None or fields.message_group is not None:
             return None
         messages = windows(data, size)[begin[rows]].view(np.uint8).reshape(-1, size)
         if not _are_constant(messages, fields.varying()):
