@@ -330,7 +330,7 @@ async def _open_parts(process: _Process, store: MessageStore, tables: Tables, se
     deliveries.lite.unsubscribed_listeners.append(clients.notify_unsubscribe_lite)
     await asyncio.to_thread(deliveries.open)
     timer = Timer(store, clock, config.timer, topics=tables.topics, loop_share=deliveries.loop_share)
-    producers = Producers(clients)
+    producers = Producers(clients, accounts)
     transactions = Transactions(store, tables, clock, settings, producers, timer)
     clients.producer_listeners.append(transactions.producer_ready)
     await asyncio.to_thread(transactions.open)

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from aerobee_broker.clients.accounts import load_accounts
+from aerobee_broker.clients.accounts import Right, load_accounts
 from aerobee_broker.config import BrokerConfig, ListenConfig
 from aerobee_broker.errors import ForbiddenError
 
@@ -110,12 +110,12 @@ def test_the_example_of_accounts_loads(tmp_path: Path) -> None:
     file.write_text(re.sub(r'"/run/secrets/[a-z-]+"', f'"{key}"', text))
     file.chmod(0o600)
     accounts = load_accounts(file)
-    accounts["operator"].require_admin("DeleteTopic")
-    accounts["checkout"].require_publish("audit-2026")
-    accounts["billing"].require_consume("%DLQ%billing")
+    accounts["operator"].require(Right.ADMIN, "DeleteTopic")
+    accounts["checkout"].require(Right.PUBLISH, "audit-2026")
+    accounts["billing"].require(Right.CONSUME, "%DLQ%billing")
     assert accounts["reports"].certificate == "CN=reports,O=Example"
     with pytest.raises(ForbiddenError):
-        accounts["billing"].require_publish("orders")
+        accounts["billing"].require(Right.PUBLISH, "orders")
 
 
 # --- Other formats ------------------------------------------------------------------------------------------

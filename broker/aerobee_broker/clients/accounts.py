@@ -5,6 +5,8 @@
     publish = ["orders", "audit-*"]       # topics to send to; * stands for any characters
     consume = ["orders"]                  # topics to receive from and to query
     groups = ["shop-*"]                   # consumer groups for receiving, with their dead letters
+    producer_groups = ["shop-*"]          # of clients of RocketMQ 4. Without this setting an account that publishes
+                                          # may use every producer group that is in no account's setting
 
     [accounts.operator]
     secret_key = "..."
@@ -26,6 +28,7 @@ A call without these headers belongs to the account with the subject of the clie
 from __future__ import annotations
 
 import base64
+import enum
 import hashlib
 import hmac
 import json
@@ -34,7 +37,7 @@ import re
 import time
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,6 +75,31 @@ class Names:
         return known
 
 
+class Right(enum.Enum):
+    """What an account may do. The value describes the deed, with the setting that allows it; see permissions.py."""
+
+    PUBLISH = ("send to topic", "publish")
+    CONSUME = ("receive from topic", "consume")
+    USE = ("use topic", "publish or consume")
+    GROUP = ("be a consumer of group", "groups")
+    PRODUCER_GROUP = ("be a producer of group", "producer_groups")
+    CLIENT_ID = ("use the client id", "")
+    READ_MESSAGE = ("read the message", "consume")
+    DECIDE_MESSAGE = ("decide the transaction", "publish")
+    ADMIN = ("be an administrator", "admin")
+    CLUSTER = ("be a broker of the cluster", "admin")
+
+
+class _NamesOfNobody:
+    """The names that are in no account's setting."""
+
+    def __init__(self, claimed: Names) -> None:
+        self._claimed = claimed
+
+    def __contains__(self, name: str) -> bool:
+        return name not in self._claimed
+
+
 @dataclass(frozen=True, slots=True)
 class Account:
     """The account of an access key. Topics and groups are stored names."""
@@ -83,39 +111,54 @@ class Account:
     consume: Names = field(default_factory=lambda: Names(()))
     groups: Names = field(default_factory=lambda: Names(()))
     certificate: str | None = None  # subject of the certificate of its clients, in RFC 2253's form
+    producer_groups: Names | _NamesOfNobody = field(default_factory=lambda: Names(()))
+    cluster: bool = False  # a broker or a name server of this cluster
 
-    def require_admin(self, what: str) -> None:
-        """Raise ForbiddenError unless the account is an administrator."""
-        if not self.admin:
-            raise ForbiddenError(f"{what} needs an account with admin = true; {self.access_key!r} has admin = false")
+    def require(self, right: Right, name: str) -> None:
+        """Raise ForbiddenError unless the account has the right for this topic, group or call.
 
-    def require_publish(self, topic: str) -> None:
-        """Raise ForbiddenError unless the account may send to a topic."""
-        if not (self.admin or topic in self.publish):
-            raise self._forbidden("send to topic", topic, "publish")
+        For READ_MESSAGE and DECIDE_MESSAGE the name is the topic of the message, empty if there is no message.
+        """
+        if self.may(right, name):
+            return
+        if right is Right.ADMIN or right is Right.CLUSTER:
+            raise ForbiddenError(f"{name} needs an account with admin = true; {self.access_key!r} has admin = false")
+        deed, setting = right.value
+        if right is Right.READ_MESSAGE or right is Right.DECIDE_MESSAGE:
+            raise ForbiddenError(
+                f"account {self.access_key!r} may not {deed} at this offset: there is none, or its topic is not in "
+                f"the account's {setting}"
+            )
+        raise ForbiddenError(
+            f"account {self.access_key!r} may not {deed} {name!r}; ask an operator to add the name to its {setting}"
+        )
 
-    def require_consume(self, topic: str) -> None:
-        """Raise ForbiddenError unless the account may receive from a topic; dead letters belong to their group."""
-        if not (self.admin or topic in self.consume or self._of_own_group(topic)):
-            raise self._forbidden("receive from topic", topic, "consume")
-
-    def require_use(self, topic: str) -> None:
-        """Raise ForbiddenError unless the account may send to a topic, or receive from it."""
-        if not (self.admin or topic in self.publish or topic in self.consume or self._of_own_group(topic)):
-            raise self._forbidden("use topic", topic, "publish or consume")
-
-    def require_group(self, group: str) -> None:
-        """Raise ForbiddenError unless the account may be a consumer of a group."""
-        if not (self.admin or group in self.groups):
-            raise self._forbidden("be a consumer of group", group, "groups")
+    def may(self, right: Right, name: str) -> bool:
+        """Whether the account has the right."""
+        if self.admin:
+            return True
+        match right:
+            case Right.PUBLISH:
+                return name in self.publish
+            case Right.CONSUME:
+                return name in self.consume or self._of_own_group(name)
+            case Right.USE:
+                return self.cluster or name in self.publish or name in self.consume or self._of_own_group(name)
+            case Right.GROUP:
+                return name in self.groups
+            case Right.PRODUCER_GROUP:
+                return name in self.producer_groups
+            case Right.READ_MESSAGE:
+                return self.cluster or (bool(name) and (name in self.consume or self._of_own_group(name)))
+            case Right.DECIDE_MESSAGE:
+                return bool(name) and name in self.publish
+            case Right.CLUSTER:
+                return self.cluster
+            case _:
+                return False
 
     def _of_own_group(self, topic: str) -> bool:
         return any(topic.startswith(prefix) and topic.removeprefix(prefix) in self.groups for prefix in _OF_GROUP)
-
-    def _forbidden(self, deed: str, name: str, setting: str) -> ForbiddenError:
-        return ForbiddenError(
-            f"account {self.access_key!r} may not {deed} {name!r}; ask an operator to add the name to its {setting}"
-        )
 
 
 class Accounts:
@@ -138,6 +181,11 @@ class Accounts:
 
     def __len__(self) -> int:
         return len(self._accounts)
+
+    def may(self, access_key: str, right: Right, name: str) -> bool:
+        """Whether an account has a right now; an account that was removed has none."""
+        account = self._accounts.get(access_key)
+        return account is not None and account.may(right, name)
 
     def still_good(self, known: Account | None) -> bool:
         """Whether an account from an earlier call still exists, with the same secret key and certificate."""
@@ -274,7 +322,19 @@ def load_accounts(file: Path) -> dict[str, Account]:
                     f"auth.accounts: {file}: {owner} and {account.access_key} have the same certificate; "
                     "use each certificate for one account"
                 )
-    return accounts
+    claimed = Names(
+        tuple(
+            pattern
+            for access_key in found
+            for pattern in found[access_key].get("producer_groups", ())  # checked above
+        )
+    )
+    return {
+        access_key: replace(account, producer_groups=_NamesOfNobody(claimed))
+        if "producer_groups" not in found[access_key] and found[access_key].get("publish")
+        else account
+        for access_key, account in accounts.items()
+    }
 
 
 def _by_certificate(accounts: Mapping[str, Account]) -> dict[str, Account]:
@@ -286,14 +346,15 @@ def _account(where: str, access_key: str, values: Any) -> Account:
         raise ConfigError(f"{where}: an access key must have 1 to 128 letters, digits, '_', '.' or '-'; choose another")
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: not a table of settings; write one for each account")
-    known = {"secret_key", "secret_key_file", "certificate", "admin", "publish", "consume", "groups"}
+    known = {"secret_key", "secret_key_file", "certificate", "admin", "publish", "consume", "groups", "producer_groups"}
     if unknown := sorted(values.keys() - known):
         raise ConfigError(f"{where}.{unknown[0]}: unknown setting; known settings are {', '.join(sorted(known))}")
     admin = values.get("admin", False)
     if not isinstance(admin, bool):
         raise ConfigError(f"{where}.admin: {admin!r} is neither true nor false")
     names = {
-        name: Names(_patterns(f"{where}.{name}", values.get(name, []))) for name in ("publish", "consume", "groups")
+        name: Names(_patterns(f"{where}.{name}", values.get(name, [])))
+        for name in ("publish", "consume", "groups", "producer_groups")
     }
     certificate = values.get("certificate")
     if certificate is not None and (not isinstance(certificate, str) or not _SUBJECT.match(certificate)):
@@ -302,7 +363,16 @@ def _account(where: str, access_key: str, values: Any) -> Account:
             f'"CN=billing,O=Example"; '
             "`openssl x509 -in FILE -noout -subject -nameopt RFC2253` prints it"
         )
-    return Account(access_key, _secret_key(where, values), admin, **names, certificate=certificate)
+    return Account(
+        access_key,
+        _secret_key(where, values),
+        admin,
+        names["publish"],
+        names["consume"],
+        names["groups"],
+        certificate,
+        names["producer_groups"],
+    )
 
 
 def _secret_key(where: str, values: Mapping[str, Any]) -> bytes | None:

@@ -22,14 +22,12 @@ from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection, RemotingServer
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.table_files import Tables
-from aerobee_broker.tables.topics import MESSAGE_TYPE, Permission
+from aerobee_broker.tables.topics import MESSAGE_TYPE, TEMPLATE_TOPIC, Permission
 from aerobee_store.tables import java_json
 from aerobee_store.tables.java_json import Bean
 
 _log = logging.getLogger(__name__)
 
-TEMPLATE_TOPIC: Final = "TBW102"
-"""Clients use the route of this topic for a topic that their first send will create."""
 _PERIOD_SECONDS: Final = 30.0  # RocketMQ's; name servers drop brokers that are silent for 120 s
 _LOOK_SECONDS: Final = 0.5  # delay before a new topic is registered
 _ANSWER_SECONDS: Final = 6.0

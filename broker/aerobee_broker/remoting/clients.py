@@ -2,11 +2,14 @@
 consumers.
 
 A client is known by its id in each group that its heartbeats name, while its connection lives and heartbeats arrive.
+With accounts a client id belongs to the account of its first heartbeat, until heartbeats have been missing for so long
+that the client is removed. Its connection may end in between: nobody else can take the replies to its requests.
 Locks are in memory and expire: after a restart consumers lock again.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -28,6 +31,7 @@ _SUBSCRIPTIONS_MAX: Final = 10_000  # of one group
 _CLIENT_ID_SIZE_MAX: Final = 1024
 _CLIENTS_PER_GROUP_MAX: Final = 10_000
 _LOCKS_MAX: Final = 100_000
+_IDS_PER_ACCOUNT_MAX: Final = 10_000  # beyond it the account loses the id with the longest silence
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class Member:
     language: str
     version: int
     seen_at: float  # on the monotonic clock
+    access_key: str = ""  # of its account; empty without accounts
 
 
 @dataclass(slots=True)
@@ -74,6 +79,8 @@ class RemotingClients:
         self._consumers: dict[str, Consumers] = {}
         self._producers: dict[str, dict[str, Member]] = {}
         self._locks: dict[tuple[str, str, str, int], tuple[str, float]] = {}
+        self._owners: dict[str, str] = {}  # client id -> access key
+        self._owned: dict[str, OrderedDict[str, float]] = {}  # access key -> client id -> when seen
         self.producer_listeners: list[Callable[[str, Member], None]] = []  # group and client, when it is new
 
     # --- Requests ---------------------------------------------------------------------------------------------
@@ -86,6 +93,7 @@ class RemotingClients:
             raise RemotingError(
                 Answer.INVALID_PARAMETER, "the clientID of the heartbeat is missing or longer than 1024 characters"
             )
+        self._own(client_id, request.access_key)
         for item in objects(body, "producerDataSet", count_max=_GROUPS_PER_HEARTBEAT_MAX):
             if group := member(item, "groupName"):
                 self._register_producer(group, self._member(client_id, request, connection))
@@ -160,6 +168,10 @@ class RemotingClients:
                 return found
         return None
 
+    def owner_of(self, client_id: str) -> str | None:
+        """The access key of the account to which a client id belongs; None if it is nobody's."""
+        return self._owners.get(client_id)
+
     def connection_closed(self, connection: Connection) -> None:
         """Remove all clients of this connection."""
         self._remove(lambda found: found.connection is connection)
@@ -170,11 +182,39 @@ class RemotingClients:
         limit = now - self._settings.current.limits.client_expiry_seconds
         self._remove(lambda found: found.seen_at < limit)
         self._drop_expired_locks(now)
+        for access_key, ids in list(self._owned.items()):
+            while ids and next(iter(ids.values())) < limit:
+                self._disown(access_key)
 
     # --- Internals --------------------------------------------------------------------------------------------
 
     def _member(self, client_id: str, request: Command, connection: Connection) -> Member:
-        return Member(client_id, connection, request.language, request.version, self._clock.monotonic())
+        seen_at = self._clock.monotonic()
+        return Member(client_id, connection, request.language, request.version, seen_at, request.access_key)
+
+    def _own(self, client_id: str, access_key: str) -> None:
+        """Note the account of a client id; the permission to use the id was checked before."""
+        if not access_key:
+            return
+        owner = self._owners.get(client_id)
+        if owner is not None and owner != access_key:  # an administrator takes it
+            del self._owned[owner][client_id]
+            if not self._owned[owner]:
+                del self._owned[owner]
+        self._owners[client_id] = access_key
+        ids = self._owned.setdefault(access_key, OrderedDict())
+        ids[client_id] = self._clock.monotonic()
+        ids.move_to_end(client_id)
+        if len(ids) > _IDS_PER_ACCOUNT_MAX:
+            self._disown(access_key)
+
+    def _disown(self, access_key: str) -> None:
+        """Forget the client id of this account that has been silent for the longest time."""
+        ids = self._owned[access_key]
+        client_id, _ = ids.popitem(last=False)
+        del self._owners[client_id]
+        if not ids:
+            del self._owned[access_key]
 
     def _register_producer(self, group: str, found: Member) -> None:
         members = self._producers.setdefault(group, {})

@@ -58,12 +58,12 @@ class RemotingService:
         self.clients = RemotingClients(settings, tables, clock)
         self.routes = RouteTables(clock)
         self._registered_revision = -1
-        self._permissions = Permissions(parts.accounts, store)
+        self._permissions = Permissions(parts.accounts, store, self.clients.owner_of)
         self.server = RemotingServer(self.handle, requests=parts.requests, answers=parts.answers)
         self.server.closed_listeners.append(self._closed)
         self._offsets = OffsetRequests(store, tables, deliveries)
         self.request_modes = RequestModes(settings, store, tables, self.clients)
-        decisions = TransactionRequests(store, transactions, self.clients, counters)
+        decisions = TransactionRequests(store, transactions, self.clients, counters, parts.accounts)
         parts.producers.ask_by_group = decisions.ask
         self.clients.producer_listeners.append(lambda group, producer: transactions.group_ready())
         send = SendRequests(settings, store, tables, counters, clock, transactions, parts.timer, parts.level_delay)

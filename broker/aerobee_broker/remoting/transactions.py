@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from aerobee_broker.clients.accounts import Accounts, Right
 from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.remoting.clients import RemotingClients
 from aerobee_broker.remoting_wire.codes import Answer, Request
@@ -24,12 +25,18 @@ class TransactionRequests:
     """Answers END_TRANSACTION, and checks transactions by CHECK_TRANSACTION_STATE."""
 
     def __init__(
-        self, store: MessageStore, transactions: Transactions, clients: RemotingClients, counters: BrokerCounters
+        self,
+        store: MessageStore,
+        transactions: Transactions,
+        clients: RemotingClients,
+        counters: BrokerCounters,
+        accounts: Accounts | None,
     ) -> None:
         self._store = store
         self._transactions = transactions
         self._clients = clients
         self._counters = counters
+        self._accounts = accounts
 
     async def end(self, request: Command, _: Connection) -> Command | None:
         """A decision. "Unknown" is never answered."""
@@ -58,8 +65,16 @@ class TransactionRequests:
         return answer()
 
     def ask(self, record: Record, topic: str, transaction_id: str, number: int) -> bool:
-        """Send check number `number` to a producer of the group that sent this half message; False if there is none."""
-        producers = self._clients.producers(record.properties.get(p.PRODUCER_GROUP, ""))
+        """Send check number `number` to a producer of the group that sent this half message; False if there is none.
+
+        A check contains the message, so only accounts that may send to its topic get one.
+        """
+        accounts = self._accounts
+        producers = [
+            producer
+            for producer in self._clients.producers(record.properties.get(p.PRODUCER_GROUP, ""))
+            if accounts is None or accounts.may(producer.access_key, Right.PUBLISH, topic)
+        ]
         queue_id = record.properties.get(p.REAL_QUEUE_ID, "")
         original = record.to_message(
             topic, int(queue_id) if queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10 else 0

@@ -84,6 +84,8 @@ class Command(Struct):
     fields: dict[str, str] = field(default_factory=dict)
     """extFields. Never None: "no fields" and "no object of fields" are equal here."""
     body: bytes = b""
+    access_key: str = ""
+    """Of the account that signed a request, once that is verified; empty without accounts. Not on the wire."""
 
     @property
     def is_response(self) -> bool:

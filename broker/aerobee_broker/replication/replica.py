@@ -99,7 +99,6 @@ class ReplicaBroker:
         self._tables = tables
         self._epochs = epochs
         self._metadata = Metadata(store, tables, clock)
-        self._permissions = Permissions(accounts, store)
         self._server = RemotingServer(self._handle)
         self._leadership = leadership
         self._view: LeaseView | None = None
@@ -115,6 +114,7 @@ class ReplicaBroker:
         store.retention_listeners.clear()  # the master saves delivery state before retention
         store.running.set(RunningFlags.NOT_WRITEABLE, "this broker is a replica; send to its master")
         clients = RemotingClients(settings, tables, clock)
+        self._permissions = Permissions(accounts, store, clients.owner_of)
         offsets = OffsetRequests(store, tables, self._deliveries)
         pull = PullRequests(settings, store, tables, self._deliveries, clients, offsets, BrokerCounters(), None)
         queries = QueryRequests(store, self._deliveries.loop_share)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from aerobee_broker.clients.accounts import Account
-from aerobee_broker.clients.permissions import check_settings
+from aerobee_broker.clients.permissions import check_permission
 from aerobee_broker.clients.registry import Client, TelemetryStream
 from aerobee_broker.errors import BrokerError
 from aerobee_broker.front.methods import (
@@ -201,7 +201,7 @@ class MessagingService:
                     client.stream = stream
                 if account is not None:
                     client.account = account
-                    check_settings(command.settings, client, account)
+                    check_permission(SERVICE, "Telemetry", command, client, account)
                 if (reply := self._processors.telemetry.process(command, client)) is not None:
                     stream.write(reply)
                     self._clients.introduced(client)

@@ -30,10 +30,12 @@ QUEUE_COUNT_DEFAULT: Final = 8
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
 LIGHT_PREFIX: Final = "%LMQ%"
+TEMPLATE_TOPIC: Final = "TBW102"
+"""Clients use the route of this topic for a topic that their first send will create."""
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 SYSTEM_TOPICS: Final = frozenset(
     {
-        "TBW102",
+        TEMPLATE_TOPIC,
         "SCHEDULE_TOPIC_XXXX",
         "BenchmarkTest",
         "RMQ_SYS_TRANS_HALF_TOPIC",

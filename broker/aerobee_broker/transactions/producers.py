@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
+from aerobee_broker.clients.accounts import Accounts, Right
 from aerobee_broker.clients.registry import Client, ClientRegistry
 from aerobee_broker.messages.message_mapping import to_wire_message
 from aerobee_broker.tables.topics import split_stored_name
@@ -23,8 +24,10 @@ _BACKLOG_MAX: Final = 32  # unread commands of a client: half of what its stream
 class Producers:
     """The producers that can be asked. Event loop only."""
 
-    def __init__(self, clients: ClientRegistry) -> None:
+    def __init__(self, clients: ClientRegistry, accounts: Accounts | None = None) -> None:
+        """`accounts`: a check contains the message, so only accounts that may send to its topic get one."""
         self._clients = clients
+        self._accounts = accounts
         self._senders: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()  # topic -> client ids, latest last
         self.ask_by_group: Callable[[Record, str, str, int], bool] | None = None
         """Asks a producer of the remoting protocol: half message, topic, transaction id, number of earlier checks;
@@ -46,7 +49,13 @@ class Producers:
 
     def answers_for(self, client: Client, topic: str) -> bool:
         """Whether `choose` may name this client for any message of the topic."""
-        return topic in client.topics or client.client_id in self._senders.get(topic, ())
+        named = topic in client.topics or client.client_id in self._senders.get(topic, ())
+        return named and self._may_see(client, topic)
+
+    def _may_see(self, client: Client, topic: str) -> bool:
+        if self._accounts is None:
+            return True
+        return client.account is not None and self._accounts.may(client.account.access_key, Right.PUBLISH, topic)
 
     def choose(self, topic: str, sender: str | None, number: int) -> Client | Literal["busy"] | None:
         """The producer for check number `number` (from 0); "busy" if all read too slowly now, None if there is none.
@@ -64,7 +73,7 @@ class Producers:
         found = {
             client.client_id: client
             for client in (get(sender) if sender else None, *listed, *reversed(others))
-            if client is not None and client.stream is not None
+            if client is not None and client.stream is not None and self._may_see(client, topic)
         }
         if not found:
             return None

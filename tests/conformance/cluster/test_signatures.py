@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import hmac
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,7 +16,14 @@ from aerobee_broker.remoting_wire.frame import Command, FrameReader
 from aerobee_store import MessageStore, StoreConfig
 from aerobee_store.tables.java_json import dumps
 from tests.support import golden_remoting
-from tests.support.remoting_client import RemotingClient, heartbeat_body, pull_fields, remoting_broker, send_fields
+from tests.support.remoting_client import (
+    RemotingClient,
+    heartbeat_body,
+    pull_fields,
+    remoting_broker,
+    send_fields,
+    signed,
+)
 
 _ACCOUNTS = """
 [accounts.shop]
@@ -29,6 +33,7 @@ publish = ["Orders"]
 secret_key = "billing-secret"
 consume = ["Orders"]
 groups = ["Billing"]
+producer_groups = ["Billing_producer"]
 [accounts.operator]
 secret_key = "operator-secret"
 admin = true
@@ -45,22 +50,13 @@ async def signing(tmp_path: Path) -> AsyncIterator[RemotingClient]:
         yield client
 
 
-def signed(account: str, fields: dict[str, object], body: bytes = b"", *, leave_out: str = "") -> dict[str, object]:
-    """The fields with the account's signature."""
-    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in fields.items()}
-    texts["AccessKey"] = account
-    content = "".join(texts[name] for name in sorted(texts) if name != leave_out).encode() + body
-    digest = hmac.new(f"{account}-secret".encode(), content, hashlib.sha1).digest()
-    return {**texts, "Signature": base64.b64encode(digest).decode()}
-
-
 async def test_c094_golden_signatures(tmp_path: Path) -> None:
     """Signatures of Java clients are accepted; with another body, field or key they are not."""
     file = tmp_path / "accounts.toml"
     file.write_text('[accounts.AKtest]\nsecret_key = "SKsecret123"\nadmin = true\n')
     file.chmod(0o600)
     store = MessageStore.open(StoreConfig.tiny(tmp_path / "store"))
-    permissions = Permissions(Accounts(file), store)
+    permissions = Permissions(Accounts(file), store, lambda client_id: None)
     count = 0
     for golden in golden_remoting.frames():
         if not golden.is_signed or not golden.is_request:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.clients.accounts import Account, Accounts, Names, load_accounts, signature_of
+from aerobee_broker.clients.accounts import Account, Accounts, Names, Right, load_accounts, signature_of
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.errors import ForbiddenError, UnauthorizedError
 from aerobee_client import Credentials
@@ -151,23 +151,23 @@ def test_permissions_of_an_account(file: Path) -> None:
     accounts = load_accounts(file)
     shop, operator = accounts["shop"], accounts["operator"]
     for account in (shop, operator):
-        account.require_publish("orders")
-        account.require_publish("audit-2025")
-        account.require_consume("orders")
-        account.require_consume("%DLQ%shop-billing")
-        account.require_use("audit-2025")
-        account.require_group("shop-billing")
-        account.require_group("eu%billing")
+        account.require(Right.PUBLISH, "orders")
+        account.require(Right.PUBLISH, "audit-2025")
+        account.require(Right.CONSUME, "orders")
+        account.require(Right.CONSUME, "%DLQ%shop-billing")
+        account.require(Right.USE, "audit-2025")
+        account.require(Right.GROUP, "shop-billing")
+        account.require(Right.GROUP, "eu%billing")
     deeds: list[Callable[[Account], None]] = [
-        lambda account: account.require_publish("orders2"),
-        lambda account: account.require_publish("eu%orders"),
-        lambda account: account.require_publish("%DLQ%shop-billing"),
-        lambda account: account.require_consume("audit-2025"),
-        lambda account: account.require_consume("%DLQ%billing"),
-        lambda account: account.require_use("invoices"),
-        lambda account: account.require_group("billing"),
-        lambda account: account.require_group("shop"),
-        lambda account: account.require_admin("DeleteTopic"),
+        lambda account: account.require(Right.PUBLISH, "orders2"),
+        lambda account: account.require(Right.PUBLISH, "eu%orders"),
+        lambda account: account.require(Right.PUBLISH, "%DLQ%shop-billing"),
+        lambda account: account.require(Right.CONSUME, "audit-2025"),
+        lambda account: account.require(Right.CONSUME, "%DLQ%billing"),
+        lambda account: account.require(Right.USE, "invoices"),
+        lambda account: account.require(Right.GROUP, "billing"),
+        lambda account: account.require(Right.GROUP, "shop"),
+        lambda account: account.require(Right.ADMIN, "DeleteTopic"),
     ]
     for deed in deeds:
         deed(operator)
@@ -231,7 +231,7 @@ def test_json_and_secrets_in_files(tmp_path: Path) -> None:
     account = load_accounts(write(tmp_path / "accounts.json", text))["shop"]
     assert account.secret_key == b"mySecret"
     assert "mySecret" not in repr(account)
-    account.require_consume("anything")
+    account.require(Right.CONSUME, "anything")
 
 
 @pytest.mark.parametrize(
