@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -81,6 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _peek(arguments: argparse.Namespace) -> int:
+    import asyncio
+
     from aerobee_broker.errors import InvalidFilterError
     from aerobee_broker.filters.message_filter import filter_of
 
