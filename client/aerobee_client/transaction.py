@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Protocol, Self
 
 from aerobee_client.errors import ClientError
 from aerobee_client.messages.message import Message, SendResult, StoredMessage
 from aerobee_proto import v2
-
-if TYPE_CHECKING:
-    from aerobee_client.producer import Producer
 
 Resolution = Literal["commit", "rollback", "unknown"]
 
@@ -26,6 +23,14 @@ WIRE_RESOLUTIONS: dict[Resolution, v2.TransactionResolution.ValueType] = {
 }
 
 
+class HalfSender(Protocol):
+    """What a Transaction needs of its producer."""
+
+    async def send_half(self, message: Message) -> SendResult: ...
+
+    async def end_half(self, topic: str, half: SendResult, resolution: Resolution) -> None: ...
+
+
 class Transaction:
     """Messages that the broker holds back until `commit`. `Producer.transaction` makes one.
 
@@ -37,7 +42,7 @@ class Transaction:
     the producer's checker some seconds later, in this or another process.
     """
 
-    def __init__(self, producer: Producer) -> None:
+    def __init__(self, producer: HalfSender) -> None:
         self._producer = producer
         self._halves: list[tuple[str, SendResult]] = []
         self._ended = False

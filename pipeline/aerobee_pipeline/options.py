@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from aerobee_pipeline.errors import OptionError
-from aerobee_pipeline.reading.offsets import EARLIEST, LATEST, Offsets, Queue, parse_user_offsets
+from aerobee_pipeline.offsets import EARLIEST, LATEST, Offsets, Queue, parse_user_offsets
 from aerobee_store.records.tag_expression import tags_of
 
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}

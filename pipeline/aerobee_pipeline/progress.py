@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from aerobee_pipeline.errors import OptionError
-from aerobee_pipeline.reading.offsets import Position, Queue
+from aerobee_pipeline.offsets import Position, Queue
 
 Lag = dict[Queue, int]
 """Messages of a queue that a query has not read yet."""

@@ -36,9 +36,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from aerobee_pipeline.errors import OptionError
+from aerobee_pipeline.offsets import Position, Range, checked_ranges, cut, next_position, ranges_between
 from aerobee_pipeline.options import SourceOptions
 from aerobee_pipeline.reading.decode import Decoder, expanded
-from aerobee_pipeline.reading.offsets import Position, Range, checked_ranges, cut, next_position, ranges_between
 from aerobee_pipeline.reading.queue_access import QueueAccess, named_topics_exist, offsets_at, open_access
 from aerobee_pipeline.reading.schema import checked_columns, default_columns, spark_ddl
 from aerobee_pipeline.reading.selection import (

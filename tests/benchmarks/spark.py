@@ -27,9 +27,9 @@ from aerobee_client import connect
 from aerobee_pipeline import local_session
 from aerobee_pipeline.broker_channel import Address, Broker
 from aerobee_pipeline.jobs import audit, rebuild
+from aerobee_pipeline.offsets import Range
 from aerobee_pipeline.options import SourceOptions
 from aerobee_pipeline.reading.decode import Decoder
-from aerobee_pipeline.reading.offsets import Range
 from aerobee_pipeline.reading.queue_access import open_access
 from aerobee_pipeline.reading.schema import default_columns
 from aerobee_pipeline.reading.splits import plan_log, read_split, store_files

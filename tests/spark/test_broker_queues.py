@@ -10,9 +10,9 @@ import grpc
 import pytest
 
 from aerobee_pipeline.errors import BrokerCallError, DataLossError
+from aerobee_pipeline.offsets import Queue, Range
 from aerobee_pipeline.options import SourceOptions
 from aerobee_pipeline.reading.broker_queues import BrokerQueues
-from aerobee_pipeline.reading.offsets import Queue, Range
 from aerobee_proto import records_v1, v2
 from aerobee_store import Message
 from aerobee_store.records import record

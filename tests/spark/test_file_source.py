@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aerobee_pipeline import kafka_view
-from aerobee_pipeline.reading.offsets import Queue, Range
+from aerobee_pipeline.offsets import Queue, Range
 from aerobee_pipeline.reading.selection import Condition, selected_part
 from aerobee_pipeline.session import PUSHDOWN_SETTING
 from aerobee_store import MessageStore

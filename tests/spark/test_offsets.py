@@ -7,7 +7,7 @@ import json
 import pytest
 
 from aerobee_pipeline.errors import DataLossError, OptionError
-from aerobee_pipeline.reading.offsets import (
+from aerobee_pipeline.offsets import (
     Bounds,
     Position,
     Queue,

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from aerobee_pipeline.errors import OptionError
+from aerobee_pipeline.offsets import Queue
 from aerobee_pipeline.options import SinkOptions, SourceOptions
-from aerobee_pipeline.reading.offsets import Queue
 from aerobee_pipeline.reading.schema import checked_columns, default_columns
 
 STORE = {"storepath": "/s", "subscribe": "t"}

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 from prometheus_client import CollectorRegistry
 
+from aerobee_pipeline.offsets import Position, Queue
 from aerobee_pipeline.options import SourceOptions
 from aerobee_pipeline.progress import LagListener, lag_of
-from aerobee_pipeline.reading.offsets import Position, Queue
 from aerobee_pipeline.source import StreamReader
 from aerobee_pipeline.worker_start import retry_worker_start
 from aerobee_pipeline.writing.sink import Pace

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+
+from tests.support.imports import children_of, circles_of, imported_modules
 
 ROOT = Path(__file__).parents[2]
 MAP = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
@@ -34,3 +37,28 @@ def test_every_file_in_where_to_look_exists() -> None:
     answers = re.findall(r"`((?:store|broker)/[a-z_/]+\.py)`", MAP.partition("## Where to look")[2])
     assert len(answers) >= 10
     assert [answer for answer in answers if not (ROOT / answer).is_file()] == []
+
+
+def test_no_imports_go_in_a_circle() -> None:
+    """Neither modules nor rooms import each other in a circle. Late and type-checking imports count."""
+    imports = imported_modules()
+    circles = circles_of(imports)
+    folders = {module.rpartition(".")[0] for module in imports} - {""}
+    for folder in sorted(folders):
+        circles += circles_of(children_of(folder, imports))
+    assert circles == []
+
+
+def test_no_room_has_more_than_twenty_modules() -> None:
+    """A folder that grows beyond that gets folders for what belongs together."""
+    count = Counter(module.rpartition(".")[0] for module in imported_modules() if not module.endswith("__init__"))
+    assert {room: number for room, number in count.items() if number > 20} == {}
+
+
+def test_a_late_import_counts_in_a_circle(tmp_path: Path) -> None:
+    """An import inside a function, or for types only, closes a circle as any other."""
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "first.py").write_text("def call():\n    from pkg import second\n")
+    (package / "second.py").write_text("import typing\nif typing.TYPE_CHECKING:\n    from pkg.first import call\n")
+    assert circles_of(imported_modules(tmp_path, ["pkg"])) == [["pkg.first", "pkg.second"]]

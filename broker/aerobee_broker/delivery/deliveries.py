@@ -27,7 +27,6 @@ from typing import Final
 from aerobee_broker.config import Settings
 from aerobee_broker.delivery.journal.event_log import (
     EventKind,
-    QueueKey,
     Removed,
     encode_acknowledged,
     encode_changed,
@@ -55,6 +54,7 @@ from aerobee_broker.delivery.state import receipt_handle
 from aerobee_broker.delivery.state.events import Changed
 from aerobee_broker.delivery.state.message_group_order import MessageGroupOrder
 from aerobee_broker.delivery.state.queue_delivery import QueueDelivery, acknowledged
+from aerobee_broker.delivery.state.queue_key import QueueKey
 from aerobee_broker.delivery.state.stats import DeliveryStats
 from aerobee_broker.delivery.state.subscriptions import DeliveryTables, Queue, QueueStatus, Subscriptions
 from aerobee_broker.errors import BrokerError, InvalidReceiptHandleError

@@ -12,8 +12,10 @@ import logging
 from asyncio.tasks import _enter_task, _leave_task
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
+from aerobee_broker.counters.front_counters import FrontCounters
+from aerobee_broker.front.deadlines import Deadlines
 from aerobee_broker.front.grpc_wire import (
     HEADERS,
     OK_TRAILERS,
@@ -25,7 +27,7 @@ from aerobee_broker.front.grpc_wire import (
     status_headers,
 )
 from aerobee_broker.front.header_blocks import encoded
-from aerobee_broker.front.http2 import Stream
+from aerobee_broker.front.http2 import Http2Connection, Stream
 from aerobee_broker.front.methods import (
     Admission,
     BidirectionalStream,
@@ -38,15 +40,29 @@ from aerobee_broker.front.methods import (
     Unary,
 )
 
-if TYPE_CHECKING:
-    from aerobee_broker.front.connection import Connection
-
 _log = logging.getLogger(__name__)
 MESSAGE_SIZE_MAX: Final = 4 << 20  # a request to a method without a limit of its own: health, reflection
 _UNREAD_SIZE_MAX: Final = 1 << 20  # bytes of requests that a handler has not read; beyond it the client waits
 _UNSENT_SIZE_MAX: Final = 256 << 10  # bytes of answers that the client has not read; beyond it the handler waits
 _MESSAGE_OVERHEAD: Final = 64  # bytes of a message in memory
 _COPIED_SIZE_MAX: Final = 64 << 10  # an answer up to this size is joined with its prefix; a larger one is not copied
+
+
+class Carrier(Protocol):
+    """What a call needs of its connection."""
+
+    loop: asyncio.AbstractEventLoop
+    core: Http2Connection
+    counters: FrontCounters
+    deadlines: Deadlines
+    name: str
+    peer_address: tuple[str, int]
+    is_secure: bool
+    certificate_subject: str | None
+
+    def flush_soon(self) -> None: ...
+
+    def keep(self, change: int) -> bool: ...
 
 
 class Call:
@@ -78,7 +94,7 @@ class Call:
         "caller",
     )
 
-    def __init__(self, connection: Connection, stream: Stream, head: CallHead, method: Method) -> None:
+    def __init__(self, connection: Carrier, stream: Stream, head: CallHead, method: Method) -> None:
         self._connection = connection
         self._loop = connection.loop
         self._stream = stream

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import math
 from time import monotonic
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from aerobee_broker.front.call import Call
+from typing import Final, Protocol
 
 _BUCKETS_PER_SECOND: Final = 50  # a call ends up to 20 ms after its deadline
+
+
+class Expiring(Protocol):
+    """A call with a deadline."""
+
+    bucket: int
+
+    def expire(self) -> None: ...
 
 
 class Deadlines:
@@ -18,11 +23,11 @@ class Deadlines:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._buckets: dict[int, set[Call]] = {}
+        self._buckets: dict[int, set[Expiring]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_bucket = 0
 
-    def add(self, call: Call, deadline: float) -> None:
+    def add(self, call: Expiring, deadline: float) -> None:
         """Call `expire` at `deadline`, a time of `time.monotonic`, because callers do not know this loop's clock."""
         bucket = math.ceil(deadline * _BUCKETS_PER_SECOND)
         call.bucket = bucket
@@ -34,7 +39,7 @@ class Deadlines:
         if self._timer is None or bucket < self._timer_bucket:
             self._arm(bucket)
 
-    def discard(self, call: Call) -> None:
+    def discard(self, call: Expiring) -> None:
         """The call has ended."""
         calls = self._buckets.get(call.bucket)
         if calls is not None:

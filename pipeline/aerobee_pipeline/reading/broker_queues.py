@@ -11,9 +11,9 @@ import numpy as np
 
 from aerobee_pipeline.broker_channel import Address, Broker
 from aerobee_pipeline.errors import BrokerCallError, DataLossError
+from aerobee_pipeline.offsets import Bounds, Queue, Range
 from aerobee_pipeline.options import SourceOptions, Subscription
 from aerobee_pipeline.reading.decode import Rows, expanded
-from aerobee_pipeline.reading.offsets import Bounds, Queue, Range
 from aerobee_proto import records_v1, v2
 from aerobee_store.records.record_batch import RecordBatch
 

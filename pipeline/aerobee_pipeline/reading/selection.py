@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from aerobee_pipeline.offsets import EARLIEST, LATEST, Queue, Range
 from aerobee_pipeline.options import Limit, Subscription
 from aerobee_pipeline.reading.decode import Rows, gather
-from aerobee_pipeline.reading.offsets import EARLIEST, LATEST, Queue, Range
 from aerobee_store.queues.record_units import rows_by_queue
 from aerobee_store.records import properties, record
 from aerobee_store.records.record_batch import RecordBatch

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from aerobee_pipeline.errors import DataLossError
+from aerobee_pipeline.offsets import Bounds, Queue, Range
 from aerobee_pipeline.options import Subscription
 from aerobee_pipeline.reading.decode import Rows, expanded, gather
-from aerobee_pipeline.reading.offsets import Bounds, Queue, Range
 from aerobee_pipeline.reading.splits import store_files
 from aerobee_store.errors import CorruptRecordError
 from aerobee_store.log.commit_log import DamagedRange
