@@ -42,6 +42,7 @@ from aerobee_store.clock import Clock
 from aerobee_store.errors import ReplicaError
 from aerobee_store.records import properties as p
 from aerobee_store.records.message_fields import DELAY_NAMES
+from aerobee_store.records.message_rules import BrokenRuleError, check_body
 from aerobee_store.records.record import (
     SYS_FLAG_COMPRESSED,
     SYS_FLAG_COMPRESSION_TYPE,
@@ -136,14 +137,7 @@ class SendRequests:
         started = perf_counter()
         topic = await self._topic(sent)
         queue_id = self._queue_id(topic, sent.queue_id)
-        if not request.body:
-            raise RemotingError(Answer.MESSAGE_ILLEGAL, "the body of the message is empty; send at least one byte")
-        if len(request.body) > self._settings.current.store.body_size_max:
-            raise RemotingError(
-                Answer.MESSAGE_ILLEGAL,
-                f"the body of the message has {len(request.body)} bytes, the limit is "
-                f"{self._settings.current.store.body_size_max}; split or compress it",
-            )
+        _check_body(len(request.body), self._settings.current.store.body_size_max)
         message = Message(
             topic=topic.name,
             queue_id=queue_id,
@@ -403,6 +397,13 @@ def _sent(request: Command, *, short: bool) -> _Sent:
     )
 
 
+def _check_body(size: int, size_max: int) -> None:
+    try:
+        check_body(size, size_max)
+    except BrokenRuleError as broken:
+        raise RemotingError(Answer.MESSAGE_ILLEGAL, broken.reason) from None
+
+
 def _split_batch(body: bytes) -> list[tuple[int, bytes, dict[str, str]]]:
     """Flag, body and properties of each message in the body of a batch. Raises RemotingError."""
     items: list[tuple[int, bytes, dict[str, str]]] = []
@@ -419,6 +420,7 @@ def _split_batch(body: bytes) -> list[tuple[int, bytes, dict[str, str]]]:
                 raise RemotingError(
                     Answer.MESSAGE_ILLEGAL, f"the lengths in message {len(items)} of the batch disagree"
                 )
+            _check_body(body_size, body_size)  # the size of all was checked
             properties = p.decode_properties(body[end - properties_size : end])
             items.append((flag, body[begin : begin + body_size], properties))
             at = end

@@ -137,14 +137,14 @@ USER_PROPERTY: Final = TextRule("user property", "ILLEGAL_MESSAGE_PROPERTY_KEY",
 """Name or value. No name is empty or one of `RESERVED_NAMES`."""
 
 OF_PROPERTY: Final[Mapping[str, TextRule]] = {
-    TEXT_FIELDS["message_id"]: MESSAGE_ID,
     TEXT_FIELDS["tag"]: TAG,
+    p.KEYS: KEY,
+    TEXT_FIELDS["message_id"]: MESSAGE_ID,
     TEXT_FIELDS["message_group"]: MESSAGE_GROUP,
     TEXT_FIELDS["trace_context"]: TRACE_CONTEXT,
     TEXT_FIELDS["born_host"]: BORN_HOST,
-    p.KEYS: KEY,
 }
-"""The rule of each property that comes from a text field of a message, by its stored name."""
+"""The rule of each property that comes from a text field of a message, by its stored name, in RocketMQ's order."""
 
 
 def plain_bytes(*rules: TextRule) -> bytes:

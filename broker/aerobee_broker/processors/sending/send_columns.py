@@ -21,6 +21,7 @@ from aerobee_broker.processors.sending.send_shapes import Shape, shapes_of
 from aerobee_broker.processors.sending.wire_columns import Field, Wire, varints_of_run
 from aerobee_proto import v2
 from aerobee_store.records.message_fields import LAST_MS, RESERVED_NAMES
+from aerobee_store.records.properties import TRANSIENT_PREFIX
 from aerobee_store.records.record_columns import Booleans, Integers, all_true
 
 COUNT_MIN: Final = 8
@@ -44,6 +45,7 @@ _RUN_MIN: Final = 4  # messages of one size that are found by one comparison
 _ALIKE_SIZE_MAX: Final = 64  # bytes of strings compared to find out whether all are equal
 _INT32_MAX: Final = (1 << 31) - 1
 _RESERVED: Final = frozenset(name.encode() for name in RESERVED_NAMES)
+_TRANSIENT: Final = TRANSIENT_PREFIX.encode()
 
 _STATUS: Final = v2.Status(code=v2.Code.OK, message="OK").SerializeToString()
 _STATUS_FIELD: Final = b"\x0a" + varint(len(_STATUS)) + _STATUS  # of the answer, and of each entry
@@ -265,7 +267,7 @@ class _Rows:
         of_message: dict[int, dict[bytes, bytes]] = {}
         for row, name, value in zip(field.rows.tolist(), names, values, strict=True):
             known = of_message.setdefault(row, {})
-            if not value or not name or name in known or name in _RESERVED:
+            if not value or not name or name in known or name in _RESERVED or name.startswith(_TRANSIENT):
                 unusual[row] = True
             known[name] = value
         for row, known in of_message.items():
