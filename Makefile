@@ -89,9 +89,9 @@ test-chaos: .venv/.dev ## producers, consumers and disturbances, checked: an hou
 test-spark: .venv/.spark ## the Spark pipeline; installs PySpark and a Java (some 500 MB the first time); KILLS=20: many kills
 	AEROBEE_SPARK=1 AEROBEE_SPARK_KILL_ROUNDS=$(KILLS) $(BIN)/python -m pytest -q -W default --timeout=600 tests/spark
 
-test-hostile: .venv/.dev ## one hostile client against every call at its limits, for minutes
+test-hostile: .venv/.dev ## hostile input of every kind, named and drawn at random, and every call at its limits, for minutes
 	AEROBEE_HOSTILE_ROUNDS=$${AEROBEE_HOSTILE_ROUNDS:-10} \
-		$(BIN)/python -m pytest -q -s --timeout=3600 tests/integration/test_one_hostile_client.py
+		$(BIN)/python -m pytest -q -s --timeout=3600 tests/integration/test_one_hostile_client.py tests/integration/test_hostile_input.py
 
 test-java-store: .venv/.dev ## RocketMQ's own store and ours on the same directories (needs Java and Maven)
 	AEROBEE_JAVA_STORE=1 $(BIN)/python -m pytest -q tests/java_store

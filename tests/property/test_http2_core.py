@@ -18,7 +18,7 @@ from aerobee_broker.config.front import FrontConfig
 from aerobee_broker.front import frames, huffman
 from aerobee_broker.front.header_blocks import BlockDecoder, HeaderBlockError, encoded
 from aerobee_broker.front.http2 import DataReceived, Event, Http2Connection, RequestReceived
-from tests.support.http2_client import GREETING, data, output, parse, request, summary
+from tests.support.http2_client import GREETING, data, output, parse, received, request, summary
 
 _STREAM_IDS = st.sampled_from((0, 1, 2, 3, 5, 7, 9, 2**31 - 1))
 _SMALL = FrontConfig(stream_count_max=3, cheap_frame_count_max=20, header_size_max=2048)
@@ -54,7 +54,7 @@ def _conversation(draw: st.DrawFn) -> bytes:
 def _answering(core: Http2Connection, sent: bytes) -> list[tuple[object, ...]]:
     """Feed the bytes, answer every request at once, and return the events."""
     found = []
-    for event in core.receive(sent):
+    for event in received(core, sent):
         found.append(summary(event))
         if isinstance(event, RequestReceived):
             core.respond(event.stream, encoded(((b":status", b"200"),)), b"x" * 300, encoded(((b"grpc-status", b"0"),)))
@@ -79,14 +79,14 @@ def _joined(events: Iterable[Event]) -> list[tuple[object, ...]]:
 def test_any_split_gives_the_same_events(sent: bytes, cuts: list[int]) -> None:
     """Any split, also into single bytes, gives the same events, except that data may come in other pieces."""
     whole = Http2Connection(_SMALL)
-    expected = _joined(whole.receive(sent))
+    expected = _joined(received(whole, sent))
     places = [0, *sorted(min(cut, len(sent)) for cut in cuts), len(sent)]
     for pieces in (
         [sent[begin:end] for begin, end in pairwise(places)],
         [sent[index : index + 1] for index in range(len(sent))],
     ):
         core = Http2Connection(_SMALL)
-        assert _joined(event for piece in pieces for event in core.receive(piece)) == expected
+        assert _joined(event for piece in pieces for event in received(core, piece)) == expected
         assert sorted(core.streams) == sorted(whole.streams)
 
 
@@ -184,5 +184,5 @@ def test_random_bytes_raise_nothing(sent: bytes, greeted: bool) -> None:
     core = Http2Connection(_SMALL)
     _answering(core, GREETING + sent if greeted else sent)
     parse(b"".join(core.take_output()))
-    assert len(core._buffer) <= 16384 + frames.HEADER_SIZE
+    assert len(core._input) <= 16384 + frames.HEADER_SIZE
     assert core.abandon() == [] or not core.streams

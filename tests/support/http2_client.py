@@ -39,6 +39,14 @@ class Frame:
     payload: bytes
 
 
+def received(core: Http2Connection, data: bytes) -> list[Event]:
+    """All events of these bytes."""
+    found = core.receive(data)
+    while core.has_input:
+        found += core.receive(b"")
+    return found
+
+
 def parse(data: bytes) -> list[Frame]:
     """The frames in `data`, which must be complete."""
     found = []
@@ -77,7 +85,7 @@ def data(stream_id: int, payload: bytes, *, ended: bool = False) -> bytes:
 def greeted(config: FrontConfig | None = None) -> Http2Connection:
     """A connection after both sides have exchanged settings."""
     core = Http2Connection(config or FrontConfig())
-    assert core.receive(GREETING) == []
+    assert received(core, GREETING) == []
     core.take_output()
     return core
 

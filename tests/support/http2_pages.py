@@ -10,6 +10,7 @@ from typing import Any, Final
 from aerobee_broker.config.front import FrontConfig
 from aerobee_broker.front.header_blocks import encoded
 from aerobee_broker.front.http2 import DataReceived, Http2Connection, RequestReceived, Stream
+from tests.support.http2_client import received
 
 _HEADERS: Final = encoded(((b":status", b"200"), (b"content-type", b"text/plain")))
 _TRAILERS: Final = encoded(((b"the-end", b"yes"),))
@@ -29,7 +30,7 @@ class Pages(asyncio.Protocol):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        for event in self._core.receive(data):
+        for event in received(self._core, data):
             if isinstance(event, RequestReceived | DataReceived) and event.ended:
                 asyncio.get_running_loop().call_later(_ANSWER_SECONDS, self._answer, event.stream)
         self._flush()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio.tasks import _enter_task, _leave_task
+from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from time import monotonic
 from typing import Any, Final, Protocol
@@ -106,7 +107,7 @@ class Call:
         if self._admission is not None:
             size_max = self._admission.request_size_max
         self._reader = MessageReader(head.encoding, size_max)
-        self._requests: list[bytes] = []
+        self._requests: deque[bytes] = deque()
         self._requests_ended = False
         self._unread_size = 0
         self._kept = 0  # bytes counted as kept for this call
@@ -291,7 +292,7 @@ class Call:
             if self._requests_ended or self._over:
                 return None
             await self._wait_for_requests()
-        request = self._requests.pop(0)
+        request = self._requests.popleft()
         self._unread_size -= len(request) + _MESSAGE_OVERHEAD
         self._count_kept()
         if self._stream.held and self._unread_size <= _UNREAD_SIZE_MAX // 2:

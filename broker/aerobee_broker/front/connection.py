@@ -6,7 +6,9 @@ import asyncio
 import ipaddress
 import itertools
 import logging
+from collections import deque
 from collections.abc import Mapping
+from time import monotonic
 from typing import Final, cast
 
 from aerobee_broker.config.front import FrontConfig
@@ -19,6 +21,7 @@ from aerobee_broker.front.header_blocks import encoded
 from aerobee_broker.front.http2 import (
     ConnectionEnded,
     DataReceived,
+    Event,
     Http2Connection,
     RequestReceived,
     Stream,
@@ -26,10 +29,12 @@ from aerobee_broker.front.http2 import (
 )
 from aerobee_broker.front.methods import CallAbortedError, Method, Methods, StatusCode
 from aerobee_broker.front.subjects import subject_of
+from aerobee_broker.limits.input_turns import TURN_SECONDS, InputTurns
 
 _log = logging.getLogger(__name__)
 _JOINED_SIZE_MAX: Final = 64 << 10  # bytes; larger buffers are passed to the transport separately
 _WRITE_BUFFER: Final = 1 << 20  # bytes in the transport; above it the connection neither reads nor writes
+_INPUT_SIZE_MAX: Final = 64 << 10  # bytes that wait for a turn; beyond it the socket is not read
 _numbers: Final = itertools.count(1)
 TICK_SECONDS: Final = 1.0
 """How often `Connection.tick` must be called."""
@@ -45,6 +50,7 @@ class Connection(asyncio.Protocol):
         counters: FrontCounters,
         deadlines: Deadlines,
         open_connections: set[Connection],
+        turns: InputTurns,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.config = config
@@ -57,6 +63,10 @@ class Connection(asyncio.Protocol):
         )
         self.core = Http2Connection(config, headers_refusal=_refusal(self._headers_error))
         self.name = f"connection {next(_numbers)}"
+        self._turns = turns
+        self._events: deque[Event] = deque()  # of the core, not handled yet
+        self._waits = False  # for its turn
+        self._is_reading = True
         self.peer_address = ("127.0.0.1", 1)
         self.is_secure = False
         self.certificate_subject: str | None = None
@@ -88,48 +98,92 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._silent_ticks = 0
-        for event in self.core.receive(data):
-            if isinstance(event, DataReceived):
-                call = event.stream.call
-                if isinstance(call, Call):
-                    call.data(event.data, event.ended)
-            elif isinstance(event, RequestReceived):
-                self._request(event)
-            elif isinstance(event, StreamEnded):
-                call = event.stream.call
-                if isinstance(call, Call):
-                    call.gone()
-            else:
-                self._ended(event)
-        if self.core.refusals:
-            self.counters.refused.update(self.core.refusals)
-            self.core.refusals.clear()
+        core, turns = self.core, self._turns
+        if self._waits or turns.is_full:
+            core.keep_input(data)
+            self._wait_for_turn()
+            self._read_or_pause()
+            return
+        began = monotonic()
+        self._events.extend(core.receive(data))
+        if self._work(began + TURN_SECONDS):
+            self._wait_for_turn()
+            self._read_or_pause()
+        turns.spent(began)
+
+    def _wait_for_turn(self) -> None:
+        if not self._waits:
+            self._waits = True
+            self._turns.wait(self._go_on)
+
+    def _go_on(self, until: float) -> bool:
+        self._waits = self._work(until)
+        self._read_or_pause()
+        return self._waits
+
+    def _work(self, until: float) -> bool:
+        """Handle events and input until this time of `time.monotonic`; return whether some are left for a turn."""
+        core, events = self.core, self._events
+        while True:
+            while events:
+                self._handle(events.popleft())
+                if events and monotonic() > until:
+                    break
+            if events or not core.has_input or monotonic() > until:
+                break
+            events.extend(core.receive(b""))
+        if core.refusals:
+            self.counters.refused.update(core.refusals)
+            core.refusals.clear()
         self.flush()
+        return bool(events) or core.has_input
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, DataReceived):
+            call = event.stream.call
+            if isinstance(call, Call):
+                call.data(event.data, event.ended)
+        elif isinstance(event, RequestReceived):
+            self._request(event)
+        elif isinstance(event, StreamEnded):
+            call = event.stream.call
+            if isinstance(call, Call):
+                call.gone()
+        else:
+            self._ended(event)
+
+    def _read_or_pause(self) -> None:
+        """Read from the socket, unless the client has to wait."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        wanted = not (self._paused or (self._waits and self.core.input_size > _INPUT_SIZE_MAX))
+        if wanted != self._is_reading:
+            self._is_reading = wanted
+            if wanted:
+                transport.resume_reading()
+            else:
+                transport.pause_reading()
 
     def eof_received(self) -> None:
         """The client has closed its side. gRPC clients never close only one side, so nobody waits for answers."""
 
     def pause_writing(self) -> None:
         self._paused = True
-        assert self._transport is not None
-        # A client that does not read answers may not send further requests.
-        if self._transport.is_reading():
-            self._transport.pause_reading()
+        self._read_or_pause()  # a client that does not read answers may not send further requests
 
     def resume_writing(self) -> None:
         self._paused = False
         self._paused_ticks = 0
-        assert self._transport is not None
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._read_or_pause()
         self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._open_connections.discard(self)
-        for event in self.core.abandon():
-            if isinstance(event, StreamEnded) and isinstance(event.stream.call, Call):
-                event.stream.call.gone()
+        self._events = deque(event for event in (*self._events, *self.core.abandon()) if isinstance(event, StreamEnded))
+        if self._work(monotonic() + TURN_SECONDS):
+            self._wait_for_turn()
 
     def flush_soon(self) -> None:
         """Write at the end of this tick, in practice at the beginning of the next one."""
@@ -157,14 +211,22 @@ class Connection(asyncio.Protocol):
                 for stream in drained:
                     cast(Call, stream.call).drained()
             if transport.get_write_buffer_size() > _WRITE_BUFFER:
-                return  # until resume_writing
-        if core.is_over:
+                break  # until resume_writing
+        if core.is_over and not self._events:
             transport.close()
 
     # --- Calls ----------------------------------------------------------------------------------------------
 
     def _request(self, event: RequestReceived) -> None:
         stream, head = event.stream, event.head
+        if head.size > self.config.header_size_max:
+            self.counters.refused["header_size_max"] += 1
+            self._refuse(stream, self._headers_error)
+            return
+        if len(head.fields) > self.config.header_count_max:
+            self.counters.refused["header_count_max"] += 1
+            self._refuse(stream, self._headers_error)
+            return
         call_head = head.note
         if call_head is None:
             call_head = head.note = CallHead(head)
@@ -176,10 +238,7 @@ class Connection(asyncio.Protocol):
             self._refuse(stream, CallAbortedError(StatusCode.UNIMPLEMENTED, "unknown method"))
         elif call_head.error is not None:
             self._refuse(stream, call_head.error)
-        elif head.size > self.config.header_size_max:
-            self.counters.refused["header_size_max"] += 1
-            self._refuse(stream, self._headers_error)
-        elif len(head.fields) > self.config.header_count_max:
+        elif len(call_head.metadata) > self.config.header_count_max:
             self.counters.refused["header_count_max"] += 1
             self._refuse(stream, self._headers_error)
         else:

@@ -21,6 +21,10 @@ from aerobee_broker.front.header_blocks import Field, RequestHead, encoded
 from aerobee_broker.front.methods import CallAbortedError, Metadata, StatusCode
 
 PREFIX_SIZE: Final = 5
+_JOINED_SIZE: Final = 2 << 10  # bytes of a part that is joined with others
+_PIECE_SIZE: Final = 64 << 10  # bytes of joined parts
+_EXPANSION_MAX: Final = 100  # decompressed bytes for each received one, above ...
+_EXPANDED_SIZE_MIN: Final = 1 << 20  # ... this many; text has 10, 4 MiB of one byte 1,000
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _SECONDS: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TIMEOUT_MAX: Final = 365 * 86_400.0
@@ -39,6 +43,8 @@ OK_TRAILERS: Final = encoded(((b"grpc-status", b"0"),))
 
 
 _NOTHING: Final = 0  # the role of a request header for a call: ignored, ...
+_VALUES_MAX: Final = 128
+"""Values in a binary header. More are left together in the last one, which takes no memory for each."""
 _OF_GRPC: Final = 1  # ... used by gRPC itself, or one or more pairs of metadata
 
 
@@ -50,7 +56,7 @@ def _meaning(field: Field) -> object:
         return _OF_GRPC
     key = name.decode("ascii")
     if key.endswith("-bin"):
-        return [(key, _binary(part)) for part in field.value.split(b",")]
+        return [(key, _binary(part)) for part in field.value.split(b",", _VALUES_MAX)]
     return key, field.value.decode("latin-1")
 
 
@@ -162,7 +168,7 @@ class MessageReader:
     def __init__(self, encoding: bytes, size_max: int) -> None:
         self._encoding = encoding
         self._size_max = size_max
-        self._parts: list[bytes | memoryview] = []
+        self._parts: list[bytes | bytearray | memoryview] = []
         self._missing = PREFIX_SIZE  # bytes until the next step: the prefix, or prefix and message
         self.size = 0
 
@@ -173,7 +179,7 @@ class MessageReader:
             if 0 <= length <= self._size_max and data[0] == 0 and int.from_bytes(data[1:PREFIX_SIZE], "big") == length:
                 return [bytes(data[PREFIX_SIZE:])]  # one uncompressed message: most unary calls
         else:
-            self._parts.append(data)
+            self._keep(data)
             self.size += len(data)
             if self.size < self._missing:
                 return []
@@ -183,13 +189,23 @@ class MessageReader:
             self._parts.clear()
         return self._split(data)
 
+    def _keep(self, data: bytes | memoryview) -> None:
+        """Keep a part of a message. Small parts are joined, because each would take 50 bytes more."""
+        parts = self._parts
+        if len(data) >= _JOINED_SIZE:
+            parts.append(data)
+        elif parts and isinstance(parts[-1], bytearray) and len(parts[-1]) < _PIECE_SIZE:
+            parts[-1] += data
+        else:
+            parts.append(bytearray(data))
+
     def _joined(self, data: bytes | memoryview) -> list[bytes]:
         """The message that `data` completes, and any further messages in it. It is copied once."""
         rest = self.size - self._missing
-        parts: list[bytes | memoryview] = [*self._parts]
+        parts: list[bytes | bytearray | memoryview] = [*self._parts]
         parts[0] = memoryview(self._parts[0])[PREFIX_SIZE:]
         if rest:
-            parts[-1] = memoryview(data)[: len(data) - rest]
+            parts[-1] = memoryview(parts[-1])[: len(parts[-1]) - rest]
         self._parts.clear()
         self.size = 0
         self._missing = PREFIX_SIZE
@@ -224,12 +240,16 @@ class MessageReader:
                 StatusCode.INTERNAL, "a compressed message on a stream without grpc-encoding; set it to gzip"
             )
         decompressor = zlib.decompressobj(_GZIP)
+        size_max = min(self._size_max, max(_EXPANDED_SIZE_MIN, _EXPANSION_MAX * len(message)))
         try:
-            plain = decompressor.decompress(message, self._size_max + 1)
+            plain = decompressor.decompress(message, size_max + 1)
         except zlib.error:
             raise CallAbortedError(StatusCode.INTERNAL, "a message that is not valid gzip") from None
         if len(plain) > self._size_max:
             raise MessageTooLargeError(len(plain), self._size_max)
+        if len(plain) > size_max:
+            text = f"a message that gzip made more than {_EXPANSION_MAX} times smaller; send it without gzip"
+            raise CallAbortedError(StatusCode.RESOURCE_EXHAUSTED, text)
         if not decompressor.eof:
             raise CallAbortedError(StatusCode.INTERNAL, "a compressed message that ends too early")
         return plain

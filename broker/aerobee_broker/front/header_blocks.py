@@ -23,6 +23,7 @@ _INTEGER_BITS_MAX: Final = 28
 _CACHED_BLOCKS_MAX: Final = 64
 _OVERHEAD: Final = 32  # bytes per header, by HTTP/2's rule for the size of a header list
 _TABLE_SIZES_MAX: Final = 8  # per block; more than two are never useful, and each costs as much as a field
+_REMEMBERED_HEAD_MAX: Final = 4 << 10  # bytes, by HTTP/2's count; larger heads are decoded again each time
 _HARD_FACTOR: Final = 4  # a list beyond this multiple of the limit is not decoded to its end
 _CONNECTION_SPECIFIC: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
@@ -157,7 +158,7 @@ class BlockDecoder:
         if constant and (known := self._heads.get(block)) is not None:
             return known
         head = RequestHead(*self._decode(block, constant))
-        if constant and len(self._heads) < _CACHED_BLOCKS_MAX:
+        if constant and head.size <= _REMEMBERED_HEAD_MAX and len(self._heads) < _CACHED_BLOCKS_MAX:
             self._heads[block] = head
         return head
 

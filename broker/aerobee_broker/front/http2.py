@@ -1,6 +1,6 @@
 """One HTTP/2 connection, the server's side, as a state machine without I/O (RFC 9113).
 
-    receive(bytes) -> events          what the client sent; never raises, for any bytes
+    receive(bytes) -> events          what the client sent, some events at a time; never raises, for any bytes
     respond, send_*, reset            the server's answers
     take_output() -> buffers          output to write now
 
@@ -12,6 +12,9 @@ A stream's window is returned as well, unless the stream is held because its han
 therefore make us keep one window per stream, which the layer above counts and limits. Flow control of sent data: bytes
 beyond a window wait in `Stream.pending`, and `pending_size` is their size.
 
+`receive` returns after some events or frames; while `has_input` is true, `receive(b"")` goes on. The layer above
+decides how long it goes on, so that a step ends by its clock and not by its input.
+
 Frames that cost their receiver more than their sender (resets, pings, settings, empty frames, errors) are counted in
 `_cheap`, which `relax` lowers once a second; above the limit the connection ends. Pings and window updates that follow
 our frames are free, because clients use them to measure bandwidth and return windows.
@@ -19,8 +22,10 @@ our frames are free, because clients use them to measure bandwidth and return wi
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Callable
+from time import monotonic
 from typing import Final
 
 from aerobee_broker.config.front import FrontConfig
@@ -53,6 +58,12 @@ _SHUTDOWN_PING: Final = b"goodbye!"
 _STALL_PROGRESS_MIN: Final = 1024  # bytes of a stream that must be transferred between two checks for a stall
 _STREAMS_PER_CHEAP: Final = 100  # a setting that affects every stream costs accordingly
 _FREE_PER_FRAME: Final = 4  # free frames granted for each frame that the broker sends
+_EVENTS_AT_ONCE: Final = 16  # events of one `receive`: the layer above looks at its clock in between
+_FRAMES_AT_ONCE: Final = 16  # frames of one `receive` between two looks at the clock
+_RECEIVE_SECONDS: Final = 0.002  # of one `receive` that has no event
+_ENTRIES_PER_CHEAP: Final = 100  # settings that cost as much as a frame
+_LONG_FRAME: Final = 1024  # bytes of a frame of headers or settings that may take a millisecond
+_SETTING: Final = struct.Struct(">HI")
 
 
 class Stream:
@@ -162,13 +173,16 @@ class Http2Connection:
         self._config = config
         self._headers_refusal = headers_refusal
         self._decoder = BlockDecoder(config.header_size_max)
-        self._buffer = b""
+        self._input = b""  # received bytes ...
+        self._at = 0  # ... and the position of the first one that was not processed
         self._frame_left = 0  # remaining bytes of the DATA frame whose first bytes were passed on ...
         self._frame_ends = False  # ... whether it ends its stream ...
         self._frame_stream: Stream | None = None  # ... which is None if the stream accepts none
         # Other frames are kept until they are complete. A block of headers may arrive in one of them.
         self._whole_frame_size_max = max(FRAME_SIZE_DEFAULT, 2 * config.header_size_max)
         self._events: list[Event] = []
+        self.has_input = False
+        """Whether `receive(b"")` would process more: whole frames, or parts of one, are left."""
         self._output: list[bytes | memoryview] = []
         self._ready: dict[int, Stream] = {}  # have new data that was not tried yet
         self._blocked: dict[int, Stream] = {}  # have data that their own window does not admit
@@ -220,49 +234,87 @@ class Http2Connection:
     # --- Input ----------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> list[Event]:
-        """Process the next bytes of the connection, however they are split; return the events."""
+        """Process the next bytes of the connection, however they are split; return some events.
+
+        See `has_input`.
+        """
         if self.ended:
             return []
-        if self._buffer:
-            data = self._buffer + data
-            self._buffer = b""
-        position = 0
+        position = self._at
+        if self._input:
+            if data:
+                data = self._input[position:] + data
+                position = 0
+            else:
+                data = self._input
+        is_valid = False
         try:
-            if not self._preface_seen:
-                if not data.startswith(PREFACE):
-                    if PREFACE.startswith(data):
-                        self._buffer = data
-                        return []
-                    raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "missing HTTP/2 preface")
-                self._preface_seen = True
-                position = len(PREFACE)
-            size = len(data)
-            if self._frame_left:
-                position = self._rest_of_frame(data)
-            while size - position >= 9:
-                head, flags, stream_id = frames.read_header(data, position)
-                kind = head & 0xFF
-                length = head >> 8
-                begin = position + 9
-                end = begin + length
-                if length > FRAME_SIZE_DEFAULT:
-                    self._check_large_frame(kind, flags, stream_id & STREAM_ID_MAX, length)
-                if end > size:
-                    if self._may_come_in_parts(kind, flags):
-                        self._first_of_frame(flags, stream_id & STREAM_ID_MAX, _part(data, begin, size), end - size)
-                        position = size
-                    break
-                position = end
-                self._handle(kind, flags, stream_id & STREAM_ID_MAX, data[begin:end])
-            if position < size:
-                self._buffer = data[position:]
+            position = self._received(data, position)
+            is_valid = True
         except _ConnectionError as error:
             self._end(error.code, str(error), error.bound)
         except HeaderBlockError as error:
             bound = "header_size_max" if error.code is ErrorCode.ENHANCE_YOUR_CALM else ""
             self._end(error.code, str(error), bound)
+        if not is_valid:
+            self._input, self._at, self.has_input = b"", 0, False
+        elif self.has_input:
+            self._input, self._at = data, position
+        else:
+            self._input, self._at = data[position:] if position < len(data) else b"", 0
         events, self._events = self._events, []
         return events
+
+    def _received(self, data: bytes, position: int) -> int:
+        """Process some frames; return the position after them, and set `has_input`."""
+        self.has_input = False
+        if not self._preface_seen:
+            if not data.startswith(PREFACE):
+                if PREFACE.startswith(data):
+                    return position
+                raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "missing HTTP/2 preface")
+            self._preface_seen = True
+            position = len(PREFACE)
+        size = len(data)
+        if self._frame_left:
+            position += self._rest_of_frame(data, position)
+        events = self._events
+        left = _FRAMES_AT_ONCE
+        until = 0.0
+        while size - position >= 9:
+            head, flags, stream_id = frames.read_header(data, position)
+            kind = head & 0xFF
+            length = head >> 8
+            begin = position + 9
+            end = begin + length
+            if length > FRAME_SIZE_DEFAULT:
+                self._check_large_frame(kind, flags, stream_id & STREAM_ID_MAX, length)
+            if end > size:
+                if self._may_come_in_parts(kind, flags):
+                    self._first_of_frame(flags, stream_id & STREAM_ID_MAX, _part(data, begin, size), end - size)
+                    position = size
+                break
+            position = end
+            self._handle(kind, flags, stream_id & STREAM_ID_MAX, data[begin:end])
+            left -= 1
+            if len(events) >= _EVENTS_AT_ONCE or (kind != frames.DATA and length > _LONG_FRAME):
+                self.has_input = True
+                break
+            if not left:
+                now = monotonic()
+                until = until or now + _RECEIVE_SECONDS
+                if now >= until:
+                    self.has_input = True
+                    break
+                left = _FRAMES_AT_ONCE
+        return position
+
+    def keep_input(self, data: bytes) -> None:
+        """Keep bytes that will be processed later; `has_input` is true then."""
+        if not self.ended:
+            self._input = self._input[self._at :] + data
+            self._at = 0
+            self.has_input = True
 
     def _first_of_frame(self, flags: int, stream_id: int, payload: bytes | memoryview, left: int) -> None:
         """Pass on the received part of a DATA frame, so that a large request is not kept and copied until it is
@@ -274,9 +326,9 @@ class Http2Connection:
         self._frame_left, self._frame_ends = left, bool(flags & frames.END_STREAM)
         self._frame_stream = self.streams.get(stream_id)
 
-    def _rest_of_frame(self, data: bytes) -> int:
-        """Pass on the part of that frame that `data` has; return the offset after it."""
-        payload = _part(data, 0, min(len(data), self._frame_left))
+    def _rest_of_frame(self, data: bytes, begin: int) -> int:
+        """Pass on the part of that frame that `data` has from `begin` on; return its size."""
+        payload = _part(data, begin, min(len(data), begin + self._frame_left))
         self._frame_left -= len(payload)
         stream = self._frame_stream
         if stream is not None and stream.remote_open:
@@ -316,7 +368,7 @@ class Http2Connection:
         for stream in list(self.streams.values()):
             self._drop(stream)
             self._events.append(StreamEnded(stream, ErrorCode.CANCEL))
-        self._buffer = b""
+        self._input, self._at, self.has_input = b"", 0, False
 
     def _spend(self) -> None:
         """Count a cheap frame."""
@@ -361,6 +413,7 @@ class Http2Connection:
             self._handle = self._frame
             block = b"".join(self._header_parts)
             self._header_parts.clear()
+            self._header_size = 0
             self._header_block(stream_id, self._header_flags, block)
 
     def _refuse_headers(self, stream_id: int) -> None:
@@ -531,34 +584,38 @@ class Http2Connection:
         if len(payload) % 6:
             raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS whose size is not a multiple of 6")
         self._spend()
-        for offset in range(0, len(payload), 6):
-            key = int.from_bytes(payload[offset : offset + 2], "big")
-            self._set(key, int.from_bytes(payload[offset + 2 : offset + 6], "big"))
+        self._cheap += len(payload) // _SETTING.size // _ENTRIES_PER_CHEAP
+        windows: list[int] = []
+        for key, value in _SETTING.iter_unpack(payload):
+            if key == Setting.INITIAL_WINDOW_SIZE:
+                if value > WINDOW_MAX:
+                    raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "an initial window above 2^31-1")
+                windows.append(value)
+            elif key == Setting.MAX_FRAME_SIZE:
+                if not FRAME_SIZE_DEFAULT <= value < 1 << 24:
+                    raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "a maximum frame size outside 16384..16777215")
+                self._frame_size_max = value
+            elif key == Setting.ENABLE_PUSH:
+                if value > 1:
+                    raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
+            elif key == Setting.HEADER_TABLE_SIZE and value < 4096:
+                self._table_update = b"\x20"  # our encoder uses no table; a decoder with a smaller one must be told
+        if windows:
+            self._set_windows(windows[-1], max(windows))
         self._output.append(frame(frames.SETTINGS, frames.ACK, 0))
 
-    def _set(self, key: int, value: int) -> None:
-        if key == Setting.INITIAL_WINDOW_SIZE:
-            if value > WINDOW_MAX:
-                raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "an initial window above 2^31-1")
-            change = value - self._initial_send_window
-            self._initial_send_window = value
-            for stream in self.streams.values():
-                stream.send_window += change
-                if stream.send_window > WINDOW_MAX:
-                    raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
-            self._cheap += len(self.streams) // _STREAMS_PER_CHEAP
-            if change > 0:
-                self._ready.update(self._blocked)
-                self._blocked.clear()
-        elif key == Setting.MAX_FRAME_SIZE:
-            if not FRAME_SIZE_DEFAULT <= value < 1 << 24:
-                raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "a maximum frame size outside 16384..16777215")
-            self._frame_size_max = value
-        elif key == Setting.ENABLE_PUSH:
-            if value > 1:
-                raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
-        elif key == Setting.HEADER_TABLE_SIZE and value < 4096:
-            self._table_update = b"\x20"  # our encoder uses no table; a decoder with a smaller one must be told
+    def _set_windows(self, value: int, highest: int) -> None:
+        """Apply the last of some initial windows to all streams, once; `highest`: the largest one before it."""
+        change, rise = value - self._initial_send_window, highest - self._initial_send_window
+        self._initial_send_window = value
+        for stream in self.streams.values():
+            if stream.send_window + rise > WINDOW_MAX:
+                raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
+            stream.send_window += change
+        self._cheap += len(self.streams) // _STREAMS_PER_CHEAP
+        if change > 0:
+            self._ready.update(self._blocked)
+            self._blocked.clear()
 
     def _push_promise(self, flags: int, stream_id: int, payload: bytes) -> None:
         raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
@@ -787,6 +844,11 @@ class Http2Connection:
             self._pump(self._starved.pop(next(iter(self._starved))))
         output, self._output = self._output, []
         return output
+
+    @property
+    def input_size(self) -> int:
+        """Bytes of input that were not processed."""
+        return len(self._input) - self._at
 
     @property
     def has_output(self) -> bool:

@@ -33,6 +33,7 @@ from aerobee_broker.front.proxy_header import (
     begins_with_proxy_header,
     skip_proxy_header,
 )
+from aerobee_broker.limits.input_turns import InputTurns
 
 _log = logging.getLogger(__name__)
 _BACKLOG: Final = 1024
@@ -66,6 +67,7 @@ class Front:
         self._counters = counters
         self._protocols = tuple(protocols)
         self._deadlines = Deadlines(self._loop)
+        self._turns = InputTurns(self._loop)
         self._listeners: list[_Listener] = []
         self._connections: set[Connection] = set()
         self._deciding: set[ProtocolDetector] = set()
@@ -229,7 +231,7 @@ class Front:
             accepted.close()
 
     def _connection(self) -> Connection:
-        return Connection(self._methods, self._config, self._counters, self._deadlines, self._connections)
+        return Connection(self._methods, self._config, self._counters, self._deadlines, self._connections, self._turns)
 
     # --- Time and end ---------------------------------------------------------------------------------------
 

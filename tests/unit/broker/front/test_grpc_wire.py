@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aerobee_broker.front.grpc_wire import MessageReader, message_prefix
+from aerobee_broker.front.methods import CallAbortedError
 
 MESSAGES = st.lists(st.tuples(st.binary(max_size=40), st.booleans()), max_size=6)
 
@@ -29,3 +31,23 @@ def test_any_split_gives_the_same_messages(messages: list[tuple[bytes, bool]], s
         assert 0 <= reader.size < len(data)
     assert found == [message for message, _ in messages]
     assert reader.size == 0
+
+
+def test_a_message_in_tiny_parts_takes_the_memory_of_its_bytes() -> None:
+    """Each part as an object of its own would take 28 times as much."""
+    reader = MessageReader(b"identity", 1 << 20)
+    sent = message_prefix(100_000) + bytes(100_000)
+    for begin in range(0, len(sent) - 2, 2):
+        assert reader.feed(sent[begin : begin + 2]) == []
+    assert len(reader._parts) < 4
+    assert reader.feed(sent[-3:]) == [bytes(100_000)]
+
+
+def test_a_message_that_expands_too_much_is_refused() -> None:
+    """A kilobyte must not cost a megabyte of memory and its time."""
+    packed = gzip.compress(bytes(15 << 20))
+    with pytest.raises(CallAbortedError, match="send it without gzip"):
+        MessageReader(b"gzip", 16 << 20).feed(b"\1" + message_prefix(len(packed))[1:] + packed)
+    honest = gzip.compress(bytes(1 << 20))
+    (found,) = MessageReader(b"gzip", 16 << 20).feed(b"\1" + message_prefix(len(honest))[1:] + honest)
+    assert len(found) == 1 << 20

@@ -19,7 +19,7 @@ from aerobee_broker.front.http2 import (
     Stream,
     StreamEnded,
 )
-from tests.support.http2_client import GREETING, HEADERS, data, ended_with, greeted, output, request
+from tests.support.http2_client import GREETING, HEADERS, data, ended_with, greeted, output, received, request
 
 BLOCK = encoded(((b":status", b"200"),))
 TRAILERS = encoded(((b"grpc-status", b"0"),))
@@ -28,7 +28,7 @@ CALM = ErrorCode.ENHANCE_YOUR_CALM
 
 def opened(core: Http2Connection, stream_id: int = 1, *, ended: bool = True) -> Stream:
     """A stream whose request has been received."""
-    [event] = core.receive(request(stream_id, ended=ended))
+    [event] = received(core, request(stream_id, ended=ended))
     assert isinstance(event, RequestReceived)
     return event.stream
 
@@ -39,7 +39,7 @@ def opened(core: Http2Connection, stream_id: int = 1, *, ended: bool = True) -> 
 def test_a_request_and_its_answer() -> None:
     """Request and answer each have headers, data and an end."""
     core = greeted()
-    events = core.receive(request(1) + data(1, b"hello") + data(1, b"", ended=True))
+    events = received(core, request(1) + data(1, b"hello") + data(1, b"", ended=True))
     head, hello, end = events
     assert isinstance(head, RequestReceived)
     assert (head.head.path, head.ended) == (b"/test.Service/Echo", False)
@@ -63,7 +63,7 @@ def test_an_answer_before_the_request_has_ended_resets_it() -> None:
     core.send_headers(stream, BLOCK, ended=True)
     assert [frame.kind for frame in output(core)] == [frames.HEADERS, frames.RST_STREAM]
     for _ in range(CONNECTION_WINDOW // 16384 + 1):
-        assert core.receive(data(1, bytes(16384))) == []
+        assert received(core, data(1, bytes(16384))) == []
         core.take_output()
     assert not core.ended
 
@@ -74,18 +74,18 @@ def test_data_is_passed_on_before_its_frame_is_complete() -> None:
     stream = opened(core, ended=False)
     frame = data(1, bytes(range(200)), ended=True)
     parts = [frame[:5], frame[5:9], frame[9:100], frame[100:], data(3, b"x")]
-    found = [event for part in parts[:-1] for event in core.receive(part)]
+    found = [event for part in parts[:-1] for event in received(core, part)]
     assert [(type(event), event.data, event.ended) for event in found if isinstance(event, DataReceived)] == [
         (DataReceived, frame[9:100], False),
         (DataReceived, frame[100:], True),
     ]
     assert not stream.remote_open
-    assert ended_with(core.receive(parts[-1])) == (ErrorCode.PROTOCOL_ERROR, "")  # the next frame is parsed
+    assert ended_with(received(core, parts[-1])) == (ErrorCode.PROTOCOL_ERROR, "")  # the next frame is parsed
 
     core = greeted()
-    core.receive(request(1, headers=(*HEADERS, (b"content-length", b"100"))))
-    assert [type(event) for event in core.receive(data(1, bytes(101))[:20])] == [StreamEnded]
-    assert core.receive(data(1, bytes(101))[20:]) == []  # dropped, because the stream was reset
+    received(core, request(1, headers=(*HEADERS, (b"content-length", b"100"))))
+    assert [type(event) for event in received(core, data(1, bytes(101))[:20])] == [StreamEnded]
+    assert received(core, data(1, bytes(101))[20:]) == []  # dropped, because the stream was reset
     assert not core.ended
 
 
@@ -96,13 +96,15 @@ def test_large_data_is_copied_only_from_a_much_larger_buffer() -> None:
     core = greeted()
     opened(core, 1, ended=False)
     opened(core, 3, ended=False)
-    events = [event for begin in range(0, len(sent), 100_000) for event in core.receive(sent[begin : begin + 100_000])]
+    events = [
+        event for begin in range(0, len(sent), 100_000) for event in received(core, sent[begin : begin + 100_000])
+    ]
     parts = [event.data for event in events if isinstance(event, DataReceived) and event.stream.id == 1]
     assert b"".join(parts) == message
     assert [type(part) for part in parts] == [memoryview] * 3
     core = greeted()
     opened(core, 1, ended=False)
-    last = core.receive(data(1, b"z" * 16_000) * 4 + data(1, message)[:20_000])[-1]
+    last = received(core, data(1, b"z" * 16_000) * 4 + data(1, message)[:20_000])[-1]
     assert isinstance(last, DataReceived)
     assert isinstance(last.data, bytes)  # a quarter of the read buffer
 
@@ -112,10 +114,10 @@ def test_the_rest_of_a_frame_is_dropped_when_its_stream_has_ended() -> None:
     core = greeted()
     stream = opened(core, ended=False)
     frame = data(1, bytes(FRAME_SIZE_MAX), ended=True)
-    assert len(core.receive(frame[:1000])) == 1
+    assert len(received(core, frame[:1000])) == 1
     core.send_headers(stream, BLOCK, ended=True)
-    assert core.receive(frame[1000:]) == []
-    assert isinstance(core.receive(request(3))[0], RequestReceived)
+    assert received(core, frame[1000:]) == []
+    assert isinstance(received(core, request(3))[0], RequestReceived)
 
 
 @pytest.mark.parametrize(
@@ -129,13 +131,13 @@ def test_the_rest_of_a_frame_is_dropped_when_its_stream_has_ended() -> None:
 def test_only_data_comes_in_large_frames(frame: bytes, bound: str) -> None:
     """Other frames would be buffered until complete, so large ones are refused by their header."""
     core = greeted()
-    assert ended_with(core.receive(frame[:9])) == (CALM, bound)
+    assert ended_with(received(core, frame[:9])) == (CALM, bound)
 
 
 def test_an_answer_to_a_reset_stream_is_dropped() -> None:
     """A client's reset may arrive before its request is handled; the answer is then dropped."""
     core = greeted()
-    events = core.receive(request(1, ended=True) + frames.rst_stream(1, ErrorCode.CANCEL))
+    events = received(core, request(1, ended=True) + frames.rst_stream(1, ErrorCode.CANCEL))
     assert isinstance(events[0], RequestReceived)
     assert isinstance(events[1], StreamEnded)
     core.respond(events[0].stream, BLOCK, b"late", TRAILERS)
@@ -170,7 +172,7 @@ def test_an_answer_to_a_reset_stream_is_dropped() -> None:
 def test_mistakes_that_end_the_connection(sent: bytes, code: ErrorCode) -> None:
     """Each ends the connection with the error that RFC 9113 names."""
     core = greeted()
-    assert ended_with(core.receive(sent)) == (code, "")
+    assert ended_with(received(core, sent)) == (code, "")
     assert output(core)[-1].kind == frames.GOAWAY
 
 
@@ -190,7 +192,7 @@ def test_mistakes_that_end_the_connection(sent: bytes, code: ErrorCode) -> None:
 def test_invalid_headers(wrong: tuple[tuple[bytes, bytes], ...]) -> None:
     """Invalid headers reset their stream and no other."""
     core = greeted()
-    assert core.receive(request(1, headers=wrong)) == []
+    assert received(core, request(1, headers=wrong)) == []
     [frame] = output(core)
     assert (frame.kind, frame.stream_id) == (frames.RST_STREAM, 1)
     assert opened(core, 3).id == 3
@@ -200,21 +202,21 @@ def test_invalid_headers(wrong: tuple[tuple[bytes, bytes], ...]) -> None:
 def test_a_content_length_that_is_wrong(length: bytes, sent: bytes) -> None:
     """The stream is reset."""
     core = greeted()
-    events = core.receive(request(1, headers=(*HEADERS, (b"content-length", length))) + data(1, sent, ended=True))
+    events = received(core, request(1, headers=(*HEADERS, (b"content-length", length))) + data(1, sent, ended=True))
     assert isinstance(events[-1], StreamEnded)
 
 
 def test_the_same_headers_are_decoded_once() -> None:
     """Blocks with only indexed fields share a decoded head until the table changes."""
     core, encoder = greeted(), Encoder()
-    core.receive(request(1, encoder=encoder, ended=True))
-    [second] = core.receive(request(3, encoder=encoder, ended=True))
-    [third] = core.receive(request(5, encoder=encoder, ended=True))
+    received(core, request(1, encoder=encoder, ended=True))
+    [second] = received(core, request(3, encoder=encoder, ended=True))
+    [third] = received(core, request(5, encoder=encoder, ended=True))
     assert isinstance(second, RequestReceived)
     assert isinstance(third, RequestReceived)
     assert second.head is third.head
-    core.receive(request(7, headers=(*HEADERS, (b"another", b"one")), encoder=encoder, ended=True))
-    [fifth] = core.receive(request(9, encoder=encoder, ended=True))
+    received(core, request(7, headers=(*HEADERS, (b"another", b"one")), encoder=encoder, ended=True))
+    [fifth] = received(core, request(9, encoder=encoder, ended=True))
     assert isinstance(fifth, RequestReceived)
     assert fifth.head is not third.head
     assert fifth.head.headers == third.head.headers
@@ -226,16 +228,16 @@ def test_the_same_headers_are_decoded_once() -> None:
 def test_an_answer_waits_for_windows() -> None:
     """An answer waits for both windows, of stream and connection. After its trailers it counts as drained."""
     core = Http2Connection(FrontConfig())
-    core.receive(frames.PREFACE + frames.settings({Setting.INITIAL_WINDOW_SIZE: 10}))
+    received(core, frames.PREFACE + frames.settings({Setting.INITIAL_WINDOW_SIZE: 10}))
     core.take_output()
     stream = opened(core)
     core.respond(stream, BLOCK, bytes(25), TRAILERS)
     stream.watched = True
     assert [(f.kind, len(f.payload)) for f in output(core)][1:] == [(frames.DATA, 10)]
     assert core.pending_size == 15
-    core.receive(frames.window_update(1, 5))
+    received(core, frames.window_update(1, 5))
     assert [(f.kind, len(f.payload)) for f in output(core)] == [(frames.DATA, 5)]
-    core.receive(frames.settings({Setting.INITIAL_WINDOW_SIZE: 100}))
+    received(core, frames.settings({Setting.INITIAL_WINDOW_SIZE: 100}))
     sent = output(core)
     assert [(f.kind, f.flags) for f in sent[1:]] == [(frames.DATA, 0), (frames.HEADERS, 5)]
     assert core.drained == [stream]
@@ -252,7 +254,7 @@ def test_streams_share_the_window_of_the_connection() -> None:
     assert sum(len(f.payload) for f in output(core) if f.kind == frames.DATA) == 65535
     turns = []
     for _ in range(4):
-        core.receive(frames.window_update(0, 1000))
+        received(core, frames.window_update(0, 1000))
         turns += [f.stream_id for f in output(core)]
     assert turns == [3, 3, 3, 3]  # the first stream is finished
     assert streams[0].pending_size == 0
@@ -263,11 +265,11 @@ def test_windows_are_returned_as_bytes_arrive() -> None:
     core = greeted()
     stream = opened(core, ended=False)
     for _ in range(3 * STREAM_WINDOW // 16384):
-        core.receive(data(1, bytes(16384)))
+        received(core, data(1, bytes(16384)))
     updates = [f for f in output(core) if f.kind == frames.WINDOW_UPDATE]
     assert sum(int.from_bytes(f.payload, "big") for f in updates if f.stream_id == 1) > 2 * STREAM_WINDOW
     core.hold(stream)
-    while not isinstance(core.receive(data(1, bytes(16384)))[0], StreamEnded):
+    while not isinstance(received(core, data(1, bytes(16384)))[0], StreamEnded):
         pass
     assert [(f.kind, f.payload[-1]) for f in output(core) if f.stream_id == 1] == [
         (frames.RST_STREAM, ErrorCode.FLOW_CONTROL_ERROR)
@@ -284,7 +286,7 @@ def test_a_stream_that_reads_nothing_is_found() -> None:
     core.take_output()
     found: list[Stream] = []
     for _ in range(12):
-        core.receive(frames.window_update(1, 1000))
+        received(core, frames.window_update(1, 1000))
         core.take_output()
         found += core.stalled(10)
     assert found == [dead]
@@ -313,12 +315,12 @@ def test_floods_of_frames_that_only_cause_work(frame: bytes) -> None:
     core = greeted(FrontConfig(cheap_frame_count_max=100))
     stream = opened(core, ended=False)
     core.send_headers(stream, BLOCK)
-    assert not core.receive(frame * 40)
+    assert not received(core, frame * 40)
     for _ in range(20):
         core.relax()
-        core.receive(frame * 10)
+        received(core, frame * 10)
     assert not core.ended
-    assert ended_with(core.receive(frame * 2000)) == (CALM, "cheap_frame_count_max")
+    assert ended_with(received(core, frame * 2000)) == (CALM, "cheap_frame_count_max")
     assert core.streams == {}
 
 
@@ -328,8 +330,8 @@ def test_pings_and_window_updates_are_free_while_we_send() -> None:
     for number in range(2000):
         stream = opened(core, 2 * number + 1)
         core.respond(stream, BLOCK, b"answer", TRAILERS)
-        core.receive(
-            frames.frame(frames.PING, 0, 0, bytes(8)) + frames.window_update(0, 6) + frames.window_update(0, 1)
+        received(
+            core, frames.frame(frames.PING, 0, 0, bytes(8)) + frames.window_update(0, 6) + frames.window_update(0, 1)
         )
         core.take_output()
     assert not core.ended
@@ -344,13 +346,13 @@ def test_rapid_reset() -> None:
     core.relax()
     core.relax()
     for number in range(500):
-        core.receive(frames.rst_stream(2 * number + 1, ErrorCode.CANCEL))
+        received(core, frames.rst_stream(2 * number + 1, ErrorCode.CANCEL))
     assert not core.ended
     sent = b"".join(
         request(2 * number + 1, ended=True) + frames.rst_stream(2 * number + 1, ErrorCode.CANCEL)
         for number in range(500, 1000)
     )
-    assert ended_with(core.receive(sent)) == (CALM, "cheap_frame_count_max")
+    assert ended_with(received(core, sent)) == (CALM, "cheap_frame_count_max")
 
 
 @pytest.mark.parametrize("mistake", [frames.window_update(1, 0), data(1, b""), frames.window_update(1, 2**31 - 1)])
@@ -361,7 +363,7 @@ def test_resets_that_the_client_makes_us_send(mistake: bytes) -> None:
     for number in range(500):
         stream_id = (2 * number + 1).to_bytes(4, "big")
         wrong = mistake[:5] + stream_id + mistake[9:]
-        events = core.receive(request(2 * number + 1, ended=True) + wrong)
+        events = received(core, request(2 * number + 1, ended=True) + wrong)
         ended = ended or ended_with(events)
     assert ended == (CALM, "cheap_frame_count_max")
 
@@ -371,7 +373,7 @@ def test_a_header_block_without_end() -> None:
     begin = frames.frame(frames.HEADERS, 0, 1, b"\x82")
     for piece in (bytes(16000), b"x", b""):
         core = greeted()
-        events = core.receive(begin + frames.frame(frames.CONTINUATION, 0, 1, piece) * 100)
+        events = received(core, begin + frames.frame(frames.CONTINUATION, 0, 1, piece) * 100)
         assert ended_with(events) == (CALM, "header_size_max")
         assert core._header_size <= 5 * FrontConfig().header_size_max
 
@@ -379,10 +381,10 @@ def test_a_header_block_without_end() -> None:
 def test_headers_far_too_large_are_answered_before_the_connection_ends() -> None:
     """The call gets an answer, although its header block never completes."""
     core = Http2Connection(FrontConfig(), headers_refusal=BLOCK)
-    core.receive(GREETING)
+    received(core, GREETING)
     core.take_output()
     sent = frames.frame(frames.HEADERS, 0, 1, b"\x82") + frames.frame(frames.CONTINUATION, 0, 1, bytes(16000)) * 5
-    assert ended_with(core.receive(sent)) == (CALM, "header_size_max")
+    assert ended_with(received(core, sent)) == (CALM, "header_size_max")
     answer, goaway = output(core)
     assert (answer.kind, answer.stream_id, answer.payload) == (frames.HEADERS, 1, BLOCK)
     assert goaway.payload[:4] == bytes((0, 0, 0, 1))
@@ -391,9 +393,9 @@ def test_headers_far_too_large_are_answered_before_the_connection_ends() -> None
 def test_a_header_bomb() -> None:
     """A large table entry that is referenced many times is not expanded."""
     core, encoder = greeted(), Encoder()
-    core.receive(request(1, headers=(*HEADERS, (b"bomb", bytes(4000).replace(b"\0", b"x"))), encoder=encoder))
+    received(core, request(1, headers=(*HEADERS, (b"bomb", bytes(4000).replace(b"\0", b"x"))), encoder=encoder))
     [bomb] = encoder.encode([(b"bomb", b"x" * 4000)])
-    events = core.receive(frames.frame(frames.HEADERS, 5, 3, bytes([bomb]) * 16000))
+    events = received(core, frames.frame(frames.HEADERS, 5, 3, bytes([bomb]) * 16000))
     assert ended_with(events) == (CALM, "header_size_max")
 
 
@@ -401,8 +403,8 @@ def test_table_sizes_without_end() -> None:
     """A block may begin with a few table size changes, not with thousands."""
     core = greeted()
     block = request(1, ended=True)[9:]
-    assert ended_with(core.receive(frames.frame(frames.HEADERS, 5, 1, b"\x20" * 8 + block))) is None
-    events = core.receive(frames.frame(frames.HEADERS, 5, 3, b"\x20" * 9 + block))
+    assert ended_with(received(core, frames.frame(frames.HEADERS, 5, 1, b"\x20" * 8 + block))) is None
+    events = received(core, frames.frame(frames.HEADERS, 5, 3, b"\x20" * 9 + block))
     assert ended_with(events) == (ErrorCode.COMPRESSION_ERROR, "")
 
 
@@ -411,9 +413,9 @@ def test_requests_that_arrive_too_slowly_are_found() -> None:
     core = greeted()
     slow, held, steady, complete = (opened(core, number, ended=False) for number in (1, 3, 5, 7))
     core.hold(held)
-    core.receive(data(7, b"", ended=True))
+    received(core, data(7, b"", ended=True))
     assert core.stalled_requests() == []
-    core.receive(data(5, bytes(2000)) + data(1, b"x") + data(3, b"x"))
+    received(core, data(5, bytes(2000)) + data(1, b"x") + data(3, b"x"))
     assert core.stalled_requests() == [slow]
     core.release(held)
     assert core.stalled_requests() == [slow, steady]
@@ -426,7 +428,7 @@ def test_streams_above_the_bound_are_refused() -> None:
     core = greeted(FrontConfig(stream_count_max=2))
     opened(core, 1)
     opened(core, 3)
-    assert core.receive(request(5, ended=True)) == []
+    assert received(core, request(5, ended=True)) == []
     [frame] = output(core)
     assert (frame.kind, frame.stream_id, frame.payload[-1]) == (frames.RST_STREAM, 5, ErrorCode.REFUSED_STREAM)
     assert core.refusals == ["stream_count_max"]
@@ -438,9 +440,9 @@ def test_calls_are_refused_while_answers_are_not_taken() -> None:
     core.respond(opened(core, 1), BLOCK, bytes(70_000), TRAILERS)
     core.take_output()
     assert core.pending_size > 1000
-    assert core.receive(request(3, ended=True)) == []
+    assert received(core, request(3, ended=True)) == []
     assert core.refusals == ["connection_answer_size_max"]
-    core.receive(frames.window_update(0, 100_000) + frames.window_update(1, 100_000))
+    received(core, frames.window_update(0, 100_000) + frames.window_update(1, 100_000))
     core.take_output()
     assert opened(core, 5).id == 5
 
@@ -448,11 +450,11 @@ def test_calls_are_refused_while_answers_are_not_taken() -> None:
 def test_one_byte_windows() -> None:
     """A client that opens the window one byte at a time is disconnected."""
     core = Http2Connection(FrontConfig(cheap_frame_count_max=100))
-    core.receive(frames.PREFACE + frames.settings({Setting.INITIAL_WINDOW_SIZE: 0}))
+    received(core, frames.PREFACE + frames.settings({Setting.INITIAL_WINDOW_SIZE: 0}))
     core.respond(opened(core), BLOCK, bytes(100_000), TRAILERS)
     ended = None
     for _ in range(5000):
-        ended = ended or ended_with(core.receive(frames.window_update(1, 1)))
+        ended = ended or ended_with(received(core, frames.window_update(1, 1)))
         core.take_output()
     assert ended == (CALM, "cheap_frame_count_max")
 
@@ -468,10 +470,10 @@ def test_an_end_in_two_steps() -> None:
     goaway, ping = output(core)
     assert (goaway.kind, goaway.payload[:4]) == (frames.GOAWAY, b"\x7f\xff\xff\xff")
     second = opened(core, 3)
-    core.receive(frames.frame(frames.PING, frames.ACK, 0, ping.payload))
+    received(core, frames.frame(frames.PING, frames.ACK, 0, ping.payload))
     [goaway] = output(core)
     assert goaway.payload[:8] == bytes((0, 0, 0, 3, 0, 0, 0, 0))
-    assert core.receive(request(5, ended=True)) == []
+    assert received(core, request(5, ended=True)) == []
     assert not core.is_over
     for stream in (first, second):
         core.respond(stream, BLOCK, b"", TRAILERS)
@@ -483,3 +485,56 @@ def test_the_first_frame_is_settings() -> None:
     for sent in (frames.PREFACE + frames.frame(frames.PING, 0, 0, bytes(8)), b"GET / HTTP/1.1\r\n\r\n"):
         assert ended_with(Http2Connection(FrontConfig()).receive(sent)) == (ErrorCode.PROTOCOL_ERROR, "")
     assert Http2Connection(FrontConfig()).receive(GREETING) == []
+
+
+def test_a_fast_answer_respects_the_window_of_the_connection() -> None:
+    """An answer that its stream's window admits waits for the connection's window."""
+    core = greeted()
+    first, second = opened(core, 1), opened(core, 3)
+    core._send_window = 100
+    core.respond(first, BLOCK, b"x" * 90, TRAILERS)
+    core.respond(second, BLOCK, b"y" * 90, TRAILERS)
+    sent = {1: 0, 3: 0}
+    for frame in output(core):
+        if frame.kind == frames.DATA:
+            sent[frame.stream_id] += len(frame.payload)
+    assert sent == {1: 90, 3: 10}
+
+
+def test_padding_counts_in_the_window_of_its_stream_and_is_returned() -> None:
+    """The whole frame uses the window, so the whole frame is returned; otherwise padded streams stop."""
+    core = greeted()
+    stream = opened(core, 1, ended=False)
+    output(core)
+    padded = frames.frame(frames.DATA, frames.PADDED, 1, b"\xff" + b"x" * 1000 + bytes(255))
+    returned = 0
+    for _ in range(2 * STREAM_WINDOW // 1256):
+        received(core, padded)
+        for frame in output(core):
+            if frame.kind == frames.WINDOW_UPDATE and frame.stream_id == 1:
+                returned += int.from_bytes(frame.payload, "big")
+    assert not core.ended
+    assert returned + stream.unreturned == 2 * STREAM_WINDOW // 1256 * 1256
+
+
+def test_one_settings_frame_changes_many_streams_once() -> None:
+    """Ten thousand entries cost as much as one for each open stream, and the last value counts."""
+    core = greeted(FrontConfig(stream_count_max=1_000))
+    streams = [opened(core, 2 * n + 1) for n in range(500)]
+    payload = b"".join(Setting.INITIAL_WINDOW_SIZE.to_bytes(2, "big") + n.to_bytes(4, "big") for n in range(10_000))
+    received(core, frames.frame(frames.SETTINGS, 0, 0, payload))
+    assert {stream.send_window for stream in streams} == {9_999}
+    for _ in range(50):
+        received(core, frames.frame(frames.SETTINGS, 0, 0, payload))
+    assert core.ended  # the entries count as cheap frames
+
+
+def test_input_is_processed_some_events_at_a_time() -> None:
+    """One write of a thousand calls does not become one step."""
+    core = greeted()
+    events = core.receive(b"".join(request(2 * n + 1, ended=True) for n in range(1_000)))
+    assert 0 < len(events) < 100
+    assert core.has_input
+    later = received(core, b"")
+    assert len(events) + len(later) == 1_000
+    assert not core.has_input

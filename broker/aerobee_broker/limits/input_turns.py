@@ -1,0 +1,65 @@
+"""Turns of the event loop for the input of connections: a step ends by its clock, not by its input.
+
+A connection that has received bytes works on them for `TURN_SECONDS`. What is left waits in line behind the other
+connections. All turns of one step of the loop together take little more than `_STEP_SECONDS`: then the loop serves its
+timers, handlers and sockets before the next turn begins. A turn costs two looks at a clock as long as there is no line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import Final
+
+TURN_SECONDS: Final = 0.004
+_STEP_SECONDS: Final = 0.008
+
+GoesOn = Callable[[float], bool]
+"""Continues the work of a connection until this time of `time.monotonic`; returns whether more is left."""
+
+
+class InputTurns:
+    """The line of one event loop."""
+
+    __slots__ = ("_line", "_loop", "_spent", "is_full")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._line: deque[GoesOn] = deque()
+        self._spent = 0.0  # seconds of turns since the last step that was known to begin
+        self.is_full = False
+        """Whether a connection with input has to wait in line."""
+
+    def spent(self, began: float) -> None:
+        """A turn outside the line has ended that began at this time of `time.monotonic`."""
+        self._spent += monotonic() - began
+        if self._spent > _STEP_SECONDS and not self.is_full:
+            self.is_full = True
+            self._loop.call_soon(self._serve)
+
+    def wait(self, goes_on: GoesOn) -> None:
+        """Call this in a later turn, and again until it has no work left."""
+        self._line.append(goes_on)
+        if not self.is_full:
+            self.is_full = True
+            self._loop.call_soon(self._serve)
+
+    def close(self) -> None:
+        """Forget all work."""
+        self._line.clear()
+
+    def _serve(self) -> None:
+        line = self._line
+        began = now = monotonic()
+        while line and now - began < _STEP_SECONDS:
+            goes_on = line.popleft()
+            if goes_on(now + TURN_SECONDS):
+                line.append(goes_on)
+            now = monotonic()
+        if line:
+            self._loop.call_soon(self._serve)
+        else:
+            self.is_full = False
+            self._spent = 0.0

@@ -1,0 +1,552 @@
+"""Hostile input: what a stranger can send to each port, drawn from the grammar of its protocol.
+
+An `Attack` is what some connections send, whether they read, and how long they stay. `NAMED` has the attacks that once
+did harm, at the size that showed it. `drawn` makes others: every field at its limits and past them, every element
+repeated, and each of them cut, slow or unread. `tests/integration/test_hostile_input.py` runs both and judges the
+broker.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from aerobee_broker.front import frames
+from aerobee_broker.front.frames import Setting
+from aerobee_broker.remoting_wire.codes import Request
+from aerobee_broker.remoting_wire.frame import Command, encode, encode_binary
+from aerobee_proto import v2
+from tests.support.http2_attacker import begin_of_tls, block, headers, message
+
+MESSAGING: Final = "/apache.rocketmq.v2.MessagingService"
+SEND: Final = block(f"{MESSAGING}/SendMessage")
+SEND_GZIP: Final = block(f"{MESSAGING}/SendMessage", (b"grpc-encoding", b"gzip"))
+RECEIVE: Final = block(f"{MESSAGING}/ReceiveMessage")
+QUERY: Final = block("/apache.rocketmq.v2.Admin/QueryMessage")
+HEALTH: Final = block("/grpc.health.v1.Health/Check")
+REFLECTION: Final = block("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+GREETING: Final = frames.PREFACE + frames.settings({})
+STORED_TOPIC: Final = "large"
+STORED_KEY: Final = "key"
+"""A topic that has messages with this key, enough for the largest answer to a query."""
+_WRITE: Final = 1 << 16
+Target = Literal["broker", "namesrv"]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What `connections` connections send: `sent(number)` yields the writes of one."""
+
+    name: str
+    connections: int
+    sent: Callable[[int], Iterable[bytes]]
+    reads: bool = False
+    tls: bool = False
+    stays_seconds: float = 1.0
+    """How long the connections stay after their last byte."""
+    pause_seconds: float = 0.0
+    """Between two writes."""
+    target: Target = "broker"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def split(data: bytes, size: int = _WRITE) -> Iterator[bytes]:
+    """The data in writes of this size."""
+    for begin in range(0, len(data), size):
+        yield data[begin : begin + size]
+
+
+# --- Elements of HTTP/2 and gRPC ----------------------------------------------------------------------------
+
+
+def unread_settings() -> bytes:
+    """The greeting of a client whose streams have no window: no answer with a body can leave."""
+    return frames.PREFACE + frames.settings({Setting.INITIAL_WINDOW_SIZE: 0})
+
+
+def settings_of(entries: int, key: int = Setting.INITIAL_WINDOW_SIZE) -> bytes:
+    """One SETTINGS frame with this many entries, each of which changes the value."""
+    payload = b"".join(struct.pack(">HI", key, 65_535 + n % 2) for n in range(entries))
+    return frames.frame(frames.SETTINGS, 0, 0, payload)
+
+
+def stored_field(name: bytes, value: bytes) -> bytes:
+    """A literal that enters the decoder's table (RFC 7541, section 6.2.1)."""
+    return b"\x40" + _string(name) + _string(value)
+
+
+def _string(text: bytes) -> bytes:
+    return _integer(len(text), 0x7F, 0) + text
+
+
+def huffman_string(size: int, byte: int = 0xFF) -> bytes:
+    """A string marked as Huffman-coded, of any bytes."""
+    return _integer(size, 0x7F, 0x80) + bytes((byte,)) * size
+
+
+def _integer(number: int, mask: int, flags: int) -> bytes:
+    if number < mask:
+        return bytes((flags | number,))
+    found = bytearray((flags | mask,))
+    number -= mask
+    while number >= 128:
+        found.append(number & 127 | 128)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+def open_calls(count: int, of_call: bytes, *, first: int = 1, ended: bool = False) -> bytes:
+    """HEADERS of so many calls."""
+    return b"".join(headers(first + 2 * n, of_call, ended=ended) for n in range(count))
+
+
+def prefixed(request: bytes, *, compressed: bool = False) -> bytes:
+    """A gRPC message with its prefix."""
+    return bytes((compressed,)) + len(request).to_bytes(4, "big") + request
+
+
+def data(stream_id: int, payload: bytes, *, ended: bool = False, frame_size: int = frames.FRAME_SIZE_DEFAULT) -> bytes:
+    """Bytes of a request in DATA frames of a size."""
+    count = range(0, len(payload), frame_size)
+    parts = [frames.frame(frames.DATA, 0, stream_id, payload[at : at + frame_size]) for at in count]
+    if ended:
+        parts.append(frames.frame(frames.DATA, frames.END_STREAM, stream_id, b""))
+    return b"".join(parts)
+
+
+# --- Elements of remoting -----------------------------------------------------------------------------------
+
+
+def heartbeat(groups: int, number: int = 0) -> bytes:
+    """A heartbeat of a producer in so many groups of its own."""
+    found = [{"groupName": f"group-{number}-{n}"} for n in range(groups)]
+    return encode(_request(Request.HEART_BEAT, {}, _json({"clientID": f"c{number}", "producerDataSet": found})))
+
+
+def put_value(number: int, size: int) -> bytes:
+    """A value of a name server."""
+    fields = {"namespace": "n", "key": f"k{number}", "value": "v" * size}
+    return encode(_request(Request.PUT_KV_CONFIG, fields))
+
+
+def registration(body: bytes, number: int = 0) -> bytes:
+    """A registration of a broker with this body."""
+    fields = {
+        "brokerName": f"stranger{number}",
+        "brokerAddr": f"10.0.0.{number}:10911",
+        "clusterName": "c",
+        "haServerAddr": "",
+        "brokerId": "0",
+        "compressed": "true" if body[:1] == b"x" else "false",
+    }
+    return encode(_request(Request.REGISTER_BROKER, fields, body))
+
+
+def query_by_key(opaque: int = 0) -> bytes:
+    """A query whose answer is as large as answers get."""
+    fields = {
+        **{"topic": STORED_TOPIC, "key": STORED_KEY, "maxNum": "64"},
+        **{"beginTimestamp": "0", "endTimestamp": str(1 << 62)},
+    }
+    return encode(Command(Request.QUERY_MESSAGE, opaque=opaque, fields=fields))
+
+
+def _request(code: int, fields: dict[str, str], body: bytes = b"") -> Command:
+    return Command(code, fields=fields, body=body)
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+# --- JSON ---------------------------------------------------------------------------------------------------
+
+_JSON_SHAPES: Final[dict[str, tuple[bytes, bytes, bytes]]] = {
+    "empty lists": (b"[", b"[],", b"0]"),
+    "empty objects": (b"[", b"{},", b"0]"),
+    "numbers": (b"[", b"1,", b"0]"),
+    "short strings": (b"[", b'"",', b"0]"),
+    "escapes": (b'"', b"\\u0041", b'"'),
+    "surrogates": (b'"', b"\\ud83d\\ude00", b'"'),
+    "bare keys": (b"{", b"1:1,", b"0:0}"),
+    "members": (b"{", b'"a":0,', b'"b":0}'),
+    "depth": (b"", b"[", b""),
+    "object keys": (b"{", b"{1:1}:1,", b"0:0}"),
+    "white space": (b"", b" ", b"0"),
+}
+
+
+def json_of(shape: str, size: int) -> bytes:
+    """About this many bytes of JSON of one shape."""
+    begin, repeated, end = _JSON_SHAPES[shape]
+    return begin + repeated * (size // len(repeated)) + end
+
+
+# --- Attacks that once did harm -----------------------------------------------------------------------------
+
+
+def _gzip_sends(number: int) -> Iterator[bytes]:
+    """Long polls fill what requests may take; then each send is a thousand times its size."""
+    wait = v2.ReceiveMessageRequest(group=v2.Resource(name="nobody"), long_polling_timeout=v2.Duration(seconds=20))
+    wait.message_queue.topic.name = "nothing"
+    wait.invisible_duration.FromSeconds(30)
+    padded = wait.SerializeToString() + b"\x9a\x3f" + _varint(100_000) + bytes(100_000)  # an unknown field
+    yield GREETING
+    for n in range(257):
+        yield headers(1 + 2 * n, RECEIVE) + message(1 + 2 * n, padded)
+    request = v2.SendMessageRequest(messages=[v2.Message(topic=v2.Resource(name="t"), body=bytes(15 << 20))])
+    packed = prefixed(gzip.compress(request.SerializeToString()), compressed=True)
+    for n in range(257, 257 + 60):
+        yield headers(1 + 2 * n, SEND_GZIP) + data(1 + 2 * n, packed, ended=True)
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number >= 128:
+        found.append(number & 127 | 128)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+def _unread_queries(_: int) -> Iterator[bytes]:
+    request = v2.ListMessageRequest(topic=v2.Resource(name=STORED_TOPIC), message_key=STORED_KEY)
+    yield unread_settings()
+    for n in range(120):
+        yield headers(1 + 2 * n, QUERY) + message(1 + 2 * n, request.SerializeToString())
+
+
+def _unread_remoting_queries(_: int) -> Iterator[bytes]:
+    yield b"".join(query_by_key(n) for n in range(60))
+
+
+def _partial_frame(_: int) -> Iterator[bytes]:
+    yield struct.pack(">iI", (16 << 20) - 4, 100)
+    yield from split(bytes(15 << 20), 1 << 20)
+
+
+def _header_bomb(_: int) -> Iterator[bytes]:
+    """A field of empty values fills the table; 64 blocks of indexes name it 31 times each."""
+    yield GREETING + headers(1, SEND + stored_field(b"x-bin", b"," * 4_059))
+    for n in range(1, 65):
+        other = bytes((0x80 + 15 + n % 47, 0x80 + 15 + n // 47))  # static fields, so that no two blocks are equal
+        yield headers(1 + 2 * n, b"\x83\x86\x84" + other + b"\xbe" * 31)
+
+
+def _tiny_data(_: int) -> Iterator[bytes]:
+    yield GREETING + headers(1, SEND)
+    yield from split(data(1, prefixed(bytes(4 << 20))[:-1], frame_size=2))
+
+
+def _open_calls(_: int) -> Iterator[bytes]:
+    yield GREETING + frames.settings({Setting.INITIAL_WINDOW_SIZE: 65_535})
+    yield from split(headers(1, SEND) + open_calls(9_900, SEND, first=3))
+
+
+def _calls_with_deadlines(_: int) -> Iterator[bytes]:
+    of_call = block("/grpc.health.v1.Health/Watch", (b"grpc-timeout", b"3S"))
+    yield GREETING
+    yield from split(b"".join(headers(n, of_call) + message(n, b"") for n in range(1, 2 * 9_500, 2)))
+
+
+def _half_tls(_: int) -> Iterator[bytes]:
+    yield begin_of_tls()[:-1]
+
+
+def _values(number: int) -> Iterator[bytes]:
+    for n in range(number * 150, number * 150 + 150):
+        yield put_value(n, 230_000)
+
+
+def _small_values(number: int) -> Iterator[bytes]:
+    for n in range(number * 1000, number * 1000 + 1000):
+        yield put_value(n, 1)
+
+
+def _groups(number: int) -> Iterator[bytes]:
+    yield heartbeat(1000, number)
+
+
+def _settings_and_calls(_: int) -> Iterator[bytes]:
+    yield GREETING
+    yield from split(open_calls(9_501, SEND))
+    yield settings_of(10_900)
+
+
+def _many_settings(_: int) -> Iterator[bytes]:
+    yield GREETING
+    yield from split(open_calls(100, SEND))
+    yield settings_of(2_600) * 25
+
+
+def _huffman(_: int) -> Iterator[bytes]:
+    yield GREETING
+    text = b"\x00" + _string(b"x") + _integer(60_000, 0x7F, 0x80) + b"\xff\x9f" * 30_000
+    plain = b"\x00" + _string(b"x") + huffman_string(60_000, 0x00)
+    for n in range(8):
+        yield headers(1 + 2 * n, SEND + (text if n % 2 else plain))
+
+
+def _table_churn(_: int) -> Iterator[bytes]:
+    yield GREETING
+    churn = b"".join(stored_field(b"%c" % (97 + n % 26), b"") for n in range(3_000))
+    for n in range(30):
+        yield headers(1 + 2 * n, SEND + churn)
+
+
+def _pipelined_health(_: int) -> Iterator[bytes]:
+    yield GREETING
+    first = b"".join(
+        stored_field(name, value)
+        for name, value in (
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", b"/grpc.health.v1.Health/Check"),
+            (b"content-type", b"application/grpc"),
+        )
+    )
+    later = b"\xc1\xc0\xbf\xbe"
+    empty = prefixed(b"")
+    calls = [headers(1, first) + frames.frame(frames.DATA, frames.END_STREAM, 1, empty)]
+    calls += [
+        headers(n, later) + frames.frame(frames.DATA, frames.END_STREAM, n, empty) for n in range(3, 2 * 60_000, 2)
+    ]
+    yield b"".join(calls)
+
+
+def _tiny_frames(_: int) -> Iterator[bytes]:
+    one = encode_binary(Command(Request.GET_KV_CONFIG, flag=2))
+    yield one * 200_000
+
+
+def _json_heartbeat(shape: str) -> Callable[[int], Iterator[bytes]]:
+    def sent(_: int) -> Iterator[bytes]:
+        yield encode(_request(Request.HEART_BEAT, {}, json_of(shape, 16_000_000)))
+
+    return sent
+
+
+def _json_zlib(shape: str, size: int) -> Callable[[int], Iterator[bytes]]:
+    def sent(number: int) -> Iterator[bytes]:
+        text = json_of(shape, size)
+        body = struct.pack(">i", len(text)) + text + struct.pack(">i", 0)
+        yield registration(zlib.compress(body, 9), number)
+
+    return sent
+
+
+def _zlib_topics(number: int) -> Iterator[bytes]:
+    version = _json({"counter": 1, "timestamp": 1, "stateVersion": 0})
+    one = b"%06d 1 1 6 SINGLE_TAG"
+    topics = b"".join(struct.pack(">i", len(text)) + text for text in (one % n for n in range(300_000)))
+    body = struct.pack(">i", len(version)) + version + struct.pack(">i", 300_000) + topics
+    yield registration(zlib.compress(body, 9), number)
+
+
+def _empty_messages(_: int) -> Iterator[bytes]:
+    yield GREETING + headers(1, REFLECTION)
+    yield from split(data(1, prefixed(b"") * 835_380), 1 << 18)
+
+
+def _client_ids(number: int) -> Iterator[bytes]:
+    yield GREETING
+    path = b"".join(
+        stored_field(name, value)
+        for name, value in (
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", f"{MESSAGING}/Heartbeat".encode()),
+            (b"content-type", b"application/grpc"),
+        )
+    )
+    yield headers(1, path, ended=True)
+    for begin in range(3, 2 * 4_000, 200):
+        yield b"".join(
+            headers(n, b"\xc1\xc0\xbf\xbe" + b"\x00" + _string(b"x-mq-client-id") + _string(b"%d-%d" % (number, n)))
+            + message(n, b"")
+            for n in range(begin, begin + 200, 2)
+        )
+
+
+NAMED: Final[tuple[Attack, ...]] = (
+    Attack("gzip sends beside long polls", 1, _gzip_sends, stays_seconds=6),
+    Attack("gzip sends over many connections", 8, _gzip_sends, stays_seconds=6),
+    Attack("queries whose answers have no window", 1, _unread_queries, stays_seconds=4),
+    Attack("queries without window over many connections", 12, _unread_queries, stays_seconds=4),
+    Attack("remoting queries that are not read", 2, _unread_remoting_queries, stays_seconds=4),
+    Attack("parts of the largest frame", 40, _partial_frame),
+    Attack("a header of commas", 20, _header_bomb),
+    Attack("a request in frames of two bytes", 4, _tiny_data),
+    Attack("open calls", 24, _open_calls, stays_seconds=2),
+    Attack("calls with deadlines", 8, _calls_with_deadlines, reads=True, stays_seconds=4),
+    Attack("halves of TLS handshakes", 1_500, _half_tls, stays_seconds=2),
+    Attack("values of a name server", 4, _values, reads=True, stays_seconds=2),
+    Attack("producer groups", 100, _groups, reads=True),
+    Attack("settings of many open calls", 1, _settings_and_calls),
+    Attack("many settings", 4, _many_settings),
+    Attack("long Huffman strings", 2, _huffman),
+    Attack("changes of the header table", 2, _table_churn),
+    Attack("pipelined calls", 1, _pipelined_health, reads=True),
+    Attack("pipelined calls that are not read", 1, _pipelined_health),
+    Attack("tiny remoting frames", 1, _tiny_frames, reads=True),
+    Attack("empty messages on a stream", 1, _empty_messages, stays_seconds=4),
+    Attack("invented client ids", 20, _client_ids, reads=True, stays_seconds=2),
+    *(Attack(f"a heartbeat of {shape}", 1, _json_heartbeat(shape), reads=True) for shape in _JSON_SHAPES),
+    *(
+        Attack(
+            f"a compressed registration of {shape} to a {target}", 1, _json_zlib(shape, 8 << 20), True, target=target
+        )
+        for shape in ("empty lists", "bare keys")
+        for target in ("broker", "namesrv")
+    ),
+    Attack("the largest compressed registration", 1, _json_zlib("empty objects", 60 << 20), True, target="namesrv"),
+    Attack("a registration of many topics", 4, _zlib_topics, True, target="namesrv"),
+    Attack("many values of a name server", 4, _small_values, True, stays_seconds=2, target="namesrv"),
+)
+
+
+# --- Drawn from the grammar ---------------------------------------------------------------------------------
+
+_COUNTS: Final = (1, 2, 31, 128, 129, 1_000, 2_001, 10_001, 60_000)
+_SIZES: Final = (0, 1, 5, 8, 255, 256, 4_096, 16_384, 16_385, 65_535, 262_144, 262_145, 1 << 20)
+_SENT_MAX: Final = 4 << 20  # bytes of one connection
+
+
+def drawn(seed: int) -> Attack:
+    """An attack of elements at random, the same one for a seed."""
+    dice = random.Random(seed)
+    kind = dice.choice((_drawn_http2, _drawn_http2, _drawn_remoting))
+    whole = kind(dice)
+    manner = dice.choice(("whole", "whole", "cut", "slow", "bytes"))
+    if manner == "cut":
+        whole = whole[: dice.randrange(len(whole) + 1)]
+    write = {"slow": max(1, len(whole) // 20), "bytes": dice.choice((1, 7, 9, 10)) if len(whole) < 20_000 else 997}
+    writes = list(split(whole, write.get(manner, dice.choice((1_000, 1 << 16, 1 << 22)))))
+    return Attack(
+        f"drawn {seed}",
+        dice.choice((1, 1, 4, 16)),
+        lambda _: writes,
+        reads=dice.random() < 0.5,
+        stays_seconds=dice.choice((0.0, 0.3, 1.0)),
+        pause_seconds=0.02 if manner == "slow" else 0.0,
+    )
+
+
+def _repeated(dice: random.Random, element: Callable[[int], bytes], step: int = 1) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    for n in range(dice.choice(_COUNTS)):
+        part = element(n * step)
+        size += len(part)
+        if size > _SENT_MAX:
+            break
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _drawn_http2(dice: random.Random) -> bytes:
+    first = {Setting.INITIAL_WINDOW_SIZE: dice.choice((0, 1, 65_535, (1 << 31) - 1))} if dice.random() < 0.5 else {}
+    parts = [frames.PREFACE + frames.settings(first)]
+    stream = 1
+    for _ in range(dice.randrange(1, 6)):
+        parts.append(_drawn_frames(dice, stream))
+        stream += 2 * 60_001
+    return b"".join(parts)
+
+
+def _drawn_frames(dice: random.Random, stream: int) -> bytes:
+    of_call = dice.choice((SEND, SEND_GZIP, RECEIVE, QUERY, HEALTH, REFLECTION, b"", b"\xff" * 20))
+    more = _drawn_fields(dice)
+    size = dice.choice(_SIZES)
+    payload = dice.choice((bytes(size), dice.randbytes(min(size, 4_096)), _drawn_message(dice)))
+    frame_size = dice.choice((1, 2, 100, 16_384, 262_144))
+    key = dice.choice((1, 2, 3, 4, 5, 6, 99))
+    match dice.randrange(10):
+        case 0:
+            return _repeated(dice, lambda n: headers(stream + n, of_call + more), 2)
+        case 1:
+            return _repeated(dice, lambda n: headers(stream + n, of_call + more, ended=True), 2)
+        case 2:
+            return _repeated(dice, lambda n: headers(stream + n, of_call) + message(stream + n, payload), 2)
+        case 3:
+            return headers(stream, of_call) + data(stream, payload[:100_000], frame_size=frame_size)
+        case 4:
+            entries = dice.choice((1, 100, 2_700, 10_900))
+            return _repeated(dice, lambda _: settings_of(entries, key))
+        case 5:
+            kind, flags, length = dice.randrange(12), dice.randrange(256), dice.choice((0, 4, 5, 8, 9, 100))
+            number = dice.choice((0, stream, 2, 1 << 30))
+            return _repeated(dice, lambda _: frames.frame(kind, flags, number, dice.randbytes(length)))
+        case 6:
+            opened = open_calls(dice.choice((1, 100, 5_000)), of_call, first=stream)
+            return opened + _repeated(dice, lambda n: frames.rst_stream(stream + n, frames.ErrorCode.CANCEL), 2)
+        case 7:
+            return headers(stream, REFLECTION) + data(stream, prefixed(payload[:1_000]) * 5_000)
+        case 8:
+            opened = open_calls(dice.choice((1, 100, 5_000)), RECEIVE, first=stream)
+            return opened + _repeated(dice, lambda n: frames.window_update(stream + n, 1), 2)
+        case _:
+            begin = frames.frame(frames.HEADERS, 0, stream, of_call)
+            return begin + _repeated(dice, lambda _: frames.frame(frames.CONTINUATION, 0, stream, more[:1_000]))
+
+
+def _drawn_fields(dice: random.Random) -> bytes:
+    name, size = dice.choice((b"x", b"x-bin", b"te", b"content-length", b"grpc-timeout")), dice.choice(_SIZES[:9])
+    value = dice.choice((b",", b"a", b"9", b"\0", b"=")) * size
+    match dice.randrange(6):
+        case 0:
+            return b""
+        case 1:
+            return stored_field(name, value) + b"\xbe" * dice.choice((0, 31, 1_000))
+        case 2:
+            return b"".join(stored_field(b"%c" % (97 + n % 26), b"") for n in range(dice.choice((10, 1_000))))
+        case 3:
+            return b"\x00" + _string(name) + huffman_string(size, dice.choice((0, 0xFF, 0x1C)))
+        case 4:
+            return b"\x20" * dice.choice((1, 9, 1_000))
+        case _:
+            return b"\x00" + _string(name) + _string(value)
+
+
+def _drawn_message(dice: random.Random) -> bytes:
+    entry = dice.choice((b"\x0a\x00", b"\x12\x00", b"\x1a\x00", b"\x0a\x02\x12\x00"))
+    request: Any = entry * dice.choice((0, 1, 1_025, 200_000))
+    if dice.random() < 0.3:
+        return prefixed(gzip.compress(request + bytes(dice.choice((0, 1 << 20, 17 << 20)))), compressed=True)
+    return prefixed(request)
+
+
+def _drawn_remoting(dice: random.Random) -> bytes:
+    code = dice.choice([*Request, -1, 32_768])
+    shape, size = dice.choice([*_JSON_SHAPES]), dice.choice((0, 10, 100_000, 4_000_000))
+    text = json_of(shape, size)
+    packed = zlib.compress(struct.pack(">i", len(text)) + text)
+    body = dice.choice((b"", text, packed, dice.randbytes(100), bytes(dice.choice(_SIZES))))
+    value = dice.choice(("", "0", "-1", "true", "9" * 19, "x" * 1_000, STORED_TOPIC))
+    names = (
+        "topic",
+        "group",
+        "clientID",
+        "namespace",
+        "key",
+        "value",
+        "brokerName",
+        "brokerAddr",
+        "maxNum",
+        "compressed",
+    )
+    fields = {name: value for name in names if dice.random() < 0.7}
+    flag = dice.choice((0, 0, 0, 1, 2, 3))
+    one = encode(Command(code, fields=fields, body=body, flag=flag))
+    if dice.random() < 0.2:  # lengths that do not fit
+        one = struct.pack(">i", dice.choice((-1, 0, 3, 4, len(one), (16 << 20) - 4, 1 << 30))) + one[4:]
+    return _repeated(dice, lambda _: one)

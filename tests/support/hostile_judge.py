@@ -1,0 +1,274 @@
+"""Runs an attack of `hostile_input` against a process and judges it: memory, steps, another client, gauges."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import ssl
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from aerobee_broker.remoting_wire.codes import Request
+from aerobee_broker.remoting_wire.frame import Command, encode
+from aerobee_client import ClientError, Message, connect
+from aerobee_client.testing import BrokerProcess
+from tests.support.hostile_input import STORED_KEY, STORED_TOPIC, Attack
+
+GROWTH_MAX: Final = 256 << 20
+"""The promise of docs/security.md: bytes of memory over the base, whatever clients send."""
+STEP_SECONDS_MAX: Final = 0.1
+"""Processor time between two firings of the loop's timer."""
+_SEND_SECONDS: Final = 15.0  # for one write; a broker that stops reading ends the sending
+_BACK_SECONDS: Final = 30.0  # for the gauges to return
+_GAUGES: Final = re.compile(
+    r"^(aerobee_(?:front_connections|front_calls|front_request_bytes|request_bytes|answer_bytes|held_bytes|long_polls))"
+    r"{[^}]*} (\S+)$",
+    re.MULTILINE,
+)
+
+
+@dataclass
+class Verdict:
+    """What an attack did."""
+
+    name: str
+    growth: int = 0
+    """Bytes of anonymous memory, at the most, over those before."""
+    step_seconds: float = 0.0
+    answers: int = 0
+    """To the other client."""
+    slowest_seconds: float = 0.0
+    sent: int = 0
+    left_over: dict[str, float] = field(default_factory=dict)
+    """Gauges that did not return to their value."""
+    blocked_by: str = ""
+    """The slowest step, from the log."""
+
+    @property
+    def harm(self) -> list[str]:
+        """Why the attack succeeded; empty if it did nothing."""
+        found = []
+        if self.growth > GROWTH_MAX:
+            found.append(f"memory +{self.growth >> 20} MiB")
+        if self.step_seconds > STEP_SECONDS_MAX:
+            found.append(f"a step of {self.step_seconds * 1000:.0f} ms of processor {self.blocked_by}")
+        if not self.answers:
+            found.append("no answer to another client")
+        if self.left_over:
+            found.append(f"gauges that did not return: {self.left_over}")
+        return found
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: sent {self.sent / 1000:.0f} kB, memory +{self.growth >> 20} MiB, "
+            f"step {self.step_seconds * 1000:.0f} ms, {self.answers} answers, slowest {self.slowest_seconds:.2f} s"
+            f"{f', left over {self.left_over}' if self.left_over else ''} {self.blocked_by}"
+        )
+
+
+def anonymous_memory(pid: int) -> int:
+    """Bytes of the process's own memory: without the pages of mapped files, which the kernel takes back."""
+    with open(f"/proc/{pid}/status") as file:
+        (found,) = re.findall(r"RssAnon:\s+(\d+) kB", file.read())
+    return int(found) << 10
+
+
+def processor_seconds(pid: int) -> float:
+    """Processor time of the process's first thread, which runs the event loop."""
+    with open(f"/proc/{pid}/task/{pid}/schedstat") as file:
+        return int(file.read().split()[0]) / 1e9
+
+
+def metrics_of(broker: BrokerProcess) -> str:
+    with urllib.request.urlopen(f"http://{broker.metrics}/metrics", timeout=60) as answer:
+        return str(answer.read().decode())
+
+
+def gauges(broker: BrokerProcess) -> Mapping[str, float]:
+    return {name: float(value) for name, value in _GAUGES.findall(metrics_of(broker))}
+
+
+def busiest_step(broker: BrokerProcess) -> float:
+    (found,) = re.findall(r"^aerobee_event_loop_busy_seconds_max{[^}]*} (\S+)$", metrics_of(broker), re.MULTILINE)
+    return float(found)
+
+
+def slowest_warning(log: str) -> str:
+    """The warning of the step with the most processor time."""
+    found = re.findall(r"processor_milliseconds=(\d+) by=(.*)", log)
+    return max(((int(milliseconds), by) for milliseconds, by in found), default=(0, ""))[1]
+
+
+async def prepare(broker: BrokerProcess) -> None:
+    """Store what the attacks ask for, and warm the broker."""
+    async with connect(broker.endpoint) as client:
+        producer = client.producer()
+        for _ in range(8):
+            await producer.send(Message(topic=STORED_TOPIC, body=os.urandom(1_500_000), keys=(STORED_KEY,)))
+        consumer = client.simple_consumer("auditing", "returns")
+        for _ in range(20):
+            await producer.send(Message(topic="returns", body=b"x"))
+            await consumer.ack(await consumer.receive(32))
+
+
+async def judge(broker: BrokerProcess, attack: Attack, *, scale: float = 1.0) -> Verdict:
+    """Run the attack against a broker while another client sends. `scale`: of its connections."""
+    verdict = Verdict(attack.name)
+    before = gauges(broker)
+    async with _watched(broker.pid, verdict), _beside(broker, verdict):
+        await _run(broker.endpoint, attack, verdict, scale)
+    verdict.left_over = await _not_returned(broker, before)
+    verdict.step_seconds = await asyncio.to_thread(busiest_step, broker)
+    verdict.blocked_by = slowest_warning(broker.log_text())
+    return verdict
+
+
+async def judge_name_server(address: str, pid: int, log: list[str], attack: Attack) -> Verdict:
+    """Run the attack against `aerobee namesrv`. Steps are those of which its log warns."""
+    verdict = Verdict(attack.name)
+    async with _watched(pid, verdict), _asking(address, pid, verdict):
+        await _run(address, attack, verdict, 1.0)
+    found = re.findall(r"processor_milliseconds=(\d+)", "".join(log))
+    verdict.step_seconds = max(map(int, found), default=0) / 1000
+    verdict.blocked_by = slowest_warning("".join(log))
+    return verdict
+
+
+@asynccontextmanager
+async def _watched(pid: int, verdict: Verdict) -> AsyncIterator[None]:
+    base = anonymous_memory(pid)
+
+    async def watch() -> None:
+        while True:
+            verdict.growth = max(verdict.growth, anonymous_memory(pid) - base)
+            await asyncio.sleep(0.01)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        verdict.growth = max(verdict.growth, anonymous_memory(pid) - base)
+        watching.cancel()
+
+
+@asynccontextmanager
+async def _beside(broker: BrokerProcess, verdict: Verdict) -> AsyncIterator[None]:
+    """Another client sends until the block has ended, and once more."""
+    over = asyncio.Event()
+
+    async def send() -> None:
+        async with connect(broker.endpoint) as client:
+            producer = client.producer()
+            while True:
+                last = over.is_set()
+                started = time.monotonic()
+                with suppress(ClientError):
+                    async with asyncio.timeout(60):
+                        await producer.send(Message(topic="returns", body=b"x" * 256))
+                        verdict.answers += 1
+                verdict.slowest_seconds = max(verdict.slowest_seconds, time.monotonic() - started)
+                if last:
+                    return
+                await asyncio.sleep(0.01)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(send())
+        await asyncio.sleep(0.1)
+        try:
+            yield
+        finally:
+            over.set()
+
+
+@asynccontextmanager
+async def _asking(address: str, pid: int, verdict: Verdict) -> AsyncIterator[None]:
+    host, _, port = address.rpartition(":")
+    over = asyncio.Event()
+
+    async def ask() -> None:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        while True:
+            last = over.is_set()
+            started = time.monotonic()
+            writer.write(encode(Command(Request.GET_BROKER_CLUSTER_INFO)))
+            async with asyncio.timeout(60):
+                size = int.from_bytes(await reader.readexactly(4), "big")
+                await reader.readexactly(size)
+            verdict.answers += 1
+            verdict.slowest_seconds = max(verdict.slowest_seconds, time.monotonic() - started)
+            if last:
+                writer.close()
+                return
+            await asyncio.sleep(0.01)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(ask())
+        await asyncio.sleep(0.1)
+        try:
+            yield
+        finally:
+            over.set()
+
+
+async def _run(address: str, attack: Attack, verdict: Verdict, scale: float) -> None:
+    count = max(1, round(attack.connections * scale))
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(count):
+            tasks.create_task(_attack(address, attack, number, verdict))
+            if number % 50 == 49:
+                await asyncio.sleep(0.01)
+
+
+async def _attack(address: str, attack: Attack, number: int, verdict: Verdict) -> None:
+    loop = asyncio.get_running_loop()
+    host, _, port = address.rpartition(":")
+    with socket.socket() as connection, suppress(OSError, TimeoutError):
+        connection.setblocking(False)
+        if not attack.reads:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await loop.sock_connect(connection, (host, int(port)))
+        reading = asyncio.create_task(_discard(connection)) if attack.reads else None
+        try:
+            for part in attack.sent(number):
+                async with asyncio.timeout(_SEND_SECONDS):
+                    await loop.sock_sendall(connection, part)
+                verdict.sent += len(part)
+                await asyncio.sleep(attack.pause_seconds)
+            await asyncio.sleep(attack.stays_seconds)
+        finally:
+            if reading is not None:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+
+
+async def _discard(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    with suppress(OSError):
+        while await loop.sock_recv(connection, 1 << 18):
+            pass
+
+
+async def _not_returned(broker: BrokerProcess, before: Mapping[str, float]) -> dict[str, float]:
+    """Gauges above their value of before, and the other client's connection, after the longest wait."""
+    ends = time.monotonic() + _BACK_SECONDS
+    while True:
+        now = await asyncio.to_thread(gauges, broker)
+        kept = {"aerobee_front_connections": 1.0}  # the other client's, which its library closes late
+        found = {name: value for name, value in now.items() if value > before.get(name, 0.0) + kept.get(name, 0.0)}
+        if not found or time.monotonic() > ends:
+            return found
+        await asyncio.sleep(0.1)
+
+
+def tls_context() -> ssl.SSLContext:
+    """Of a client that trusts everybody."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
