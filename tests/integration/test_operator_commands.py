@@ -190,7 +190,9 @@ class TestDeadLetters:
         lines = [json.loads(line) for line in shell.text("dlq", "export", "exporter").splitlines()]
         assert [line["body"] for line in lines] == ["a", "b"]
         path = tmp_path / "letters.jsonl"
-        assert "wrote 2" in shell.text("dlq", "export", "exporter", "--output", str(path))
+        code, out, err = shell.run("dlq", "export", "exporter", "--output", str(path))
+        assert (code, out, "wrote 2" in err) == (0, "", True)
+        assert len(shell.text("dlq", "export", "exporter", "--output", "-").splitlines()) == 2
         assert [json.loads(line) for line in path.read_text().splitlines()] == lines
         assert "exists already" in shell.error("dlq", "export", "exporter", "--output", str(path))
         assert shell.text("dlq", "export", "exporter", "--end", "1h") == ""

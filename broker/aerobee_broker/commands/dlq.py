@@ -105,7 +105,9 @@ def _add_export(actions: Commands) -> None:
         examples="  aerobee dlq export billing --output letters.jsonl\n  aerobee dlq export billing | jq .body",
     )
     export.add_argument("group", metavar="GROUP")
-    export.add_argument("--output", metavar="FILE", type=Path, help="a new file (default: standard output)")
+    export.add_argument(
+        "--output", metavar="FILE", type=options.output_file, help="a new file (default: -, standard output)"
+    )
     _add_times(export)
     options.add_endpoint(export)
 
@@ -266,7 +268,8 @@ def _export(arguments: argparse.Namespace) -> int:
     async def work(client: Client) -> int:
         count = 0
         letters = client.admin.dead_letters(arguments.group, begin=arguments.begin, end=arguments.end, bodies=True)
-        with output.counting("exporting") as progress, _written(arguments.output) as file:
+        bar = output.counting("exporting", beside_data=arguments.output is None)
+        with bar as progress, _written(arguments.output) as file:
             async for letter in letters:
                 print(json.dumps(_json(letter), ensure_ascii=arguments.output is None), file=file)
                 count += 1
@@ -275,7 +278,8 @@ def _export(arguments: argparse.Namespace) -> int:
 
     count = with_client(arguments, work)
     if arguments.output is not None:
-        print(f"wrote {output.counted(count, 'dead letter')} of {arguments.group} to {arguments.output}")
+        note = f"wrote {output.counted(count, 'dead letter')} of {arguments.group} to {arguments.output}"
+        print(note, file=sys.stderr)
     return 0
 
 

@@ -59,7 +59,13 @@ def _add_rebuild(actions: Commands) -> None:
         examples="  aerobee spark rebuild --store data --output rebuilt",
     )
     _add_log_reading(rebuild)
-    rebuild.add_argument("--output", metavar="DIR", required=True, help="new directory that all workers can reach")
+    rebuild.add_argument(
+        "--output",
+        metavar="DIR",
+        type=options.output_directory,
+        required=True,
+        help="new directory that all workers reach",
+    )
     rebuild.add_argument(
         "--queue-file-size", metavar="BYTES", type=options.count, help="size of the queue files, if no file shows it"
     )
@@ -77,7 +83,11 @@ def _add_export(actions: Commands) -> None:
     )
     _add_source(export)
     export.add_argument(
-        "--output", metavar="PATH", required=True, help="target as Spark names it: a directory, s3a://..."
+        "--output",
+        metavar="PATH",
+        type=options.output_directory,
+        required=True,
+        help="target as Spark names it: a directory, s3a://...",
     )
     export.add_argument("--checkpoint", metavar="PATH", help="write only messages since the last run with this path")
     export.add_argument("--format", default="parquet", help="parquet, delta or iceberg (the last two: also a table)")

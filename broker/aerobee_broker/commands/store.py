@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,7 +192,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
         values = output.protobuf_json(status)
         del values["status"]
     else:
-        with _looking_at(arguments.directory) as directory, _progress("reading") as progress:
+        with _looking_at(arguments.directory) as directory, output.counting_bytes("reading") as progress:
             from aerobee_store.tools.inspect import inspect
 
             report = inspect(directory, full=arguments.full, progress=progress)
@@ -205,7 +205,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    with _looking_at(arguments.directory) as directory, _progress("verifying") as progress:
+    with _looking_at(arguments.directory) as directory, output.counting_bytes("verifying") as progress:
         from aerobee_store.tools.verify import verify
 
         slots, entries = arguments.index_counts
@@ -221,8 +221,8 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _dump(arguments: argparse.Namespace) -> int:
-    # No progress bar between output lines on a terminal.
-    with _looking_at(arguments.directory) as directory, _progress("dumping", sys.stdout.isatty()) as progress:
+    bar = output.counting_bytes("dumping", beside_data=True)
+    with _looking_at(arguments.directory) as directory, bar as progress:
         from aerobee_store.tools.dump import dump
 
         times = {} if arguments.time is None else dict(zip(("begin_time", "end_time"), arguments.time, strict=True))
@@ -242,7 +242,7 @@ def _dump(arguments: argparse.Namespace) -> int:
 
 def _repair(arguments: argparse.Namespace) -> int:
     changed = arguments.directory if arguments.apply else None
-    with _looking_at(arguments.directory, changed) as directory, _progress("looking") as progress:
+    with _looking_at(arguments.directory, changed) as directory, output.counting_bytes("looking") as progress:
         from aerobee_store.tools.repair import repair
 
         report = repair(directory, apply=arguments.apply, sizes=_given_sizes(arguments), progress=progress)
@@ -253,7 +253,7 @@ def _repair(arguments: argparse.Namespace) -> int:
 def _rebuild(arguments: argparse.Namespace) -> int:
     both = not (arguments.queues or arguments.index)
     changed = arguments.directory if arguments.apply else None
-    with _looking_at(arguments.directory, changed) as directory, _progress("rebuilding") as progress:
+    with _looking_at(arguments.directory, changed) as directory, output.counting_bytes("rebuilding") as progress:
         from aerobee_store.tools.rebuild import rebuild
 
         report = rebuild(
@@ -269,7 +269,7 @@ def _rebuild(arguments: argparse.Namespace) -> int:
 
 
 def _backup(arguments: argparse.Namespace) -> int:
-    with _looking_at(arguments.directory, arguments.target) as directory, _progress("copying") as progress:
+    with _looking_at(arguments.directory, arguments.target) as directory, output.counting_bytes("copying") as progress:
         from aerobee_store.tools.backup import backup
 
         report = backup(directory, arguments.target, hard_links=arguments.hard_links, progress=progress)
@@ -384,18 +384,3 @@ def _shown(name: str, value: object) -> object:
         if unit in ("bytes", "size", "total", "available", "used"):
             return f"{value:,} ({output.size_text(value)})" if value >= 1024 else f"{value:,}"
     return value
-
-
-@contextmanager
-def _progress(what: str, hidden: bool = False) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on standard error if it is a terminal, called with (bytes done, total bytes); otherwise None."""
-    if hidden or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -203,6 +203,18 @@ def offset(text: str) -> int:
     return int(text)
 
 
+def output_file(text: str) -> Path | None:
+    """A file for the data of a command; None is standard output, which `-` names."""
+    return None if text == "-" else Path(text)
+
+
+def output_directory(text: str) -> str:
+    """A place for many files, which standard output is not."""
+    if text == "-":
+        raise argparse.ArgumentTypeError("- is standard output, which cannot hold the files; name a directory")
+    return text
+
+
 def span(text: str) -> int:
     """Milliseconds from text such as `500ms`, `5s`, `2m`, `1h` or `1d`."""
     if text.endswith("ms") and text[:-2].isascii() and text[:-2].isdigit():

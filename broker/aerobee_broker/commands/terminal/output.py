@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message as ProtobufMessage
+    from rich.progress import Progress
 
     from aerobee_client import StoredMessage
 
@@ -102,18 +103,48 @@ def age_text(timestamp: int) -> str:
 
 
 @contextmanager
-def counting(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error if it is a terminal; the caller adds the number of further items."""
-    if not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def counting(what: str, total: int | None = None, *, beside_data: bool = False) -> Iterator[Callable[[int], None]]:
+    """A progress bar of items; the caller adds the number of further ones. `beside_data` as for `_bar`."""
+    with _bar(what, "MofNCompleteColumn", total=total, beside_data=beside_data) as bar:
+        yield (lambda count: None) if bar is None else (lambda count: bar.advance(bar.task_ids[0], count))
 
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda count: bar.advance(task, count)
+
+@contextmanager
+def counting_bytes(what: str, *, beside_data: bool = False) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar of bytes, called with (bytes done, total bytes); None if none is shown. `beside_data` as for
+    `_bar`."""
+    with _bar(what, "DownloadColumn", beside_data=beside_data) as bar:
+        yield None if bar is None else (lambda done, total: bar.update(bar.task_ids[0], completed=done, total=total))
+
+
+@contextmanager
+def _bar(
+    what: str,
+    amount: Literal["MofNCompleteColumn", "DownloadColumn"],
+    *,
+    total: int | None = None,
+    beside_data: bool,
+) -> Iterator[Progress | None]:
+    """A progress bar on standard error if it is a terminal, otherwise None.
+
+    `beside_data`: data goes to standard output meanwhile. If that is a terminal too, there is no bar between its lines.
+    """
+    if not sys.stderr.isatty() or (beside_data and sys.stdout.isatty()):
+        yield None
+        return
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.TextColumn(what),
+        progress.BarColumn(),
+        getattr(progress, amount)(),
+        progress.TimeRemainingColumn(),
+    )
+    # By default rich takes over standard output as well, and data for a file would go to the terminal.
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
+        bar.add_task(what, total=total)
+        yield bar
 
 
 def counted(count: int, noun: str) -> str:
