@@ -72,6 +72,7 @@ _SOURCE: Final = [
     "tlsCa",
     "readBy",
     "decompress",
+    "onBadBody",
     "path",
 ]
 _SINK: Final = [
@@ -165,6 +166,8 @@ class SourceOptions:
     """None: all messages."""
     read_by: ReadBy
     decompress: bool
+    bad_body_is_null: bool
+    """A body that cannot be decompressed is null, and the column `decodeError` says why; otherwise it is an error."""
     pull_bytes: int
     pull_timeout_ms: int
     retries: int
@@ -219,6 +222,7 @@ class SourceOptions:
             tags=None if tags is None or tags.strip() == "*" else _tags(tags),
             read_by=options.choice("readBy", "auto", "auto", "log", "queue"),  # type: ignore[arg-type]  # checked there
             decompress=options.flag("decompress", True),
+            bad_body_is_null=options.choice("onBadBody", "fail", "fail", "null") == "null",
             pull_bytes=options.size("pullBytes", "4m") or 1,
             pull_timeout_ms=options.number("pullTimeoutMs", 30_000) or 1,
             retries=options.number("retries", 3, least=0) or 0,
@@ -273,6 +277,11 @@ class _Given:
 
     def __init__(self, given: Mapping[str, str], known: list[str]) -> None:
         names = {name.lower(): name for name in known}
+        if {"provider", "owner"} <= {written.lower() for written in given}:
+            raise OptionError(
+                "CREATE TABLE ... USING aerobee: Spark keeps no options for tables of Python sources; write CREATE "
+                "TEMPORARY VIEW orders USING aerobee OPTIONS (endpoint '127.0.0.1:8081', subscribe 'orders') instead"
+            )
         self._values: dict[str, str] = {}
         for written, value in given.items():
             name = _ALIASES.get(written.lower(), written.lower())
@@ -296,7 +305,8 @@ class _Given:
         value = self.optional(name)
         if value is None:
             hints = {
-                "endpoint": 'the broker\'s address, such as .option("endpoint", "127.0.0.1:8081")',
+                "endpoint": 'the broker\'s address, such as .option("endpoint", "127.0.0.1:8081")'
+                + ("" if self._values else "; tables of CREATE TABLE lose their options: use CREATE TEMPORARY VIEW"),
                 "storePath": "the store's directory, which holds commitlog",
             }
             raise OptionError(f"option {name} is missing: {hints[name]}")

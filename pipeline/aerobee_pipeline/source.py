@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -35,23 +34,16 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from aerobee_pipeline.errors import OptionError
-from aerobee_pipeline.offsets import Position, Range, checked_ranges, cut, next_position, ranges_between
+from aerobee_pipeline.offsets import Position, Range, checked_ranges, next_position, ranges_between
 from aerobee_pipeline.options import SourceOptions
 from aerobee_pipeline.reading.decode import Decoder, expanded
+from aerobee_pipeline.reading.planning import ReadPlan, Task, Wanted, packed_ranges, plan, warn, where
 from aerobee_pipeline.reading.queue_access import QueueAccess, named_topics_exist, offsets_at, open_access
 from aerobee_pipeline.reading.schema import checked_columns, default_columns, spark_ddl
-from aerobee_pipeline.reading.selection import (
-    PUSHED_COLUMNS,
-    Condition,
-    Selection,
-    narrowed,
-    queue_is_selected,
-    selected_part,
-)
-from aerobee_pipeline.reading.splits import LogSplit, load_deleted_topics, plan_log, read_split, store_files
-from aerobee_pipeline.reading.store_queues import StoreQueues
-from aerobee_store.errors import StoreError
+from aerobee_pipeline.reading.selection import PUSHED_COLUMNS, Condition, Selection, narrowed
+from aerobee_pipeline.reading.splits import read_split
+from aerobee_pipeline.reading.store_queues import read_records
+from aerobee_store.records.record_batch import RecordBatch
 
 _log = logging.getLogger(__name__)
 
@@ -60,26 +52,13 @@ _log = logging.getLogger(__name__)
 _BATCH_ROWS: Final = 32_768
 _BATCH_BYTES: Final = 32 << 20
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# Longer ranges are split; this many records are worth the fixed cost of a task.
-_RANGE_ROWS_MAX: Final = 250_000
-# The share of all messages from which `readBy=auto` reads the log; below it, the queues.
-_LOG_WEIGHT_MIN: Final = 0.5
 
 
 @dataclass
-class QueuePartition(InputPartition):
-    """Messages of one queue."""
+class TaskPartition(InputPartition):
+    """What one task reads."""
 
-    item: Range
-
-
-@dataclass
-class LogPartition(InputPartition):
-    """Records of one range of a log."""
-
-    split: LogSplit
-    deleted: dict[str, int]
-    """The selected topics that were deleted: their records before this physical offset do not count."""
+    task: Task
 
 
 class AerobeeDataSource(DataSource):
@@ -91,7 +70,13 @@ class AerobeeDataSource(DataSource):
 
     def schema(self) -> str:
         options = SourceOptions.parse(self.options, streaming=None)
-        return spark_ddl(default_columns(properties=options.include_properties, system=options.include_system))
+        return spark_ddl(
+            default_columns(
+                properties=options.include_properties,
+                system=options.include_system,
+                errors=options.bad_body_is_null,
+            )
+        )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = SourceOptions.parse(self.options, streaming=False)
@@ -120,143 +105,72 @@ class _Reading:
         self._columns = columns
         self._tags = options.tags
         self._conditions: tuple[Condition, ...] = ()
+        self._keys: frozenset[str] | None = None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition. Runs in a worker."""
-        if isinstance(partition, LogPartition):
-            yield from coalesced(self._log_rows(partition.split, partition.deleted))
-        elif isinstance(partition, QueuePartition):
-            yield from coalesced(self._queue_rows(partition.item))
-        # Spark replaces an empty list of partitions by one without a value.
+        if isinstance(partition, TaskPartition):  # Spark replaces an empty list of partitions by one without a value
+            yield from coalesced(self._rows(partition.task))
 
-    def _log_rows(self, split: LogSplit, deleted: Mapping[str, int]) -> Iterator[pa.RecordBatch]:
+    def _rows(self, task: Task) -> Iterator[pa.RecordBatch]:
+        fails = self._options.fail_on_data_loss
+        for split in task.splits:
+            yield from self._log_rows(read_split(split, fail_on_data_loss=fails), split.broker, task.deleted)
+        for records in task.records:
+            yield from self._log_rows(read_records(records, fail_on_data_loss=fails), records.broker, task.deleted)
+        if task.ranges:
+            yield from self._queue_rows(task.ranges)
+
+    def _log_rows(
+        self, batches: Iterator[RecordBatch], broker: str, deleted: Mapping[str, Mapping[str, int]] | None
+    ) -> Iterator[pa.RecordBatch]:
         options = self._options
         selection = Selection(
             options.subscription,
-            split.broker,
+            broker,
             options.starting,
             options.ending,
             self._tags,
             self._conditions,
-            deleted,
+            (deleted or {}).get(broker, {}),
         )
-        decoder = Decoder(self._columns, broker_name=split.broker, decompress=options.decompress)
-        for batch in read_split(split, fail_on_data_loss=options.fail_on_data_loss):
+        decoder = self._decoder(broker)
+        for batch in batches:
             for messages, rows in expanded(batch, selection.rows(batch)):
                 yield decoder.decode(messages, selection.within(messages, rows))
 
-    def _queue_rows(self, item: Range) -> Iterator[pa.RecordBatch]:
+    def _queue_rows(self, ranges: Iterable[Range]) -> Iterator[pa.RecordBatch]:
         options = self._options
         access = open_access(options)
         try:
-            name = access.broker_name(item.queue) if "brokerName" in self._columns else ""
-            decoder = Decoder(self._columns, broker_name=name, decompress=options.decompress)
-            for messages, rows in access.read(item, self._tags, fail_on_data_loss=options.fail_on_data_loss):
-                yield decoder.decode(messages, narrowed(messages, rows, self._tags, self._conditions))
+            for item in ranges:
+                decoder = self._decoder(access.broker_name(item.queue) if "brokerName" in self._columns else "")
+                for messages, rows in access.read(item, self._tags, fail_on_data_loss=options.fail_on_data_loss):
+                    yield decoder.decode(messages, narrowed(messages, rows, self._tags, self._conditions))
         finally:
             access.close()
+
+    def _decoder(self, broker_name: str) -> Decoder:
+        options = self._options
+        return Decoder(
+            self._columns,
+            broker_name=broker_name,
+            decompress=options.decompress,
+            bad_body_is_null=options.bad_body_is_null,
+        )
 
 
 class BatchReader(_Reading, DataSourceReader):
     """A batch query, whose begin and end are fixed when it is planned."""
 
     def partitions(self) -> list[InputPartition]:
-        options = self._options
-        if options.mode == "store" and self._reads_log():
-            return self._log_partitions()
-        access = open_access(options)
-        try:
-            bounds = access.bounds(options.subscription)
-            named_topics_exist(options.subscription, bounds, _where(options))
-            strategy = options.by_timestamp_strategy
-            starts = offsets_at(access, options.starting, bounds, is_start=True, strategy=strategy)
-            ends = offsets_at(access, options.ending, bounds, is_start=False, strategy=strategy)
-        finally:
-            access.close()
-        ranges = [Range(queue, starts[queue], ends[queue]) for queue in sorted(bounds)]
-        kept, losses = checked_ranges(ranges, bounds, fail_on_data_loss=options.fail_on_data_loss)
-        _warn(losses)
-        parts = [part for item in kept if (part := selected_part(item, self._conditions)) is not None]
-        return [QueuePartition(item) for item in cut(parts, parts_min=options.partitions_min, rows_max=_RANGE_ROWS_MAX)]
+        found = self.plan()
+        _log.info("%s is read %s", where(self._options), found)
+        return [TaskPartition(task) for task in found.tasks]
 
-    def _reads_log(self) -> bool:
-        options = self._options
-        if options.read_by != "auto":
-            return options.read_by == "log"
-        for broker, directory in options.stores.items():
-            queues = StoreQueues(broker, directory)
-            try:
-                if queues.weight(self._is_selected) >= _LOG_WEIGHT_MIN or queues.lack_messages(self._is_selected):
-                    return True
-            finally:
-                queues.close()
-        return False
-
-    def _is_selected(self, topic: str, queue_id: int) -> bool:
-        chosen = self._options.subscription
-        return (
-            chosen.has_topic(topic)
-            and chosen.has_queue(topic, queue_id)
-            and queue_is_selected(self._conditions, topic, queue_id)
-        )
-
-    def _log_partitions(self) -> list[InputPartition]:
-        options = self._options
-        self._check_offsets()
-        parts_min = options.partitions_min and -(-options.partitions_min // len(options.stores))
-        partitions: list[InputPartition] = []
-        for broker, directory in options.stores.items():
-            splits = plan_log(
-                broker,
-                store_files(directory),
-                options.split_bytes,
-                fail_on_data_loss=options.fail_on_data_loss,
-                since_ms=options.starting.timestamp,
-                parts_min=parts_min,
-            )
-            deleted = self._deleted(directory)
-            partitions += [LogPartition(split, deleted) for split in splits]
-        return partitions
-
-    def _check_offsets(self) -> None:
-        """Offsets that a queue does not have are data loss here, too, as far as the store has queues."""
-        options = self._options
-        given = [
-            limit.place if isinstance(limit.place, dict) and not limit.has_time else {}
-            for limit in (options.starting, options.ending)
-        ]
-        if not any(given):
-            return
-        access = open_access(options)
-        try:
-            bounds = access.bounds(options.subscription)
-            if not bounds:
-                return  # the log is read because the queues are missing
-            starts, ends = (
-                offsets_at(access, limit, bounds, is_start=is_start, strategy=options.by_timestamp_strategy)
-                for limit, is_start in ((options.starting, True), (options.ending, False))
-            )
-        finally:
-            access.close()
-        asked = [Range(queue, starts[queue], ends[queue]) for queue in sorted({*given[0], *given[1]})]
-        _, losses = checked_ranges(asked, bounds, fail_on_data_loss=options.fail_on_data_loss)
-        _warn(losses)
-
-    def _deleted(self, directory: Path) -> dict[str, int]:
-        """The selected topics that were deleted: their records before this physical offset do not count."""
-        options = self._options
-        try:
-            deleted = load_deleted_topics(directory)
-        except StoreError as error:
-            if options.fail_on_data_loss:
-                raise OptionError(f"{error}. With failOnDataLoss=false, deleted messages are read again") from None
-            _log.warning("%s", error)
-            return {}
-        return {
-            topic: entry.physical_offset
-            for topic, entry in deleted.content().items()
-            if options.subscription.has_topic(topic)
-        }
+    def plan(self) -> ReadPlan:
+        """What the query reads, and how."""
+        return plan(self._options, Wanted(self._conditions, self._keys))
 
 
 _OPERATORS: Final = {
@@ -284,7 +198,9 @@ class PushdownReader(BatchReader):
             if isinstance(item, IsNotNull) and item.attribute[0] in PUSHED_COLUMNS:
                 continue  # these columns are never null
             if condition is None:
-                yield item
+                if (keys := _keys(item)) is not None:
+                    self._keys = keys if self._keys is None else min(self._keys, keys, key=len)
+                yield item  # Spark compares the whole text of the column
             else:
                 taken.append(condition)
         self._conditions = tuple(taken)
@@ -299,6 +215,16 @@ def _tags(item: Filter) -> frozenset[str] | None:
     if all(isinstance(tag, str) and tag and tag == tag.strip() and not {"|", "\ufffd"} & {*tag} for tag in values):
         return frozenset(values)
     return None
+
+
+def _keys(item: Filter) -> frozenset[str] | None:
+    """A key that each message has which a filter on the column `keys` accepts; None for other filters."""
+    if not isinstance(item, EqualTo | In) or tuple(item.attribute) != ("keys",):
+        return None
+    values = list(item.value) if isinstance(item, In) else [item.value]
+    if not all(isinstance(value, str) and value.split(" ")[0] and "\ufffd" not in value for value in values):
+        return None
+    return frozenset(value.split(" ")[0] for value in values)
 
 
 def _condition(item: Filter) -> Condition | None:
@@ -344,7 +270,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         if self._initial is None:
             options = self._options
             bounds = self._queues().bounds(options.subscription)
-            named_topics_exist(options.subscription, bounds, _where(options))
+            named_topics_exist(options.subscription, bounds, where(options))
             starts = offsets_at(
                 self._queues(), options.starting, bounds, is_start=True, strategy=options.by_timestamp_strategy
             )
@@ -372,7 +298,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         end, losses = next_position(
             position, bounds, rows_max=rows_max, fail_on_data_loss=self._options.fail_on_data_loss
         )
-        _warn(losses)
+        warn(losses)
         if not position.initial and (dict(end.next) == dict(position.next) or self._waits(position, end)):
             return start if start is not None else end.to_json()
         self._last_trigger = time.monotonic()
@@ -404,8 +330,9 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             return []
         bounds = self._queues().bounds(options.subscription)
         kept, losses = checked_ranges(ranges, bounds, fail_on_data_loss=options.fail_on_data_loss)
-        _warn(losses)
-        return [QueuePartition(item) for item in cut(kept, parts_min=options.partitions_min, rows_max=_RANGE_ROWS_MAX)]
+        warn(losses)
+        packs = packed_ranges(kept, options.partitions_min)
+        return [TaskPartition(Task(ranges=tuple(pack))) for pack in packs]
 
     def commit(self, end: dict[str, Any]) -> None:
         """With the option `group`, commit the offsets to the broker for its lag metrics. Only the checkpoint
@@ -444,15 +371,5 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _warn(losses: Iterable[str]) -> None:
-    for loss in losses:
-        _log.warning("%s", loss)
-
-
 def _columns(schema: StructType) -> list[str]:
     return checked_columns([(field.name, field.dataType.simpleString()) for field in schema.fields])
-
-
-def _where(options: SourceOptions) -> str:
-    places = ", ".join(map(str, (options.stores or options.endpoints).values()))
-    return f"the store at {places}" if options.stores else places

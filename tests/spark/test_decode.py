@@ -68,6 +68,7 @@ def expected(item: Record) -> dict[str, Any]:
         "physicalOffset": item.physical_offset,
         "storeSize": item.size,
         "bodyCrc": item.body_crc,
+        "decodeError": None,
     }
 
 

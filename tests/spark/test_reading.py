@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, LessThan
 
+from aerobee_pipeline.errors import OptionError, RecordDecodeError
 from aerobee_pipeline.options import SourceOptions
-from aerobee_pipeline.source import BatchReader
+from aerobee_pipeline.source import AerobeeDataSource, BatchReader, PushdownReader
+from aerobee_store.records import record
 from tests.spark.stores import orders, write
 from tests.support import golden
 
@@ -76,3 +82,110 @@ def test_a_time_after_all_messages_of_an_empty_queue(tmp_path: Path) -> None:
     first.write_bytes(bytes(first.stat().st_size))
     found = list(rows(reader(store, subscribe="orders", readBy="queue", startingTimestamp="1000")))
     assert {row[1] for row in found} == {0, 1}
+
+
+def timed(directory: Path, count: int = 6000) -> tuple[Path, list[int]]:
+    """A store of several segments, and the store times of its messages."""
+    write(directory, orders(count, topics=("orders", "a"), queues=2, size=4000), segment_size=1 << 20)
+    found = rows(reader(directory, columns=["storeTimestamp"], readBy="log"))
+    return directory, sorted(int(row[0].timestamp() * 1000) for row in found)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
+    return timed(tmp_path_factory.mktemp("timed") / "store")
+
+
+@pytest.mark.parametrize("by", ["log", "queue", "auto"])
+@pytest.mark.parametrize("way", ["conditions", "options"])
+def test_a_time_skips_what_is_outside_of_it(log: tuple[Path, list[int]], by: str, way: str) -> None:
+    """A tenth of the time reads about a tenth of the bytes, and has all of its messages."""
+    store, times = log
+    since, until = times[len(times) * 4 // 10], times[len(times) * 5 // 10]
+    limits = {"startingTimestamp": str(since), "endingTimestamp": str(until)} if way == "options" else {}
+    options = SourceOptions.parse(
+        {"storePath": str(store), "subscribePattern": ".*", "readBy": by, **limits}, streaming=False
+    )
+    reading = PushdownReader(options, [*PLACE, "storeTimestamp"])
+    if way == "conditions":
+        begin, end = (datetime.fromtimestamp(ms / 1000, UTC) for ms in (since, until))
+        assert not list(
+            reading.pushFilters([GreaterThanOrEqual(("storeTimestamp",), begin), LessThan(("storeTimestamp",), end)])
+        )
+    found = list(rows(reading))
+    assert len(found) == len(set(found)) == sum(since <= each < until for each in times)
+    plan = reading.plan()
+    assert plan.bytes_planned is not None
+    assert plan.log_bytes is not None
+    assert plan.bytes_planned < plan.log_bytes / 4, str(plan)
+
+
+def test_keys_are_found_through_the_index(log: tuple[Path, list[int]]) -> None:
+    """A condition on the key reads the index and the records that it names."""
+    store, _ = log
+    options = SourceOptions.parse({"storePath": str(store), "subscribePattern": ".*"}, streaming=False)
+    reading = PushdownReader(options, [*PLACE, "keys"])
+    wanted = EqualTo(("keys",), "key4444 all")
+    assert list(reading.pushFilters([wanted])) == [wanted], "Spark compares the text"
+    plan = reading.plan()
+    assert plan.way == "index"
+    assert plan.bytes_planned is not None
+    assert plan.log_bytes is not None
+    assert plan.bytes_planned < plan.log_bytes / 4, str(plan)
+    whole = [row for row in rows(reader(store, columns=[*PLACE, "keys"], readBy="log")) if row[3] == "key4444 all"]
+    assert [row for row in rows(reading) if row[3] == "key4444 all"] == whole
+    assert len(whole) == 1
+
+
+def test_keys_are_found_where_the_index_has_gaps(log: tuple[Path, list[int]], tmp_path: Path) -> None:
+    """Files of the index are missing at the beginning, in the middle and at the end: the log is read there."""
+    store = tmp_path / "store"
+    shutil.copytree(log[0], store)
+    files = sorted((store / "index").iterdir())
+    assert len(files) > 4
+    for file in (files[0], files[len(files) // 2], files[-1]):
+        file.unlink()
+    for number in (0, 17, 2999, 3000, 3001, 5998, 5999):
+        options = SourceOptions.parse({"storePath": str(store), "subscribePattern": ".*"}, streaming=False)
+        reading = PushdownReader(options, ["keys"])
+        list(reading.pushFilters([EqualTo(("keys",), f"key{number} all")]))
+        assert [row for row in rows(reading) if row[0] == f"key{number} all"] == [(f"key{number} all",)], number
+
+
+def test_small_segments_and_short_ranges_share_a_task(log: tuple[Path, list[int]]) -> None:
+    """A task has a fixed cost, so tasks are planned by bytes."""
+    store, _ = log
+    assert len(list((store / "commitlog").iterdir())) > 4
+    for by in ("log", "queue"):
+        assert len(reader(store, readBy=by).partitions()) == 1
+        assert len(reader(store, readBy=by, minPartitions="4").partitions()) >= 4
+    assert len(reader(store, readBy="log", splitBytes="4m").partitions()) > 2
+
+
+def test_a_body_that_cannot_be_decoded(tmp_path: Path) -> None:
+    """It is an error that names the options, or null with the reason beside it; no other row suffers."""
+    messages = orders(20, queues=1)
+    messages[7] = replace(messages[7], sys_flag=record.SYS_FLAG_COMPRESSED)
+    write(tmp_path / "store", messages)
+    for by in ("log", "queue"):
+        with pytest.raises(RecordDecodeError, match=r"topic 'orders', queue 0, offset 7: .*onBadBody=null"):
+            list(rows(reader(tmp_path / "store", columns=["body"], readBy=by)))
+        options = {"readBy": by, "onBadBody": "null"}
+        found = list(rows(reader(tmp_path / "store", columns=["queueOffset", "body", "decodeError"], **options)))
+        assert len(found) == 20
+        for offset, body, error in found:
+            assert (body is None) == (error is not None) == (offset == 7)
+        assert "offset 7" in next(error for _, _, error in found if error)
+    assert (
+        AerobeeDataSource({"endpoint": "h:1", "subscribe": "t", "onBadBody": "null"})
+        .schema()
+        .endswith("decodeError string")
+    )
+
+
+def test_create_table_says_what_works() -> None:
+    """Spark keeps no options for tables of Python sources."""
+    with pytest.raises(OptionError, match="CREATE TEMPORARY VIEW orders USING aerobee"):
+        AerobeeDataSource({"storePath": "/s", "subscribe": "t", "provider": "aerobee", "owner": "root"}).schema()
+    with pytest.raises(OptionError, match="lose their options: use CREATE TEMPORARY VIEW"):
+        AerobeeDataSource({}).schema()

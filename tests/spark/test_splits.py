@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aerobee_pipeline.errors import DataLossError
-from aerobee_pipeline.reading.splits import LogSplit, SplitReader, plan_log, read_split, store_files
+from aerobee_pipeline.reading.splits import LogSplit, LogWindow, SplitReader, plan_log, read_split, store_files
 from aerobee_store import Message
 from aerobee_store.records import record
 from tests.spark.stores import HOST, orders, write
@@ -139,4 +139,6 @@ def test_reading_a_log_in_small_ranges(store: Path) -> None:
 
 def test_segments_before_a_time_are_not_read(store: Path) -> None:
     """Planning by time skips segments that end earlier."""
-    assert len(plan_log("b", store_files(store), 1 << 30, fail_on_data_loss=True, since_ms=1 << 50)) == 1
+    assert (
+        len(plan_log("b", store_files(store), 1 << 30, fail_on_data_loss=True, window=LogWindow(since_ms=1 << 50))) == 1
+    )

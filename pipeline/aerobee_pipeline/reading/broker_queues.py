@@ -37,6 +37,12 @@ class BrokersAccess:
     def offset_at(self, queue: Queue, bounds: Bounds, timestamp_ms: int) -> int | None:
         return self._brokers[queue.broker].offset_at(queue, bounds, timestamp_ms)
 
+    def times_rise(self) -> bool:
+        return True
+
+    def size_of(self, item: Range) -> int | None:
+        return None
+
     def read(
         self, item: Range, tags: frozenset[str] | None, *, fail_on_data_loss: bool
     ) -> Iterator[tuple[RecordBatch, Rows]]:

@@ -47,14 +47,24 @@ class Decoder:
     """Turns records into rows of the requested columns, in the order of `names`.
 
     `decompress`: bodies compressed by the sender are decompressed. A body that cannot be
-    decompressed raises RecordDecodeError with topic, queue and offset; `decompress=False` returns bodies as stored.
+    decompressed raises RecordDecodeError with topic, queue and offset, or with `bad_body_is_null` is null and has the
+    text of this error in the column `decodeError`; `decompress=False` returns bodies as stored.
     """
 
-    def __init__(self, names: Sequence[str], *, broker_name: str = "", decompress: bool = True) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        broker_name: str = "",
+        decompress: bool = True,
+        bad_body_is_null: bool = False,
+    ) -> None:
         self.schema: pa.Schema = arrow_schema(names)
         self._names = list(names)
         self._broker_name = broker_name
         self._decompress = decompress
+        self._bad_body_is_null = bad_body_is_null
+        self._decoded: tuple[pa.Array, pa.Array] | None = None
         self._columns: dict[str, Callable[[RecordBatch, Rows | None], pa.Array]] = {
             "topic": self._topic,
             "brokerName": self._broker,
@@ -63,7 +73,7 @@ class Decoder:
             "msgId": self._message_id,
             "keys": lambda batch, rows: _property(batch, rows, properties.KEYS),
             "tags": lambda batch, rows: _property(batch, rows, properties.TAGS),
-            "body": self._body,
+            "body": lambda batch, rows: self._bodies(batch, rows)[0],
             "bornTimestamp": lambda batch, rows: _times(batch.born_timestamp, rows),
             "storeTimestamp": lambda batch, rows: _times(batch.store_timestamp, rows),
             "properties": _property_map,
@@ -73,6 +83,7 @@ class Decoder:
             "physicalOffset": lambda batch, rows: _numbers(batch.physical_offset, rows, np.int64),
             "storeSize": lambda batch, rows: _numbers(batch.size, rows, np.int32),
             "bodyCrc": lambda batch, rows: _numbers(batch.body_crc, rows, np.int64),
+            "decodeError": lambda batch, rows: self._bodies(batch, rows)[1],
         }
 
     def decode(self, batch: RecordBatch, rows: Rows | None = None) -> pa.RecordBatch:
@@ -83,7 +94,9 @@ class Decoder:
             return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         if rows is not None and count == len(batch):
             rows = None
+        self._decoded = None
         arrays = [self._columns[name](batch, rows) for name in self._names]
+        self._decoded = None
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _topic(self, batch: RecordBatch, rows: Rows | None) -> pa.Array:
@@ -100,18 +113,37 @@ class Decoder:
             return found
         return pc.coalesce(found, _offset_ids(batch, rows))
 
-    def _body(self, batch: RecordBatch, rows: Rows | None) -> pa.Array:
-        start, size = _chosen(batch.body_start, rows), _chosen(batch.body_size, rows)
-        bodies = gather(pa.py_buffer(batch.buffer), start, start + size)
-        if not self._decompress or not batch.any_has(record.SYS_FLAG_COMPRESSED):
-            return bodies
+    def _bodies(self, batch: RecordBatch, rows: Rows | None) -> tuple[pa.Array, pa.Array]:
+        """The bodies, and the reasons why some of them are null. Decoded once for the columns that need them."""
+        if self._decoded is None:
+            start, size = _chosen(batch.body_start, rows), _chosen(batch.body_size, rows)
+            bodies = gather(pa.py_buffer(batch.buffer), start, start + size)
+            errors = pa.nulls(len(bodies), pa.string())
+            if self._decompress and batch.any_has(record.SYS_FLAG_COMPRESSED):
+                bodies, errors = self._inflated(batch, rows, bodies, errors)
+            self._decoded = bodies, errors
+        return self._decoded
+
+    def _inflated(
+        self, batch: RecordBatch, rows: Rows | None, bodies: pa.Array, errors: pa.Array
+    ) -> tuple[pa.Array, pa.Array]:
         compressed = np.flatnonzero(_chosen(batch.sys_flag, rows) & record.SYS_FLAG_COMPRESSED)
         values = bodies.to_pylist() if len(compressed) * 2 > len(bodies) else None
-        inflated = [
-            _decompressed(batch, int(row if rows is None else rows[row]), (values or bodies)[int(row)])
-            for row in compressed
-        ]
-        return pc.replace_with_mask(bodies, _mask(len(bodies), compressed), pa.array(inflated, pa.binary()))
+        inflated: list[bytes | None] = []
+        texts: list[str | None] = []
+        for row in compressed:
+            text = None
+            try:
+                body = _decompressed(batch, int(row if rows is None else rows[row]), (values or bodies)[int(row)])
+            except RecordDecodeError as error:
+                if not self._bad_body_is_null:
+                    raise
+                body, text = None, str(error)
+            inflated.append(body)
+            texts.append(text)
+        mask = _mask(len(bodies), compressed)
+        bodies = pc.replace_with_mask(bodies, mask, pa.array(inflated, pa.binary()))
+        return bodies, pc.replace_with_mask(errors, mask, pa.array(texts, pa.string()))
 
 
 def expanded(batch: RecordBatch, rows: Rows) -> Iterator[tuple[RecordBatch, Rows]]:
@@ -341,14 +373,16 @@ def _mask(count: int, rows: npt.NDArray[Any]) -> pa.Array:
 
 
 def _decompressed(batch: RecordBatch, row: int, body: Any) -> bytes:
+    """Raises RecordDecodeError with topic, queue and offset."""
     stored = body if isinstance(body, bytes) else body.as_py()
     try:
         return _inflate(stored, int(batch.sys_flag[row]) & record.SYS_FLAG_COMPRESSION_TYPE)
     except (zlib.error, OSError, pa.ArrowInvalid, ValueError) as error:
         raise RecordDecodeError(
             f"topic {batch.topic(row)!r}, queue {int(batch.queue_id[row])}, offset {int(batch.queue_offset[row])}: the "
-            f"body is marked as compressed but cannot be decompressed ({error}); set the option decompress=false for "
-            f"bodies as they are stored"
+            f"body is marked as compressed but cannot be decompressed ({error}). Set the option onBadBody=null to "
+            f"read such bodies as null with the reason in the column decodeError, or decompress=false for stored "
+            f"bodies"
         ) from error
 
 

@@ -22,6 +22,12 @@ class QueueAccess(Protocol):
     def offset_at(self, queue: Queue, bounds: Bounds, timestamp_ms: int) -> int | None:
         """The first message stored at or after a time; None if there is none."""
 
+    def times_rise(self) -> bool:
+        """Whether `offset_at` can be trusted to exclude messages."""
+
+    def size_of(self, item: Range) -> int | None:
+        """About how many bytes a range has; None if that is not known before reading."""
+
     def read(
         self, item: Range, tags: frozenset[str] | None, *, fail_on_data_loss: bool
     ) -> Iterator[tuple[RecordBatch, Rows]]:
@@ -58,6 +64,12 @@ class StoresAccess:
 
     def offset_at(self, queue: Queue, bounds: Bounds, timestamp_ms: int) -> int | None:
         return self._open[queue.broker].offset_at(queue, bounds, timestamp_ms)
+
+    def times_rise(self) -> bool:
+        return all(queues.times_rise() for queues in self._open.values())
+
+    def size_of(self, item: Range) -> int | None:
+        return self._open[item.queue.broker].size_of(item)
 
     def read(
         self, item: Range, tags: frozenset[str] | None, *, fail_on_data_loss: bool

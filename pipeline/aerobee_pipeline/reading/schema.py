@@ -44,13 +44,15 @@ COLUMNS: Final[dict[str, Column]] = {
         Column("physicalOffset", "bigint", pa.int64(), "includeSystem"),
         Column("storeSize", "int", pa.int32(), "includeSystem"),
         Column("bodyCrc", "bigint", pa.int64(), "includeSystem"),
+        Column("decodeError", "string", pa.string(), "onBadBody"),
     )
 }
 
 
-def default_columns(*, properties: bool = False, system: bool = False) -> list[str]:
+def default_columns(*, properties: bool = False, system: bool = False, errors: bool = False) -> list[str]:
     """The columns of a query without a schema of its own."""
-    groups = {"default"} | ({"includeProperties"} if properties else set()) | ({"includeSystem"} if system else set())
+    chosen = {"default": True, "includeProperties": properties, "includeSystem": system, "onBadBody": errors}
+    groups = {group for group, wanted in chosen.items() if wanted}
     return [column.name for column in COLUMNS.values() if column.group in groups]
 
 

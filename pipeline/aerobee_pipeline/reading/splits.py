@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,11 @@ from aerobee_store.tools.store_files import ReadOnlyDisk, StoreFiles
 _log = logging.getLogger(__name__)
 
 _SMALLEST_SPLIT: Final = 4096
+_NO_LIMIT: Final = 1 << 62
+# The store time of a record about every so many bytes tells which parts of a segment a time excludes, with at most so
+# many of them in a segment.
+_SAMPLE_STEP: Final = 256 << 10
+_SAMPLE_COUNT_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +55,50 @@ class LogSplit:
     end: int
     is_last: bool
     log_end: int
+    size: int = 0
+    """Bytes with data, at most."""
 
     def __str__(self) -> str:
         return f"{self.path} [{self.begin}, {self.end})"
+
+
+@dataclass(frozen=True, slots=True)
+class LogWindow:
+    """The part of a log that a query asks for: store times [since_ms, until_ms) and physical offsets [begin, end)."""
+
+    since_ms: int = 0
+    until_ms: int = _NO_LIMIT
+    begin: int = 0
+    end: int = _NO_LIMIT
+
+    def within_times(self, since_ms: int | None, until_ms: int | None) -> LogWindow:
+        """The same, with further limits; None for no limit."""
+        since = self.since_ms if since_ms is None else max(self.since_ms, since_ms)
+        return replace(
+            self, since_ms=since, until_ms=self.until_ms if until_ms is None else min(self.until_ms, until_ms)
+        )
+
+    def within_offsets(self, begin: int | None, end: int | None) -> LogWindow:
+        """The same, with further limits; None for no limit."""
+        first = self.begin if begin is None else max(self.begin, begin)
+        return replace(self, begin=first, end=self.end if end is None else min(self.end, end))
+
+    @staticmethod
+    def is_bounded(time_ms: int) -> bool:
+        """Whether a time is a limit."""
+        return 0 < time_ms < _NO_LIMIT
+
+    @property
+    def has_times(self) -> bool:
+        return self.is_bounded(self.since_ms) or self.until_ms < _NO_LIMIT
+
+    def may_have(self, first_ms: int, next_ms: int) -> bool:
+        """Whether records between two others with these store times may be in the window. If the clock was set back
+        between the two, nothing is known of their times."""
+        return next_ms < first_ms or (next_ms >= self.since_ms and first_ms < self.until_ms)
+
+
+WHOLE_LOG: Final = LogWindow()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +130,29 @@ def load_deleted_topics(directory: Path) -> DeletedTopics:
     return deleted
 
 
+def log_size(files: StoreFiles) -> int:
+    """The bytes of a log that may hold records."""
+    return sum(segment.file.data_end(0) for segment in files.segments)
+
+
 def plan_log(
     broker: str,
     files: StoreFiles,
     split_bytes: int,
     *,
     fail_on_data_loss: bool,
-    since_ms: int | None = None,
+    window: LogWindow = WHOLE_LOG,
     parts_min: int | None = None,
 ) -> list[LogSplit]:
-    """Split a log into ranges of about `split_bytes`, or into about `parts_min` smaller ones.
+    """Split the window of a log into ranges of about `split_bytes`, or into about `parts_min` smaller ones.
 
-    Only the first record of each segment is read. `since_ms`: segments that end before this store time are skipped.
-    DataLossError for a missing segment.
+    Only the first record of each segment is read, and for a window of times a sample of the others. DataLossError for
+    a missing segment.
     """
-    used = _used_segments(files, log_scan(files))
-    chosen: list[tuple[MappedFile, bool, int, int]] = []
-    for number, (segment, _) in enumerate(used):
+    log = log_scan(files)
+    used = _used_segments(files, log)
+    chosen: list[tuple[MappedFile, bool, int, int, list[tuple[int, int]]]] = []
+    for number, (segment, first_time) in enumerate(used):
         if number and segment.start_offset != used[number - 1][0].end_offset:
             hole = f"[{used[number - 1][0].end_offset}, {segment.start_offset})"
             lost = f"{files.directory}: the log has no segment for {hole}"
@@ -109,23 +162,89 @@ def plan_log(
                 )
             _log.warning("%s", lost)
         is_last = number + 1 == len(used)
-        if since_ms is not None and not is_last and 0 < used[number + 1][1] < since_ms:
+        next_time = _NO_LIMIT if is_last else used[number + 1][1]
+        if segment.end_offset <= window.begin or segment.start_offset >= window.end:
+            continue
+        if not window.may_have(first_time, next_time):
             continue
         data_end = segment.start_offset + segment.file.data_end(0)
         log_end = live_end(files, segment) if is_last and files.live else segment.end_offset
-        chosen.append((segment, is_last, min(data_end, log_end), log_end))
+        parts = _parts(log, segment, window, min(data_end, log_end), first_time, next_time)
+        chosen.append((segment, is_last, min(data_end, log_end), log_end, parts))
     splits: list[LogSplit] = []
-    size = sum(data_end - segment.start_offset for segment, _, data_end, _ in chosen)
+    size = sum(end - begin for *_, parts in chosen for begin, end in parts)
     step = max(min(split_bytes, size // (parts_min or 1)), _SMALLEST_SPLIT)
-    for segment, is_last, data_end, log_end in chosen:
-        count = max(1, round((data_end - segment.start_offset) / step))
-        edges = [segment.start_offset + (data_end - segment.start_offset) * part // count for part in range(count)]
-        for begin, end in zip(edges, [*edges[1:], segment.end_offset], strict=True):
-            splits.append(
-                LogSplit(broker, str(segment.path), segment.start_offset, segment.size, begin, end, is_last, log_end)
-            )
+    for segment, is_last, data_end, log_end, parts in chosen:
+        for first, last in parts:
+            count = max(1, round((last - first) / step))
+            edges = [first + (last - first) * part // count for part in range(count)]
+            # Whatever follows the data of a segment belongs to its last range.
+            edges.append(segment.end_offset if last == data_end else last)
+            for begin, end in pairwise(edges):
+                used_bytes = min(end, data_end) - begin
+                splits.append(
+                    LogSplit(
+                        broker,
+                        str(segment.path),
+                        segment.start_offset,
+                        segment.size,
+                        begin,
+                        end,
+                        is_last,
+                        log_end,
+                        used_bytes,
+                    )
+                )
     files.close()
     return splits
+
+
+def _parts(
+    log: LogScan, segment: MappedFile, window: LogWindow, data_end: int, first_time: int, next_time: int
+) -> list[tuple[int, int]]:
+    """The ranges of a segment that may have records in the window. Each begins and ends at a record, except with the
+    segment's data."""
+    start = segment.start_offset
+    begin, end = start, data_end
+    if window.begin > start:
+        found = log.first_record(window.begin)
+        if found is None:
+            return []
+        begin = found
+    if window.end < data_end:
+        end = log.first_record(window.end) or data_end
+    if begin >= end:
+        return [(start, data_end)] if start == data_end else []
+    if not window.has_times:
+        return [(begin, end)]
+    samples = [(begin, first_time if begin == start else _time_at(log, segment, begin))]
+    step = max((end - begin) // _SAMPLE_COUNT_MAX, _SAMPLE_STEP)
+    for position in range(begin + step, end, step):
+        found = log.first_record(position)
+        if found is None or found >= end:
+            break
+        if found > samples[-1][0]:
+            samples.append((found, _time_at(log, segment, found)))
+    samples.append((end, next_time if end == data_end else _time_at(log, segment, end)))
+    parts: list[tuple[int, int]] = []
+    for (first, time), (after, following) in pairwise(samples):
+        if window.may_have(time, following):
+            if parts and parts[-1][1] == first:
+                parts[-1] = parts[-1][0], after
+            else:
+                parts.append((first, after))
+    return parts
+
+
+def _time_at(log: LogScan, segment: MappedFile, physical_offset: int) -> int:
+    header = log.peek(segment, physical_offset - segment.start_offset)
+    return 0 if isinstance(header, ScanStop) else header.store_timestamp
+
+
+def times_rise(files: StoreFiles) -> bool:
+    """Whether the first records of the segments have rising store times: the clock was not set back far."""
+    times = [time for _, time in _used_segments(files, log_scan(files)) if time]
+    return all(first <= after for first, after in pairwise(times))
 
 
 def _used_segments(files: StoreFiles, log: LogScan) -> list[tuple[MappedFile, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from aerobee_pipeline.errors import DataLossError
 from aerobee_pipeline.offsets import Bounds, Queue, Range
 from aerobee_pipeline.options import Subscription
 from aerobee_pipeline.reading.decode import Rows, expanded, gather
-from aerobee_pipeline.reading.splits import store_files
+from aerobee_pipeline.reading.splits import store_files, times_rise
 from aerobee_store.errors import CorruptRecordError
 from aerobee_store.log.commit_log import DamagedRange
 from aerobee_store.log.mapped_file import MappedFile
@@ -31,6 +32,18 @@ from aerobee_store.tools.store_files import QueueFiles, StoreFiles
 _log = logging.getLogger(__name__)
 
 _UNITS_AT_ONCE: Final = 1 << 14
+# A sample of a queue's units tells the size of its messages.
+_SAMPLED_PLACES: Final = 32
+_SAMPLED_UNITS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Single records of a log, by physical offset."""
+
+    broker: str
+    directory: str
+    physical_offsets: tuple[int, ...]
 
 
 class StoreQueues:
@@ -66,16 +79,29 @@ class StoreQueues:
                 found[Queue(topic, self._broker, queue_id)] = self._batch_bounds(files)
         return found
 
-    def weight(self, is_selected: Callable[[str, int], bool]) -> float:
-        """The share of the selected queues, by topic and id, in all messages, by the number of units."""
-        asked = total = 0
-        for queues in (self._files.queues, self._files.batch_queues):
-            for (topic, queue_id), files in queues.items():
-                count = files.end() - files.first if files.starts else 0
-                total += count
-                if is_selected(topic, queue_id):
-                    asked += count
-        return asked / total if total else 1.0
+    def times_rise(self) -> bool:
+        """Whether the log's times rise, as far as its segments show."""
+        return times_rise(self._files)
+
+    def size_of(self, item: Range) -> int:
+        """About how many bytes of the log and the queue a range takes, from a sample of its units."""
+        key = item.queue.topic, item.queue.queue_id
+        if (files := self._files.batch_queues.get(key)) is not None:
+            units = self._batch_units(files)
+            inside = (units["base_offset"] < item.end) & (units["base_offset"] + units["count"] > item.start)
+            return int(units["size"][inside].astype(np.int64).sum()) + int(inside.sum()) * files.dtype.itemsize
+        if (files := self._files.queues.get(key)) is None or item.end <= item.start:
+            return 0
+        count = item.end - item.start
+        step = max(count // _SAMPLED_PLACES, _SAMPLED_UNITS)
+        sizes = np.concatenate(
+            [
+                files.read(first, min(_SAMPLED_UNITS, item.end - first))["size"].astype(np.int64)
+                for first in range(item.start, item.end, step)
+            ]
+        )
+        real = sizes[(sizes > 0) & (sizes != FILLER_SIZE)]
+        return int(count * ((real.mean() if len(real) else 0) + files.dtype.itemsize))
 
     def lack_messages(self, is_selected: Callable[[str, int], bool]) -> bool:
         """Whether the log may have messages of the selected queues that no queue has.
@@ -283,3 +309,26 @@ class StoreQueues:
                 f"{lost}; set readBy=log to read the log without its queues, or failOnDataLoss=false to skip them"
             )
         _log.warning("%s", lost)
+
+
+def read_records(records: Records, *, fail_on_data_loss: bool) -> Iterator[RecordBatch]:
+    """Single records of a log. A place without a valid record is damage: DataLossError, or logged."""
+    files = store_files(Path(records.directory), has_topic=lambda topic: False)
+    log = log_scan(files)
+    try:
+        for place in records.physical_offsets:
+            segment = log.find(place)
+            if segment is None:
+                continue  # removed by retention, as its index file will be
+            header = log.peek(segment, place - segment.start_offset)
+            if isinstance(header, record.RecordHeader):
+                start = place - segment.start_offset
+                view = segment.view[start : start + header.size]
+                yield RecordBatch.parse(view, base_physical_offset=place, record_size_max=max(header.size, 1))
+                continue
+            lost = f"{segment.path}: the index names a record at {place}, where {header.detail}"
+            if fail_on_data_loss:
+                raise DataLossError(f"{lost}; set readBy=log to read without the index, or failOnDataLoss=false")
+            _log.warning("%s", lost)
+    finally:
+        files.close()
