@@ -32,6 +32,7 @@ from aerobee_broker.namesrv.cluster_routes import ClusterRoutes
 from aerobee_broker.namesrv.registrar import Registrar
 from aerobee_broker.parts import BrokerParts
 from aerobee_broker.remoting.service import RemotingService
+from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.statistics.broker_stats import BrokerStats
 from aerobee_broker.tables.runtime_settings import RuntimeSettings
@@ -124,6 +125,7 @@ async def run(
     _warn(config)
     check_ports(config)
     check_certificate(config)
+    PeerKey.load(config.peers)  # a missing secret is found before the store recovers
     accounts = None if config.auth.accounts is None else Accounts(config.auth.accounts)
     leadership, keeping = _leadership(config)
     metrics, ready = Metrics(config), _Readiness()

@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import itertools
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class RemotingClient:
         self._opaques = itertools.count(100)
         self._waiting: dict[int, asyncio.Future[Command]] = {}
         self.asked: asyncio.Queue[Command] = asyncio.Queue()
+        self.sign: Callable[[Command], None] | None = None  # signs requests, except those with a signature
         self._task = asyncio.create_task(self._read())
 
     @classmethod
@@ -63,7 +64,10 @@ class RemotingClient:
         opaque = next(self._opaques)
         future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
         self._waiting[opaque] = future
-        self._write(Command(code, opaque=opaque, version=version, fields=_texts(fields), body=_bytes(body)))
+        request = Command(code, opaque=opaque, version=version, fields=_texts(fields), body=_bytes(body))
+        if self.sign is not None and "Signature" not in request.fields:
+            self.sign(request)
+        self._write(request)
 
         async def answered() -> Command:
             async with asyncio.timeout(_SECONDS):

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from aerobee_broker import server
-from aerobee_broker.config import Address, BrokerConfig, ListenConfig
+from aerobee_broker.config import Address, AuthConfig, BrokerConfig, ListenConfig
+from aerobee_broker.config.peers import PeersConfig
 from aerobee_broker.config.replication import ReplicationConfig
 from aerobee_broker.listening.listeners import Listening
 from aerobee_broker.remoting_wire.codes import Request
+from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_store import StoreConfig
 from tests.support.in_process_broker import InProcessBroker
 from tests.support.remoting_client import RemotingClient, json_body, remoting_broker
@@ -36,12 +38,24 @@ class Master:
 
 @asynccontextmanager
 async def master(
-    directory: Path, *, segment_size: int = 16384, namesrv: tuple[str, ...] = (), **replication: Any
+    directory: Path,
+    *,
+    segment_size: int = 16384,
+    namesrv: tuple[str, ...] = (),
+    peers: PeersConfig | None = None,
+    auth: AuthConfig | None = None,
+    key: str = "",
+    **replication: Any,
 ) -> AsyncIterator[Master]:
     """A master on free ports."""
     config = ReplicationConfig(**{"role": "master", "listen": "127.0.0.1:0", **replication})
     store = store_config(directory, segment_size)
-    async with remoting_broker(directory, replication=config, store=store, namesrv=namesrv) as (broker, client):
+    changes: dict[str, Any] = {"peers": peers or PeersConfig(), "auth": auth or AuthConfig()}
+    async with remoting_broker(directory, replication=config, store=store, namesrv=namesrv, **changes) as (
+        broker,
+        client,
+    ):
+        client.sign = PeerKey("aerobee", key.encode()).sign if key else None
         fields = (await client.call(Request.EXCHANGE_BROKER_HA_INFO)).fields
         yield Master(broker, client, Address.parse(fields["masterHaAddress"]))
 
@@ -70,8 +84,17 @@ class RunningReplica:
 
         await eventually(reached)
 
+    async def has_tables(self) -> None:
+        """Return once it has copied all tables."""
+
+        async def copied() -> bool:
+            return not (await self.status())["haClientRuntimeInfo"]["tablesMissing"]
+
+        await eventually(copied)
+
     async def promote(self) -> Listening:
-        """Promote it; returns its addresses as master."""
+        """Promote it, once it has its tables; returns its addresses as master."""
+        await self.has_tables()
         assert (await self.client.call(Request.NOTIFY_BROKER_ROLE_CHANGED, {"masterBrokerId": 1})).code == 0
         async with asyncio.timeout(_SECONDS):
             return await self.promoted
@@ -84,6 +107,9 @@ async def replica(
     *,
     segment_size: int = 16384,
     namesrv: tuple[str, ...] = (),
+    peers: PeersConfig | None = None,
+    auth: AuthConfig | None = None,
+    key: str = "",
     **replication: Any,
 ) -> AsyncIterator[RunningReplica]:
     """A replica of the broker at this remoting address, or of the one that name servers list.
@@ -97,6 +123,8 @@ async def replica(
         listen=ListenConfig(grpc=_LOOPBACK, metrics=_LOOPBACK, remoting=_LOOPBACK, drain_seconds=0.5),
         replication=ReplicationConfig(**settings),
         namesrv=namesrv,
+        peers=peers or PeersConfig(),
+        auth=auth or AuthConfig(),
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -119,6 +147,7 @@ async def replica(
         address = ready.result() if ready.done() else promoted.result().remoting
         assert address is not None
         client = await RemotingClient.connect(address)
+        client.sign = PeerKey("aerobee", key.encode()).sign if key else None
         try:
             yield RunningReplica(client, address, promoted)
         finally:

@@ -92,6 +92,7 @@ def test_the_example_shows_the_defaults(tmp_path: Path) -> None:
         ),
         tls=default.tls,
         auth=default.auth,
+        peers=default.peers,
         replication=dataclasses.replace(
             shown.replication, etcd_password_file=None, etcd_ca=None, kubernetes_token_file=None, kubernetes_ca=None
         ),

@@ -13,6 +13,7 @@ from aerobee_broker.commands.terminal.options import new_command
 if TYPE_CHECKING:
     from aerobee_broker.commands.terminal.options import Commands
     from aerobee_broker.config import Address
+    from aerobee_broker.remoting_wire.signature import PeerKey
 
 _EXAMPLES = """\
   aerobee namesrv                                     on 127.0.0.1:9876
@@ -32,6 +33,15 @@ def add_parser(commands: Commands) -> None:
         "--listen", metavar="HOST:PORT", default="127.0.0.1:9876", help="for brokers and clients (default: %(default)s)"
     )
     parser.add_argument(
+        "--secret-key-file",
+        metavar="FILE",
+        type=Path,
+        help="the secret of the cluster: only brokers that sign with it may register, and operators change routes",
+    )
+    parser.add_argument(
+        "--access-key", metavar="NAME", default="aerobee", help="the name of that secret (default: %(default)s)"
+    )
+    parser.add_argument(
         "--store",
         metavar="DIR",
         default="namesrv",
@@ -46,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     import uvloop
 
     from aerobee_broker.config import Address
+    from aerobee_broker.config.peers import PeersConfig
+    from aerobee_broker.remoting_wire.signature import PeerKey
     from aerobee_store.errors import ConfigError
 
     try:
@@ -54,17 +66,31 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"--listen: {arguments.listen!r} is not an address: {error}, such as 127.0.0.1:9876"
         ) from None
+    peers = PeerKey.load(PeersConfig(access_key=arguments.access_key, secret_key_file=arguments.secret_key_file))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(address, arguments.store))
+        return runner.run(_serve(address, arguments.store, peers))
 
 
-async def _serve(address: Address, directory: Path) -> int:
+async def _serve(address: Address, directory: Path, peers: PeerKey | None) -> int:
     import asyncio
 
     from aerobee_broker.namesrv import server
+    from aerobee_broker.remoting.permissions import check_cluster
+
+    if peers is None and not address.is_loopback:
+        logging.getLogger(__name__).warning(
+            "listening on %s without --secret-key-file: anyone who can reach it may register brokers and change routes",
+            address,
+        )
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return await server.run(address, directory, stop, lambda bound: print(f"ready remoting={bound}", flush=True))
+    return await server.run(
+        address,
+        directory,
+        stop,
+        lambda bound: print(f"ready remoting={bound}", flush=True),
+        check=lambda request: check_cluster(request, peers),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aerobee_broker.commands.terminal.options import CommandError, new_command
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from aerobee_broker.commands.terminal.options import Commands
     from aerobee_broker.config import Address
     from aerobee_broker.remoting_wire.frame import Command
+    from aerobee_broker.remoting_wire.signature import PeerKey
 
 _STATUS_EXAMPLES = """\
   aerobee replication                          of the broker at 127.0.0.1:10911
@@ -34,7 +36,15 @@ def add_parser(commands: Commands) -> None:
     )
     status.add_argument("--json", action="store_true", help="print the answer of the broker as JSON")
     promote = new_command(commands, "promote", "make a replica the master", run_promote, examples=_PROMOTE_EXAMPLES)
+    promote.add_argument("--force", action="store_true", help="also a replica that lacks topics, groups and offsets")
     for parser in (status, promote):
+        parser.add_argument(
+            "--secret-key-file",
+            metavar="FILE",
+            type=Path,
+            help="sign with the secret of the cluster (peers.secret_key_file)",
+        )
+        parser.add_argument("--access-key", metavar="NAME", default="aerobee", help="(default: %(default)s)")
         parser.add_argument(
             "--remoting",
             metavar="HOST:PORT",
@@ -60,7 +70,7 @@ def run_promote(arguments: argparse.Namespace) -> int:
 
     (epochs,) = _ask(arguments, Command(Request.GET_BROKER_EPOCH_CACHE))
     broker_id = json.loads(epochs.body)["brokerId"]
-    fields = {"masterBrokerId": str(broker_id)}
+    fields = {"masterBrokerId": str(broker_id), **({"force": "true"} if arguments.force else {})}
     _ask(arguments, Command(Request.NOTIFY_BROKER_ROLE_CHANGED, fields=fields))
     print(f"{arguments.remoting} is being promoted to master; `aerobee replication` shows its role")
     return 0
@@ -95,6 +105,11 @@ def _role_lines(found: dict[str, object]) -> list[str]:
         return [
             f"replica of {info.get('masterAddr') or 'no master'}, {state}",
             f"log end {end}, epoch {found.get('epoch', '-')}, {info.get('lag', '-')} bytes behind",
+            *(
+                [f"topics, groups and offsets are missing: {info.get('tablesError') or 'not copied yet'}"]
+                if info.get("tablesMissing")
+                else []
+            ),
         ]
     connections = found["haConnectionInfo"]
     assert isinstance(connections, list), "likewise"
@@ -112,6 +127,8 @@ def _ask(arguments: argparse.Namespace, *requests: Command) -> list[Command]:
     import asyncio
 
     from aerobee_broker.config import Address
+    from aerobee_broker.config.peers import PeersConfig
+    from aerobee_broker.remoting_wire.signature import PeerKey
 
     try:
         address = Address.parse(arguments.remoting)
@@ -119,10 +136,13 @@ def _ask(arguments: argparse.Namespace, *requests: Command) -> list[Command]:
         raise CommandError(
             f"--remoting: {arguments.remoting!r} is not an address: {error}, such as 127.0.0.1:10911"
         ) from None
-    return asyncio.run(_ask_all(address, requests, arguments.timeout))
+    peers = PeerKey.load(PeersConfig(access_key=arguments.access_key, secret_key_file=arguments.secret_key_file))
+    return asyncio.run(_ask_all(address, requests, arguments.timeout, peers))
 
 
-async def _ask_all(address: Address, requests: tuple[Command, ...], seconds: float) -> list[Command]:
+async def _ask_all(
+    address: Address, requests: tuple[Command, ...], seconds: float, peers: PeerKey | None
+) -> list[Command]:
     import asyncio
 
     from aerobee_broker.remoting_wire.connection import Connection, PeerGoneError, RemotingServer
@@ -131,10 +151,12 @@ async def _ask_all(address: Address, requests: tuple[Command, ...], seconds: flo
         return None
 
     answers = []
+    outgoing = RemotingServer(refuse)
+    outgoing.sign = None if peers is None else peers.sign
     try:
         async with asyncio.timeout(seconds):
             _, connection = await asyncio.get_running_loop().create_connection(
-                RemotingServer(refuse).connection, address.host, address.port
+                outgoing.connection, address.host, address.port
             )
             for request in requests:
                 answers.append(await connection.ask(request, seconds))

@@ -31,6 +31,7 @@ from aerobee_broker.config.front import FrontConfig
 from aerobee_broker.config.groups import GroupsConfig
 from aerobee_broker.config.limits import LimitsConfig
 from aerobee_broker.config.listen import ListenConfig
+from aerobee_broker.config.peers import PeersConfig
 from aerobee_broker.config.replication import ReplicationConfig
 from aerobee_broker.config.rocketmq_conf import from_rocketmq, of_rocketmq
 from aerobee_broker.config.sources import from_environment, from_toml
@@ -67,6 +68,7 @@ class BrokerConfig(Section):
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     front: FrontConfig = field(default_factory=FrontConfig)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
+    peers: PeersConfig = field(default_factory=PeersConfig)
     ignored_rocketmq_keys: tuple[str, ...] = ()  # keys of broker.conf that have no effect here
     # by full name, for settings that differ from their defaults
     sources: dict[str, Source] = field(default_factory=dict)
@@ -105,6 +107,18 @@ class BrokerConfig(Section):
         if replication.role != "none" and self.listen.remoting is None:
             raise ConfigError(
                 "replication.role: needs the remoting protocol; set listen.remoting, such as 0.0.0.0:10911"
+            )
+        if (
+            self.auth.accounts is not None
+            and replication.role != "none"
+            and replication.listen
+            and self.peers.secret_key_file is None
+            and not self.peers.addresses
+            and not Address.parse(replication.listen).is_loopback
+        ):
+            raise ConfigError(
+                "peers.secret_key_file: missing; with auth.accounts, replicas at other machines must prove who they "
+                "are. Name a file with a secret that all brokers of the cluster share, made with `openssl rand -hex 20`"
             )
         for key in ("listen", "advertise", "master", "master_ha"):
             if text := getattr(replication, key):

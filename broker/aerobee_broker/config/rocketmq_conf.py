@@ -132,6 +132,36 @@ def of_rocketmq(name: str, text: str, sections: Sections) -> tuple[str, object] 
         raise ConfigError(f"{name}: {text!r} is not a valid value; correct it") from None
 
 
+_OFF: Final = ("false", "")
+_LEASE: Final = "set replication.etcd or replication.kubernetes_lease, which choose the master"
+_USE_ACCOUNTS: Final = "set auth.accounts"
+_USE_TLS: Final = "set tls.certificate, tls.key and listen.tls"
+_USE_CERTIFICATES: Final = "set tls.client_authorities"
+_USE_ROLE: Final = "set replication.role, and replication.acks for a synchronous master"
+# Keys that promise protection or a role: their values without a promise, and what to use instead.
+_PROMISES: Final[dict[str, tuple[tuple[str, ...], str]]] = {
+    "aclEnable": (_OFF, _USE_ACCOUNTS),
+    "authenticationEnabled": (_OFF, _USE_ACCOUNTS),
+    "authorizationEnabled": (_OFF, _USE_ACCOUNTS),
+    "innerClientAuthenticationCredentials": (("",), "set peers.access_key and peers.secret_key_file"),
+    "initAuthenticationUser": (("",), _USE_ACCOUNTS),
+    "tlsEnable": (_OFF, _USE_TLS),
+    "tls.enable": (_OFF, _USE_TLS),
+    "tlsServerMode": (("disabled", "permissive", ""), _USE_TLS),
+    "tls.server.mode": (("disabled", "permissive", ""), _USE_TLS),
+    "tlsServerNeedClientAuth": (("none", "false", ""), _USE_CERTIFICATES),
+    "tls.server.need.client.auth": (("none", "false", ""), _USE_CERTIFICATES),
+    "brokerRole": (("async_master", ""), _USE_ROLE),
+    "slaveReadEnable": (_OFF, "let consumers read from replicas at their own addresses"),
+    "enableControllerMode": (_OFF, _LEASE),
+    "enableDLegerCommitLog": (_OFF, _LEASE),
+    "enableSlaveActingMaster": (_OFF, _LEASE),
+    "allAckInSyncStateSet": (_OFF, 'set replication.acks = "all"'),
+    "inSyncReplicas": (("1", ""), "set replication.acks to one less"),
+    "brokerPermission": (("6", ""), "set the permission of topics"),
+}
+
+
 def from_rocketmq(path: Path, sections: Sections) -> tuple[dict[str, object], tuple[str, ...]]:
     """The settings in a broker.conf, and its keys that are not supported."""
     try:
@@ -145,6 +175,11 @@ def from_rocketmq(path: Path, sections: Sections) -> tuple[dict[str, object], tu
     ignored: list[str] = []
     properties = _java_properties(text)
     for name, value in properties.items():
+        if name in _PROMISES and value.strip().lower() not in _PROMISES[name][0]:
+            raise ConfigError(
+                f"{name} in {path}: {value!r} is not supported, and ignoring it would break what it promises; remove "
+                f"the line and {_PROMISES[name][1]}"
+            )
         known = _ROCKETMQ_KEYS.get(name)
         if known is None:
             ignored.append(name if name.isprintable() else ascii(name)[1:-1])  # it is shown on a terminal

@@ -21,6 +21,7 @@ from aerobee_broker.namesrv.route_tables import MASTER_ID, QueueData
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection, RemotingServer
 from aerobee_broker.remoting_wire.frame import Command
+from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import MESSAGE_TYPE, TEMPLATE_TOPIC, Permission
 from aerobee_store.tables import java_json
@@ -78,6 +79,8 @@ class Registrar:
         self._connections: dict[Address, Connection] = {}
         self._leaving = False
         self._outgoing = RemotingServer(self._ignore)  # refuses all requests of the name server
+        peers = PeerKey.load(settings.current.peers)
+        self._outgoing.sign = None if peers is None else peers.sign
 
     def listening(self, bound: Address, grpc: Listening | None = None) -> None:
         """Set the addresses of the broker, before `run` registers it; without `grpc` it serves no gRPC."""

@@ -126,6 +126,7 @@ class NameServerRequests:
             version=version,
             topics=topics,
             connection=connection.key,
+            is_trusted=bool(request.access_key) or Address(*connection.peer).is_loopback,
             ha_address=text(request, "haServerAddr", ""),
             grpc=GrpcAddresses(_address(request, "grpcAddr"), _address(request, "grpcTlsAddr")),
             zone=text(request, "__ZONE_NAME", ""),

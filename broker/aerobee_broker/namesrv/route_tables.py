@@ -86,6 +86,8 @@ class Registration(Struct, frozen=True, kw_only=True):
     zone: str = ""
     acting_master: bool | None = None  # None: a broker of RocketMQ 4
     timeout_seconds: float = TIMEOUT_SECONDS
+    is_trusted: bool = False
+    """Whether it may replace a living master of an older epoch: it is signed, or comes from this machine."""
 
 
 class Master(Struct, frozen=True):
@@ -178,7 +180,8 @@ class RouteTables:
                 live is not None
                 and live.connection != _RESTORED
                 and not self._has_expired(live)
-                and wanted.version.state_version <= live.version.state_version  # no master of a newer epoch
+                # no master of a newer epoch
+                and not (wanted.is_trusted and wanted.version.state_version > live.version.state_version)
             ):
                 raise RegistrationRefusedError(
                     f"id {wanted.broker_id} of broker {wanted.broker!r} belongs to {holder}, which is alive; "

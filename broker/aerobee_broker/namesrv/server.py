@@ -38,8 +38,9 @@ async def run(
     announce: Callable[[Address], None],
     *,
     clock: Clock | None = None,
+    check: Callable[[Command], None] = lambda request: None,
 ) -> int:
-    """Serve until `stop` is set; returns 0. `announce` gets the bound address.
+    """Serve until `stop` is set; returns 0. `announce` gets the bound address; `check` refuses requests by raising.
 
     Raises ListenError, TableFormatError, UnreadableTableError, OSError.
     """
@@ -66,6 +67,7 @@ async def run(
         handler = requests.handlers.get(request.code)
         if handler is None:
             raise RemotingError(Answer.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
+        check(request)
         return await handler(request, connection)
 
     server = RemotingServer(handle)

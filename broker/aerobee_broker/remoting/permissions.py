@@ -1,41 +1,54 @@
-"""Who sends a remoting request, and whether it may: the signature, and the table of permissions.
-
-A client signs the values of all fields except the signature, in the order of their names, followed by the body.
-"""
+"""Who sends a remoting request, and whether it may: the signature, and the table of permissions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
-from aerobee_broker.clients.accounts import Accounts
+from aerobee_broker.clients.accounts import Account, Accounts, Right
 from aerobee_broker.clients.permissions import REMOTING, ask
-from aerobee_broker.errors import UnauthorizedError
 from aerobee_broker.remoting_wire.frame import Command
+from aerobee_broker.remoting_wire.signature import PeerKey, signed_parts
 from aerobee_store import CorruptRecordError, MessageStore, RecordNotFoundError
-
-_SIGNATURE: Final = "Signature"
-_ACCESS_KEY: Final = "AccessKey"
-_UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
-_LAST_UNSIGNED_VERSION: Final = 399  # clients up to this version add _UNIQUE_KEY_QUERY after signing
 
 
 class Permissions:
     """Checks requests. `accounts` None: no authentication."""
 
-    def __init__(self, accounts: Accounts | None, store: MessageStore, owner_of: Callable[[str], str | None]) -> None:
+    def __init__(
+        self,
+        accounts: Accounts | None,
+        store: MessageStore,
+        owner_of: Callable[[str], str | None],
+        peers: PeerKey | None = None,
+    ) -> None:
         """`owner_of`: the access key of the account to which a client id belongs, None for nobody's."""
         self._accounts = accounts
+        self._peers = peers
         self._known = _Known(store, owner_of)
 
     def check(self, request: Command) -> None:
         """Set the access key of the request's account. Raise UnauthorizedError if the signature is not from a known
         account, and ForbiddenError if the account may not do this, or if the code has no row in the table."""
         if self._accounts is None:
+            check_cluster(request, self._peers)
             return
-        account = self._accounts.of_content(*_signed(request))
+        if self._peers is not None and self._peers.is_named(request):
+            self._peers.check(request)
+            account = Account(self._peers.access_key, None, cluster=True)
+        else:
+            account = self._accounts.of_content(*signed_parts(request))
         ask(account, REMOTING.get(request.code), f"request {request.code:d}", request, self._known)
         request.access_key = account.access_key
+
+
+def check_cluster(request: Command, peers: PeerKey | None) -> None:
+    """Without accounts: what brokers do among themselves needs the secret of the cluster, if there is one.
+    UnauthorizedError."""
+    if peers is None:
+        return
+    row = REMOTING.get(request.code, ())
+    if peers.is_named(request) or any(need.right is Right.CLUSTER for need in row):
+        peers.check(request)
 
 
 class _Known:
@@ -52,16 +65,3 @@ class _Known:
         except (RecordNotFoundError, CorruptRecordError):
             return None
         return record.properties.get(name) or record.topic
-
-
-def _signed(request: Command) -> tuple[str, str, bytes]:
-    """Access key, signature, and the signed bytes."""
-    fields = request.fields
-    access_key, signature = fields.get(_ACCESS_KEY), fields.get(_SIGNATURE)
-    if not access_key or not signature:
-        raise UnauthorizedError("this broker requires credentials; give the client an access key and a secret key")
-    left_out = {_SIGNATURE}
-    if request.version <= _LAST_UNSIGNED_VERSION:
-        left_out.add(_UNIQUE_KEY_QUERY)
-    values = [fields[name] for name in sorted(fields) if name not in left_out]
-    return access_key, signature, "".join(values).encode("utf-8", "replace") + request.body

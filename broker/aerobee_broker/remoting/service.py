@@ -33,6 +33,7 @@ from aerobee_broker.remoting_wire.connection import Connection, Handler, Remotin
 from aerobee_broker.remoting_wire.errors import RemotingError
 from aerobee_broker.remoting_wire.fields import answer, body_object, member
 from aerobee_broker.remoting_wire.frame import Command, is_frame
+from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.statistics.broker_stats import BrokerStats
 from aerobee_broker.tables.runtime_settings import RuntimeSettings
 
@@ -58,7 +59,9 @@ class RemotingService:
         self.clients = RemotingClients(settings, tables, clock)
         self.routes = RouteTables(clock)
         self._registered_revision = -1
-        self._permissions = Permissions(parts.accounts, store, self.clients.owner_of)
+        self._permissions = Permissions(
+            parts.accounts, store, self.clients.owner_of, PeerKey.load(settings.current.peers)
+        )
         self.server = RemotingServer(self.handle, requests=parts.requests, answers=parts.answers)
         self.server.closed_listeners.append(self._closed)
         self._offsets = OffsetRequests(store, tables, deliveries)

@@ -156,6 +156,8 @@ class Connection(asyncio.Protocol):
         if not self.is_open:
             raise PeerGoneError("the connection has ended")
         command.opaque = self._next_opaque()
+        if self._server.sign is not None:
+            self._server.sign(command)
         asked: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
         self._asked[command.opaque] = asked
         try:
@@ -278,6 +280,7 @@ class RemotingServer:
         self.connections: set[Connection] = set()
         self.closed_listeners: list[Callable[[Connection], None]] = []
         self.numbers = itertools.count(1)
+        self.sign: Callable[[Command], None] | None = None  # signs the requests that connections ask
         self.fast_port: int | None = None
         """The port of replicas of RocketMQ, and of old clients; see `listen_fast`."""
         self._tasks: set[asyncio.Task[None]] = set()

@@ -16,6 +16,8 @@ from typing import Final
 
 from aerobee_broker.config import Address
 from aerobee_broker.errors import BrokerError
+from aerobee_broker.remoting_wire.signature import PeerKey
+from aerobee_broker.replication.authentication import introduce
 from aerobee_broker.replication.epochs import Epochs, common_end
 from aerobee_broker.replication.frames import (
     Epoch,
@@ -62,7 +64,10 @@ class Follower:
         *,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         silence_seconds: float = SILENCE_SECONDS,
+        key: PeerKey | None = None,
     ) -> None:
+        """`key`: the master must prove that it has this secret; None: it is not asked."""
+        self._key = key
         self._store = store
         self._epochs = epochs
         self._protocol = protocol
@@ -78,6 +83,8 @@ class Follower:
         async with asyncio.timeout(_CONNECT_SECONDS):
             reader, writer = await asyncio.open_connection(master.host, master.port, limit=_READ_SIZE)
         try:
+            if self._key is not None:
+                await introduce(reader, writer, self._key)
             await self._follow(reader, writer)
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None  # all tasks fail for the same reason

@@ -22,9 +22,12 @@ from contextlib import suppress
 from typing import Final
 
 from aerobee_broker.config import Address
+from aerobee_broker.config.peers import PeersConfig
 from aerobee_broker.config.replication import ReplicationConfig
 from aerobee_broker.errors import BrokerError, ListenError
+from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.replication.acknowledgements import Acknowledgements, Replica
+from aerobee_broker.replication.authentication import MAGIC, admit
 from aerobee_broker.replication.epochs import Epochs
 from aerobee_broker.replication.frames import (
     UNIT_SIZE_MAX,
@@ -68,8 +71,12 @@ class ReplicationMaster:
         *,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         silence_seconds: float = SILENCE_SECONDS,
+        peers: PeersConfig | None = None,
     ) -> None:
         self._config = config
+        self._peers = peers or PeersConfig()
+        self._key = PeerKey.load(self._peers)
+        self._new: dict[asyncio.Task[None], str] = {}  # connections without a report, oldest first, with their host
         self._store = store
         self._epochs = epochs
         self._acknowledgements = acknowledgements
@@ -110,8 +117,8 @@ class ReplicationMaster:
         peer = writer.get_extra_info("peername") or ("unknown", 0)
         host = str(peer[0]).removeprefix("::ffff:")
         try:
-            if len(self._tasks) > CONNECTIONS_MAX:
-                raise ReplicaRefusedError(f"{CONNECTIONS_MAX} connections are open, which is the limit")
+            self._make_space()
+            self._new[task] = host
             await self._serve(reader, writer, host, f"{host}:{peer[1]}")
         except (OSError, EOFError, TimeoutError, BrokerError) as error:
             cause = str(error) or type(error).__name__
@@ -120,11 +127,45 @@ class ReplicationMaster:
             pass  # by `stop`; Python 3.11's streams would log the task's cancellation as an error
         finally:
             self._tasks.discard(task)
+            self._new.pop(task, None)
             writer.close()
+
+    def _make_space(self) -> None:
+        """Close a connection that has not reported yet, if there are too many: the oldest of the host with most."""
+        if len(self._new) < CONNECTIONS_MAX:
+            return
+        hosts = list(self._new.values())
+        most = max(hosts, key=hosts.count)
+        oldest = next(task for task, host in self._new.items() if host == most)
+        del self._new[oldest]
+        oldest.cancel()
+
+    async def _authenticated(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> bytes:
+        """Return when the replica may be served; the bytes that it has sent already. Raises ReplicaRefusedError."""
+        if self._key is None:
+            if self._peers.addresses and not self._peers.names(host):
+                raise ReplicaRefusedError(f"{host} is not in peers.addresses")
+            return b""
+        async with asyncio.timeout(self._silence_seconds):
+            begun = await reader.readexactly(len(MAGIC))
+        if begun == MAGIC:
+            await admit(reader, writer, self._key)
+            return b""
+        if not self._peers.names(host):
+            raise ReplicaRefusedError(
+                f"it did not prove that it has the secret of the cluster; set peers.secret_key_file there, or for a "
+                f"RocketMQ in a private network name {host} in peers.addresses"
+            )
+        return begun
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, address: str) -> None:
         frames = ReplicaReader()
-        start, protocol = await self._first_report(reader, writer, frames)
+        begun = await self._authenticated(reader, writer, host)
+        start, protocol = await self._first_report(reader, writer, frames, begun)
+        if len(self._tasks) - len(self._new) >= CONNECTIONS_MAX:
+            raise ReplicaRefusedError(f"{CONNECTIONS_MAX} replicas are connected, which is the limit")
+        if (task := asyncio.current_task()) is not None:
+            self._new.pop(task, None)
         handshake = frames.handshake
         is_ours = handshake is not None
         if self._config.has_lease and handshake is not None and handshake.replica_id == self._config.broker_id:
@@ -162,9 +203,11 @@ class ReplicationMaster:
         return self._store.positions[2]
 
     async def _first_report(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: ReplicaReader
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: ReplicaReader, begun: bytes
     ) -> tuple[int, Protocol]:
         answered = False
+        if (reports := frames.feed(begun)) and frames.protocol is not None:
+            return reports[-1], frames.protocol
         async with asyncio.timeout(self._silence_seconds):
             while True:
                 settles = frames.protocol is None

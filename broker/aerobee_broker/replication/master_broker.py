@@ -37,7 +37,7 @@ class MasterBroker:
         self._remoting_address = self._ha_address = Address("127.0.0.1", 0)
         self.epochs = epochs
         self.acknowledgements = Acknowledgements(replication, store)
-        self._master = ReplicationMaster(replication, store, epochs, self.acknowledgements)
+        self._master = ReplicationMaster(replication, store, epochs, self.acknowledgements, peers=config.peers)
         self._requests = ReplicationRequests(config, store, epochs, MASTER_ID)
         self._requests.acknowledgements = self.acknowledgements
         self._requests.leadership = self._leadership = leadership

@@ -50,6 +50,8 @@ from aerobee_store.tables.json_table import JsonTable
 from aerobee_store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
 
 _log = logging.getLogger(__name__)
+TABLES_FILE: Final = "replicationTables"
+"""A file in the store of a replica that has copied all tables of its master at least once."""
 _ANSWER_SECONDS: Final = 10.0
 _NO_LOG: Final = 1 << 62  # the master's timer log is not copied; the wheel is rebuilt from the topic
 _NO_MODES: Final[dict[str, object]] = {"messageRequestModeMap": {}}
@@ -77,6 +79,9 @@ class Metadata:
         self._timer = TimerCheckpointFile(store.file_system, store.config.directory / "config" / "timercheck")
         self._checkpoint: tuple[TimerCheckpoint, int] | None = None  # the master's, and the required end of this log
         self._checkpoint_saved = 0  # its read time
+        self._marker = store.config.directory / TABLES_FILE
+        self.is_complete = store.file_system.exists(self._marker)  # all tables were copied once
+        self.error = ""  # why the last copy failed
         self.copied = 0  # how often a table was replaced
         self._deleted = {name for name in store.queues() if name not in tables.topics}  # their queues may be left
         self._going: set[str] = set()  # topics that the master has deleted, and whose queues are still here
@@ -115,6 +120,10 @@ class Metadata:
             self.copied += 1
 
         await self._copy_checkpoint(master)
+        self.error = ""
+        if not self.is_complete:
+            await self._store.in_disk_thread(self._store.file_system.write_new, self._marker, b"")
+            self.is_complete = True
 
     def restore_topics(self) -> list[str]:
         """Create the topics that have messages in the log but are in no copied table; return their names.

@@ -38,6 +38,7 @@ from aerobee_broker.remoting_wire.connection import Connection, Handler, Remotin
 from aerobee_broker.remoting_wire.errors import RemotingError
 from aerobee_broker.remoting_wire.fields import answer
 from aerobee_broker.remoting_wire.frame import Command
+from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.replication import roles
 from aerobee_broker.replication.epochs import Epochs, common_end
 from aerobee_broker.replication.follower import DivergedError, Follower
@@ -100,6 +101,8 @@ class ReplicaBroker:
         self._epochs = epochs
         self._metadata = Metadata(store, tables, clock)
         self._server = RemotingServer(self._handle)
+        self._key = PeerKey.load(config.peers)
+        self._server.sign = None if self._key is None else self._key.sign
         self._leadership = leadership
         self._view: LeaseView | None = None
         self._ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -114,7 +117,7 @@ class ReplicaBroker:
         store.retention_listeners.clear()  # the master saves delivery state before retention
         store.running.set(RunningFlags.NOT_WRITEABLE, "this broker is a replica; send to its master")
         clients = RemotingClients(settings, tables, clock)
-        self._permissions = Permissions(accounts, store, clients.owner_of)
+        self._permissions = Permissions(accounts, store, clients.owner_of, self._key)
         offsets = OffsetRequests(store, tables, self._deliveries)
         pull = PullRequests(settings, store, tables, self._deliveries, clients, offsets, BrokerCounters(), None)
         queries = QueryRequests(store, self._deliveries.loop_share)
@@ -312,6 +315,12 @@ class ReplicaBroker:
         connection = await self._connect(master)
         try:
             protocol = await self._protocol(connection)
+            host = connection.peer[0]
+            if protocol == "plain" and self._key is not None and not self._config.peers.names(host):
+                raise BrokerError(
+                    f"{master} did not answer a signed request for its epochs, so it has another secret, or is a "
+                    f"RocketMQ: compare peers.secret_key_file, or name {host} in peers.addresses"
+                )
             await self._compare_last_record(connection)
             if protocol == "plain":
                 await self._begin(connection)
@@ -319,7 +328,13 @@ class ReplicaBroker:
                 ha = await self._ha_address(connection)
         finally:
             connection.close()
-        self._follower = follower = Follower(self._store, self._epochs, protocol, self._config.replication.broker_id)
+        self._follower = follower = Follower(
+            self._store,
+            self._epochs,
+            protocol,
+            self._config.replication.broker_id,
+            key=self._key if protocol == "epochs" else None,
+        )
         _log.info("following the master address=%s protocol=%s from=%d", ha, protocol, self._store.positions[0])
         self._last_error = ""
         try:
@@ -428,7 +443,7 @@ class ReplicaBroker:
 
     async def _follow_tables(self) -> None:
         while True:
-            with suppress(OSError, TimeoutError):
+            with suppress(OSError, TimeoutError):  # the log's connection reports these
                 try:
                     master = await self._connect(self._addresses()[0])
                     try:
@@ -439,7 +454,9 @@ class ReplicaBroker:
                     finally:
                         master.close()
                 except BrokerError as error:
-                    _log.debug("tables not copied cause=%s", error)
+                    if str(error) != self._metadata.error:
+                        _log.warning("tables not copied cause=%s; retrying", error)
+                    self._metadata.error = str(error)
             await asyncio.sleep(1.0)
 
     # --- Requests ---------------------------------------------------------------------------------------------
@@ -494,14 +511,23 @@ class ReplicaBroker:
             masterFlushOffset=end if follower is None else max(follower.master_end, end),
             maxOffset=end,
             tablesCopied=self._metadata.copied,
+            tablesError=self._metadata.error,
+            tablesMissing=not self._metadata.is_complete,
             transferredByteInSecond=0,
         )
 
-    def _promote(self) -> None:
+    def _promote(self, force: bool) -> None:
+        if not self._metadata.is_complete and not force:
+            raise RemotingError(
+                Answer.SYSTEM_ERROR,
+                f"this replica has not copied the master's topics, groups and offsets"
+                f"{': ' if self._metadata.error else ''}{self._metadata.error}; wait for them, or promote it without "
+                f"them with: aerobee promote --force",
+            )
         self.requests.promote = None
         self._end("promoted")
 
-    def _refuse_promotion(self) -> None:
+    def _refuse_promotion(self, _force: bool) -> None:
         raise RemotingError(
             Answer.SYSTEM_ERROR,
             "the lease decides which broker is the master; stop the master, and a replica in sync takes over",

@@ -15,7 +15,7 @@ from aerobee_broker.namesrv.route_tables import MASTER_ID
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection, Handler
 from aerobee_broker.remoting_wire.errors import RemotingError
-from aerobee_broker.remoting_wire.fields import answer, integer
+from aerobee_broker.remoting_wire.fields import answer, boolean, integer
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.replication.acknowledgements import Acknowledgements
 from aerobee_broker.replication.epochs import Epochs
@@ -44,7 +44,7 @@ class ReplicationRequests:
         self.acknowledgements: Acknowledgements | None = None  # of a master
         self.ha_address: Address | None = None  # the address of a master for replicas
         self.following: Callable[[], Bean] | None = None  # of a replica: its master and its progress
-        self.promote: Callable[[], None] | None = None  # of a replica
+        self.promote: Callable[[bool], None] | None = None  # of a replica
         self.leadership: Leadership | None = None  # with a lease
         self.handlers: dict[int, Handler] = {
             Request.EXCHANGE_BROKER_HA_INFO: self.exchange,
@@ -143,5 +143,5 @@ class ReplicationRequests:
                 f"masterBrokerId is {wanted}, but this broker has id {self._broker_id}; send the request to broker "
                 f"{wanted}",
             )
-        self.promote()
+        self.promote(boolean(request, "force"))
         return answer()
