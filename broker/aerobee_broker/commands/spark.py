@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aerobee_broker.commands.terminal import options, output
@@ -18,6 +19,7 @@ _EXAMPLES = """\
   aerobee spark audit --store a=/stores/a --store b=/stores/b    of several brokers
   aerobee spark rebuild --store data --output rebuilt          queues and index from the log
   aerobee spark export --store data --topic orders --output archive --checkpoint archive.state
+  aerobee spark table orders --to delta --endpoint 127.0.0.1:8081 --warehouse /lake
   aerobee spark replay --archive archive --topic orders --target again --job-id 2026-01-31
   aerobee spark stats --endpoint 127.0.0.1:8081 --topic orders --by key
 """
@@ -25,12 +27,13 @@ _EXAMPLES = """\
 
 def add_parser(commands: Commands) -> None:
     parser = new_command(
-        commands, "spark", "run Spark jobs: audit, rebuild, export, replay, stats, lag", examples=_EXAMPLES
+        commands, "spark", "run Spark jobs: audit, rebuild, export, table, replay, stats, lag", examples=_EXAMPLES
     )
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_audit(actions)
     _add_rebuild(actions)
     _add_export(actions)
+    _add_table(actions)
     _add_replay(actions)
     _add_stats(actions)
     _add_lag(actions)
@@ -92,6 +95,26 @@ def _add_export(actions: Commands) -> None:
     export.add_argument("--checkpoint", metavar="PATH", help="write only messages since the last run with this path")
     export.add_argument("--format", default="parquet", help="parquet, delta or iceberg (the last two: also a table)")
     _add_job(export)
+
+
+def _add_table(actions: Commands) -> None:
+    table = new_command(
+        actions,
+        "table",
+        "add what is new in a topic to its table, each message once",
+        _table,
+        details="Progress is in the table's own commits. Run it again for later messages; two runs at once conflict.",
+        examples="  aerobee spark table orders --to delta --endpoint 127.0.0.1:8081 --warehouse /lake",
+    )
+    table.add_argument("topic", metavar="TOPIC")
+    table.add_argument("--to", required=True, choices=("delta", "iceberg"), help="format of the table")
+    table.add_argument("--warehouse", metavar="DIR", required=True, help="the table is in DIR/TOPIC")
+    table.add_argument(
+        "--rows", metavar="COUNT", type=options.count, default=1_000_000, help="messages per commit (default: 1000000)"
+    )
+    _add_stores(table, required=False)
+    options.add_endpoint(table)
+    _add_job(table)
 
 
 def _add_replay(actions: Commands) -> None:
@@ -203,13 +226,18 @@ def _stores(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _source(arguments: argparse.Namespace) -> dict[str, str]:
-    import json
-
-    stores = _stores(arguments)
-    found = {"storePath": json.dumps(stores)} if stores else _connection(arguments)
+    found = _place(arguments)
     if arguments.topic:
         return {**found, "subscribe": ",".join(arguments.topic)}
     return {**found, "subscribePattern": ".*"}
+
+
+def _place(arguments: argparse.Namespace) -> dict[str, str]:
+    """The stores or the broker to read."""
+    import json
+
+    stores = _stores(arguments)
+    return {"storePath": json.dumps(stores)} if stores else _connection(arguments)
 
 
 def _connection(arguments: argparse.Namespace) -> dict[str, str]:
@@ -329,6 +357,20 @@ def _export(arguments: argparse.Namespace) -> int:
             arguments.output,
             checkpoint=arguments.checkpoint,
             file_format=arguments.format,
+        ),
+    )
+
+
+def _table(arguments: argparse.Namespace) -> int:
+    return _run(
+        arguments,
+        lambda session: _jobs().keep_table(
+            session,
+            _place(arguments),
+            arguments.topic,
+            str(Path(arguments.warehouse) / arguments.topic),
+            to=arguments.to,
+            rows_per_commit=arguments.rows,
         ),
     )
 

@@ -5,5 +5,6 @@ from aerobee_pipeline.jobs.export import export, replay
 from aerobee_pipeline.jobs.rebuild import rebuild
 from aerobee_pipeline.jobs.result import JobResult
 from aerobee_pipeline.jobs.statistics import lag, statistics
+from aerobee_pipeline.jobs.topic_table import keep_table
 
-__all__ = ["JobResult", "audit", "export", "lag", "rebuild", "replay", "statistics"]
+__all__ = ["JobResult", "audit", "export", "keep_table", "lag", "rebuild", "replay", "statistics"]
