@@ -47,13 +47,14 @@ conformance: .venv/.dev ## go through the protocol's checklist and print how eac
 
 check: lint type test ## what CI runs: lint, types, tests
 
-lint: .venv/.dev ## style, imports, spelling, generated code, the map
+lint: .venv/.dev ## style, imports, spelling, generated code and pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/python -m aerobee_proto.generate --check
 	$(BIN)/python -m tests.support.module_map --check
+	$(BIN)/python -m tests.support.limits_page --check
 
 type: .venv/.dev ## strict type check of packages and tests
 	$(BIN)/mypy store broker client pipeline proto tests examples
@@ -61,8 +62,9 @@ type: .venv/.dev ## strict type check of packages and tests
 proto: .venv/.dev ## regenerate the code beside the .proto files
 	$(BIN)/python -m aerobee_proto.generate
 
-map: .venv/.dev ## write the map of rooms and modules from their docstrings
+map: .venv/.dev ## write the pages made from the code: rooms, modules, limits
 	$(BIN)/python -m tests.support.module_map
+	$(BIN)/python -m tests.support.limits_page
 
 test-sdks: .venv/.dev ## the released SDKs of Python, Node.js, Java and Go; says which were left out, and why
 	AEROBEE_TOOLCHAINS=1 $(BIN)/python -m pytest -q -m sdk -p tests.support.sdk_summary --timeout=300 tests

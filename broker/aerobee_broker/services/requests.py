@@ -18,7 +18,7 @@ from aerobee_proto import v2
 
 SIZE_MAX_DEFAULT: Final = 1 << 20  # bytes
 _BATCH_SIZE_MAX: Final = 16 << 20  # RocketMQ accepts batches of one largest message, 4 MiB; Aerobee of four
-_SIZES_MAX: Final = {
+SIZES_MAX: Final = {
     "apache.rocketmq.v2.SendMessageRequest": _BATCH_SIZE_MAX,
     "apache.rocketmq.v2.AdminSendMessageRequest": 6 << 20,  # a body of 4 MiB, and its properties
     "apache.rocketmq.v2.TelemetryCommand": 6 << 20,  # a client sends back the message that it was asked to verify
@@ -28,7 +28,7 @@ _SIZES_MAX: Final = {
 }
 _PROPERTIES_SIZE_MAX: Final = 1 << 20  # more than a message has besides its body
 ENTRIES_MAX_DEFAULT: Final = 1024
-_ENTRIES_MAX: Final = {
+ENTRIES_MAX: Final = {
     "apache.rocketmq.v2.Publishing.topics": 4096,
     "apache.rocketmq.v2.Subscription.subscriptions": 4096,
     "apache.rocketmq.v2.SyncLiteSubscriptionRequest.lite_topic_set": 4096,
@@ -46,13 +46,13 @@ _SHORT, _LONG = 5, 10  # bytes of a varint at most: of tags and sizes, of values
 
 def size_max_of(request_type: Descriptor, body_size_max: int) -> int:
     """The size limit of a request of this type: at least the largest message, if it contains messages."""
-    size_max = _SIZES_MAX.get(request_type.full_name, SIZE_MAX_DEFAULT)
+    size_max = SIZES_MAX.get(request_type.full_name, SIZE_MAX_DEFAULT)
     return size_max if size_max <= SIZE_MAX_DEFAULT else max(size_max, body_size_max + _PROPERTIES_SIZE_MAX)
 
 
 def entries_max_of(field: FieldDescriptor) -> int:
     """The entry limit of a repeated field."""
-    return _ENTRIES_MAX.get(field.full_name, ENTRIES_MAX_DEFAULT)
+    return ENTRIES_MAX.get(field.full_name, ENTRIES_MAX_DEFAULT)
 
 
 class RequestReader:
@@ -114,7 +114,7 @@ class RequestLimits:
     def __init__(self, in_progress: ByteBudget, *, body_size_max: int) -> None:
         self.in_progress = in_progress
         self._body_size_max = body_size_max
-        self.request_size_max = max(_SIZES_MAX.values()) + body_size_max
+        self.request_size_max = max(SIZES_MAX.values()) + body_size_max
         """The largest size of all methods: what a front may read before it knows the method."""
 
     def reader(self, method: str, request_type: type[Message]) -> RequestReader:
