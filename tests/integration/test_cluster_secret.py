@@ -69,11 +69,15 @@ async def test_a_stranger_can_neither_read_the_log_nor_confirm(tmp_path: Path, p
 
 
 async def test_idle_connections_do_not_keep_the_replica_out(tmp_path: Path, peers: PeersConfig) -> None:
-    """Connections that have not authenticated make room for newer ones."""
+    """Of connections that have not authenticated the oldest make room; newer ones are not refused."""
     async with master(tmp_path / "m", peers=peers, key=SECRET) as running, contextlib.AsyncExitStack() as idle:
+        readers = []
         for _ in range(70):
-            _, writer = await asyncio.open_connection(running.ha.host, running.ha.port)
+            reader, writer = await asyncio.open_connection(running.ha.host, running.ha.port)
             idle.callback(writer.close)
+            readers.append(reader)
+        assert await readers[0].read(-1) == b""
+        assert not readers[-1].at_eof()
         await send(running.client, "Orders", b"hello")
         async with replica(tmp_path / "r", running.broker.remoting, peers=peers, key=SECRET) as following:
             await following.follows_to(100)
