@@ -18,6 +18,7 @@ topic (attribute queue.type=BatchCQ) takes many messages in one record: `pack_ba
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing
@@ -29,9 +30,11 @@ from aerobee_client.connections.connection import Connection, Retry, new_client_
 from aerobee_client.errors import BadRequestError, ClientError, UnsupportedError, status_error
 from aerobee_client.limits.bounds import MemoryLimit
 from aerobee_client.messages import packing
-from aerobee_client.messages.compression import Compression, decompress
+from aerobee_client.messages.compression import Compression, CorruptedBodyError, decompress
 from aerobee_client.messages.message import Message, StoredMessage, message_of_record
 from aerobee_proto import records_v1, v2
+
+_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from aerobee_store.records.record_batch import RecordBatch
@@ -74,7 +77,7 @@ class Frame:
 
     def bodies(self) -> Iterator[bytes]:
         """The decompressed body of each message from `start_offset` on, including those inside the records of a batch
-        topic."""
+        topic. A body that cannot be decompressed comes as it is stored, and is logged."""
         from aerobee_store.records import inner_batch
 
         batch = self.batch()
@@ -85,7 +88,12 @@ class Frame:
                     bytes(each.body) for each in inner_batch.unpack(record) if each.queue_offset >= self.start_offset
                 )
             else:
-                yield decompress(bytes(record.body), record.sys_flag)
+                body = bytes(record.body)
+                try:
+                    body = decompress(body, record.sys_flag)
+                except CorruptedBodyError as error:
+                    _log.error("body is corrupted queue_offset=%d: %s", record.queue_offset, error)
+                yield body
 
     def messages(self, topic: str, stored_group: str) -> list[StoredMessage]:
         """The messages of the frame that this group may have, as a pull consumer hands them out. `topic`: as the client

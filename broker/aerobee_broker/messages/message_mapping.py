@@ -105,8 +105,13 @@ def to_store_message(message: v2.Message, stored_topic: str, queue_id: int, peer
         properties=properties,
         born_timestamp=born_ms if 0 < born_ms <= LAST_MS else now_ms,
         born_host=peer,
-        sys_flag=SYS_FLAG_COMPRESSED | COMPRESSION_ZLIB if system.body_encoding == _GZIP else 0,
+        sys_flag=sys_flag_of(system.body_encoding),
     )
+
+
+def sys_flag_of(encoding: v2.Encoding.ValueType) -> int:
+    """The system flags of a body with this encoding."""
+    return SYS_FLAG_COMPRESSED | COMPRESSION_ZLIB if encoding == _GZIP else 0
 
 
 def to_wire_message(

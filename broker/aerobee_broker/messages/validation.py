@@ -13,7 +13,7 @@ from typing import Final
 
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.messages.message_mapping import TRANSACTION, delivery_ms
+from aerobee_broker.messages.message_mapping import TRANSACTION, delivery_ms, sys_flag_of
 from aerobee_proto import v2
 from aerobee_store.records import message_rules as rules
 from aerobee_store.records.message_rules import BrokenRuleError, has_control_character
@@ -48,6 +48,7 @@ def check_message(message: v2.Message, limits: LimitsConfig, body_size_max: int,
             rules.check_transaction_recovery(duration.seconds + duration.nanos / 1e9)
         if system.HasField("delivery_timestamp"):
             rules.check_delivery_time(delivery_ms(system.delivery_timestamp), now_ms, limits.delay_seconds_max)
+        rules.check_compression(body, sys_flag_of(system.body_encoding))
     except BrokenRuleError as broken:
         raise refusal(broken) from None
     if system.HasField("body_digest"):

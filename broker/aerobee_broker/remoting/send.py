@@ -42,7 +42,7 @@ from aerobee_store.clock import Clock
 from aerobee_store.errors import ReplicaError
 from aerobee_store.records import properties as p
 from aerobee_store.records.message_fields import DELAY_NAMES
-from aerobee_store.records.message_rules import BrokenRuleError, check_body
+from aerobee_store.records.message_rules import BrokenRuleError, check_body, check_compression
 from aerobee_store.records.record import (
     SYS_FLAG_COMPRESSED,
     SYS_FLAG_COMPRESSION_TYPE,
@@ -138,6 +138,8 @@ class SendRequests:
         topic = await self._topic(sent)
         queue_id = self._queue_id(topic, sent.queue_id)
         _check_body(len(request.body), self._settings.current.store.body_size_max)
+        if not sent.is_batch:
+            _check_compression(request.body, sent.sys_flag)
         message = Message(
             topic=topic.name,
             queue_id=queue_id,
@@ -400,6 +402,13 @@ def _sent(request: Command, *, short: bool) -> _Sent:
 def _check_body(size: int, size_max: int) -> None:
     try:
         check_body(size, size_max)
+    except BrokenRuleError as broken:
+        raise RemotingError(Answer.MESSAGE_ILLEGAL, broken.reason) from None
+
+
+def _check_compression(body: bytes | bytearray | memoryview, sys_flag: int) -> None:
+    try:
+        check_compression(bytes(body[:4]), sys_flag)
     except BrokenRuleError as broken:
         raise RemotingError(Answer.MESSAGE_ILLEGAL, broken.reason) from None
 

@@ -3,7 +3,8 @@
     sys_flag & 0x001    the body is compressed
     sys_flag & 0x700    algorithm: 0x000 and 0x300 zlib, 0x100 LZ4 (frame format), 0x200 Zstandard
 
-LZ4 and Zstandard need the packages `lz4` and `zstandard`: `pip install aerobee[compression]`.
+A zlib body may also be a gzip file: some clients of SendMessage make one. LZ4 and Zstandard need the packages `lz4` and
+`zstandard`: `pip install aerobee[compression]`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from aerobee_store.errors import StoreError
 SYS_FLAG_COMPRESSED: Final = 0x1
 SYS_FLAG_COMPRESSION_TYPE: Final = 0x700
 
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_MAGIC: Final = {0x100: b"\x04\x22\x4d\x18", 0x200: b"\x28\xb5\x2f\xfd"}
 _PACKAGES: Final = {0x100: "lz4.frame", 0x200: "zstandard"}
 
 
@@ -45,8 +48,24 @@ def decompress(body: bytes | memoryview, sys_flag: int, size_max: int) -> bytes 
     return _unlz4(package, body, size_max) if kind == 0x100 else _unzstd(package, body, size_max)
 
 
+def begins_right(body: bytes | memoryview, sys_flag: int) -> bool:
+    """Whether a body that is not empty begins as one of the method in its system flags does; True without compression.
+
+    Costs nearly nothing; the rest of the body may still be wrong.
+    """
+    if not sys_flag & SYS_FLAG_COMPRESSED:
+        return True
+    kind = sys_flag & SYS_FLAG_COMPRESSION_TYPE
+    start = bytes(body[:4])
+    if kind in (0x000, 0x300):
+        # The two bytes of a zlib header are a multiple of 31, and the first one names the method.
+        is_zlib = len(start) > 1 and start[0] & 0x0F == 8 and int.from_bytes(start[:2], "big") % 31 == 0
+        return is_zlib or start[:2] == _GZIP_MAGIC
+    return start == _MAGIC.get(kind)
+
+
 def _inflate(body: bytes | memoryview, size_max: int) -> bytes:
-    stream = zlib.decompressobj()
+    stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # zlib or gzip, by the first bytes
     try:
         plain = stream.decompress(body, size_max)
     except zlib.error as error:

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, Protocol
 
 from aerobee_store.errors import InvalidMessageError
 from aerobee_store.records import properties as p
+from aerobee_store.records.compression import begins_right
 from aerobee_store.records.message_fields import RESERVED_NAMES, TEXT_FIELDS
 
 BODY_SIZE_MAX: Final = 4 << 20
@@ -213,6 +214,16 @@ def check_body(size: int, size_max: int) -> None:
         raise BrokenRuleError(
             "MESSAGE_BODY_TOO_LARGE",
             f"the body of the message has {size} bytes, the limit is {size_max}; split or compress it",
+        )
+
+
+def check_compression(body: bytes | memoryview, sys_flag: int) -> None:
+    """BrokenRuleError for a body whose first bytes are not those of the compression in its system flags."""
+    if not begins_right(body, sys_flag):
+        raise BrokenRuleError(
+            "MESSAGE_CORRUPTED",
+            "the body of the message is marked as compressed, but does not begin like compressed data; compress it, or "
+            "leave the mark out",
         )
 
 

@@ -88,12 +88,17 @@ def request_of(sent: list[v2.Message]) -> bytes:
     return v2.SendMessageRequest(messages=sent).SerializeToString()
 
 
+def compressed(message: v2.Message) -> None:
+    message.body = b"\x1f\x8b" + message.body  # as the content of a gzip file begins
+    message.system_properties.body_encoding = v2.Encoding.GZIP
+
+
 def rare(message: v2.Message) -> None:
     """Set the less usual fields of a normal message."""
     message.user_properties["region"] = "nö"
     message.user_properties["empty"] = ""
     message.system_properties.trace_context = "trace"
-    message.system_properties.body_encoding = v2.Encoding.GZIP
+    compressed(message)
     message.system_properties.ClearField("born_timestamp")
 
 
@@ -115,7 +120,7 @@ STAYS: dict[str, Callable[[v2.Message], object]] = {
     "own host": lambda message: setattr(message.system_properties, "born_host", PEER[0]),
     "another host": lambda message: setattr(message.system_properties, "born_host", "10.9.9.8"),
     "no host": lambda message: message.system_properties.ClearField("born_host"),
-    "compressed": lambda message: setattr(message.system_properties, "body_encoding", v2.Encoding.GZIP),
+    "compressed": lambda message: compressed(message),
     "empty key": lambda message: message.system_properties.keys.append(""),
     "empty key first": lambda message: message.system_properties.keys.insert(0, ""),
     "large": lambda message: message.system_properties.keys.append("k" * 600),
@@ -143,6 +148,7 @@ REFUSED: dict[str, Callable[[v2.Message], object]] = {
     "another topic": lambda message: setattr(message.topic, "name", "bills"),
     "another namespace": lambda message: setattr(message.topic, "resource_namespace", "shop"),
     "no topic": lambda message: message.ClearField("topic"),
+    "body not compressed": lambda message: setattr(message.system_properties, "body_encoding", v2.Encoding.GZIP),
     "no body": lambda message: message.ClearField("body"),
     "large body": lambda message: setattr(message, "body", bytes(1001)),
     "no id": lambda message: message.system_properties.ClearField("message_id"),

@@ -20,7 +20,7 @@ from aerobee_proto import v2
 from aerobee_store import StoreConfig
 from aerobee_store.records.properties import BORN_HOST
 from aerobee_store.records.record import Draft
-from tests.unit.broker.test_send_batch import LIMITS, NOW, PEER, one_by_one, request_of
+from tests.unit.broker.test_send_batch import LIMITS, NOW, PEER, compressed, one_by_one, request_of
 from tests.unit.broker.test_send_shapes import ODD, alike
 from tests.unit.broker.test_send_shapes import STAYS as SHAPED
 
@@ -329,3 +329,15 @@ def test_a_layout_that_no_template_can_store_is_left_to_protobuf() -> None:
     reader = taught(data)
     assert record_of(reader.read(data, parse)) is None
     assert isinstance(reader.read(data, parse), v2.SendMessageRequest)
+
+
+def test_a_body_that_is_not_compressed_after_others() -> None:
+    """The template's first message was checked as a whole; the bodies of later ones, too."""
+    first, later = fresh(1), fresh(2)
+    compressed(first)
+    compressed(later)
+    reader = taught(request_of([first]))
+    assert record_of(reader.read(request_of([later]), parse)) is not None
+    later.body = b"xx" + later.body[2:]
+    assert isinstance(reader.read(request_of([later]), parse), SendOne)
+    assert record_of(reader.read(request_of([later]), parse)) is None

@@ -12,7 +12,7 @@ from aerobee_broker.processors.sending.send_columns import COUNT_MAX, SendShapes
 from aerobee_broker.processors.sending.send_shapes import pack_shapes
 from aerobee_proto import v2
 from aerobee_store import StoreConfig
-from tests.unit.broker.test_send_batch import LIMITS, NOW, PEER, joined, one_by_one, request_of
+from tests.unit.broker.test_send_batch import LIMITS, NOW, PEER, compressed, joined, one_by_one, request_of
 
 COUNT = 40  # enough messages for a shape
 
@@ -72,7 +72,7 @@ STAYS: dict[str, Callable[[v2.Message], object]] = {
     "host beyond ASCII": lambda message: setattr(message.system_properties, "born_host", "höst"),
     "no host": lambda message: message.system_properties.ClearField("born_host"),
     "no user properties": lambda message: message.ClearField("user_properties"),
-    "compressed": lambda message: setattr(message.system_properties, "body_encoding", v2.Encoding.GZIP),
+    "compressed": compressed,
 }
 
 
@@ -270,3 +270,12 @@ def test_limits() -> None:
         message.body = bytes(1000)
     assert shapes_of_request(request_of(large)) is None
     assert shapes_of_request(request_of(large[: COUNT_MAX // 2])) is not None
+
+
+def test_a_body_that_is_not_compressed_among_others() -> None:
+    """The first message of a shape is checked as a whole; the bodies of the others, too."""
+    made = _all(compressed)
+    made[7].body = b"xx" + made[7].body[2:]
+    data = request_of(made)
+    assert one_by_one(data) is None
+    assert shaped(data) is None

@@ -38,6 +38,16 @@ def test_a_body_that_cannot_be_decompressed() -> None:
     assert message.message_id.startswith("7F000001")  # without UNIQ_KEY, the id is built from the record's position
 
 
+def test_a_body_that_cannot_be_decompressed_does_not_end_the_bodies() -> None:
+    """It comes as it is stored, and those after it follow."""
+    found = frame(
+        Message("orders", 0, b"before", {}),
+        Message("orders", 0, b"garbage", {}, sys_flag=SYS_FLAG_COMPRESSED),
+        Message("orders", 0, b"after", {}),
+    )
+    assert list(found.bodies()) == [b"before", b"garbage", b"after"]
+
+
 def test_a_damaged_record() -> None:
     """A damaged record fails its whole frame, so that no message is skipped."""
     good = frame(*(Message("orders", 0, b"%d" % number, {"UNIQ_KEY": "1"}) for number in range(3)))

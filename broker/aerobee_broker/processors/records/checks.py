@@ -93,6 +93,7 @@ def check_records(
     _check_transient(batch)
     _check_sizes(batch, limits)
     _check_texts(batch)
+    _check_compression(batch)
     if delayed:
         _check_delay_type(batch, topic)
     else:
@@ -105,6 +106,18 @@ def _check_bodies(batch: RecordBatch, size_max: int) -> None:
         row = int(bad.argmax())
         try:
             rules.check_body(int(batch.body_size[row]), size_max)
+        except BrokenRuleError as broken:
+            raise _bad(row, broken) from None
+
+
+def _check_compression(batch: RecordBatch) -> None:
+    """Inner batches are decompressed and counted later."""
+    if not batch.any_has(SYS_FLAG_COMPRESSED):
+        return
+    alone = (batch.sys_flag & SYS_FLAG_COMPRESSED != 0) & (batch.sys_flag & SYS_FLAG_INNER_BATCH == 0)
+    for row in np.flatnonzero(alone).tolist():
+        try:
+            rules.check_compression(batch.body(row), int(batch.sys_flag[row]))
         except BrokenRuleError as broken:
             raise _bad(row, broken) from None
 

@@ -29,6 +29,7 @@ from aerobee_proto import v2
 from aerobee_store.config import StoreConfig
 from aerobee_store.errors import InvalidMessageError
 from aerobee_store.records import properties as p
+from aerobee_store.records.compression import begins_right
 from aerobee_store.records.packing import pack
 from aerobee_store.records.properties import Host, encode_properties
 from aerobee_store.records.record import SYS_FLAG_COMPRESSED, Message
@@ -133,6 +134,8 @@ def _unusual(columns: SendColumns, texts: list[bytes], body_size_max: int, limit
     text_size = np.fromiter(map(len, texts), np.int64, count)
     unusual: Booleans = columns.unusual | (body_size == 0) | (body_size > body_size_max)
     unusual |= text_size > min(_USUAL_SIZE_MAX, limits.properties_size_max)
+    for row in np.flatnonzero(columns.encoding == _GZIP).tolist():
+        unusual[row] |= not begins_right(columns.body[row], SYS_FLAG_COMPRESSED | COMPRESSION_ZLIB)
     if not all(columns.message_id):
         unusual |= ~np.fromiter(map(bool, columns.message_id), np.bool_, count)
     # Spaces: blank text, or keys of several words. Other characters, beyond ASCII, may be blank or invalid too.

@@ -25,6 +25,7 @@ from aerobee_broker.processors.sending.message_layout import Fields, Span, field
 from aerobee_proto import v2
 from aerobee_store.config import StoreConfig
 from aerobee_store.records import message_rules as rules
+from aerobee_store.records.compression import begins_right
 from aerobee_store.records.message_rules import plain_bytes
 from aerobee_store.records.properties import Host, encode_properties
 from aerobee_store.records.record import Message
@@ -58,6 +59,7 @@ class _Template(NamedTuple):
     """What fills the gaps of the record."""
     limits: LimitsConfig
     """The limits that the first message was checked against."""
+    sys_flag: int
 
 
 class Layout:
@@ -132,7 +134,7 @@ class Layout:
         record = RecordTemplate(
             stored, [gap for gap, _ in gaps], store_host=store.store_host, property_crc=store.property_crc
         )
-        found = self._templates[key] = _Template(record, [value for _, value in gaps], limits)
+        found = self._templates[key] = _Template(record, [value for _, value in gaps], limits, stored.sys_flag)
         return found
 
     def _gaps(self, stored: Message, head: bytes) -> list[tuple[Span, Span]] | None:
@@ -195,6 +197,8 @@ class SendOne(Struct, eq=False):
         template = self.layout.template(self, stored_topic, peer, now_ms, limits, store)
         body = self.data[self.body_begin :]
         if template is None or len(body) > store.body_size_max:
+            return None
+        if template.sys_flag and not begins_right(body, template.sys_flag):
             return None
         head = self.head
         return TemplateMessage(

@@ -27,6 +27,7 @@ from aerobee_proto import v2
 from aerobee_store.config import StoreConfig
 from aerobee_store.errors import InvalidMessageError
 from aerobee_store.records import message_rules as rules
+from aerobee_store.records.compression import begins_right
 from aerobee_store.records.message_rules import plain_bytes
 from aerobee_store.records.properties import Host
 from aerobee_store.records.record import (
@@ -165,6 +166,8 @@ def _records(shape: Shape, stored: Message, template: bytes, now_ms: int, *, pro
     has content that must be checked one by one."""
     messages, fields = shape.data, shape.fields
     if not _are_plain(messages, fields):
+        return None
+    if stored.sys_flag and not all(begins_right(body, stored.sys_flag) for body in _column(messages, fields.body)):
         return None
     count, size = len(messages), len(template)
     text_end = size - (PROPERTY_CRC_SIZE if property_crc else 0)
