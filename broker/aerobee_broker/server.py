@@ -521,6 +521,14 @@ def _warn(config: BrokerConfig) -> None:
         _log.warning(
             "settings of broker.conf without an equivalent are ignored: %s", ", ".join(config.ignored_rocketmq_keys)
         )
+    if config.ignored_log_paths:
+        _log.warning(
+            "the log of %s is in this directory; paths of the log are ignored that the settings file names for another "
+            "store: %s. If they are this store's, name them in AEROBEE_STORE_COMMIT_LOG_PATHS, or make store.directory "
+            "(storePathRootDir) in the file the same",
+            config.store.directory,
+            ", ".join(map(str, config.ignored_log_paths)),
+        )
     reachable = [
         address
         for address in (config.listen.grpc, config.listen.tls, config.listen.remoting)

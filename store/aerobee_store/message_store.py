@@ -38,7 +38,8 @@ from aerobee_store.durability.recovery import Recovery, RecoveryParts, RecoveryR
 from aerobee_store.errors import StoreClosedError, StoreDirectoryError, StoreError, StoreFailedError
 from aerobee_store.log.allocate import SegmentAllocation
 from aerobee_store.log.commit_log import CommitLog
-from aerobee_store.log.log_paths import LogPaths
+from aerobee_store.log.log_claims import LogLocks
+from aerobee_store.log.log_paths import LogPaths, claim_log_paths
 from aerobee_store.log.log_scan import records_containing
 from aerobee_store.log.mapped_file import MappedFileQueue
 from aerobee_store.log.write_modes import BufferPool, segments_of
@@ -99,6 +100,7 @@ class MessageStore:
         file_system: FileSystem,
         clock: Clock,
         lock: Lock,
+        log_locks: LogLocks,
         is_batch_topic: Callable[[str], bool] = lambda topic: False,
     ) -> None:
         self.config = config
@@ -108,6 +110,7 @@ class MessageStore:
         self._closed = False
         self.recovery = RecoveryReport(clean=True)
         self._lock = lock
+        self._log_locks = log_locks
         directory = config.directory
         self._abort_path = directory / ABORT
         self.checkpoint = Checkpoint(file_system, directory / "checkpoint")
@@ -226,14 +229,18 @@ class MessageStore:
             lock = lock_directory(file_system, directory)
         except OSError as error:
             raise open_error(directory, error) from error
+        log_locks = LogLocks(())
         try:
+            log_locks = claim_log_paths(file_system, config)
             put_back(file_system, directory)
-            store = cls(config, file_system, clock, lock, is_batch_topic)
+            store = cls(config, file_system, clock, lock, log_locks, is_batch_topic)
             store._recover(whole_log=whole_log)
         except OSError as error:
+            log_locks.release()
             lock.release()
             raise open_error(directory, error) from error
         except BaseException:
+            log_locks.release()
             lock.release()
             raise
         store.stats.recovery_seconds = perf_counter() - started
@@ -320,6 +327,7 @@ class MessageStore:
             self._index.close()
             self._log.files.close()
             self._queues.close()
+            self._log_locks.release()
             self._lock.release()
 
     def _close_orderly(self) -> None:

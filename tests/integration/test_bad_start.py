@@ -118,6 +118,35 @@ def test_an_invalid_configuration(home: Path, text: bytes, words: str) -> None:
     assert words in serve(home)
 
 
+def test_a_log_that_another_process_writes(home: Path) -> None:
+    """It is refused and unchanged, as that of a running RocketMQ, whose lock is in another directory."""
+    segment = max((home / "store" / "commitlog").iterdir())
+    program = "import sys; f = open(sys.argv[1], 'r+b'); print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program, str(segment)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        assert "has this segment of the log open for writing, perhaps a running RocketMQ" in serve(home)
+        writer.kill()
+
+
+def test_a_migration_beside_rocketmq_leaves_its_log_alone(written: Path, tmp_path: Path) -> None:
+    """With --store, the storePathCommitLog of a broker.conf is not opened: a new store has its own log."""
+    log = tmp_path / "rocketmq" / "commitlog"
+    shutil.copytree(written / "store" / "commitlog", log)
+    before = content(log)
+    conf = tmp_path / "broker.conf"
+    conf.write_text(
+        f"storePathRootDir={tmp_path / 'root'}\nstorePathCommitLog={log}\nmappedFileSizeCommitLog=1048576\n"
+    )
+    (tmp_path / "own").mkdir()
+    with run_broker(tmp_path / "own", ["--dev", "--rocketmq-conf", str(conf)]) as broker:
+        asyncio.run(_send_one(broker.endpoint))
+        assert f"ignored that the settings file names for another store: {log}" in broker.log_text()
+    assert content(log) == before
+    assert len(list((tmp_path / "own" / "store" / "commitlog").iterdir())) >= 1
+
+
 @pytest.mark.parametrize("text", [bytes(range(256)) * 8, b"brokerName = \xff\xfe\0\n", b"\x1b[2J = 1\n"])
 def test_a_file_that_is_not_a_broker_conf(home: Path, text: bytes) -> None:
     """Bytes that no properties file contains were taken for unknown keys and printed unescaped to the terminal."""

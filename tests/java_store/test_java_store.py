@@ -21,7 +21,9 @@ import pytest
 from aerobee_store import Message, MessageStore, StoreLockedError
 from aerobee_store.config import UNIT_SIZE
 from aerobee_store.disk.file_system import DiskFileSystem, DiskUsage
+from aerobee_store.disk.store_directory import ID_FILE
 from aerobee_store.durability.checkpoint import Checkpoint
+from aerobee_store.log.log_claims import ATTRIBUTE
 from aerobee_store.testing import ManualClock
 from aerobee_store.tools.verify import verify
 from tests.java_store import contents
@@ -198,6 +200,44 @@ def test_java_reads_what_we_closed(release: Release, java: Open, tmp_path: Path,
     with MessageStore.open(config(directory)) as ours:
         assert ours.recovery.clean
         check_we_read(ours, stored)
+
+
+def test_the_log_of_a_running_rocketmq_is_refused(release: Release, java: Open, tmp_path: Path) -> None:
+    """RocketMQ locks its storePathRootDir only. Its log elsewhere is refused while it runs, whoever names it, and
+    RocketMQ goes on as if nothing had happened."""
+    directory, log = tmp_path / "store", tmp_path / "disk" / "commitlog"
+    stored = write(directory, release)
+    log.parent.mkdir()
+    (directory / "commitlog").rename(log)
+    (directory / ID_FILE).unlink()  # as if RocketMQ had written it all: nothing says whose log it is
+    os.removexattr(log, ATTRIBUTE)
+    with java(directory, storePathCommitLog=log) as store:
+        with pytest.raises(StoreLockedError, match="another process has this store open"):
+            MessageStore.open(replace(config(directory), commit_log_paths=(log,)))
+        for attempt in (
+            replace(config(tmp_path / "copy"), commit_log_paths=(log,)),
+            replace(
+                config(tmp_path / "copy2"), commit_log_paths=(tmp_path / "own",), read_only_commit_log_paths=(log,)
+            ),
+            config(log.parent),  # its default log
+        ):
+            # what a copy of RocketMQ's storePathRootDir has, so that the store is not new
+            (attempt.directory / "config").mkdir(parents=True)
+            before = log_bytes_of(log)
+            with pytest.raises(StoreLockedError, match="perhaps a running RocketMQ broker"):
+                MessageStore.open(attempt)
+            assert log_bytes_of(log) == before
+        assert store.max_offset == stored[-1].physical_offset + stored[-1].size
+        check_java_reads(store, log.parent, stored)
+    (log.parent / "config").rmdir()  # made above: the log is not that of a store beside it
+    with MessageStore.open(replace(config(directory), commit_log_paths=(log,))) as ours:
+        check_we_read(ours, stored)
+    with java(directory, storePathCommitLog=log) as store:  # the claim of the directory is nothing to it
+        check_java_reads(store, log.parent, stored)
+
+
+def log_bytes_of(log: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in log.iterdir()}
 
 
 class FillingDisks(DiskFileSystem):

@@ -70,6 +70,8 @@ class BrokerConfig(Section):
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
     peers: PeersConfig = field(default_factory=PeersConfig)
     ignored_rocketmq_keys: tuple[str, ...] = ()  # keys of broker.conf that have no effect here
+    # directories of a log that belong to another store than the one named by a flag or the environment
+    ignored_log_paths: tuple[Path, ...] = ()
     # by full name, for settings that differ from their defaults
     sources: dict[str, Source] = field(default_factory=dict)
 
@@ -235,8 +237,11 @@ class BrokerConfig(Section):
         """
         values: dict[str, object] = {}
         sources: dict[str, Source] = {}
+        directories: dict[Source, Path] = {}
 
         def take(source: Source, found: Mapping[str, object]) -> None:
+            if "store.directory" in found:
+                directories[source] = _paths("store.directory", found["store.directory"])[0].resolve()
             values.update(found)
             sources.update(dict.fromkeys(found, source))
 
@@ -249,6 +254,7 @@ class BrokerConfig(Section):
         take("environment", from_environment(environment or {}, _SECTIONS))
         take("flag", {name: value for name, value in (flags or {}).items() if value is not None})
 
+        ignored_log_paths = _take_out_foreign_paths(values, sources, directories)
         given: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
         for name, value in values.items():
             section, _, key = name.partition(".")
@@ -257,7 +263,9 @@ class BrokerConfig(Section):
         defaults = {"directory": DIRECTORY_DEFAULT, "store_host": _store_host(listen)}
         given["store"] = {**defaults, **(_DEV_STORE_DEFAULTS if own.get("dev") else {}), **given["store"]}
         sections: dict[str, Any] = {name: _SECTION_TYPES[name](**found) for name, found in given.items()}
-        return cls(**own, **sections, ignored_rocketmq_keys=ignored, sources=sources)
+        return cls(
+            **own, **sections, ignored_rocketmq_keys=ignored, ignored_log_paths=ignored_log_paths, sources=sources
+        )
 
     def setting(self, name: str) -> object:
         """The value of a setting by its full name."""
@@ -330,3 +338,33 @@ _SECTIONS: Final[dict[str, dict[str, Any]]] = {
 del _SECTIONS["store"]["store_host"]  # derived from the addresses
 # A developer's disk is full of other things. Only disk_headroom limits the broker there, and nothing is removed early.
 _DEV_STORE_DEFAULTS: Final = {"disk_force_clean_ratio": 1.0, "disk_full_ratio": 1.0}
+
+
+def _take_out_foreign_paths(
+    values: dict[str, object], sources: dict[str, Source], directories: Mapping[Source, Path]
+) -> tuple[Path, ...]:
+    """Remove the paths of the log that a source names for another store than the one that is opened; return them.
+
+    A flag or the environment may name another directory than the settings file does. The log paths in that file then
+    belong to its own store, which may be in use, perhaps by RocketMQ. Without storePathRootDir, that of a broker.conf
+    is unknown. Paths in the directory that is opened are used in any case. `directories`: `store.directory` by source.
+    """
+    if not directories:
+        return ()
+    opened = directories[sources["store.directory"]]
+    foreign: list[Path] = []
+    for name in ("store.commit_log_paths", "store.read_only_commit_log_paths"):
+        source = sources.get(name)
+        if source is None or directories.get(source, None if source == "rocketmq-conf" else opened) == opened:
+            continue
+        paths = _paths(name, values[name])
+        outside = [path for path in paths if not path.resolve().is_relative_to(opened)]
+        values[name] = tuple(path for path in paths if path not in outside)
+        foreign += outside
+    return tuple(foreign)
+
+
+def _paths(name: str, value: object) -> tuple[Path, ...]:
+    """The value of a setting that is a path or several."""
+    found = setting_of_text(name, value)
+    return found if isinstance(found, tuple) else (Path(str(found)),)

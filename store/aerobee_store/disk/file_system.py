@@ -15,6 +15,7 @@ import os
 import random
 import re
 import resource
+import signal
 import struct
 import sys
 import threading
@@ -162,6 +163,19 @@ class FileSystem(Protocol):
     def link(self, source: Path, target: Path) -> None: ...
     def unlink(self, path: Path) -> None: ...
     def lock(self, path: Path, content: bytes) -> Lock: ...
+
+    def lock_directory(self, path: Path) -> Lock | None:
+        """Lock a directory without a file in it, or raise BlockingIOError. None where there are no such locks."""
+
+    def is_open_for_writing(self, path: Path) -> bool:
+        """Whether a process has the file open for writing. False if the file system does not tell."""
+
+    def attribute(self, path: Path, name: str) -> bytes | None:
+        """An extended attribute; None if there is none, or no attributes at all."""
+
+    def set_attribute(self, path: Path, name: str, value: bytes) -> None:
+        """Set an extended attribute of a directory durably. Does nothing where that is not possible."""
+
     def usage(self, path: Path) -> DiskUsage: ...
 
     def memory(self, size: int) -> memoryview:
@@ -304,14 +318,14 @@ class DiskFile:
 
 
 class DiskLock:
-    """A lock on byte 0 of a file, as RocketMQ takes it, and one on its directory.
+    """A lock on byte 0 of a file, as RocketMQ takes it, and one on its directory; or on a directory alone.
 
     The file can be removed and recreated while it is locked; the directory cannot, because it is not empty.
     """
 
-    def __init__(self, descriptor: int, directory: int | None) -> None:
-        """`directory`: the locked descriptor of the directory; None where the file system has no such locks."""
-        self._descriptors = [descriptor] if directory is None else [descriptor, directory]
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        self._descriptors = descriptors
+        descriptor = descriptors[0]
         status = os.fstat(descriptor)
         self._device = status.st_dev
         self._identities = {_identity(os.fstat(each)) for each in self._descriptors}
@@ -595,7 +609,40 @@ class DiskFileSystem:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 raise BlockingIOError(error.errno, "the lock is held by another process", str(path)) from error
             raise
-        return DiskLock(descriptor, directory)
+        return DiskLock([descriptor] if directory is None else [descriptor, directory])
+
+    def lock_directory(self, path: Path) -> Lock | None:
+        if _identity(os.stat(path)) in _held_locks:
+            raise BlockingIOError(errno.EAGAIN, "the directory is locked by this process", str(path))
+        descriptor = _lock_directory(path)
+        return None if descriptor is None else DiskLock([descriptor])
+
+    def is_open_for_writing(self, path: Path) -> bool:
+        # A read lease can be had only on a file that nobody has open for writing, and never disturbs readers.
+        descriptor = _open_descriptor(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # The default signal to the holder of a lease, when another process opens the file, ends the process.
+            fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except OSError as error:
+            return error.errno == errno.EAGAIN  # others: not the owner of the file, or no leases here
+        finally:
+            os.close(descriptor)
+        return False
+
+    def attribute(self, path: Path, name: str) -> bytes | None:
+        try:
+            return os.getxattr(path, name)
+        except OSError:
+            return None
+
+    def set_attribute(self, path: Path, name: str, value: bytes) -> None:
+        try:
+            os.setxattr(path, name, value)
+        except OSError:  # no attributes here, a read-only file system, or no space
+            return
+        self.sync_directory(path)
 
     def usage(self, path: Path) -> DiskUsage:
         status = os.statvfs(path)

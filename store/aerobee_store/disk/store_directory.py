@@ -11,11 +11,17 @@ from typing import Final
 from aerobee_store.disk.file_system import NO_ROOM, FileSystem, Lock
 from aerobee_store.errors import StoreDirectoryError, StoreError, StoreFullError, StoreLockedError
 
+ID_FILE: Final = "store.id"
+"""The identity of a store: see log/log_claims.py."""
+NEW_ID_FILE: Final = "store.id.tmp"
+
 # A directory with any of these is a store. One with other entries and none of these belongs to another program.
 _STORE_NAMES: Final = frozenset(
     {
         "commitlog",
         "commitlog.paths",
+        ID_FILE,
+        NEW_ID_FILE,
         "consumequeue",
         "batchconsumequeue",
         "index",

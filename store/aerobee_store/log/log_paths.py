@@ -27,6 +27,7 @@ from msgspec import Struct
 from aerobee_store.config import StoreConfig
 from aerobee_store.disk.file_system import DiskUsage, File, FileSystem
 from aerobee_store.errors import StoreDirectoryError
+from aerobee_store.log.log_claims import LogLocks, claim_log
 from aerobee_store.log.mapped_file import FileRun, file_name
 
 FILE_NAME: Final = "commitlog.paths"
@@ -58,6 +59,16 @@ def known_paths(file_system: FileSystem, directory: Path) -> KnownPaths:
             f"{path}: unreadable ({error}); remove the file, and start once with all paths of the log configured"
         ) from error
     return KnownPaths(paths, read_only, frozenset(used))
+
+
+def claim_log_paths(file_system: FileSystem, config: StoreConfig) -> LogLocks:
+    """Lock and claim all directories of the log; make those for new segments. See log_claims.py for the errors."""
+    paths = LogPaths(file_system, config)
+    expected = known_paths(file_system, config.directory).used  # if one is missing, its disk is not mounted
+    for path in paths.writable_directories:
+        if path not in expected and not file_system.exists(path):
+            file_system.make_directory(path)
+    return claim_log(file_system, config.directory, paths.directories)
 
 
 class LogPaths(FileRun):

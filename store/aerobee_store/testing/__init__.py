@@ -196,6 +196,11 @@ class MemoryFileSystem:
         self.log: list[Operation] = []
         self.locked: set[Path] = set()
         self.may_lock_memory = True
+        self.open_elsewhere: set[Path] = set()
+        """Files that another process has open for writing."""
+        self.has_attributes = True
+        self.attributes: dict[tuple[Path, str], bytes] = {}
+        """Extended attributes, by path and name. They survive every crash."""
         self.together_min = together_min
         self.boots = 1
         """The number of boots of the machine: one more after each `crash`."""
@@ -448,6 +453,24 @@ class MemoryFileSystem:
             self.locked.add(path)
             return _MemoryLock(self, path)
 
+    def lock_directory(self, path: Path) -> Lock | None:
+        self.begin("lock", path)
+        with self._mutex:
+            if path in self.locked:
+                raise BlockingIOError(error_numbers.EAGAIN, "the lock is held by another process", str(path))
+            self.locked.add(path)
+            return _MemoryLock(self, path)
+
+    def is_open_for_writing(self, path: Path) -> bool:
+        return path in self.open_elsewhere
+
+    def attribute(self, path: Path, name: str) -> bytes | None:
+        return self.attributes.get((path, name))
+
+    def set_attribute(self, path: Path, name: str, value: bytes) -> None:
+        if self.has_attributes:
+            self.attributes[path, name] = value
+
     def usage(self, path: Path) -> DiskUsage:
         total = self.capacity if self.capacity is not None else 1 << 40
         return DiskUsage(total=total, available=max(0, total - self.used))
@@ -601,6 +624,7 @@ class MemoryFileSystem:
     def _successor(self, root: Directory) -> MemoryFileSystem:
         disk = MemoryFileSystem(capacity=self.capacity, clock=self._clock, together_min=self.together_min)
         disk._root = root
+        disk.has_attributes, disk.attributes = self.has_attributes, self.attributes.copy()
         disk.boots = self.boots
         disk._sequence = self._sequence
         disk._used_blocks = sum(len(inode.blocks) for inode in {id(inode): inode for _, inode in disk.files()}.values())

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Final
 
 from aerobee_store.disk.file_system import DiskFileSystem
+from aerobee_store.disk.store_directory import ID_FILE, NEW_ID_FILE
 from aerobee_store.errors import StoreDirectoryError, StoreFullError
 from aerobee_store.log.log_paths import FILE_NAME
 from aerobee_store.log.log_scan import LogEnd
@@ -52,7 +53,7 @@ PARTIAL: Final = "backup.partial"
 
 _DERIVED: Final = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
 _AFTER_THE_LOG: Final = ("topics.json", "subscriptionGroup.json")
-_NOT_COPIED: Final = frozenset({"lock", FILE_NAME, "lost+found", NEW, OLD})
+_NOT_COPIED: Final = frozenset({"lock", FILE_NAME, ID_FILE, NEW_ID_FILE, "lost+found", NEW, OLD})
 _COPIED_ELSEWHERE: Final = frozenset({"commitlog", "checkpoint", "abort", *_DERIVED})
 _STEP: Final = 1 << 20
 _TABLE_COPIES_MAX: Final = 20

@@ -266,6 +266,17 @@ class OverlayDisk:
     def lock(self, path: Path, content: bytes) -> Lock:
         return HeldLock()
 
+    def lock_directory(self, path: Path) -> Lock | None:
+        return HeldLock()
+
+    def is_open_for_writing(self, path: Path) -> bool:
+        return self._real.is_open_for_writing(path)
+
+    def attribute(self, path: Path, name: str) -> bytes | None:
+        return self._real.attribute(path, name)
+
+    def set_attribute(self, path: Path, name: str, value: bytes) -> None: ...
+
     def usage(self, path: Path) -> DiskUsage:
         while not self._real.exists(path):
             path = path.parent

@@ -40,6 +40,7 @@ from typing import Final
 import numpy as np
 
 from aerobee_store.disk.file_system import DiskFileSystem, File, FileSystem
+from aerobee_store.disk.store_directory import ID_FILE
 from aerobee_store.errors import StoreDirectoryError
 from aerobee_store.message_store import MessageStore
 from aerobee_store.queues.batch_consume_queue import BATCH_UNIT_DTYPE
@@ -293,7 +294,7 @@ def _actions(disk: OverlayDisk, files: StoreFiles) -> list[Action]:
     moved = {source for source, _ in disk.renamed} | {target for _, target in disk.renamed}
     real = DiskFileSystem()
     for file in disk.changed():
-        if file.path in moved or not disk.exists(file.path):
+        if file.path in moved or not disk.exists(file.path) or file.path.name == ID_FILE:
             continue
         before = file.original()
         if before is None and real.exists(file.path):

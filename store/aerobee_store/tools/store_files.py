@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aerobee_store.disk.file_system import DiskFileSystem, File, is_locked
+from aerobee_store.disk.store_directory import ID_FILE, NEW_ID_FILE
 from aerobee_store.errors import StoreDirectoryError
 from aerobee_store.log.log_paths import FILE_NAME, KnownPaths, known_paths
 from aerobee_store.log.mapped_file import MappedFile
@@ -33,6 +34,8 @@ _LOOKED_AT: Final = frozenset(
     {
         "commitlog",
         FILE_NAME,
+        ID_FILE,
+        NEW_ID_FILE,
         "consumequeue",
         "consumequeue_ext",
         "batchconsumequeue",

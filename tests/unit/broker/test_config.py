@@ -195,6 +195,43 @@ def test_the_paths_of_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("conf", "toml", "used", "ignored"),
+    [
+        ("storePathRootDir=/rmq\nstorePathCommitLog=/rmq-log", "", (), ("/rmq-log",)),
+        ("storePathCommitLog=/rmq-log,/own/b", "", ("/own/b",), ("/rmq-log",)),
+        ("storePathRootDir=/own\nstorePathCommitLog=/rmq-log", "", ("/rmq-log",), ()),
+        ("storePathRootDir=/own/../own/\nstorePathCommitLog=/rmq-log", "", ("/rmq-log",), ()),
+        ("", "directory='/rmq'\ncommit_log_paths=['/rmq-log']", (), ("/rmq-log",)),
+        ("", "commit_log_paths=['/disk1/log']", ("/disk1/log",), ()),
+        ("storePathCommitLog=/rmq-log", "commit_log_paths=['/disk1/log']", ("/disk1/log",), ()),
+    ],
+)
+@pytest.mark.parametrize("key", ["commit_log_paths", "read_only_commit_log_paths"])
+def test_the_log_of_another_store_in_a_settings_file(
+    tmp_path: Path, conf: str, toml: str, used: tuple[str, ...], ignored: tuple[str, ...], key: str
+) -> None:
+    """With --store, nothing outside of it is used that the file names for its own store, perhaps a running RocketMQ."""
+    if key != "commit_log_paths":
+        conf = conf.replace("storePathCommitLog", "readOnlyCommitLogStorePaths")
+        toml = toml.replace("commit_log_paths", key)
+    (tmp_path / "broker.conf").write_text(f"{conf}\n")
+    (tmp_path / "x.toml").write_text(f"[store]\n{toml}\n")
+    for given in ({"flags": {"store.directory": "/own"}}, {"environment": {"AEROBEE_STORE_DIRECTORY": "/own"}}):
+        config = BrokerConfig.load(config_file=tmp_path / "x.toml", rocketmq_conf=tmp_path / "broker.conf", **given)
+        assert getattr(config.store, key) == tuple(map(Path, used))
+        assert config.ignored_log_paths == tuple(map(Path, ignored))
+
+
+def test_paths_of_the_log_beside_the_directory_they_are_for(tmp_path: Path) -> None:
+    """The environment's paths are the store's that --store names, unless it names another directory itself."""
+    environment = {"AEROBEE_STORE_COMMIT_LOG_PATHS": "/disk1/log"}
+    flags = {"store.directory": "/own"}
+    assert BrokerConfig.load(flags=flags, environment=environment).store.commit_log_paths == (Path("/disk1/log"),)
+    environment["AEROBEE_STORE_DIRECTORY"] = "/other"
+    assert BrokerConfig.load(flags=flags, environment=environment).store.commit_log_paths == ()
+
+
+@pytest.mark.parametrize(
     ("lines", "mode"),
     [
         ("transientStorePoolEnable=true", "pool"),
