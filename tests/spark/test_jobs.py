@@ -282,6 +282,22 @@ def rows_of_table(kind: str, output: Path) -> list[dict[str, Any]]:
     return found
 
 
+def test_exports_with_and_without_a_checkpoint_do_not_share_an_output(spark: Any, tmp_path: Path) -> None:
+    """Spark would see the files of one of them alone, and other readers those of both."""
+    write(tmp_path / "store", orders(40))
+    source = {"storePath": str(tmp_path / "store"), "subscribe": "orders"}
+    streamed, whole, state = (str(tmp_path / name) for name in ("streamed", "whole", "state"))
+    export(spark, source, streamed, checkpoint=state)
+    assert len(list(Path(streamed).rglob("*.parquet"))) == 1, "few messages of several queues share a file"
+    with pytest.raises(OptionError, match=r"has an export with a checkpoint.*give the same checkpoint"):
+        export(spark, source, streamed)
+    assert export(spark, source, streamed, checkpoint=state).facts["messages"] == 0
+    export(spark, source, whole)
+    with pytest.raises(OptionError, match="has an export without a checkpoint"):
+        export(spark, source, whole, checkpoint=str(tmp_path / "state2"))
+    export(spark, source, whole)
+
+
 def test_unknown_formats_are_refused(spark: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unknown format, one without its package, and an output that is not a directory."""
     source = {"storePath": str(store), "subscribe": "orders"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from aerobee_pipeline.errors import OptionError
@@ -35,6 +36,7 @@ def export(
     """
     check_format(file_format, output)
     check_layout(file_format, output)
+    _check_kind(output, checkpoint)
     options = {"includeProperties": "true", "includeSystem": "true", **source}
     with _timestamps_for_all(spark):
         if checkpoint is None:
@@ -49,6 +51,28 @@ def export(
         facts["files_added"] = add_files(file_format, output, archive.inputFiles() if archive else (), columns)
     table = [(topic, date, count) for (topic, date), count in sorted(counts.items())]
     return JobResult(COLUMNS, table, 0, facts)
+
+
+def _check_kind(output: str, checkpoint: str | None) -> None:
+    """OptionError for an export without a checkpoint into the output of one with, or the reverse.
+
+    With a checkpoint Spark lists the files that count in a log of its own, and then reads no others; other readers see
+    all. Only directories of this machine are checked.
+    """
+    if "://" in output:
+        return
+    has_log = (Path(output) / "_spark_metadata").is_dir()
+    if has_log and checkpoint is None:
+        raise OptionError(
+            f"{output} has an export with a checkpoint, and Spark would not see files that are added without one; give "
+            f"the same checkpoint, or another output"
+        )
+    is_new = checkpoint is not None and "://" not in checkpoint and not Path(checkpoint).exists()
+    if is_new and not has_log and any(Path(output).glob("*=*/*=*/*.parquet")):
+        raise OptionError(
+            f"{output} has an export without a checkpoint, which Spark would no longer see after one with; "
+            f"give another output"
+        )
 
 
 @contextmanager
