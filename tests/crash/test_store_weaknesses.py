@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aerobee_broker.config import BrokerConfig
-from aerobee_broker.timer import dequeue
+from aerobee_broker.timer import background
 from aerobee_proto import v2
 from aerobee_store import (
     Appended,
@@ -26,6 +26,7 @@ from aerobee_store import (
     StoreFailedError,
     StoreLockedError,
 )
+from aerobee_store.errors import ConfigError
 from aerobee_store.queues.consume_queue import FILLER_UNIT, UNIT, UNIT_SIZE, ConsumeQueue, QueueMisalignedError
 from aerobee_store.tables.json_table import JsonTable
 from aerobee_store.testing import HoleWrittenError, ManualClock, MemoryFileSystem, Operation
@@ -259,12 +260,17 @@ def index_offsets(harness: Harness) -> list[int]:
 def test_13_no_answer_relies_on_a_replica(tmp_path: Path) -> None:
     """An answer waits for this disk's own sync.
 
-    RocketMQ's replica settings are reported as having no effect: `replication.acks` asks for replicas in addition.
+    RocketMQ's replica settings are reported as having no effect, and a synchronous master is refused:
+    `replication.acks` asks for replicas in addition.
     """
     conf = tmp_path / "broker.conf"
-    conf.write_text("brokerRole=SYNC_MASTER\ntotalReplicas=3\ninSyncReplicas=2\nminInSyncReplicas=2\n")
+    for promise in ("brokerRole=SYNC_MASTER", "inSyncReplicas=2"):
+        conf.write_text(f"{promise}\n")
+        with pytest.raises(ConfigError, match=r"replication\.acks"):
+            BrokerConfig.load(rocketmq_conf=conf)
+    conf.write_text("totalReplicas=3\nminInSyncReplicas=2\n")
     config = BrokerConfig.load(rocketmq_conf=conf)
-    assert set(config.ignored_rocketmq_keys) == {"brokerRole", "totalReplicas", "inSyncReplicas", "minInSyncReplicas"}
+    assert set(config.ignored_rocketmq_keys) == {"totalReplicas", "minInSyncReplicas"}
     assert config.store.flush == "sync"
     harness = Harness()
     answered_during_sync: list[bool] = []
@@ -418,7 +424,7 @@ def test_19_index_files_of_one_millisecond_have_different_names() -> None:
 
 async def test_20_the_timer_tries_until_a_message_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk delays deliveries for as long as it stays full, and loses none."""
-    monkeypatch.setattr(dequeue, "_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(background, "_RETRY_SECONDS", 0.001)
     timers = await TimerHarness.start(store=replace(TIMER_STORE, disk_headroom=4 << 20))
     bodies = [letter * 7000 for letter in "abc"]  # more than the free space of the segment
     for body in bodies:
