@@ -26,7 +26,7 @@ from aerobee_client.messages.checks import check, check_name
 from aerobee_client.messages.compression import COMPRESS_ABOVE, Compression, require
 from aerobee_client.messages.message import Message, Outgoing, SendResult, outgoing, stored_message
 from aerobee_client.records import Records
-from aerobee_client.sending.gathering import Entry, Gathering
+from aerobee_client.sending.gathering import Gathering, PendingSend
 from aerobee_client.sending.latency import LatencyAvoidance
 from aerobee_client.sending.request import QueueSelector, Sending
 from aerobee_client.transaction import WIRE_RESOLUTIONS, Resolution, Transaction, TransactionChecker
@@ -247,7 +247,7 @@ class Producer(AsyncClosing):
         queue = None if self._queue_selector is None else await self._select(self._queue_selector, message)
         new = outgoing(message, compression=self._compression, compress_above=self._compress_above)
         outcome: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
-        entry = Entry(new, new.size, queue, outcome, self._finished)
+        entry = PendingSend(new, new.size, queue, outcome, self._finished)
         key: object = (message.topic, new.kind, queue)
         in_flight_max, count_max = self._max_in_flight, self._request_count_max
         if new.kind != v2.MessageType.NORMAL and not await self._connection.is_aerobee():
@@ -273,11 +273,11 @@ class Producer(AsyncClosing):
         packing.check_packable(message)
         return await self._sending.select(selector, message)
 
-    def _finished(self, entry: Entry, outcome: SendResult | ClientError) -> None:
+    def _finished(self, entry: PendingSend, outcome: SendResult | ClientError) -> None:
         if self._hooks:
             after_send(self._hooks, entry.outgoing.message, outcome)
 
-    async def _send_request(self, entries: Sequence[Entry]) -> list[SendResult | ClientError]:
+    async def _send_request(self, entries: Sequence[PendingSend]) -> list[SendResult | ClientError]:
         """One outcome per entry. If the broker refuses a whole request because of one message, its messages are sent
         one by one, in order: nothing of it was stored."""
         queue = entries[0].queue

@@ -21,7 +21,7 @@ from aerobee_store.errors import (
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.queues.batch_consume_queue import AnyQueue
 from aerobee_store.queues.consume_queue import ConsumeQueue
-from aerobee_store.queues.dispatch import Dispatch, Entry, EntryBatch
+from aerobee_store.queues.dispatch import Dispatch, DispatchEntry, EntryBatch
 from aerobee_store.queues.filter_bitmaps import NO_BITMAP, FilterBitmaps
 from aerobee_store.queues.multi_dispatch import (
     MultiDispatch,
@@ -141,7 +141,7 @@ class MessageWriter:
             log.next_offset(total)
         now = self._clock.now_ms()
         appended = []
-        entries: list[Entry] = []
+        entries: list[DispatchEntry] = []
         further = 0
         for message, draft, size, queue in zip(messages, drafts, sizes, places, strict=True):
             physical_offset = log.next_offset(size)
@@ -181,7 +181,7 @@ class MessageWriter:
         queue.next_offset = queue_offset + 1
         log.append(record)
         code, keys = template.tags_code, message.index_keys
-        entry = Entry(queue, queue_offset, physical_offset, size, code, now, topic, keys, bitmap=bitmap)
+        entry = DispatchEntry(queue, queue_offset, physical_offset, size, code, now, topic, keys, bitmap=bitmap)
         self._count((size,), size)
         self._appended((entry,), now)
         return Appended(queue_offset, physical_offset, size, now)
@@ -397,7 +397,7 @@ class MessageWriter:
             )
             self._log.append(data)
             code, keys = properties.tags_code(values.get(properties.TAGS)), _index_keys(values)
-            entries.append(Entry(queue, queue_offset, physical_offset, size, code, now, topic, keys, count))
+            entries.append(DispatchEntry(queue, queue_offset, physical_offset, size, code, now, topic, keys, count))
             queue_offset += count
         queue.next_offset = queue_offset
         self._stats.messages_appended += queue_offset - first_queue_offset
@@ -435,7 +435,7 @@ class MessageWriter:
             f"disk, the limit of store.dispatch_waiting_count_max or store.dispatch_waiting_bytes_max; try again later"
         )
 
-    def _appended(self, entries: Sequence[Entry], now: int, further: int = 0) -> None:
+    def _appended(self, entries: Sequence[DispatchEntry], now: int, further: int = 0) -> None:
         self._dispatch.add(self._log.wrote, entries, further)
         self._durability.appended(now)
 
@@ -494,7 +494,7 @@ def _entry(
     size: int,
     store_timestamp: int,
     message_count: int = 0,
-) -> Entry:
+) -> DispatchEntry:
     raw = message.raw_properties
     values = message.properties if raw is None else properties.decode_properties(raw)
     topic = message.topic
@@ -503,7 +503,7 @@ def _entry(
         code = levels.unit_code(topic, values.get(properties.DELAY), store_timestamp, code)
     rolled_back = message.sys_flag & SYS_FLAG_TRANSACTION == SYS_FLAG_TRANSACTION
     keys = () if rolled_back else _index_keys(values)
-    return Entry(queue, queue_offset, physical_offset, size, code, store_timestamp, topic, keys, message_count)
+    return DispatchEntry(queue, queue_offset, physical_offset, size, code, store_timestamp, topic, keys, message_count)
 
 
 def _index_keys(values: Mapping[str, str]) -> tuple[str, ...]:

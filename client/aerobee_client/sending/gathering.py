@@ -22,14 +22,14 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class PendingSend:
     """A message to be sent, and its future result."""
 
     outgoing: Outgoing
     size: int  # bytes on the wire
     queue: Queue | None  # the queue chosen by a selector; all messages of a line have the same
     outcome: asyncio.Future[SendResult]
-    finished: Callable[[Entry, SendResult | ClientError], None]
+    finished: Callable[[PendingSend, SendResult | ClientError], None]
 
     def finish(self, outcome: SendResult | ClientError) -> None:
         """Set the result, if the caller still waits."""
@@ -42,7 +42,7 @@ class Entry:
             self.outcome.set_result(outcome)
 
 
-Send = Callable[[Sequence[Entry]], Awaitable[list[SendResult | ClientError]]]
+Send = Callable[[Sequence[PendingSend]], Awaitable[list[SendResult | ClientError]]]
 """Sends one request and returns one outcome per entry; raises only when cancelled."""
 
 
@@ -52,7 +52,7 @@ class Line:
 
     in_flight_max: int
     count_max: int  # messages per request
-    entries: deque[Entry] = field(default_factory=deque)
+    entries: deque[PendingSend] = field(default_factory=deque)
     in_flight: int = 0
     timer: asyncio.Handle | None = None
 
@@ -70,7 +70,7 @@ class Gathering:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def put(self, key: object, entry: Entry, *, in_flight_max: int, count_max: int) -> None:
+    async def put(self, key: object, entry: PendingSend, *, in_flight_max: int, count_max: int) -> None:
         """Add `entry` to the line `key` once there is space for it."""
         await self._memory.enter(entry.size)
         line = self._lines.get(key)
@@ -123,9 +123,9 @@ class Gathering:
         if not self._lines:
             self._idle.set()
 
-    def _next_request(self, line: Line) -> list[Entry]:
+    def _next_request(self, line: Line) -> list[PendingSend]:
         """The first messages of the line, without cancelled ones."""
-        request: list[Entry] = []
+        request: list[PendingSend] = []
         size = 0
         while line.entries and len(request) < line.count_max:
             entry = line.entries[0]
@@ -139,7 +139,7 @@ class Gathering:
             size += entry.size
         return request
 
-    async def _one_request(self, key: object, line: Line, request: list[Entry]) -> None:
+    async def _one_request(self, key: object, line: Line, request: list[PendingSend]) -> None:
         outcomes: Sequence[SendResult | ClientError] = ()
         lost = ClientError("the producer was closed during the send; the message may be stored")
         try:

@@ -57,7 +57,7 @@ ArrivalListener = Callable[[str, int, int], None]
 """Called with topic, queue id and the queue's new end, once its units can be read."""
 
 
-class Entry(NamedTuple):
+class DispatchEntry(NamedTuple):
     """The data of one record for queue and index. `queue` is None for records that are in no queue.
 
     `message_count` is that of an inner batch, whose queue is a batch consume queue. `others`: additional queues of the
@@ -149,7 +149,7 @@ class Dispatcher(Protocol):
 
     error_flag: RunningFlags
 
-    def put_entries(self, entries: Sequence[Entry]) -> None:
+    def put_entries(self, entries: Sequence[DispatchEntry]) -> None:
         """Take records that were appended one by one, in log order."""
 
     def put_batch(self, batch: EntryBatch) -> None:
@@ -167,7 +167,7 @@ class QueueDispatcher:
     def __init__(self) -> None:
         self.grown: dict[AnyQueue, None] = {}  # in order
 
-    def put_entries(self, entries: Sequence[Entry]) -> None:
+    def put_entries(self, entries: Sequence[DispatchEntry]) -> None:
         units: dict[AnyQueue, list[bytes]] = {}
         stored: dict[AnyQueue, list[int]] = {}  # store times, of queues with extended units
         bitmaps: dict[AnyQueue, list[bytes]] = {}  # of the same queues
@@ -245,7 +245,7 @@ class IndexDispatcher:
         self._index = index
         self._clock = clock
 
-    def put_entries(self, entries: Sequence[Entry]) -> None:
+    def put_entries(self, entries: Sequence[DispatchEntry]) -> None:
         keys: list[tuple[str, str]] = []
         physical_offsets: list[int] = []
         timestamps: list[int] = []
@@ -285,11 +285,11 @@ class Dispatch:
         self.last_timestamp = 0  # store time of the last dispatched record
         self._failure: OSError | StoreError | None = None
         # The end of each append in the log, its entries or its batch, and the number of items that count for the limit.
-        self._waiting: deque[tuple[int, Sequence[Entry], EntryBatch | ReceivedRecords | None, int]] = deque()
+        self._waiting: deque[tuple[int, Sequence[DispatchEntry], EntryBatch | ReceivedRecords | None, int]] = deque()
         self._waiting_items = 0  # waiting items that take memory individually
         self.waiting_count = 0  # messages appended but not dispatched
 
-    def add(self, end: int, entries: Sequence[Entry], further: int = 0) -> None:
+    def add(self, end: int, entries: Sequence[DispatchEntry], further: int = 0) -> None:
         """Add entries that end in the log before physical offset `end` and follow what was added before.
 
         `further`: number of additional queues of the entries.
@@ -333,7 +333,7 @@ class Dispatch:
 
     def _put_until(self, confirm_offset: int) -> None:
         waiting = self._waiting
-        ready: list[Entry] = []
+        ready: list[DispatchEntry] = []
         end = self.dispatched
         count = waiting_items = 0
         while waiting and waiting[0][0] <= confirm_offset:
@@ -360,7 +360,7 @@ class Dispatch:
         self._waiting_items -= waiting_items
         self._stats.messages_dispatched += count
 
-    def _put_entries(self, entries: Sequence[Entry]) -> None:
+    def _put_entries(self, entries: Sequence[DispatchEntry]) -> None:
         if not entries:
             return
         for dispatcher in self.dispatchers:

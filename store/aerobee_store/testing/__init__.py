@@ -33,10 +33,10 @@ from aerobee_store.testing.memory_inodes import (
     BLOCK_SIZE,
     SECTOR_SIZE,
     Directory,
-    Entry,
     HoleWrittenError,
     Inode,
     NameChange,
+    Node,
     has_data,
     tree_after_crash,
     tree_after_kill,
@@ -587,9 +587,9 @@ class MemoryFileSystem:
         for number in range(position // SECTOR_SIZE, -(-(position + len(data)) // SECTOR_SIZE)):
             inode.history.append((self._sequence, number, inode.sector(number)))
 
-    def _find(self, path: Path) -> Entry | None:
+    def _find(self, path: Path) -> Node | None:
         with self._mutex:
-            entry: Entry | None = self._root
+            entry: Node | None = self._root
             for name in path.parts[1:]:
                 if not isinstance(entry, Directory):
                     return None
@@ -612,12 +612,12 @@ class MemoryFileSystem:
             raise _os_error(error_numbers.ENOTDIR, path)
         return entry
 
-    def _set_name(self, directory: Directory, name: str, entry: Entry | None, *, joined: bool = False) -> None:
+    def _set_name(self, directory: Directory, name: str, entry: Node | None, *, joined: bool = False) -> None:
         change = NameChange(directory, name, entry, joined)
         change.apply(directory.entries)
         self._name_changes.append(change)
 
-    def _give_back(self, entry: Entry | None) -> None:
+    def _give_back(self, entry: Node | None) -> None:
         if isinstance(entry, Inode) and all(inode is not entry for _, inode in self.files()):
             self._used_blocks -= len(entry.blocks)
 

@@ -108,7 +108,7 @@ class Directory:
         self.durable: dict[str, Inode | Directory] = {}
 
 
-Entry = Inode | Directory
+Node = Inode | Directory
 
 
 class NameChange(NamedTuple):
@@ -116,10 +116,10 @@ class NameChange(NamedTuple):
 
     directory: Directory
     name: str
-    entry: Entry | None
+    entry: Node | None
     joined: bool
 
-    def apply(self, entries: dict[str, Entry]) -> None:
+    def apply(self, entries: dict[str, Node]) -> None:
         """Apply the change to these entries."""
         if self.entry is None:
             entries.pop(self.name, None)
@@ -162,7 +162,7 @@ class _Copies:
     def __init__(
         self,
         inode_after: Callable[[Inode], Inode],
-        names_after: Callable[[Directory], tuple[dict[str, Entry], dict[str, Entry]]],
+        names_after: Callable[[Directory], tuple[dict[str, Node], dict[str, Node]]],
     ) -> None:
         """`names_after`: the entries of a directory, and which of them are durable."""
         self._inode_after = inode_after
@@ -170,7 +170,7 @@ class _Copies:
         self._inodes: dict[int, Inode] = {}
         self._directories: dict[int, Directory] = {}
 
-    def entry(self, entry: Entry) -> Entry:
+    def entry(self, entry: Node) -> Node:
         if isinstance(entry, Directory):
             return self.directory(entry)
         if id(entry) not in self._inodes:
@@ -189,9 +189,9 @@ class _Copies:
 
 def _names_after_crash(
     root: Directory, changes: Sequence[NameChange], source: random.Random
-) -> dict[int, dict[str, Entry]]:
+) -> dict[int, dict[str, Node]]:
     """The entries of each directory: the synced ones, plus either the first of the later changes, or some of them."""
-    tree: dict[int, dict[str, Entry]] = {}
+    tree: dict[int, dict[str, Node]] = {}
 
     def collect(directory: Directory) -> None:
         if id(directory) not in tree:

@@ -14,7 +14,16 @@ from typing import Final
 
 from msgspec import Struct
 
-from aerobee_broker.delivery.state.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Reset, Run, State
+from aerobee_broker.delivery.state.events import (
+    Acknowledged,
+    Changed,
+    Delivered,
+    QueueEvent,
+    Reset,
+    Run,
+    State,
+    StateEntry,
+)
 from aerobee_broker.delivery.state.queue_key import QUEUE_ID, TEXT_SIZE, QueueKey, bounded, text_bytes
 from aerobee_broker.errors import JournalFormatError
 from aerobee_store import MessageStore
@@ -210,7 +219,7 @@ def _decode_event(kind: int, reader: _Reader) -> QueueEvent:
         if client_index != _NO_CLIENT and client_index >= client_count:
             raise JournalFormatError(f"client index {client_index} is outside 0..{client_count - 1}")
         client = None if client_index == _NO_CLIENT else clients[client_index]
-        entries.append(Entry(offset, attempt, nonce, until, client))
+        entries.append(StateEntry(offset, attempt, nonce, until, client))
     _check_order(commit_offset, begin)
     _check_order(begin, end)
     offsets = [entry.offset for entry in entries]

@@ -19,7 +19,7 @@ class Run(NamedTuple):
     attempt: int
 
 
-class Entry(NamedTuple):
+class StateEntry(NamedTuple):
     """One unfinished message. `nonce` 0: ready for redelivery after `attempt` deliveries; otherwise in flight."""
 
     offset: int
@@ -70,7 +70,7 @@ class State(Struct, frozen=True):
     commit_offset: int
     begin: int
     end: int
-    entries: tuple[Entry, ...]
+    entries: tuple[StateEntry, ...]
 
 
 class Reset(Struct, frozen=True):

@@ -28,7 +28,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, Protocol, TypeVar
 
-from aerobee_broker.delivery.state.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Reset, Run, State
+from aerobee_broker.delivery.state.events import (
+    Acknowledged,
+    Changed,
+    Delivered,
+    QueueEvent,
+    Reset,
+    Run,
+    State,
+    StateEntry,
+)
 from aerobee_broker.delivery.state.message_group_order import MessageGroupOrder
 from aerobee_broker.delivery.state.offset_bitmap import OffsetBitmap
 from aerobee_broker.delivery.state.offset_ranges import OffsetRanges
@@ -451,7 +460,7 @@ class QueueDelivery:
 
     def _state_from(self, begin: int, entry_count_max: int) -> State:
         """The state from `begin` on, up to the cursor or to this many entries."""
-        entries: list[Entry] = []
+        entries: list[StateEntry] = []
         end = self.cursor
         for first, last in self.finished.gaps(begin, self.cursor):
             if last - first > (room := entry_count_max - len(entries)):
@@ -461,12 +470,12 @@ class QueueDelivery:
                 break
         return State(self.commit_offset, begin, end, tuple(entries))
 
-    def _entry(self, offset: int) -> Entry:
+    def _entry(self, offset: int) -> StateEntry:
         """An unfinished message."""
         flight = self.in_flight.get(offset)
         if flight is None:
-            return Entry(offset, self.ready.get(offset, 0), 0, 0, None)
-        return Entry(offset, flight.attempt, flight.nonce, flight.invisible_until_ms, flight.client_id)
+            return StateEntry(offset, self.ready.get(offset, 0), 0, 0, None)
+        return StateEntry(offset, flight.attempt, flight.nonce, flight.invisible_until_ms, flight.client_id)
 
     def apply(self, event: QueueEvent) -> None:
         """Apply an event from the journal; before an order is kept.
@@ -485,7 +494,7 @@ class QueueDelivery:
                         self._finish(offset)
             case Changed():
                 self._reach(event.offset, event.offset + 1)
-                self._restore(Entry(event.offset, event.attempt, event.nonce, event.invisible_until_ms, None))
+                self._restore(StateEntry(event.offset, event.attempt, event.nonce, event.invisible_until_ms, None))
             case State():
                 self._apply_state(event)
             case Reset():
@@ -513,9 +522,9 @@ class QueueDelivery:
 
     def _apply_delivered(self, event: Delivered) -> None:
         entries = [
-            Entry(offset, run.attempt, event.nonce, event.invisible_until_ms, event.client_id)
+            StateEntry(offset, run.attempt, event.nonce, event.invisible_until_ms, event.client_id)
             if run.attempt
-            else Entry(offset, 0, 0, 0, None)
+            else StateEntry(offset, 0, 0, 0, None)
             for run in event.runs
             for offset in range(run.offset, run.offset + run.size)
         ]
@@ -533,7 +542,7 @@ class QueueDelivery:
             self._commit(event.commit_offset)
         self._apply_range(event.begin, event.end, event.entries)
 
-    def _apply_range(self, begin: int, end: int, entries: Iterable[Entry]) -> None:
+    def _apply_range(self, begin: int, end: int, entries: Iterable[StateEntry]) -> None:
         """`entries` are unfinished; the other offsets of begin <= offset < end are finished."""
         self._reach(begin, begin)
         open_offsets = {entry.offset for entry in entries}
@@ -557,7 +566,7 @@ class QueueDelivery:
             # The caller sets the state from here to `end` at once.
             self.cursor = end
 
-    def _restore(self, entry: Entry) -> None:
+    def _restore(self, entry: StateEntry) -> None:
         if entry.offset < self.commit_offset or entry.offset in self.finished:
             return
         self.in_flight.pop(entry.offset, None)

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from aerobee_broker.messages.varints import read_varint, varint
 from aerobee_broker.processors.sending.send_one import SendOne
 from aerobee_broker.processors.sending.send_shapes import Shape, shapes_of
-from aerobee_broker.processors.sending.wire_columns import Field, Wire, varints_of_run
+from aerobee_broker.processors.sending.wire_columns import FieldColumn, Wire, varints_of_run
 from aerobee_proto import v2
 from aerobee_store.records.message_fields import LAST_MS, RESERVED_NAMES
 from aerobee_store.records.properties import TRANSIENT_PREFIX
@@ -214,7 +214,7 @@ class _Rows:
         self._unusual = unusual
         self._count = len(unusual)
 
-    def one(self, found: dict[int, Field], tag: int) -> tuple[Integers, Integers]:
+    def one(self, found: dict[int, FieldColumn], tag: int) -> tuple[Integers, Integers]:
         """The position of a field that each message has once; zeros for a message without it. For a varint, the
         value."""
         field = found.get(tag)
@@ -238,13 +238,13 @@ class _Rows:
                 return [first] * len(size)
         return [data[a:b] for a, b in zip(begin.tolist(), end.tolist(), strict=True)]
 
-    def numbers(self, found: dict[int, Field], tag: int) -> Integers:
+    def numbers(self, found: dict[int, FieldColumn], tag: int) -> Integers:
         """The values of a 32-bit field. Like protobuf, truncates larger values."""
         values = self.one(found, tag)[0]
         self._unusual |= values > _INT32_MAX
         return values
 
-    def joined(self, field: Field | None) -> tuple[list[bytes], Integers]:
+    def joined(self, field: FieldColumn | None) -> tuple[list[bytes], Integers]:
         """The strings of each message, joined by spaces, and how many there are. An empty one is unusual."""
         keys = [b""] * self._count
         if field is None:
@@ -254,7 +254,7 @@ class _Rows:
             keys[row] = b"%b %b" % (keys[row], key) if keys[row] else key
         return keys, np.bincount(field.rows, minlength=self._count)
 
-    def properties(self, field: Field | None) -> list[bytes]:
+    def properties(self, field: FieldColumn | None) -> list[bytes]:
         """The user properties of each message, encoded. Reserved or repeated names and empty values are unusual."""
         texts = [b""] * self._count
         if field is None:
@@ -274,7 +274,7 @@ class _Rows:
             texts[row] = b"".join([b"%b\x01%b\x02" % pair for pair in sorted(known.items())])
         return texts
 
-    def milliseconds(self, system: dict[int, Field]) -> Integers:
+    def milliseconds(self, system: dict[int, FieldColumn]) -> Integers:
         """The values of the field `born_timestamp`."""
         begin, end = self.one(system, _BORN_TIMESTAMP)
         parts, unusual = self._wire.fields(begin, end, _OF_TIMESTAMP, steps_max=_STEPS_MAX)

@@ -39,7 +39,7 @@ _JOINS: Final = tuple(
 )
 
 
-class Field(NamedTuple):
+class FieldColumn(NamedTuple):
     """One field of many messages, an item for each occurrence, in message order.
 
     `rows`: the numbers of the messages. `begin`, `end`: the place of the content; for a varint, `begin` is its value.
@@ -65,13 +65,13 @@ class Wire:
 
     def fields(
         self, start: Integers, end: Integers, tags: Collection[int], *, steps_max: int
-    ) -> tuple[dict[int, Field], Booleans]:
+    ) -> tuple[dict[int, FieldColumn], Booleans]:
         """The fields of the messages at these places, and which messages are unusual.
 
         `tags`: the known fields, each as its byte on the wire: its number times 8 plus the wire type, 0 or 2. The
         fields of an unusual message are incomplete.
         """
-        found: dict[int, list[Field]] = {}
+        found: dict[int, list[FieldColumn]] = {}
         unusual = np.zeros(len(start), np.bool_)
         cursor = start.copy()
         rows = (cursor < end).nonzero()[0]
@@ -98,15 +98,17 @@ class Wire:
                     unusual[stepped[bad]] = True
                     last[bad] = stop[bad]
                 cursor[stepped] = last
-                field = Field(stepped, begin if tag & _WIRE_TYPE == _BYTES else value, last)
+                field = FieldColumn(stepped, begin if tag & _WIRE_TYPE == _BYTES else value, last)
                 found.setdefault(tag, []).append(field)
             rows = rows[cursor[rows] < end[rows]]
         unusual[rows] = True
         return {tag: _joined(parts) for tag, parts in found.items()}, unusual
 
 
-def _joined(parts: list[Field]) -> Field:
-    return parts[0] if len(parts) == 1 else Field(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+def _joined(parts: list[FieldColumn]) -> FieldColumn:
+    return (
+        parts[0] if len(parts) == 1 else FieldColumn(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    )
 
 
 def _varints(word: Words) -> tuple[Integers, Integers]:

@@ -23,7 +23,16 @@ from aerobee_broker.delivery.journal.event_log import (
     encode_state,
     highest_offset,
 )
-from aerobee_broker.delivery.state.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Reset, Run, State
+from aerobee_broker.delivery.state.events import (
+    Acknowledged,
+    Changed,
+    Delivered,
+    QueueEvent,
+    Reset,
+    Run,
+    State,
+    StateEntry,
+)
 from aerobee_broker.delivery.state.queue_key import QueueKey
 from aerobee_broker.errors import JournalFormatError
 from aerobee_store import MessageStore, StoreConfig
@@ -32,7 +41,7 @@ from aerobee_store.testing import MemoryFileSystem
 KEY = QueueKey("g", "t", 3)
 DELIVERED = Delivered(5, 9, (Run(2, 1, 2), Run(6, 2, 1)), 0xA1, 1_700_000_000_000, "c")
 PASSING = Delivered(5, 9, (Run(5, 1, 0), Run(6, 2, 1), Run(8, 1, 0)), 0xA1, 1_700_000_000_000, None)
-STATE = State(4, 4, 9, (Entry(4, 1, 7, 99, "c"), Entry(6, 2, 0, 0, None), Entry(7, 1, 8, 98, "c")))
+STATE = State(4, 4, 9, (StateEntry(4, 1, 7, 99, "c"), StateEntry(6, 2, 0, 0, None), StateEntry(7, 1, 8, 98, "c")))
 
 # The documented layout, byte by byte. A change would make existing journals unreadable.
 VECTORS: list[tuple[EventKind, bytes, QueueEvent | Removed, str]] = [
@@ -122,7 +131,7 @@ def test_skipped_messages_need_the_second_version() -> None:
         (body(5, b"\xff\xff"), "the body ends"),
         (body(1, encode_delivered(KEY.encode(), Delivered(9, 5, (), 1, 1, None))), "queue offset 9"),
         (body(1, encode_delivered(KEY.encode(), Delivered(0, 5, (Run(5, 1, 1),), 1, 1, None))), "beyond it"),
-        (body(4, encode_state(KEY.encode(), State(0, 0, 2, (Entry(2, 1, 1, 1, None),)))), "out of range"),
+        (body(4, encode_state(KEY.encode(), State(0, 0, 2, (StateEntry(2, 1, 1, 1, None),)))), "out of range"),
     ],
 )
 def test_invalid_events_are_refused(damaged: bytes, cause: str) -> None:
@@ -205,7 +214,7 @@ def test_the_largest_state_fits_into_a_message(store: MessageStore) -> None:
     """A state with the maximum number of entries and the longest names fits."""
     journal = Journal(store, body_size_max=4096)
     count = journal.state_entry_count_max
-    entries = tuple(Entry(number, 1, 1, 1, f"{number:0255}") for number in range(count))
+    entries = tuple(StateEntry(number, 1, 1, 1, f"{number:0255}") for number in range(count))
     key = QueueKey("g" * 255, "t" * 255, 1)
     encoded = encode_state(key.encode(), State(0, 0, count, entries))
     assert count > 5

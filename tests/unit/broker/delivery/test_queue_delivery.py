@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aerobee_broker.delivery.state.events import Acknowledged, Changed, Delivered, Entry, Run, State
+from aerobee_broker.delivery.state.events import Acknowledged, Changed, Delivered, Run, State, StateEntry
 from aerobee_broker.delivery.state.queue_delivery import QueueDelivery
 
 
@@ -38,7 +38,7 @@ def test_a_snapshot_replaces_uncertain_state() -> None:
     queue = QueueDelivery(0)
     queue.apply(delivered(5, 7))
     assert queue.take_ready(10) == [0, 1, 2, 3, 4]
-    queue.apply(State(1, 1, 7, (Entry(2, 3, 0, 0, None), Entry(6, 1, 1, 1000, None))))
+    queue.apply(State(1, 1, 7, (StateEntry(2, 3, 0, 0, None), StateEntry(6, 1, 1, 1000, None))))
     assert queue.commit_offset == 2
     assert queue.ready == {2: 3}
     assert sorted(queue.in_flight) == [6]

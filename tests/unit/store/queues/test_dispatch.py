@@ -19,7 +19,7 @@ from aerobee_store import (
     StoreConfig,
     StoreFailedError,
 )
-from aerobee_store.queues.dispatch import Entry, EntryBatch, ReceivedRecords
+from aerobee_store.queues.dispatch import DispatchEntry, EntryBatch, ReceivedRecords
 from aerobee_store.records.record import TransactionType, encode
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from tests.support.stored_messages import DIRECTORY, Sender, compare
@@ -140,7 +140,7 @@ class Follower:
         self.found: list[int] = []
         self.keys: list[tuple[str, ...]] = []
 
-    def put_entries(self, entries: Sequence[Entry]) -> None:
+    def put_entries(self, entries: Sequence[DispatchEntry]) -> None:
         self.keys += [entry.keys for entry in entries]
         self.seen += [(entry.topic, entry.queue_offset, entry.physical_offset) for entry in entries]
         self.found += [len(self._store.query(entry.topic, key)) for entry in entries for key in entry.keys[:1]]
@@ -181,7 +181,7 @@ def test_a_dispatcher_that_fails_ends_the_store(store: MessageStore) -> None:
     """The store fails, because its derived data would no longer follow the log."""
 
     class Failing(Follower):
-        def put_entries(self, entries: Sequence[Entry]) -> None:
+        def put_entries(self, entries: Sequence[DispatchEntry]) -> None:
             raise OSError(errno.EIO, "no")
 
     store._dispatch.dispatchers.append(Failing(store))
@@ -272,7 +272,7 @@ def test_nothing_is_dispatched_after_a_failure() -> None:
     class FailingOnce(Follower):
         failed = False
 
-        def put_entries(self, entries: Sequence[Entry]) -> None:
+        def put_entries(self, entries: Sequence[DispatchEntry]) -> None:
             if not self.failed:
                 self.failed = True
                 raise OSError(errno.EIO, "no")
