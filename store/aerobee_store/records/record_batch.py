@@ -333,9 +333,10 @@ class RecordBatch:
         """Whether these bytes occur anywhere in the property strings: one fast search in all of them."""
         return part in self._property_pairs().text
 
-    def properties_are_ascii(self) -> bool:
-        """Whether all property strings are ASCII: one fast search in all of them."""
-        return self._property_pairs().text.isascii()
+    def properties_lack(self, parts: Collection[bytes]) -> bool:
+        """Whether all property strings are ASCII and none contains one of these bytes: a few fast searches."""
+        text = self._property_pairs().text
+        return text.isascii() and not any(part in text for part in parts)
 
     def common_property_names(self) -> Collection[bytes] | None:
         """The names of the properties, if all records have the same names at the same places. None for no records."""

@@ -43,8 +43,10 @@ _SMALL: Final = 512
 """Properties with fewer bytes are never too many or too large: each takes at least two separators and two
 characters."""
 _TRANSIENT: Final = p.TRANSIENT_PREFIX.encode()
-# Without these, ASCII text of fields is neither blank nor has a forbidden character.
-_ODD_ANYWHERE: Final = (b"\x01 ", *{each.encode() for rule in rules.OF_PROPERTY.values() for each in rule.forbidden})
+
+# ASCII text without these bytes is neither blank nor has a forbidden character; up to this size it is not too long.
+_ODD: Final = tuple({b" ", *(each.encode() for rule in rules.OF_PROPERTY.values() for each in rule.forbidden)})
+_LONG: Final = min(rule.size_max for rule in rules.OF_PROPERTY.values() if rule is not rules.MESSAGE_GROUP)
 
 
 def _first_bytes(rule: TextRule) -> npt.NDArray[np.bool_]:
@@ -124,7 +126,8 @@ def _check_compression(batch: RecordBatch) -> None:
 
 def _check_transient(batch: RecordBatch) -> None:
     """SendMessage drops these properties; here nothing can be taken out of a record."""
-    if not batch.properties_contain(_TRANSIENT):
+    names = batch.common_property_names()
+    if not any(name.startswith(_TRANSIENT) for name in names) if names else not batch.properties_contain(_TRANSIENT):
         return
     text, rows, start, end, _, _ = batch.all_property_places()
     for row, first, last in zip(rows.tolist(), start.tolist(), end.tolist(), strict=True):
@@ -144,17 +147,15 @@ def _check_sizes(batch: RecordBatch, limits: LimitsConfig) -> None:
 
 def _check_texts(batch: RecordBatch) -> None:
     """Ask the rules about each text that may be blank, is long, or is of a field with forbidden characters that occur
-    somewhere. Control characters were found before."""
-    if batch.properties_are_ascii() and not any(map(batch.properties_contain, _ODD_ANYWHERE)):
-        largest = int(batch.properties_size.max())
-        long = (name for name, rule in rules.OF_PROPERTY.items() if largest > rule.size_max)
-        if not any(batch.properties_contain(name.encode()) for name in long):
-            return
+    somewhere. Control characters were found before, and `_check_type` asks about each message group."""
+    if batch.properties_lack(_ODD) and int(batch.properties_size.max()) <= _LONG:
+        return
     for name, rule in rules.OF_PROPERTY.items():
         text, rows, start, end = batch.property_places(name)
         if not len(rows):
             continue
-        must = _MUST_CHECK[name][np.frombuffer(text, np.uint8)[start]] | (end - start > rule.size_max)
+        must = _MUST_CHECK[name][np.frombuffer(text, np.uint8)[start]]
+        must |= end - start > rule.size_max
         if any(batch.properties_contain(character.encode()) for character in rule.forbidden):
             must[:] = True
         for index in np.flatnonzero(must).tolist():
@@ -209,6 +210,10 @@ def _check_type(batch: RecordBatch, topic: TopicConfig, queue_id: int) -> None:
     for row, group in enumerate(batch.property_strings(p.SHARDING_KEY)):
         if group is None or group in known:
             continue
+        try:
+            rules.MESSAGE_GROUP.check(group)
+        except BrokenRuleError as broken:
+            raise _bad(row, broken) from None
         if (right := p.jump_hash(group, topic.write_queue_count)) != queue_id:
             raise BadRecordError(
                 _Code.BAD_REQUEST,
