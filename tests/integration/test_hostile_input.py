@@ -30,6 +30,10 @@ SHORT = {
     "many settings",
     "pipelined calls",
     "empty messages on a stream",
+    "producer groups",
+    "tiny remoting frames",
+    "a heartbeat of empty lists",
+    "a compressed registration of bare keys to a broker",
 }
 """The attacks of `make test`."""
 

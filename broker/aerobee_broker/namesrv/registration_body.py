@@ -25,7 +25,10 @@ from aerobee_broker.tables.json_fields import JsonFields
 from aerobee_broker.tables.topics import MESSAGE_TYPE
 from aerobee_store.tables import java_json
 
-_BODY_SIZE_MAX: Final = 64 << 20  # decompressed: some 500,000 topics
+_BODY_SIZE_MAX: Final = 8 << 20  # decompressed: some 100,000 topics in the compressed form
+_EXPANSION_MAX: Final = 50  # decompressed bytes for each sent one, above ...
+_EXPANDED_SIZE_MIN: Final = 64 << 10  # ... this many; lists of topics have 5 to 20
+_TOPICS_MAX: Final = 50_000
 _ZLIB: Final = 0x78
 _TYPE_LENGTH_MAX: Final = 32
 _I32: Final = struct.Struct(">i")
@@ -42,7 +45,7 @@ def read_body(body: bytes, *, compressed: bool) -> tuple[DataVersion, dict[str, 
 
 
 def _read_json(body: bytes) -> tuple[DataVersion, dict[str, QueueData]]:
-    value = java_json.loads(body)
+    value = java_json.loads_body(body, size_max=_BODY_SIZE_MAX)
     fields = JsonFields("body", value)
     wrapper = fields.mapping("topicConfigSerializeWrapper") or value  # brokers before 3.0.11 send the wrapper itself
     fields = JsonFields("topicConfigSerializeWrapper", wrapper)
@@ -64,12 +67,16 @@ def _queues(name: str, value: object) -> QueueData:
 
 def _inflated(body: bytes) -> bytes:
     inflater = zlib.decompressobj()
+    size_max = min(_BODY_SIZE_MAX, max(_EXPANDED_SIZE_MIN, _EXPANSION_MAX * len(body)))
     try:
-        data = inflater.decompress(body, _BODY_SIZE_MAX)
+        data = inflater.decompress(body, size_max)
     except zlib.error as error:
         raise RemotingError(Answer.INVALID_PARAMETER, f"the body is marked as compressed but is not: {error}") from None
     if inflater.unconsumed_tail:
-        raise RemotingError(Answer.INVALID_PARAMETER, f"the body has more than {_BODY_SIZE_MAX} bytes uncompressed")
+        raise RemotingError(
+            Answer.INVALID_PARAMETER,
+            f"the body has more than {size_max} bytes uncompressed, the limit for {len(body)} bytes; send fewer topics",
+        )
     if not inflater.eof:
         raise RemotingError(Answer.INVALID_PARAMETER, "the compressed body ends too early")
     return data
@@ -78,8 +85,10 @@ def _inflated(body: bytes) -> bytes:
 def _read_compressed(data: bytes) -> tuple[DataVersion, dict[str, QueueData]]:
     try:
         text, at = _text(data, 0)
-        version = DataVersion.from_json("dataVersion", java_json.loads(text))
+        version = DataVersion.from_json("dataVersion", java_json.loads_body(text.encode()))
         (count,) = _I32.unpack_from(data, at)
+        if count > _TOPICS_MAX:
+            raise ValueError(f"{count} topics; a broker may have {_TOPICS_MAX}")
         at += _I32.size
         topics: dict[str, QueueData] = {}
         for _ in range(count):

@@ -6,6 +6,7 @@ by the address to which the client has connected.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -35,8 +36,9 @@ LOCAL: Final = ""
 ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 _STRICT_JSON_VERSION: Final = 401  # 4.9.4: later clients need quoted keys
 _CRC_MASK: Final = 0x7FFFFFFF
-_KEYS_MAX: Final = 100_000
 _VALUE_SIZE_MAX: Final = 1 << 20
+_TABLE_SIZE_MAX: Final = 8 << 20  # characters of all keys and values
+_ENTRY_SIZE: Final = 200  # bytes of a value besides
 _UNIT: Final = 1
 _UNIT_SUBSCRIPTION: Final = 2
 
@@ -51,6 +53,11 @@ class KvConfig:
             for namespace, values in found.items():
                 if isinstance(values, dict):
                     self._table[namespace] = {key: value for key, value in values.items() if isinstance(value, str)}
+        self._size = sum(
+            _size(name + key, value) for name, values in self._table.items() for key, value in values.items()
+        )
+        self._saving: asyncio.Task[None] | None = None
+        self._changes = self._saved_changes = 0
 
     def get(self, namespace: str, key: str) -> str | None:
         return self._table.get(namespace, {}).get(key)
@@ -59,21 +66,46 @@ class KvConfig:
         return self._table.get(name)
 
     async def put(self, namespace: str, key: str, value: str) -> None:
-        if sum(map(len, self._table.values())) >= _KEYS_MAX or len(value) > _VALUE_SIZE_MAX:
+        old = self.get(namespace, key)
+        size = self._size + _size(namespace + key, value) - (_size(namespace + key, old) if old is not None else 0)
+        if len(value) > _VALUE_SIZE_MAX or size > _TABLE_SIZE_MAX:
             raise RemotingError(
                 Answer.INVALID_PARAMETER,
-                f"the table is full ({_KEYS_MAX} values) or the value is longer than {_VALUE_SIZE_MAX}",
+                f"the value is longer than {_VALUE_SIZE_MAX}, or all values take more than {_TABLE_SIZE_MAX} bytes",
             )
+        self._size = size
         self._table.setdefault(namespace, {})[key] = value
         await self._saved()
 
     async def delete(self, namespace: str, key: str) -> None:
-        if self._table.get(namespace, {}).pop(key, None) is not None:
+        old = self._table.get(namespace, {}).pop(key, None)
+        if old is not None:
+            self._size -= _size(namespace + key, old)
             await self._saved()
 
     async def _saved(self) -> None:
-        if self._save is not None:
-            await self._save(Bean(configTable={name: dict(values) for name, values in self._table.items()}))
+        """Return when the current content is saved. Changes during a save share the next one."""
+        if self._save is None:
+            return
+        self._changes += 1
+        own = self._changes
+        while self._saved_changes < own:
+            if self._saving is None:
+                content = Bean(configTable={name: dict(values) for name, values in self._table.items()})
+                self._saving = asyncio.ensure_future(self._save_once(content, self._changes))
+            await asyncio.shield(self._saving)
+
+    async def _save_once(self, content: object, changes: int) -> None:
+        assert self._save is not None, "checked before"
+        try:
+            await self._save(content)
+            self._saved_changes = changes
+        finally:
+            self._saving = None
+
+
+def _size(key: str, value: str) -> int:
+    return len(key) + len(value) + _ENTRY_SIZE
 
 
 class NameServerRequests:
@@ -149,7 +181,7 @@ class NameServerRequests:
 
     async def query_data_version(self, request: Command, _: Connection) -> Command:
         known = self._tables.seen(text(request, "clusterName"), text(request, "brokerAddr"))
-        asked = DataVersion.from_json("body", java_json.loads(request.body)) if request.body else DataVersion()
+        asked = DataVersion.from_json("body", java_json.loads_body(request.body)) if request.body else DataVersion()
         body: bytes | Bean = b"" if known is None else known.to_json()
         return answer({"changed": known != asked}, body=body)
 

@@ -30,6 +30,8 @@ _GROUPS_PER_HEARTBEAT_MAX: Final = 1000
 _SUBSCRIPTIONS_MAX: Final = 10_000  # of one group
 _CLIENT_ID_SIZE_MAX: Final = 1024
 _CLIENTS_PER_GROUP_MAX: Final = 10_000
+_GROUPS_PER_CONNECTION_MAX: Final = 2_000  # registrations: a client in a group; an application has some dozens
+_REGISTRATIONS_MAX: Final = 50_000  # of all connections, some 500 bytes each
 _LOCKS_MAX: Final = 100_000
 _IDS_PER_ACCOUNT_MAX: Final = 10_000  # beyond it the account loses the id with the longest silence
 
@@ -78,6 +80,8 @@ class RemotingClients:
         self._clock = clock
         self._consumers: dict[str, Consumers] = {}
         self._producers: dict[str, dict[str, Member]] = {}
+        self._registered: dict[Connection, set[tuple[str, str]]] = {}  # groups and clients; some may be gone
+        self._registered_count = 0
         self._locks: dict[tuple[str, str, str, int], tuple[str, float]] = {}
         self._owners: dict[str, str] = {}  # client id -> access key
         self._owned: dict[str, OrderedDict[str, float]] = {}  # access key -> client id -> when seen
@@ -174,7 +178,16 @@ class RemotingClients:
 
     def connection_closed(self, connection: Connection) -> None:
         """Remove all clients of this connection."""
-        self._remove(lambda found: found.connection is connection)
+        registered = self._registered.pop(connection, ())
+        self._registered_count -= len(registered)
+        for group, client_id in registered:
+            found = self._producers.get(group, {}).get(client_id)
+            if found is not None and found.connection is connection:
+                self._remove_producer(group, client_id)
+            consumers = self._consumers.get(group)
+            found = None if consumers is None else consumers.members.get(client_id)
+            if found is not None and found.connection is connection:
+                self._remove_consumer(group, client_id)
 
     def expire(self) -> None:
         """Remove clients that were silent for too long."""
@@ -217,12 +230,14 @@ class RemotingClients:
             del self._owned[access_key]
 
     def _register_producer(self, group: str, found: Member) -> None:
-        members = self._producers.setdefault(group, {})
+        members = self._producers.get(group, {})
         known = members.get(found.client_id)
         if known is None and len(members) >= _CLIENTS_PER_GROUP_MAX:
             raise RemotingError(
                 Answer.SYSTEM_BUSY, f"producer group {group!r} has {len(members)} clients, which is the limit"
             )
+        self._note(group, found)
+        members = self._producers.setdefault(group, {})
         members[found.client_id] = found
         if known is None or known.connection is not found.connection:
             for listener in self.producer_listeners:
@@ -245,6 +260,7 @@ class RemotingClients:
             await self._ensure_retry_topic(group)
         if not found.connection.is_open:
             return  # it disconnected in the meantime, and nobody would notice later
+        self._note(group, found)
         consumers = self._consumers.get(group)
         if consumers is None:
             consumers = self._consumers[group] = Consumers("", "", "")
@@ -272,6 +288,21 @@ class RemotingClients:
         if name not in self._tables.topics:
             self._tables.topics.create_internal(TopicConfig.of_type(name, TopicMessageType.NORMAL, queue_count=1))
             await self._tables.save_topics()
+
+    def _note(self, group: str, found: Member) -> None:
+        """Note what the end of the connection removes. RemotingError if it registers too much."""
+        key = group, found.client_id
+        registered = self._registered.setdefault(found.connection, set())
+        if key in registered:
+            return
+        if len(registered) >= _GROUPS_PER_CONNECTION_MAX or self._registered_count >= _REGISTRATIONS_MAX:
+            raise RemotingError(
+                Answer.SYSTEM_BUSY,
+                f"this connection has registered {len(registered)} clients in groups, of {_GROUPS_PER_CONNECTION_MAX}, "
+                f"all connections {self._registered_count} of {_REGISTRATIONS_MAX}; use fewer groups",
+            )
+        registered.add(key)
+        self._registered_count += 1
 
     def _notify(self, group: str, consumers: Consumers) -> None:
         """Notify all consumers of the group of a change, so that each chooses its queues again."""

@@ -15,6 +15,7 @@ from aerobee_broker.remoting_wire.frame import Command
 from aerobee_store import CorruptRecordError, MessageStore, RecordNotFoundError
 
 _ANSWER_SIZE_MAX: Final = 12 << 20  # bytes of records: less than a frame
+_MEMORY_SIZE: Final = 2 * _ANSWER_SIZE_MAX  # bytes of memory that an answer takes while it is made
 
 
 class QueryRequests:
@@ -24,8 +25,15 @@ class QueryRequests:
         self._store = store
         self._loop_share = loop_share
 
-    async def by_key(self, request: Command, _: Connection) -> Command:
+    async def by_key(self, request: Command, connection: Connection) -> Command:
         """The newest messages with a key, or with a client's message id; clients compare the key again."""
+        share = await connection.room_for_answer(_MEMORY_SIZE)
+        try:
+            return await self._by_key(request)
+        finally:
+            share.close()
+
+    async def _by_key(self, request: Command) -> Command:
         topic, key = text(request, "topic"), text(request, "key")
         count = min(max(integer(request, "maxNum", bits=32), 1), COUNT_MAX)
         begin, end = max(integer(request, "beginTimestamp"), 0), integer(request, "endTimestamp")

@@ -12,12 +12,14 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from time import monotonic
 from typing import Final, cast
 
 from aerobee_broker.config import Address, LimitsConfig
 from aerobee_broker.errors import BrokerError, ListenError, TooManyRequestsError
 from aerobee_broker.front.proxy_header import ProxyHeaderError, proxy_header_size
 from aerobee_broker.limits.byte_budget import ByteBudget, Share
+from aerobee_broker.limits.input_turns import TURN_SECONDS, InputTurns
 from aerobee_broker.remoting_wire.errors import refusal
 from aerobee_broker.remoting_wire.frame import (
     FLAG_ONE_WAY,
@@ -37,6 +39,7 @@ _BACKLOG: Final = 1024
 _CLOSE_SECONDS: Final = 1.0  # time for peers to read the last answers
 _MEMORY_CHECK_SECONDS: Final = 5.0  # interval of checks for free bytes
 _COMMAND_SIZE: Final = 512  # bytes of a request besides its body and fields
+_COMMANDS_AT_ONCE: Final = 16  # requests that begin between two looks at the clock
 _OPAQUE_MAX: Final = (1 << 31) - 1
 
 Handler = Callable[[Command, "Connection"], Awaitable[Command | None]]
@@ -68,6 +71,7 @@ class Connection(asyncio.Protocol):
         self.key = f"remoting {next(server.numbers)}"
         """Identifies the connection in place of a client id; no client id has a blank before a number."""
         self._waits_for_memory = False
+        self._waits = False  # for its turn
 
     # --- asyncio.Protocol -------------------------------------------------------------------------------------
 
@@ -90,20 +94,50 @@ class Connection(asyncio.Protocol):
                 if (size := proxy_header_size(self._begun)) is None:
                     return
                 data, self._begun = bytes(self._begun[size:]), None
-            commands = self._reader.feed(data)
+            if self._waits or self._server.turns.is_full:
+                self._reader.keep(data)
+                self._wait_for_turn()
+                return
+            began = monotonic()
+            self._reader.keep(data)
+            if self._go_on(began + TURN_SECONDS):
+                self._server.turns.wait(self._go_on)
+            self._server.turns.spent(began)
         except (FrameFormatError, ProxyHeaderError) as error:
             _log.warning("connection closed peer=%s:%d cause=%s", *self.peer, error)
             self.abort()
             return
-        for command in commands:
-            if command.is_response:
-                asked = self._asked.get(command.opaque)
-                if asked is not None and not asked.done():
-                    asked.set_result(command)
-            else:
-                self._running += 1
-                self._server.start(self._answer(command, self._taken(command)))
+
+    def _wait_for_turn(self) -> None:
+        if not self._waits:
+            self._waits = True
+            self._server.turns.wait(self._go_on)
         self._pause_or_resume()
+
+    def _go_on(self, until: float) -> bool:
+        """Begin requests until this time of `time.monotonic`; return whether some are left for a later turn."""
+        more = self.is_open and self._running < RUNNING_MAX  # otherwise the next answer continues
+        while more:
+            try:
+                commands = self._reader.feed(b"", count_max=_COMMANDS_AT_ONCE)
+            except FrameFormatError as error:
+                _log.warning("connection closed peer=%s:%d cause=%s", *self.peer, error)
+                self.abort()
+                commands = []
+            for command in commands:
+                if command.is_response:
+                    asked = self._asked.get(command.opaque)
+                    if asked is not None and not asked.done():
+                        asked.set_result(command)
+                else:
+                    self._running += 1
+                    self._server.start(self._answer(command, self._taken(command)))
+            more = len(commands) == _COMMANDS_AT_ONCE and self._running < RUNNING_MAX
+            if monotonic() > until:
+                break
+        self._waits = more
+        self._pause_or_resume()
+        return more
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -136,6 +170,15 @@ class Connection(asyncio.Protocol):
         """
         await self._writable.wait()
         await self._server.answers.wait_free((self.key,), seconds=seconds)
+
+    async def room_for_answer(self, size: int) -> Share:
+        """Wait until an answer of this size may be made. Close the share when it is made.
+
+        Raises TooManyRequestsError if the peer does not read its earlier answers.
+        """
+        share = Share(self._server.answers, (self.key,))
+        await share.take(size, _MEMORY_CHECK_SECONDS)
+        return share
 
     def notify(self, command: Command) -> bool:
         """Send a request without an answer; False if the peer is gone, or does not read."""
@@ -187,6 +230,9 @@ class Connection(asyncio.Protocol):
 
     async def _answer(self, command: Command, taken: Share) -> None:
         try:
+            # An answer is not made while earlier ones wait for the peer to read; each may have megabytes.
+            if not self._writable.is_set() and not command.is_one_way:
+                await self._writable.wait()
             try:
                 answer = await self._server.handler(command, self)
             except Exception as error:
@@ -200,6 +246,8 @@ class Connection(asyncio.Protocol):
         finally:
             taken.close()
             self._running -= 1
+            if self._running == RUNNING_MAX - 1:
+                self._wait_for_turn()
             self._pause_or_resume()
 
     async def _kept(self, size: int) -> None:
@@ -228,7 +276,7 @@ class Connection(asyncio.Protocol):
         if not has_free and not self._waits_for_memory and self.is_open:
             self._waits_for_memory = True
             self._server.start(self._resume_with_room())
-        wanted = self._running >= RUNNING_MAX or not self._writable.is_set() or not has_free
+        wanted = self._waits or self._running >= RUNNING_MAX or not self._writable.is_set() or not has_free
         if wanted == self._paused or not self.is_open:
             return
         assert self._transport is not None, "it is open"
@@ -281,6 +329,7 @@ class RemotingServer:
         self.closed_listeners: list[Callable[[Connection], None]] = []
         self.numbers = itertools.count(1)
         self.sign: Callable[[Command], None] | None = None  # signs the requests that connections ask
+        self.turns = InputTurns(asyncio.get_running_loop())
         self.fast_port: int | None = None
         """The port of replicas of RocketMQ, and of old clients; see `listen_fast`."""
         self._tasks: set[asyncio.Task[None]] = set()

@@ -46,7 +46,7 @@ def boolean(request: Command, name: str, default: bool = False) -> bool:
 
 def body_object(request: Command) -> dict[str, object]:
     """The body as a JSON object. RemotingError, JsonFormatError."""
-    value = java_json.loads(request.body, object_keys=True)
+    value = java_json.loads_body(request.body, object_keys=True)
     if not isinstance(value, dict):
         raise RemotingError(Answer.INVALID_PARAMETER, "the body of the request is not a JSON object")
     return value

@@ -157,8 +157,13 @@ class FrameReader:
         """Bytes of the incomplete frame."""
         return len(self._buffer)
 
-    def feed(self, data: bytes) -> list[Command]:
-        """The commands that are complete with these bytes.
+    def keep(self, data: bytes) -> None:
+        """Keep bytes for the next `feed`."""
+        if not self._broken:
+            self._buffer += data
+
+    def feed(self, data: bytes, *, count_max: int | None = None) -> list[Command]:
+        """The commands that are complete with these bytes, at most so many; with `b""`, the next ones.
 
         Raises FrameFormatError; the frames before the broken one are lost with it, as is the connection.
         """
@@ -169,7 +174,7 @@ class FrameReader:
         commands: list[Command] = []
         at = 0
         try:
-            while len(buffer) - at >= _START.size:
+            while len(buffer) - at >= _START.size and (count_max is None or len(commands) < count_max):
                 length, second = _START.unpack_from(buffer, at)
                 header_size = second & 0xFFFFFF
                 if not 4 <= length <= self._frame_size_max - 4:

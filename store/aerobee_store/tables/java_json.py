@@ -26,6 +26,7 @@ keeps its own: for a loaded file, the order of the file.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -35,6 +36,12 @@ from aerobee_store.errors import StoreError
 
 DEPTH_MAX: Final = 64  # RocketMQ's deepest file has 7 levels; a bound keeps hostile input off Python's own stack limit
 _NUMBER_SIZE_MAX: Final = 64  # characters; a Java long has 20, and converting thousands of digits is quadratic
+
+
+BODY_SIZE_MAX: Final = 4 << 20
+"""Bytes of a body from a peer."""
+_BODY_ITEMS_MAX: Final = 200_000  # commas and brackets of a body: each may become an object of 64 bytes and more
+_BODY_OURS_MAX: Final = 64 << 10  # bytes of a body that the standard library's parser, a hundred times as fast, refuses
 
 
 class JsonFormatError(StoreError, ValueError):
@@ -94,6 +101,50 @@ def loads(text: bytes | str, *, object_keys: bool = False) -> object:
         message = f"byte 0x{text[error.start]:02x} at byte offset {error.start} is not UTF-8"
         raise JsonFormatError(message, *_line_and_column(before, len(before))) from None
     return _Parser(decoded, object_keys).document()
+
+
+def loads_body(data: bytes, *, object_keys: bool = False, size_max: int = BODY_SIZE_MAX) -> object:
+    """Like `loads`, for a body from a peer, with bounds for its size, its items, and the time to parse it.
+
+    The standard library's parser reads it, unless it has keys that only `loads` reads: then it may have 64 KiB.
+    JsonFormatError beyond a bound.
+    """
+    if len(data) > size_max:
+        raise JsonFormatError(f"{len(data)} bytes; a body may have {size_max}", 1, 1)
+    items = data.count(b",") + data.count(b"[") + data.count(b"{")
+    if items > _BODY_ITEMS_MAX:
+        raise JsonFormatError(f"{items} commas and brackets; a body may have {_BODY_ITEMS_MAX}", 1, 1)
+    try:
+        value: object = json.loads(data.decode(), parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        if len(data) > _BODY_OURS_MAX:
+            text = f"it is not plain JSON; with integers or objects as keys, a body may have {_BODY_OURS_MAX} bytes"
+            raise JsonFormatError(text, 1, 1) from None
+        return loads(data, object_keys=object_keys)
+    _check_values(value)
+    return value
+
+
+def _no_constant(word: str) -> NoReturn:
+    raise ValueError(word)
+
+
+def _check_values(value: object) -> None:
+    """Raise JsonFormatError for nesting beyond DEPTH_MAX and numbers that are not finite, which `loads` refuses."""
+    level = [value]
+    for _ in range(DEPTH_MAX + 1):
+        inner: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner.extend(item.values())
+            elif isinstance(item, list):
+                inner.extend(item)
+            elif isinstance(item, float) and not math.isfinite(item):
+                raise JsonFormatError("a number that is not finite", 1, 1)
+        if not inner:
+            return
+        level = inner
+    raise JsonFormatError(f"nested more than {DEPTH_MAX} levels deep", 1, 1)
 
 
 def dumps(value: object, *, pretty: bool = True) -> bytes:

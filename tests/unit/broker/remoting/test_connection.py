@@ -11,7 +11,7 @@ from aerobee_broker.config import Address
 from aerobee_broker.errors import TooManyRequestsError
 from aerobee_broker.limits.byte_budget import ByteBudget
 from aerobee_broker.remoting_wire.connection import Connection, RemotingServer
-from aerobee_broker.remoting_wire.frame import Command, encode
+from aerobee_broker.remoting_wire.frame import FLAG_ONE_WAY, Command, FrameReader, encode
 
 OWNER_MAX = 256 << 10
 READ_SIZE = 512 << 10  # bytes that one socket read may add
@@ -101,3 +101,19 @@ async def test_unread_answers_are_counted(server: Server) -> None:
     with pytest.raises(TooManyRequestsError, match="answers in progress take"):
         await server.connection.writable(0.01)
     writer.close()
+
+
+async def test_a_flood_of_tiny_requests_is_begun_in_turns(server: Server) -> None:
+    """Twenty thousand frames in one write, more than may run at once, are all handled."""
+    server.let_go.set()
+    _, writer = await connect(server)
+    writer.write(encode(Command(1, flag=FLAG_ONE_WAY)) * 20_000)
+    await until(lambda: server.handled == 20_000)
+    writer.close()
+
+
+def test_a_reader_gives_some_frames_at_a_time() -> None:
+    """The connection looks at its clock in between."""
+    reader = FrameReader()
+    reader.keep(encode(Command(1)) * 40)
+    assert [len(reader.feed(b"", count_max=16)) for _ in range(4)] == [16, 16, 8, 0]
