@@ -90,13 +90,7 @@ class PullProcessor:
         """
         group = group_name(request.group, client)
         topic, queue_id = await self._queue(request.message_queue, client)
-        if group not in self._tables.groups:
-            await self._tables.group_in_use(group, [topic])
-        if not self._tables.groups.require(group).consume_enabled:
-            raise InvalidRequestError(
-                v2.Code.FORBIDDEN,
-                f"consumer group {group!r} may not consume; allow it with: aerobee group update {group}",
-            )
+        await self._check_group(group, topic)
         expression = request.filter_expression
         wanted = filter_of(expression.expression, is_sql=expression.type == v2.FilterType.SQL)
         low, high = self._store.queue_range(topic, queue_id)
@@ -221,6 +215,16 @@ class PullProcessor:
             )
         await self._deliveries.reset(topic, group, {queue_id: request.offset})
         return v2.UpdateOffsetResponse(status=_OK)
+
+    async def _check_group(self, group: str, topic: str) -> None:
+        """Create the group if it may be created, and refuse one that may not consume."""
+        if group not in self._tables.groups:
+            await self._tables.group_in_use(group, [topic])
+        if not self._tables.groups.require(group).consume_enabled:
+            raise InvalidRequestError(
+                v2.Code.FORBIDDEN,
+                f"consumer group {group!r} may not consume; allow it with: aerobee group update {group}",
+            )
 
     async def _queue(self, queue: v2.MessageQueue, client: Client) -> tuple[str, int]:
         """The stored name of the topic, and a valid queue id."""

@@ -45,11 +45,22 @@ class QueryProcessor:
         end = timestamp_ms(request.end_timestamp) if request.HasField("end_timestamp") else _TIME_MAX
         if begin > end:
             raise InvalidRequestError(v2.Code.BAD_REQUEST, "begin_timestamp is after end_timestamp; swap them")
-        scroll_id = ""
+        records, scroll_id = await self._found(topic, request, client, count, begin, end)
+        response = v2.ListMessageResponse(status=_OK, scroll_id=scroll_id)
+        steps = Steps(self._loop_share)
+        for record in records:
+            response.messages.append(to_wire_message(record, request.topic))
+            await steps.did(record.size)
+        return response
+
+    async def _found(
+        self, topic: str, request: v2.ListMessageRequest, client: Client, count: int, begin: int, end: int
+    ) -> tuple[list[Record], str]:
+        """The records that the search key names, and where a next request continues; empty if it cannot."""
         match request.WhichOneof("search_key"):
             case "message_id":
                 found = await find_by_message_id(self._store, self._loop_share, topic, request.message_id)
-                records = found[:count]
+                return _newest(found[:count]), ""
             case "message_key":
                 found = await find_by_key(
                     self._store,
@@ -61,27 +72,19 @@ class QueryProcessor:
                     begin=begin,
                     end=end,
                 )
-                records = [record for record in found if request.message_key in keys_of(record.properties)]
+                return _newest([record for record in found if request.message_key in keys_of(record.properties)]), ""
             case None:
-                records, scroll_id = await self._by_time(topic, request, count, begin, end)
+                return await self._by_time(topic, request, count, begin, end)
             case "lite_topic":
                 check_lite_topic(request.lite_topic)
                 light = light_topic_name(topic, request.lite_topic)
-                records, scroll_id = await self._by_time(light, request, count, begin, end)
+                return await self._by_time(light, request, count, begin, end)
             case "subscription":
                 group = group_name(v2.Resource(name=request.subscription), client)
                 self._tables.check_usable(group)
-                records, scroll_id = await self._unfinished(topic, group, request, count, begin, end)
+                return await self._unfinished(topic, group, request, count, begin, end)
             case other:
                 assert_never(other)
-        if request.WhichOneof("search_key") in ("message_id", "message_key"):
-            records = _newest(records)
-        response = v2.ListMessageResponse(status=_OK, scroll_id=scroll_id)
-        steps = Steps(self._loop_share)
-        for record in records:
-            response.messages.append(to_wire_message(record, request.topic))
-            await steps.did(record.size)
-        return response
 
     async def _unfinished(
         self, topic: str, group: str, request: v2.ListMessageRequest, count: int, begin: int, end: int

@@ -140,6 +140,11 @@ class ClientAdministration:
         for subscribed in _subscriptions(found):
             topics.append(subscribed.topic)
             info.subscriptions[subscribed.topic].CopyFrom(subscribed.expression)
+        self._add_queues(info, found, topics)
+        return v2.GetConsumerRunningInfoResponse(status=OK, consumer_running_info=info)
+
+    def _add_queues(self, info: v2.ConsumerRunningInfo, found: Client, topics: list[str]) -> None:
+        """Add the queues of these topics, with the messages that the client holds in each."""
         broker = v2.Broker(name=self._config.name)
         assert found.group is not None, "_connected compares it"
         for status in self._deliveries.status(found.group):
@@ -160,7 +165,6 @@ class ClientAdministration:
                 item.process_queue_info.cached_msg_min_offset = held[0]
                 item.process_queue_info.cached_msg_max_offset = held[-1]
                 item.process_queue_info.cached_msg_count = len(held)
-        return v2.GetConsumerRunningInfoResponse(status=OK, consumer_running_info=info)
 
     # --- Commands ---------------------------------------------------------------------------------------------
 
