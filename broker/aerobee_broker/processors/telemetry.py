@@ -13,7 +13,7 @@ from aerobee_broker.clients.registry import Client, ClientRegistry
 from aerobee_broker.config import Settings
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.messages.validation import check_client_properties
-from aerobee_broker.tables.consumer_groups import CustomizedRetry, ExponentialRetry, GroupConfig
+from aerobee_broker.tables.consumer_groups import CustomizedRetry, ExponentialRetry, GroupConfig, attempt_max
 from aerobee_broker.tables.table_files import Tables
 from aerobee_proto import v2
 from aerobee_store.records.message_rules import LITE_TOPIC
@@ -109,7 +109,7 @@ def backoff_policy(group: GroupConfig, language: str) -> v2.RetryPolicy:
     `language` is from its header. The Python client supports only a list of whole seconds; the Node client, whose
     header says HTTP, only exponential delays.
     """
-    attempts = max(group.retry_max_times, 0) + 1  # -1 in a RocketMQ file; clients need 1 or more
+    attempts = attempt_max(group.retry_max_times)
     policy = group.retry_policy
     if language == "PYTHON" and isinstance(policy, ExponentialRetry):
         delays = (policy.delay_ms(attempt) for attempt in range(1, min(attempts, _CUSTOMIZED_MAX) + 1))

@@ -14,6 +14,7 @@ from aerobee_broker.remoting_wire.connection import Connection
 from aerobee_broker.remoting_wire.errors import RemotingError
 from aerobee_broker.remoting_wire.fields import answer, integer, text
 from aerobee_broker.remoting_wire.frame import Command
+from aerobee_broker.tables.consumer_groups import attempt_max
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import retry_topic
 from aerobee_broker.timer.level_delay import LevelDelay
@@ -57,7 +58,7 @@ class RetryRequests:
         message.store_host = store_host(connection)
         message.reconsume_times += 1
         message.prepared_transaction_offset = 0
-        if level < 0 or record.reconsume_times >= limit:
+        if level < 0 or message.reconsume_times >= attempt_max(limit):
             properties[p.DLQ_ORIGIN_TOPIC] = properties[p.RETRY_TOPIC]
             properties[p.DLQ_ORIGIN_MESSAGE_ID] = record.unique_key or properties[p.ORIGIN_MESSAGE_ID]
             message = await self._send.dead_letter(message, group.name)

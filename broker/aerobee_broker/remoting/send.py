@@ -23,6 +23,7 @@ from aerobee_broker.remoting_wire.connection import Connection
 from aerobee_broker.remoting_wire.errors import RemotingError, code_of_stored
 from aerobee_broker.remoting_wire.fields import answer, boolean, integer, text
 from aerobee_broker.remoting_wire.frame import Command
+from aerobee_broker.tables.consumer_groups import attempt_max
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import (
     DEAD_LETTER_PREFIX,
@@ -290,7 +291,7 @@ class SendRequests:
         attempts."""
         group = self._tables.groups.require(message.topic.removeprefix(RETRY_PREFIX))
         limit = group.retry_max_times if sent.reconsume_times_max is None else sent.reconsume_times_max
-        if sent.reconsume_times <= limit:
+        if sent.reconsume_times < attempt_max(limit):  # its client has counted the last delivery
             return message
         return await self.dead_letter(message, group.name)
 

@@ -35,6 +35,14 @@ _UNUSED_FIELDS: Final[Mapping[str, object]] = {
 }
 
 
+def attempt_max(retry_max_times: int) -> int:
+    """After so many deliveries a message is dead: its next stop are the dead letters, over every protocol.
+
+    The first delivery and its retries; RocketMQ's files and clients use -1 for no retries, too.
+    """
+    return max(retry_max_times, 0) + 1
+
+
 def is_system_group(name: str) -> bool:
     """Whether the group belongs to the broker."""
     return name.startswith(SYSTEM_GROUP_PREFIX) and "%" not in name

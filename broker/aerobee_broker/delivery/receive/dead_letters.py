@@ -6,6 +6,7 @@ from typing import Final
 
 from aerobee_broker.delivery.state.stats import DeliveryStats
 from aerobee_broker.delivery.state.subscriptions import DeliveryTables
+from aerobee_broker.tables.consumer_groups import attempt_max
 from aerobee_broker.tables.topics import TopicConfig, dead_letter_topic
 from aerobee_store import InvalidMessageError, MessageStore, Record
 from aerobee_store.records import properties as p
@@ -30,7 +31,7 @@ class DeadLetters:
         config = self._tables.groups.get(group)
         if config is None or topic == dead_letter_topic(group):  # a dead letter is delivered without limit
             return ATTEMPTS_WITHOUT_END
-        return max(config.retry_max_times + 1, 1)
+        return attempt_max(config.retry_max_times)
 
     async def create_topic(self, group: str) -> None:
         """Durable on return."""
