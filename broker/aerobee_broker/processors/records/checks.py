@@ -95,11 +95,11 @@ def check_records(
     _check_transient(batch)
     _check_sizes(batch, limits)
     _check_texts(batch)
-    _check_compression(batch)
     if delayed:
         _check_delay_type(batch, topic)
     else:
         _check_type(batch, topic, queue_id)
+    _check_compression(batch)
 
 
 def _check_bodies(batch: RecordBatch, size_max: int) -> None:
