@@ -414,7 +414,7 @@ async def _listen(
 ) -> _GrpcFront:
     """Bind the ports and serve every service on them. Raises ListenError."""
     config = parts.settings.current
-    limits = RequestLimits(parts.requests, body_size_max=config.store.body_size_max)
+    limits = RequestLimits(parts.requests, parts.answers, body_size_max=config.store.body_size_max)
     remoting_address = None if config.listen.remoting is None else await remoting.listen(config.listen.remoting)
     methods: dict[str, Method] = {}  # complete before the loop accepts the first connection
     server: Server
@@ -424,6 +424,7 @@ async def _listen(
             config.front,
             parts.counters.front,
             protocols=(remoting.protocol(),),
+            answers=parts.answers,
             first_connection=_load_deferred if config.listen.remoting is None else lambda: None,
         )
         try:

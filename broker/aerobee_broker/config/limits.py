@@ -21,7 +21,7 @@ class LimitsConfig(Section):
     delay_seconds_max: Seconds = 40 * 86_400.0  # timerMaxDelaySec, there 3 days
     client_expiry_seconds: Seconds = 120.0  # a client that is silent for longer is removed
     # of all requests in progress; reading continues when some have been answered
-    request_bytes_max: Positive = 128 << 20
+    request_bytes_max: Positive = 64 << 20
     request_bytes_per_client_max: Positive = 32 << 20  # the same, per connection and per account
-    answer_bytes_max: Positive = 128 << 20  # of messages read for receives and pulls but not yet sent
+    answer_bytes_max: Positive = 64 << 20  # of messages read for receives and pulls but not yet sent
     answer_bytes_per_client_max: Positive = 32 << 20  # the same, per connection and per account

@@ -125,6 +125,7 @@ class Call:
             self._deadline = monotonic() + head.timeout
             connection.deadlines.add(self, self._deadline)
         self.caller: Any = None
+        connection.counters.open_calls += 1
         if self._admission is not None and (refusal := self._admission.refusal(self)) is not None:
             self._answer(refusal)
         elif isinstance(method, BidirectionalStream):
@@ -171,7 +172,6 @@ class Call:
             if ended:
                 _resolve(self._read_waiter)
         elif ended:
-            self._unread_size = 0
             self._start(self._method.call(self._requests.pop(), self))
         elif self._admission is not None and self._reader.size:
             self._start(self._when_there_is_room(self._method, self._admission))
@@ -190,9 +190,7 @@ class Call:
         self._connection.flush_soon()
         while not self._requests_ended:
             await self._wait_for_requests()
-        self._unread_size = 0
         request = self._requests.pop()
-        self._count_kept()
         return await method.call(request, self)
 
     def _count_kept(self) -> bool:
@@ -245,6 +243,11 @@ class Call:
 
     def certificate_subject(self) -> str | None:
         return self._connection.certificate_subject
+
+    def request_taken(self) -> None:
+        self._unread_size = 0
+        if self._kept:
+            self._count_kept()
 
     def time_remaining(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - monotonic())
@@ -433,6 +436,7 @@ class Call:
 
     def _end(self) -> None:
         self._over = True
+        self._connection.counters.open_calls -= 1
         if self._deadline is not None:
             self._connection.deadlines.discard(self)
         if self._kept:

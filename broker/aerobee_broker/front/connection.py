@@ -29,13 +29,18 @@ from aerobee_broker.front.http2 import (
 )
 from aerobee_broker.front.methods import CallAbortedError, Method, Methods, StatusCode
 from aerobee_broker.front.subjects import subject_of
+from aerobee_broker.limits.byte_budget import ByteBudget
 from aerobee_broker.limits.input_turns import TURN_SECONDS, InputTurns
 
 _log = logging.getLogger(__name__)
 _JOINED_SIZE_MAX: Final = 64 << 10  # bytes; larger buffers are passed to the transport separately
 _WRITE_BUFFER: Final = 1 << 20  # bytes in the transport; above it the connection neither reads nor writes
+_COUNTED_SIZE: Final = 64 << 10  # bytes of unread answers; below it they are not counted
 _INPUT_SIZE_MAX: Final = 64 << 10  # bytes that wait for a turn; beyond it the socket is not read
 _numbers: Final = itertools.count(1)
+_TOO_MANY_CALLS: Final = CallAbortedError(
+    StatusCode.RESOURCE_EXHAUSTED, "too many calls of all clients are open; try again later"
+)
 TICK_SECONDS: Final = 1.0
 """How often `Connection.tick` must be called."""
 
@@ -51,6 +56,7 @@ class Connection(asyncio.Protocol):
         deadlines: Deadlines,
         open_connections: set[Connection],
         turns: InputTurns,
+        answers: ByteBudget | None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.config = config
@@ -64,6 +70,9 @@ class Connection(asyncio.Protocol):
         self.core = Http2Connection(config, headers_refusal=_refusal(self._headers_error))
         self.name = f"connection {next(_numbers)}"
         self._turns = turns
+        self._answers = answers
+        self._unsent = 0  # bytes counted in `answers`: made, and not taken by the client
+        self._owners = (self.name,)
         self._events: deque[Event] = deque()  # of the core, not handled yet
         self._waits = False  # for its turn
         self._is_reading = True
@@ -124,6 +133,8 @@ class Connection(asyncio.Protocol):
     def _work(self, until: float) -> bool:
         """Handle events and input until this time of `time.monotonic`; return whether some are left for a turn."""
         core, events = self.core, self._events
+        if self._transport is None and not core.ended:
+            events.extend(core.abandon())
         while True:
             while events:
                 self._handle(events.popleft())
@@ -151,6 +162,16 @@ class Connection(asyncio.Protocol):
                 call.gone()
         else:
             self._ended(event)
+
+    def _count_unsent(self, unsent: int) -> None:
+        """Count the answers that wait for the client to read."""
+        change, self._unsent = unsent - self._unsent, unsent
+        if self._answers is None:
+            return
+        if change > 0:
+            self._answers.take_now(change, self._owners)
+        else:
+            self._answers.give(-change, self._owners)
 
     def _read_or_pause(self) -> None:
         """Read from the socket, unless the client has to wait."""
@@ -181,9 +202,12 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._open_connections.discard(self)
-        self._events = deque(event for event in (*self._events, *self.core.abandon()) if isinstance(event, StreamEnded))
-        if self._work(monotonic() + TURN_SECONDS):
-            self._wait_for_turn()
+        if self._unsent:
+            self._count_unsent(0)
+        if self._events or self.core.streams:
+            self._wait_for_turn()  # to end its calls: there may be thousands, and other connections may end with it
+        else:
+            self.core.abandon()
 
     def flush_soon(self) -> None:
         """Write at the end of this tick, in practice at the beginning of the next one."""
@@ -212,6 +236,9 @@ class Connection(asyncio.Protocol):
                     cast(Call, stream.call).drained()
             if transport.get_write_buffer_size() > _WRITE_BUFFER:
                 break  # until resume_writing
+        unsent = core.pending_size
+        if unsent >= _COUNTED_SIZE or self._unsent:
+            self._count_unsent(unsent if unsent >= _COUNTED_SIZE else 0)
         if core.is_over and not self._events:
             transport.close()
 
@@ -241,6 +268,9 @@ class Connection(asyncio.Protocol):
         elif len(call_head.metadata) > self.config.header_count_max:
             self.counters.refused["header_count_max"] += 1
             self._refuse(stream, self._headers_error)
+        elif self.counters.open_calls >= self.config.call_count_max:
+            self.counters.refused["call_count_max"] += 1
+            self._refuse(stream, _TOO_MANY_CALLS)
         else:
             self._idle_ticks = 0
             call = Call(self, stream, call_head, method)

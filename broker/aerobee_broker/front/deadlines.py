@@ -7,6 +7,7 @@ import math
 from time import monotonic
 from typing import Final, Protocol
 
+_STEP_SECONDS: Final = 0.005  # after which other tasks run before further calls end
 _BUCKETS_PER_SECOND: Final = 50  # a call ends up to 20 ms after its deadline
 
 
@@ -56,9 +57,15 @@ class Deadlines:
     def _fire(self) -> None:
         self._timer = None
         now = math.floor(monotonic() * _BUCKETS_PER_SECOND)
+        ends = monotonic() + _STEP_SECONDS
         for bucket in [bucket for bucket in self._buckets if bucket <= now]:
-            for call in self._buckets.pop(bucket):
+            calls = self._buckets.get(bucket, set())
+            while calls and monotonic() < ends:  # otherwise the next step continues
+                call = calls.pop()
+                call.bucket = 0  # it is in none any more
                 call.expire()
+            if not calls:
+                self._buckets.pop(bucket, None)
         if self._buckets:
             self._arm(max(min(self._buckets), now + 1))
 

@@ -73,6 +73,9 @@ class Context(Protocol):
     def certificate_subject(self) -> str | None:
         """The subject of the client's certificate in RFC 2253's form, verified by TLS; None without a certificate."""
 
+    def request_taken(self) -> None:
+        """The handler counts the bytes of the request itself from now on. Until then the front does."""
+
     def time_remaining(self) -> float | None:
         """Seconds until the client's deadline, at which the call is cancelled; None without a deadline."""
 

@@ -33,6 +33,7 @@ from aerobee_broker.front.proxy_header import (
     begins_with_proxy_header,
     skip_proxy_header,
 )
+from aerobee_broker.limits.byte_budget import ByteBudget
 from aerobee_broker.limits.input_turns import InputTurns
 
 _log = logging.getLogger(__name__)
@@ -59,8 +60,11 @@ class Front:
         *,
         protocols: Sequence[DetectedProtocol] = (),
         first_connection: Callable[[], None] = lambda: None,
+        answers: ByteBudget | None = None,
     ) -> None:
-        """`first_connection` is called once, when the first client connects."""
+        """`answers` also counts the bytes of answers that clients have not taken.
+
+        `first_connection` is called once, when the first client connects."""
         self._loop = asyncio.get_running_loop()
         self._methods = methods
         self._config = config
@@ -68,10 +72,11 @@ class Front:
         self._protocols = tuple(protocols)
         self._deadlines = Deadlines(self._loop)
         self._turns = InputTurns(self._loop)
+        self._answers = answers
         self._listeners: list[_Listener] = []
         self._connections: set[Connection] = set()
         self._deciding: set[ProtocolDetector] = set()
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._sockets: dict[Path, int] = {}  # Unix sockets of this front, and their inodes
         self._silent: dict[socket.socket, int] = {}  # accepted connections without a byte yet: their age in ticks
         self._first_connection: Callable[[], None] | None = first_connection
@@ -202,8 +207,11 @@ class Front:
 
     def _start(self, handshake: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(handshake, name="front-handshake")
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
+        self._handshakes[task] = None
+        task.add_done_callback(lambda done: self._handshakes.pop(done, None))
+        if len(self._handshakes) > self._config.handshake_count_max:
+            self._counters.refused["handshake_count_max"] += 1
+            next(iter(self._handshakes)).cancel()
 
     async def _handshake(self, accepted: socket.socket, tls: TlsContext | None) -> None:
         def detector() -> ProtocolDetector:
@@ -231,7 +239,9 @@ class Front:
             accepted.close()
 
     def _connection(self) -> Connection:
-        return Connection(self._methods, self._config, self._counters, self._deadlines, self._connections, self._turns)
+        return Connection(
+            self._methods, self._config, self._counters, self._deadlines, self._connections, self._turns, self._answers
+        )
 
     # --- Time and end ---------------------------------------------------------------------------------------
 

@@ -109,10 +109,11 @@ class RequestReader:
 
 
 class RequestLimits:
-    """Limits that all methods share: the bytes of requests in progress, and the largest body."""
+    """Limits that all methods share: the bytes of requests in progress and of answers, and the largest body."""
 
-    def __init__(self, in_progress: ByteBudget, *, body_size_max: int) -> None:
+    def __init__(self, in_progress: ByteBudget, answers: ByteBudget, *, body_size_max: int) -> None:
         self.in_progress = in_progress
+        self.answers = answers
         self._body_size_max = body_size_max
         self.request_size_max = max(SIZES_MAX.values()) + body_size_max
         """The largest size of all methods: what a front may read before it knows the method."""

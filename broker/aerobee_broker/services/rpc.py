@@ -49,6 +49,9 @@ _OK: Final = v2.Code.OK
 
 MEMORY_WAIT_SECONDS: Final = 5.0  # how long a request waits for the memory of its bytes
 _TAKE_SECONDS: Final = 30.0  # the time for a client to read a large answer; after that, unread messages are returned
+_ANSWER_SIZES: Final = dict.fromkeys(("QueryMessage", "QueryRecords", "DescribeMessage"), 12 << 20)
+"""Bytes of memory that the largest answer takes while it is made: records, messages and their encoding. A call takes
+them before it begins."""
 _LARGE_SIZE: Final = 64 << 10
 _NOBODY: Final[Sequence[str]] = ()
 
@@ -106,6 +109,8 @@ class MethodAdmission:
         self.counters = counters
         self.running = counters.running(service, self.name)
         self.budget = limits.in_progress
+        self.answers = limits.answers
+        self.answer_size = _ANSWER_SIZES.get(method.name, 0)
         self._identify = identify
         self._read = read
 
@@ -169,12 +174,13 @@ class MethodAdmission:
 
 def _unary(method: MethodAdmission, call: UnaryCall) -> Callable[[bytes, Context], Coroutine[Any, Any, bytes]]:
     counters, running, budget = method.counters, method.running, method.budget
+    answers, answer_size = method.answers, method.answer_size
     succeeded = counters.answered(method.service, method.name, "OK")
 
     async def handle(data: bytes, context: Context) -> bytes:
         started = perf_counter()
         running.count += 1
-        size = 0
+        size = of_answer = 0
         owners = _NOBODY
         try:
             client = method.introduced(context)
@@ -182,8 +188,12 @@ def _unary(method: MethodAdmission, call: UnaryCall) -> Callable[[bytes, Context
             if not budget.try_take(len(data), owners):
                 await budget.take(len(data), owners, seconds=MEMORY_WAIT_SECONDS)
             size = len(data)
+            context.request_taken()
             request = method.read(data, client)
             del data
+            if answer_size:
+                await answers.take(answer_size, owners, seconds=MEMORY_WAIT_SECONDS)
+                of_answer = answer_size
             response = await call(request, client)
         except Exception as error:
             status = status_of(error, method.name)
@@ -196,6 +206,8 @@ def _unary(method: MethodAdmission, call: UnaryCall) -> Callable[[bytes, Context
             running.count -= 1
             if size:
                 budget.give(size, owners)
+            if of_answer:
+                answers.give(of_answer, owners)
         elapsed = (perf_counter() - started) * 1000
         if code == _OK:
             succeeded.observe(elapsed)
@@ -221,6 +233,7 @@ def _stream(method: MethodAdmission, call: StreamCall) -> Callable[[bytes, Conte
             if not budget.try_take(len(data), owners):
                 await budget.take(len(data), owners, seconds=MEMORY_WAIT_SECONDS)
             size = len(data)
+            context.request_taken()
             request = method.read(data, client)
             del data
             # Closed at once when the client disconnects, so that unwritten messages are returned.
