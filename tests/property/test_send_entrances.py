@@ -317,8 +317,8 @@ def _expected(way: str, drawn: Drawn, reference: Outcome) -> Outcome | None:
     if way == "AppendRecords":
         if not all(drawn.user.values()) or message_fields.EXACT_KEYS in drawn.properties() or not drawn.message_id:
             return None  # a record cannot hold them; one without an id has that of its place
-        if drawn.message_group == "":
-            return None  # a record has no empty values
+        if drawn.message_group == "" or p.TAGS in drawn.user:
+            return None  # a record has no empty values, and in it such a property is the tag
         if controls:
             return None  # checked in the whole property string, with one code
         if any(name.startswith(p.TRANSIENT_PREFIX) for name in drawn.user) and reference.code == OK:
