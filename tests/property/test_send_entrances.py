@@ -321,8 +321,8 @@ def _expected(way: str, drawn: Drawn, reference: Outcome) -> Outcome | None:
             return None  # a record has no empty values, and in it such a property is the tag
         if controls:
             return None  # checked in the whole property string, with one code
-        if any(name.startswith(p.TRANSIENT_PREFIX) for name in drawn.user) and reference.code == OK:
-            return Outcome("ILLEGAL_MESSAGE_PROPERTY_KEY")  # cannot be taken out of a record
+        if any(name.startswith(p.TRANSIENT_PREFIX) for name in drawn.user):  # cannot be taken out of a record
+            return Outcome("ILLEGAL_MESSAGE_PROPERTY_KEY") if reference.code == OK else None
     if way == "pool" and drawn.gzip:
         return None  # it encodes bodies itself
     return reference
