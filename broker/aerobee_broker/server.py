@@ -45,6 +45,7 @@ from aerobee_broker.transactions.producers import Producers
 from aerobee_store import MessageStore, SystemClock
 from aerobee_store.clock import Clock
 from aerobee_store.deferred import load_deferred
+from aerobee_store.log_follower import ROLE_FILE_NAME
 
 if TYPE_CHECKING:
     from aerobee_broker.replication.leadership import Leadership
@@ -100,6 +101,7 @@ class _Process(Struct, frozen=True, kw_only=True):
     metrics_address: Address
     ready: _Readiness
     leadership: Leadership | None
+    promoted: asyncio.Event  # by an operator, since the start
 
 
 def _announce_nothing(_remoting: Address, _metrics: Address) -> None:
@@ -143,6 +145,7 @@ async def run(
         metrics_address=metrics_address,
         ready=ready,
         leadership=leadership,
+        promoted=asyncio.Event(),
     )
     try:
         while await _live(process, announce, announce_replica) and not stop.is_set():
@@ -170,7 +173,7 @@ async def _live(
     store = await asyncio.to_thread(MessageStore.open, config.store, clock=process.clock, is_batch_topic=batch_topics)
     process.ready.store = store
     try:
-        role = _role(config, store, process.leadership)
+        role = await asyncio.to_thread(_role, process, store)
         if role == "replica":
             return await _follow(process, store, batch_topics, announce_replica)
         return await _serve(process, store, batch_topics, announce, is_master=role == "master")
@@ -216,14 +219,17 @@ def _lease(config: BrokerConfig) -> Lease:
     )
 
 
-def _role(config: BrokerConfig, store: MessageStore, leadership: Leadership | None) -> Role:
-    if config.replication.role == "none":
+def _role(process: _Process, store: MessageStore) -> Role:
+    """The role in which the store is served next. Blocking."""
+    config, leadership = process.config, process.leadership
+    if config.replication.role == "none" and not store.file_system.exists(config.store.directory / ROLE_FILE_NAME):
         return "none"
-    if leadership is not None:
-        return "master" if leadership.is_held else "replica"
     from aerobee_broker.replication import roles  # a single broker does not import replication
 
-    return roles.load(config, store.file_system)
+    if leadership is not None:
+        roles.forget(config, store.file_system)
+        return "master" if leadership.is_held else "replica"
+    return "master" if process.promoted.is_set() else roles.check(config, store.file_system)
 
 
 async def _follow(
@@ -261,6 +267,7 @@ async def _follow(
     }[outcome]
     if outcome == "promoted":
         await asyncio.to_thread(replica.become_master)
+        process.promoted.set()
     return outcome != "stopped"
 
 

@@ -42,6 +42,11 @@ else:
     record_units = deferred("aerobee_store.queues.record_units")
 
 
+ROLE_FILE_NAME: Final = "replicationRole"
+"""A file in the store: the role in which it was used last. A copy of the store has no role yet."""
+MEMBER_FILE_NAME: Final = "replicationMember"
+"""A file in stores whose broker was a member of a group with a lease. A store without it may lack messages that the
+group has confirmed; so does a copy, which must not have it."""
 _BATCH_RECORDS: Final = 4096
 
 

@@ -79,7 +79,7 @@ _ELSEWHERE: Final = {
     "replication": "prints the answer to one request, without progress",
     "promote": "prints the answer to one request, without progress",
     **dict.fromkeys(
-        (f"spark {job}" for job in ("audit", "rebuild", "export", "replay", "stats", "lag")),
+        (f"spark {job}" for job in ("audit", "rebuild", "export", "replay", "stats", "lag", "table")),
         "Spark shows its own progress on standard error",
     ),
 }

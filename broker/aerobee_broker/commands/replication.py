@@ -73,6 +73,7 @@ def run_promote(arguments: argparse.Namespace) -> int:
     fields = {"masterBrokerId": str(broker_id), **({"force": "true"} if arguments.force else {})}
     _ask(arguments, Command(Request.NOTIFY_BROKER_ROLE_CHANGED, fields=fields))
     print(f"{arguments.remoting} is being promoted to master; `aerobee replication` shows its role")
+    print("Set its replication.role to master now: a start with role replica makes it a replica again.")
     return 0
 
 

@@ -25,7 +25,8 @@ class ReplicationConfig(Section):
     section: ClassVar[str] = "replication"
 
     role: Role = "none"
-    """brokerRole: "none" turns replication off. A role saved by `aerobee promote` overrides this setting."""
+    """brokerRole: "none" turns replication off. A store that was a replica's is served as
+    a master only after `aerobee promote`."""
     listen: str = ""
     """haListenPort: the address for replicas, such as 0.0.0.0:10912. A replica needs it for its promotion."""
     advertise: str = ""

@@ -27,11 +27,10 @@ from aerobee_broker.replication.lease import (
     suspended_too,
 )
 from aerobee_store.disk.file_system import FileSystem
+from aerobee_store.log_follower import MEMBER_FILE_NAME
 
 _log = logging.getLogger(__name__)
 
-MEMBER_FILE: Final = "replicationMember"
-"""A file in stores whose broker was a member of its group. A store without it has no messages of the group."""
 # share of the lease's duration that counts here; the rest allows for clocks of different speed
 _HELD_SHARE: Final = 0.8
 _RENEWALS: Final = 5  # share of the lease's duration
@@ -166,11 +165,11 @@ class Leadership:
 
 def is_member(file_system: FileSystem, directory: Path) -> bool:
     """Whether this store was in its group before. Blocking."""
-    return file_system.exists(directory / MEMBER_FILE)
+    return file_system.exists(directory / MEMBER_FILE_NAME)
 
 
 def note_member(file_system: FileSystem, directory: Path, broker_id: int) -> None:
     """Record that this store is a member of its group. Blocking; durable on return. Raises OSError."""
     if not is_member(file_system, directory):
-        file_system.write_new(directory / MEMBER_FILE, f"{broker_id}\n".encode())
+        file_system.write_new(directory / MEMBER_FILE_NAME, f"{broker_id}\n".encode())
         file_system.sync_directory(directory)

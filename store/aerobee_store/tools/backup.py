@@ -39,6 +39,7 @@ from aerobee_store.errors import StoreDirectoryError, StoreFullError
 from aerobee_store.log.log_paths import FILE_NAME
 from aerobee_store.log.log_scan import LogEnd
 from aerobee_store.log.mapped_file import MappedFile
+from aerobee_store.log_follower import MEMBER_FILE_NAME, ROLE_FILE_NAME
 from aerobee_store.records.record import ScanStop
 from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.tables.table_checksums import SUFFIX
@@ -53,7 +54,10 @@ PARTIAL: Final = "backup.partial"
 
 _DERIVED: Final = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
 _AFTER_THE_LOG: Final = ("topics.json", "subscriptionGroup.json")
-_NOT_COPIED: Final = frozenset({"lock", FILE_NAME, ID_FILE, NEW_ID_FILE, "lost+found", NEW, OLD})
+# A copy is older than its group: it must not claim to have every confirmed message.
+_NOT_COPIED: Final = frozenset(
+    {"lock", FILE_NAME, ID_FILE, NEW_ID_FILE, "lost+found", NEW, OLD, ROLE_FILE_NAME, MEMBER_FILE_NAME}
+)
 _COPIED_ELSEWHERE: Final = frozenset({"commitlog", "checkpoint", "abort", *_DERIVED})
 _STEP: Final = 1 << 20
 _TABLE_COPIES_MAX: Final = 20

@@ -337,3 +337,13 @@ class TestTarget:
         monkeypatch.setattr(os, "pwrite", full)
         with pytest.raises(StoreFullError, match=PARTIAL):
             backup(stored.directory, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("name", ["replicationRole", "replicationMember"])
+def test_copy_does_not_claim_to_be_a_broker_of_the_group(stored: Stored, tmp_path: Path, name: str) -> None:
+    """A copy lacks what the group confirmed after it, so it must not be taken for a broker in sync."""
+    (stored.directory / name).write_text("1\n")
+    (stored.directory / "epochFileCheckpoint").write_text("0")
+    backup(stored.directory, tmp_path / "copy")
+    assert not (tmp_path / "copy" / name).exists()
+    assert (tmp_path / "copy" / "epochFileCheckpoint").exists()

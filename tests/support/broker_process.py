@@ -1,0 +1,149 @@
+"""Broker processes with fixed addresses, which tests kill, pause, and start again with other arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from aerobee_broker.config import Address
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_client.testing import AddressKeeper
+from tests.support.etcd import free_ports
+from tests.support.remoting_client import RemotingClient, bodies_of, json_body, send
+
+SECONDS: Final = 120.0
+
+
+class BrokerProcess:
+    """A broker on one store, with the same addresses in every life."""
+
+    def __init__(self, directory: Path, name: str, *arguments: str, config: str = "") -> None:
+        """`arguments` of `aerobee serve` besides store and addresses; `config`: the text of its settings file."""
+        self.name = name
+        self.store = directory / name
+        self.arguments = arguments
+        self._log = directory / f"{name}.log"
+        self._config = directory / f"{name}.toml"
+        self._config.write_text(config)
+        self.grpc, self.remoting, self.metrics, self.replicas = (f"127.0.0.1:{port}" for port in free_ports(4))
+        self.process: asyncio.subprocess.Process | None = None
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    async def launch(self, *arguments: str) -> None:
+        """Start the process without waiting. `arguments` replace the earlier ones, if there are any."""
+        self.arguments = arguments or self.arguments
+        command = ["-m", "aerobee_broker", "serve", "--dev", "--store", str(self.store), "--config", str(self._config)]
+        ports = ["--listen", self.grpc, "--metrics", self.metrics, "--listen-remoting", self.remoting]
+        if "--role" in self.arguments:
+            ports += ["--listen-replicas", self.replicas]
+        with self._log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, *command, *ports, *self.arguments, stdout=asyncio.subprocess.PIPE, stderr=log
+            )
+
+    async def start(self, *arguments: str) -> None:
+        """Start the process and wait until it serves clients, or as a replica."""
+        await self.launch(*arguments)
+        await self.ready()
+
+    async def ready(self) -> str:
+        """Wait for the next line that names the addresses; returns it."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        async with asyncio.timeout(SECONDS):
+            line = (await self.process.stdout.readline()).decode()
+        assert line.startswith("ready"), self.log[-3000:]
+        return line
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    async def kill(self) -> None:
+        """End the process, as a crash does."""
+        if self.process is not None and self.process.returncode is None:
+            self.send_signal(signal.SIGCONT)
+            self.send_signal(signal.SIGKILL)
+            await self.process.wait()
+
+    async def ended(self) -> int:
+        """The exit code, once the process has ended."""
+        assert self.process is not None
+        async with asyncio.timeout(SECONDS):
+            return await self.process.wait()
+
+    async def connect(self) -> RemotingClient:
+        return await RemotingClient.connect(Address.parse(self.remoting))
+
+    async def status(self) -> Any:
+        """The answer about replication."""
+        client = await self.connect()
+        try:
+            return json_body(await client.call(Request.GET_BROKER_HA_STATUS))
+        finally:
+            await client.close()
+
+    async def send(self, body: bytes, topic: str = "T") -> Answer:
+        """Send a message to queue 0; returns the code of the answer."""
+        client = await self.connect()
+        try:
+            return Answer((await send(client, topic, body, queue_id=0)).code)
+        finally:
+            await client.close()
+
+    async def bodies(self, topic: str = "T") -> list[bytes]:
+        """The bodies in queue 0, in order."""
+        return await bodies_of(Address.parse(self.remoting), topic)
+
+    async def command(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run `aerobee promote` or `aerobee replication` for this broker."""
+        command = [sys.executable, "-m", "aerobee_broker", name, "--remoting", self.remoting, "--timeout", "60"]
+        return await asyncio.to_thread(
+            subprocess.run, [*command, *arguments], capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+
+    async def promote(self, *arguments: str) -> str:
+        """Make this replica the master by the command; returns its output once the broker serves."""
+        done = await self.command("promote", *arguments)
+        assert done.returncode == 0, done.stderr
+        await self.ready()
+        return done.stdout
+
+    async def follows(self, master: BrokerProcess) -> None:
+        """Return once this replica has all of its master's log."""
+        async with asyncio.timeout(SECONDS):
+            while True:
+                end = (await master.status())["masterCommitLogMaxOffset"]
+                found = await self.status()
+                info = found["haClientRuntimeInfo"]
+                if not found["master"] and info["connected"] and info["maxOffset"] >= end:
+                    return
+                await asyncio.sleep(0.05)
+
+    async def counts(self, replicas: int = 1) -> None:
+        """Return once so many replicas of this master are in sync."""
+        async with asyncio.timeout(SECONDS):
+            while (await self.status())["inSyncSlaveNums"] < replicas:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def running(*brokers: BrokerProcess) -> AsyncIterator[None]:
+    """Kill the brokers at the end. Their ports stay reserved while they are stopped."""
+    keeper = AddressKeeper()
+    keeper.keep(*(address for each in brokers for address in (each.grpc, each.remoting, each.replicas)))
+    try:
+        yield
+    finally:
+        keeper.release()
+        for each in brokers:
+            await each.kill()
