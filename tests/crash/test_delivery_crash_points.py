@@ -27,6 +27,7 @@ from aerobee_store.records.message_fields import PRIORITY_PROPERTY
 from aerobee_store.records.properties import INNER_MULTI_DISPATCH, UNIQ_KEY
 from aerobee_store.records.record import Message
 from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
+from tests.support.saved_tables import saved
 
 pytestmark = pytest.mark.crash
 
@@ -74,9 +75,9 @@ class Harness:
         )
         for topic in topics:
             if topic.name not in self.tables.topics:
-                self.tables.topics.create(topic)
+                saved(self.tables.topics).create(topic)
         if GROUP not in self.tables.groups:
-            self.tables.groups.create(GroupConfig(name=GROUP))
+            saved(self.tables.groups).create(GroupConfig(name=GROUP))
         self.deliveries.open()
         loop = asyncio.get_running_loop()
         self._services = [loop.create_task(service.run()) for service in (self.store, self.deliveries)]

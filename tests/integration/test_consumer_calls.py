@@ -25,6 +25,7 @@ from aerobee_proto import v2
 from aerobee_store import Message
 from aerobee_store.testing import ManualClock
 from tests.support.delivery_harness import GROUP, TOPIC, Harness
+from tests.support.saved_tables import saved
 
 Code = v2.Code
 Responses = list[v2.ReceiveMessageResponse]
@@ -278,7 +279,7 @@ async def test_small_messages_are_written_together(harness: Harness) -> None:
 
 async def test_topic_that_cannot_be_read_is_forbidden(harness: Harness) -> None:
     """The topic's permission is write-only."""
-    harness.tables.topics.update(TopicConfig(name=TOPIC, permission=Permission.WRITE))
+    saved(harness.tables.topics).update(TopicConfig(name=TOPIC, permission=Permission.WRITE))
     assert await code_of(harness, request()) == Code.FORBIDDEN
 
 

@@ -24,6 +24,7 @@ from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_store.testing import ManualClock
 from tests.support.delivery_harness import GROUP, TOPIC, Harness, bodies
+from tests.support.saved_tables import saved
 
 Start = Callable[..., Awaitable[Harness]]
 
@@ -362,7 +363,7 @@ async def test_expired_handle_is_refused(start: Start) -> None:
 async def test_foreign_handles_are_refused(start: Start) -> None:
     """Handles of another group, of another topic or malformed: each entry has its own result."""
     harness = await start()
-    harness.tables.topics.create(TopicConfig.of_type("invoices", queue_count=1))
+    saved(harness.tables.topics).create(TopicConfig.of_type("invoices", queue_count=1))
     await harness.send("a")
     [message] = await harness.receive()
     assert await harness.acknowledge(message, group="audit") == [False]
@@ -545,7 +546,7 @@ async def test_waits_of_a_terminated_client_end(start: Start) -> None:
 async def test_message_becomes_a_dead_letter_after_its_last_attempt(start: Start) -> None:
     """It goes to the group's dead-letter topic with its origin, and is not delivered again."""
     harness = await start()
-    harness.tables.groups.update(GroupConfig(name=GROUP, retry_max_times=2))
+    saved(harness.tables.groups).update(GroupConfig(name=GROUP, retry_max_times=2))
     await harness.send("a")
     for attempt in (1, 2, 3):
         assert attempts(await harness.receive(seconds=1)) == {"a": attempt}
@@ -596,7 +597,7 @@ async def test_message_is_forwarded_to_the_dead_letters_on_request(start: Start)
 async def test_many_exhausted_messages_do_not_hide_one_that_can_be_delivered(start: Start) -> None:
     """A receive skips exhausted messages until it finds one to deliver, or reaches the end."""
     harness = await start()
-    harness.tables.groups.update(GroupConfig(name=GROUP, retry_max_times=0))
+    saved(harness.tables.groups).update(GroupConfig(name=GROUP, retry_max_times=0))
     await harness.send(*(f"dead-{i}" for i in range(10)))
     await harness.receive(seconds=1)
     await harness.advance(1)
@@ -731,7 +732,7 @@ async def test_receive_of_a_deleted_group_ends_with_an_error(start: Start) -> No
     harness = await start()
     waiting = asyncio.create_task(harness.receive(wait=20))
     await asyncio.sleep(0.01)
-    harness.tables.groups.delete(GROUP)
+    saved(harness.tables.groups).delete(GROUP)
     await harness.deliveries.delete_group(GROUP)
     async with asyncio.timeout(60):
         with pytest.raises(GroupNotFoundError):
@@ -756,7 +757,7 @@ async def test_paused_group_gets_nothing(start: Start) -> None:
     """An operator paused it; its receives wait as if there were no messages."""
     harness = await start()
     await harness.send("a")
-    harness.tables.groups.update(GroupConfig(name=GROUP, consume_enabled=False))
+    saved(harness.tables.groups).update(GroupConfig(name=GROUP, consume_enabled=False))
     assert await harness.receive(wait=0.02) == []
-    harness.tables.groups.update(GroupConfig(name=GROUP))
+    saved(harness.tables.groups).update(GroupConfig(name=GROUP))
     assert bodies(await harness.receive()) == ["a"]

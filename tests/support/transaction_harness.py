@@ -23,6 +23,7 @@ from aerobee_proto import v2
 from aerobee_store import MessageStore, Record
 from aerobee_store.config import FlushMode, StoreConfig
 from aerobee_store.testing import ManualClock, MemoryFileSystem
+from tests.support.saved_tables import saved
 
 TOPIC = "payments"
 COMMIT = v2.TransactionResolution.COMMIT
@@ -78,7 +79,7 @@ class TransactionHarness:
             TopicConfig.of_type("normal", queue_count=1),
         ):
             if topic.name not in self.tables.topics:
-                self.tables.topics.create(topic)
+                saved(self.tables.topics).create(topic)
         self.transactions.open()
         loop = asyncio.get_running_loop()
         self._services = [loop.create_task(service.run()) for service in (self.store, self.transactions)]

@@ -122,14 +122,14 @@ class Registrar:
         _, connection = await loop.create_connection(self._outgoing.connection, server.host, server.port)
         try:
             while connection.is_open and not self._leaving:
-                revision = self._tables.topics.revision
+                revision = self._tables.topics.saved_revision
                 await self._register(connection)
                 if server not in self._connections:
                     _log.info("registered name_server=%s address=%s", server, self._address(connection))
                 self._connections[server] = connection
                 again_at = loop.time() + _PERIOD_SECONDS
                 while (  # noqa: ASYNC110 - tables tell nobody of their changes
-                    connection.is_open and self._tables.topics.revision == revision and loop.time() < again_at
+                    connection.is_open and self._tables.topics.saved_revision == revision and loop.time() < again_at
                 ):
                     await asyncio.sleep(_LOOK_SECONDS)
             if not self._leaving:

@@ -134,7 +134,7 @@ class AdministrationRequests:
         return answer()
 
     def _put_topic(self, topic: TopicConfig) -> None:
-        if topic.name in self._tables.topics:
+        if self._tables.topics.latest(topic.name) is not None:
             self._tables.topics.update(topic)
         else:
             self._tables.topics.create(topic)
@@ -190,7 +190,7 @@ class AdministrationRequests:
         return answer()
 
     def _put_group(self, group: GroupConfig) -> None:
-        if group.name in self._tables.groups:
+        if self._tables.groups.latest(group.name) is not None:
             self._tables.groups.update(group)
         else:
             self._tables.groups.create(group)

@@ -170,7 +170,7 @@ class RemotingService:
         """The broker's current topics are registered with its own name server on every query."""
 
         async def handle(request: Command, connection: Connection) -> Command | None:
-            if self._registered_revision != self._tables.topics.revision:
+            if self._registered_revision != self._tables.topics.saved_revision:
                 self._register_own()
             return await handler(request, connection)
 

@@ -254,7 +254,7 @@ class BrokerStats:
         self._memory_of_log = round(memory_bytes * _MEMORY_SHARE)
         self._sampled_at = clock.monotonic()
         self._samples = 0
-        self._revisions = tables.topics.revision, tables.groups.revision
+        self._revisions = tables.topics.saved_revision, tables.groups.saved_revision
         self._topics: _Windows[str, TopicTraffic] = _Windows(_Source(self._topics_now), OTHERS)
         self._groups: _Windows[GroupKey, GroupTraffic] = _Windows(_Source(self._groups_now), (OTHERS, OTHERS))
         self._sent_queues: _Windows[SentQueueKey, QueueTraffic] = _Windows(
@@ -357,7 +357,7 @@ class BrokerStats:
         if self._samples % 6 == 0:
             topics, groups = self._tables.topics, self._tables.groups
             self._counters.forget(lambda name: topics.get(name) is not None, lambda name: groups.get(name) is not None)
-            revisions = topics.revision, groups.revision
+            revisions = topics.saved_revision, groups.saved_revision
             if revisions != self._revisions:
                 self._revisions = revisions
                 self._drop_queues()

@@ -195,20 +195,24 @@ class GroupTable(NamedTable[GroupConfig]):
         """Add a group for a user. Raises IllegalGroupError, GroupExistsError."""
         check_group_name(group.name)
         _check_retries(group)
-        if group.name in self._items:
+        if group.name in self._latest:
             raise GroupExistsError(group.name)
         self._put(group)
 
     def update(self, group: GroupConfig) -> None:
         """Replace the group of this name; the same again changes nothing. GroupNotFoundError, IllegalGroupError."""
-        if self.require(group.name) == group:
+        latest = self._latest.get(group.name)
+        if latest is None:
+            raise GroupNotFoundError(group.name)
+        if latest == group:
             return
         _check_retries(group)
         self._put(group)
 
     def delete(self, name: str) -> None:
         """Remove a group. Raises GroupNotFoundError, and IllegalGroupError for a group that the broker itself needs."""
-        self.require(name)
+        if name not in self._latest:
+            raise GroupNotFoundError(name)
         if is_system_group(name):
             raise IllegalGroupError(f"consumer group {name!r} belongs to the broker and cannot be deleted")
         self._remove(name)

@@ -60,6 +60,11 @@ class Revision:
         self._saved = max(self._saved, revision)
 
     @property
+    def saved(self) -> int:
+        """The last number that `mark_saved` was given."""
+        return self._saved
+
+    @property
     def unsaved(self) -> int:
         """The number of changes that `mark_saved` has not confirmed."""
         return self.current - self._saved
@@ -130,7 +135,12 @@ class TableChange(Struct, frozen=True):
 
 class NamedTable(VersionedTable, ABC, Generic[_Item]):
     """Topics or groups, by stored name. Every change is a new version, which must be saved before the change is
-    answered."""
+    answered.
+
+    What is not saved does not exist yet: reading gives the items as they are on disk. Otherwise a request that comes
+    during a save would be answered for a topic that a crash takes back, with its messages. Changes are made to the
+    latest items, saved or not.
+    """
 
     _FILE_NAME: ClassVar[str]
     _ITEMS_FIELD: ClassVar[str]  # of the file
@@ -139,6 +149,8 @@ class NamedTable(VersionedTable, ABC, Generic[_Item]):
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self._items: dict[str, _Item] = {}
+        self._latest: dict[str, _Item] = {}
+        self._saved_version = self._version
         self._unsaved: dict[str, int] = {}  # the names of changed items, with the revision of their last change
 
     @staticmethod
@@ -154,8 +166,9 @@ class NamedTable(VersionedTable, ABC, Generic[_Item]):
             return table
         fields = JsonFields(cls._FILE_NAME, value)
         table._version = DataVersion.from_json(fields.full_name("dataVersion"), fields.mapping("dataVersion"))
+        table._saved_version = table._version
         for name, item in fields.mapping(cls._ITEMS_FIELD).items():
-            table._items[name] = cls._item_from_json(name, item)
+            table._items[name] = table._latest[name] = cls._item_from_json(name, item)
         table._extra = fields.rest()
         return table
 
@@ -168,22 +181,42 @@ class NamedTable(VersionedTable, ABC, Generic[_Item]):
     def __contains__(self, name: object) -> bool:
         return name in self._items
 
+    @property
+    def version(self) -> DataVersion:
+        """The version of the saved items."""
+        return self._saved_version
+
+    @property
+    def saved_revision(self) -> int:
+        """Changes whenever the items that are read do, so that others know whether what they keep of them is valid."""
+        return self._revision.saved
+
     def get(self, name: str) -> _Item | None:
         return self._items.get(name)
+
+    def latest(self, name: str) -> _Item | None:
+        """The item with the changes that are not saved yet: for a change of it, never for an answer."""
+        return self._latest.get(name)
 
     def mark_saved(self, revision: int) -> None:
         super().mark_saved(revision)
         for name in [name for name, changed in self._unsaved.items() if changed <= revision]:
             del self._unsaved[name]
+            if name in self._latest:
+                self._items[name] = self._latest[name]
+            else:
+                self._items.pop(name, None)
+        counter = self._version.counter - self._revision.unsaved
+        self._saved_version = DataVersion(counter, self._version.state_version, self._version.timestamp)
 
     def unsaved_change(self) -> TableChange:
         """The changes that `mark_saved` has not confirmed."""
-        items = {name: self._items[name].to_json() if name in self._items else None for name in self._unsaved}
+        items = {name: self._latest[name].to_json() if name in self._latest else None for name in self._unsaved}
         return TableChange(self._version.counter - self._revision.unsaved, self._version.to_json(), Bean(items))
 
     def content(self) -> Callable[[], Bean]:
         """A function that returns the current content of the file; it may be called in another thread."""
-        version, extra, items = self._version, self._extra, tuple(self)
+        version, extra, items = self._version, self._extra, tuple(self._latest.values())
 
         def content() -> Bean:
             table = {item.name: item.to_json() for item in items}
@@ -198,16 +231,17 @@ class NamedTable(VersionedTable, ABC, Generic[_Item]):
     def replace(self, other: NamedTable[_Item]) -> None:
         """Become equal to another table. Requires a complete save, because its version is unrelated to the previous
         one."""
-        self._items = dict(other._items)
-        self._unsaved.clear()
+        names = self._items.keys() | self._latest.keys() | other._latest.keys()
+        self._latest = dict(other._latest)
         self._replace(other)
+        self._unsaved = dict.fromkeys(names, self._revision.current)
 
     def _put(self, item: _Item) -> None:
-        self._items[item.name] = item
+        self._latest[item.name] = item
         self._changed(item.name)
 
     def _remove(self, name: str) -> None:
-        del self._items[name]
+        del self._latest[name]
         self._changed(name)
 
     def _changed(self, name: str) -> None:

@@ -189,8 +189,10 @@ class Tables:
             count = min(
                 self._settings.current.topics.queue_count, queue_count or self._settings.current.topics.queue_count
             )
-            topic = TopicConfig.of_type(stored_name, TopicMessageType.MIXED, queue_count=count)
-            self.topics.create(topic)
+            topic = self.topics.latest(stored_name)  # another request may be saving it right now
+            if topic is None:
+                topic = TopicConfig.of_type(stored_name, TopicMessageType.MIXED, queue_count=count)
+                self.topics.create(topic)
             await self.save_topics()
         return topic
 
@@ -223,8 +225,10 @@ class Tables:
             return group
         self.check_usable(stored_name)
         with self.group_creations.measure(is_system=is_system_group(stored_name)):
-            group = self.group_or_first_use(stored_name, topics)
-            self.groups.create(group)
+            group = self.groups.latest(stored_name)
+            if group is None:
+                group = self.group_or_first_use(stored_name, topics)
+                self.groups.create(group)
             await self.save_groups()
         return group
 

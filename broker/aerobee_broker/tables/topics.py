@@ -280,13 +280,13 @@ class TopicTable(NamedTable[TopicConfig]):
         """Add a topic for a user. Raises IllegalTopicError, TopicExistsError."""
         check_new_topic_name(topic.name)
         _check_queue_counts(topic)
-        if topic.name in self._items:
+        if topic.name in self._latest:
             raise TopicExistsError(topic.name)
         self._put(topic)
 
     def create_internal(self, topic: TopicConfig) -> TopicConfig:
         """Add a topic that the broker needs (system, retry, dead letters) unless it exists; return the topic."""
-        existing = self._items.get(topic.name)
+        existing = self._latest.get(topic.name)
         if existing is not None:
             return existing
         _check_form(topic.name, INTERNAL_TOPIC_NAME_SIZE_MAX)
@@ -295,14 +295,18 @@ class TopicTable(NamedTable[TopicConfig]):
 
     def update(self, topic: TopicConfig) -> None:
         """Replace the topic of this name; the same again changes nothing. TopicNotFoundError, IllegalTopicError."""
-        if self.require(topic.name) == topic:
+        latest = self._latest.get(topic.name)
+        if latest is None:
+            raise TopicNotFoundError(topic.name)
+        if latest == topic:
             return
         _check_queue_counts(topic)
         self._put(topic)
 
     def delete(self, name: str) -> None:
         """Remove a topic. Raises TopicNotFoundError, and IllegalTopicError for a topic that the broker itself needs."""
-        self.require(name)
+        if name not in self._latest:
+            raise TopicNotFoundError(name)
         if is_system_topic(name):
             raise IllegalTopicError(f"topic {name!r} belongs to the broker and cannot be deleted")
         self._remove(name)

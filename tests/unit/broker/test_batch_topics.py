@@ -13,6 +13,7 @@ from aerobee_broker.tables.topics import TopicConfig, TopicTable
 from aerobee_proto import v2
 from aerobee_store.testing import ManualClock
 from tests.support.in_process_broker import METADATA, in_process_broker, message
+from tests.support.saved_tables import saved
 
 
 def write_topics(directory: Path, **attributes: dict[str, str]) -> None:
@@ -30,7 +31,7 @@ def test_the_file_decides_until_the_table_is_attached(tmp_path: Path) -> None:
     topics = TopicTable.from_json(None, ManualClock())
     batch_topics.attach(topics)
     assert not batch_topics("metering")
-    topics.create(TopicConfig(name="later", attributes={"queue.type": "BatchCQ"}))
+    saved(topics).create(TopicConfig(name="later", attributes={"queue.type": "BatchCQ"}))
     assert batch_topics("later")
 
 

@@ -22,6 +22,7 @@ from aerobee_store import Message, MessageStore, Record
 from aerobee_store.message_reader import MessageReader
 from aerobee_store.queues import index_file
 from aerobee_store.records.properties import index_hash
+from tests.support.saved_tables import saved
 
 COUNT = 20
 SLOT_COUNT = BrokerConfig.tiny(Path()).store.index_slot_count
@@ -33,7 +34,7 @@ async def processor(tmp_path: Path) -> AsyncIterator[QueryProcessor]:
     config = BrokerConfig.tiny(tmp_path)
     with MessageStore.open(config.store) as store:
         tables = Tables.load(Settings(config), store.clock, store.file_system, store.in_disk_thread)
-        tables.topics.create(TopicConfig.of_type("orders", queue_count=2))
+        saved(tables.topics).create(TopicConfig.of_type("orders", queue_count=2))
         for number in range(COUNT):
             store.append(
                 [Message("orders", number % 2, b"%04d" % number * 250, {"KEYS": "k", "UNIQ_KEY": str(number)})]

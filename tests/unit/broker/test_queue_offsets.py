@@ -16,6 +16,7 @@ from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import records_v1, v2
 from aerobee_store import Message, MessageStore
+from tests.support.saved_tables import saved
 
 QUEUES = 12
 
@@ -26,7 +27,7 @@ async def test_other_tasks_run_between_two_lookups(tmp_path: Path, monkeypatch: 
     config = BrokerConfig.tiny(tmp_path)
     with MessageStore.open(config.store) as store:
         tables = Tables.load(Settings(config), store.clock, store.file_system, store.in_disk_thread)
-        tables.topics.create(TopicConfig.of_type("orders", queue_count=QUEUES))
+        saved(tables.topics).create(TopicConfig.of_type("orders", queue_count=QUEUES))
         for queue_id in range(QUEUES):
             store.append([Message("orders", queue_id, b"x", {})] * queue_id)
         store.flush()

@@ -34,6 +34,7 @@ from aerobee_proto import v2
 from aerobee_store.disk.file_system import DiskFileSystem
 from aerobee_store.tables.java_json import JsonFormatError
 from aerobee_store.testing import ManualClock
+from tests.support.saved_tables import saved
 
 CLIENT = Client("a")
 
@@ -59,7 +60,7 @@ class Routes:
             TopicConfig(name="shrinking", read_queue_count=3, write_queue_count=1),
             TopicConfig(name="write-only", read_queue_count=1, write_queue_count=1, permission=Permission.WRITE),
         ):
-            self.tables.topics.create(topic)
+            saved(self.tables.topics).create(topic)
         self.name_server = RouteTables(ManualClock())
         cluster = ClusterRoutes(lambda: (), self.name_server)
         self.processor = RouteProcessor(Settings(config), self.tables, Listening(Address.parse(listening)), cluster)
@@ -169,7 +170,7 @@ async def test_unknown_topics(routes: Routes, tmp_path: Path) -> None:
 async def test_assignments(routes: Routes) -> None:
     """A standard group gets queue -1, an orderly group every readable queue."""
     assert [queue.id for queue in await routes.assigned("orders", "billing")] == [-1]
-    routes.tables.groups.create(GroupConfig(name="ledger", consume_orderly=True))
+    saved(routes.tables.groups).create(GroupConfig(name="ledger", consume_orderly=True))
     assert [queue.id for queue in await routes.assigned("orders", "ledger")] == [0, 1, 2, 3]
     with pytest.raises(InvalidRequestError) as caught:
         await routes.assigned("write-only", "billing")

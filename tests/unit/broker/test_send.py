@@ -33,6 +33,7 @@ from aerobee_store import MessageStore, Record
 from aerobee_store.records.properties import CRC32, INNER_MULTI_QUEUE_OFFSET, jump_hash
 from aerobee_store.testing import ManualClock
 from tests.support.in_process_broker import message
+from tests.support.saved_tables import saved
 
 
 class Sender:
@@ -106,7 +107,7 @@ async def sender(tmp_path: Path) -> AsyncIterator[Sender]:
             TopicConfig.of_type("light", TopicMessageType.LITE, queue_count=1),
             TopicConfig(name="read-only", permission=Permission.READ),
         ):
-            tables.topics.create(topic)
+            saved(tables.topics).create(topic)
         yield Sender(store, tables, config)
         running.cancel()
         with suppress(asyncio.CancelledError):
@@ -290,8 +291,8 @@ async def test_a_topic_may_change_while_a_batch_is_prepared(sender: Sender, monk
     def call(*arguments: Any) -> Any:
         prepared.append(arguments[2])
         if len(prepared) == 3:
-            sender.tables.topics.delete("ordered")
-            sender.tables.topics.create(TopicConfig.of_type("ordered", TopicMessageType.FIFO, queue_count=1))
+            saved(sender.tables.topics).delete("ordered")
+            saved(sender.tables.topics).create(TopicConfig.of_type("ordered", TopicMessageType.FIFO, queue_count=1))
         return to_store_message(*arguments)
 
     monkeypatch.setattr(send, "to_store_message", call)
@@ -319,10 +320,10 @@ async def test_a_batch_of_lite_messages_is_in_its_lite_topics(sender: Sender) ->
 async def test_topics_are_created_and_deleted(sender: Sender) -> None:
     """Cached data of a topic is dropped when the topic changes."""
     await sender.send(message())
-    sender.tables.topics.delete("orders")
+    saved(sender.tables.topics).delete("orders")
     with pytest.raises(TopicNotFoundError):
         await sender.send(message())
-    sender.tables.topics.create(TopicConfig.of_type("orders", TopicMessageType.FIFO, queue_count=1))
+    saved(sender.tables.topics).create(TopicConfig.of_type("orders", TopicMessageType.FIFO, queue_count=1))
     assert await sender.refused(message()) == v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
     for name in ("TBW102", "rmq_sys_AEROBEE_DELIVERY", "a/b", ""):
         with pytest.raises(IllegalTopicError):
@@ -460,20 +461,20 @@ class TestSendOfAKnownLayout:
         assert flushed == wrote
 
     async def test_a_topic_of_another_type_now(self, sender: Sender) -> None:
-        sender.tables.topics.update(TopicConfig.of_type("orders", TopicMessageType.FIFO, queue_count=1))
+        saved(sender.tables.topics).update(TopicConfig.of_type("orders", TopicMessageType.FIFO, queue_count=1))
         for _ in range(2):
             with pytest.raises(InvalidRequestError) as caught:
                 await sender.send_alone(message(message_id="id1", keys=["k1"], tag="tag"))
             assert caught.value.code == v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
 
     async def test_a_topic_with_fewer_queues_now(self, sender: Sender) -> None:
-        sender.tables.topics.update(TopicConfig.of_type("orders", queue_count=1))
+        saved(sender.tables.topics).update(TopicConfig.of_type("orders", queue_count=1))
         for number in range(4):
             await sender.send_alone(message(message_id=f"id{number}", keys=[f"k{number}"], tag="tag"))
         assert [record.queue_id for record in sender.stored("orders")] == [0] * 5 + [1]
 
     async def test_a_topic_that_is_gone(self, sender: Sender) -> None:
-        sender.tables.topics.delete("orders")
+        saved(sender.tables.topics).delete("orders")
         with pytest.raises(TopicNotFoundError):
             await sender.send_alone(message(message_id="id1", keys=["k1"], tag="tag"))
 

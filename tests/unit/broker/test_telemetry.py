@@ -15,6 +15,7 @@ from aerobee_broker.tables.table_files import Tables
 from aerobee_proto import v2
 from aerobee_store.disk.file_system import DiskFileSystem
 from aerobee_store.testing import ManualClock
+from tests.support.saved_tables import saved
 
 ACCESS_POINT = v2.Endpoints(scheme=v2.AddressScheme.IPv4, addresses=[v2.Address(host="127.0.0.1", port=8081)])
 
@@ -92,7 +93,7 @@ def test_a_push_consumer_gets_its_settings(telemetry: TelemetryProcessor) -> Non
 
 def test_an_orderly_group_is_fifo(telemetry: TelemetryProcessor, tables: Tables) -> None:
     """The consumer needs the flag to consume in order."""
-    tables.groups.create(GroupConfig(name="shop%billing", consume_orderly=True, retry_max_times=4))
+    saved(tables.groups).create(GroupConfig(name="shop%billing", consume_orderly=True, retry_max_times=4))
     client = Client("a")
     client.namespace = "shop"
     settings = telemetry.settings(consumer(), client)
@@ -105,7 +106,7 @@ def test_go_and_rust_get_one_message_at_a_time_of_an_orderly_group(
     telemetry: TelemetryProcessor, tables: Tables, language: str, size: int
 ) -> None:
     """After a failure Go's client continues with the rest of a batch. Rust's client ignores the FIFO flag."""
-    tables.groups.create(GroupConfig(name="billing", consume_orderly=True))
+    saved(tables.groups).create(GroupConfig(name="billing", consume_orderly=True))
     client = Client("a")
     client.language = language
     assert telemetry.settings(consumer(), client).subscription.receive_batch_size == size

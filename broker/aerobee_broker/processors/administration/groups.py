@@ -61,7 +61,7 @@ class GroupAdministration:
     async def create_group(self, request: admin_v1.CreateGroupRequest, _: Client) -> admin_v1.CreateGroupResponse:
         with self._tables.group_creations.measure(is_system=is_system_group(request.group.name)):
             wanted = _group_from_wire(request.group)
-            existing = self._tables.groups.get(wanted.name)
+            existing = self._tables.groups.latest(wanted.name)
             if existing is None:
                 self._tables.groups.create(wanted)
             elif dataclasses.replace(wanted, attributes=existing.attributes, extra=existing.extra) != existing:
@@ -74,7 +74,7 @@ class GroupAdministration:
         return admin_v1.CreateGroupResponse(status=OK, group=group_to_wire(existing or wanted))
 
     async def update_group(self, request: admin_v1.UpdateGroupRequest, _: Client) -> admin_v1.UpdateGroupResponse:
-        group = self._tables.groups.require(request.name)
+        group = self._tables.groups.latest(request.name) or self._tables.groups.require(request.name)
         if request.HasField("fifo"):
             group = dataclasses.replace(group, consume_orderly=request.fifo)
         if request.HasField("max_attempts"):

@@ -62,7 +62,7 @@ class TopicAdministration:
     async def create_topic(self, request: admin_v1.CreateTopicRequest, _: Client) -> admin_v1.CreateTopicResponse:
         with self._tables.topic_creations.measure(is_system=is_system_topic(request.topic.name)):
             wanted = self._topic_from_wire(request.topic)
-            existing = self._tables.topics.get(wanted.name)
+            existing = self._tables.topics.latest(wanted.name)
             if existing is None:
                 self._tables.topics.create(wanted)
             elif not _same_topic(existing, wanted):
@@ -75,7 +75,7 @@ class TopicAdministration:
         return admin_v1.CreateTopicResponse(status=OK, topic=topic_to_wire(existing or wanted))
 
     async def update_topic(self, request: admin_v1.UpdateTopicRequest, _: Client) -> admin_v1.UpdateTopicResponse:
-        topic = self._tables.topics.require(request.name)
+        topic = self._tables.topics.latest(request.name) or self._tables.topics.require(request.name)
         read = request.read_queue_count if request.HasField("read_queue_count") else topic.read_queue_count
         write = request.write_queue_count if request.HasField("write_queue_count") else topic.write_queue_count
         permission = topic.permission

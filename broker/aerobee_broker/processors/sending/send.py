@@ -157,9 +157,9 @@ class SendProcessor:
             turns = Turns()
             await self._check_together(messages, turns, now_ms)
         while True:
-            if destination is None or revision != self._tables.topics.revision:  # a large batch took its time
+            if destination is None or revision != self._tables.topics.saved_revision:  # a large batch took its time
                 destination = _Destination(await self._tables.topic_in_use(stored_name))
-                revision = self._tables.topics.revision
+                revision = self._tables.topics.saved_revision
                 if revision == self._topics_revision:
                     self._destinations[key] = destination
             to_store: list[Message] = []
@@ -172,7 +172,7 @@ class SendProcessor:
                 to_store.append(self._prepared(message, destination, client, now_ms, counters, next_queue))
                 if drafts is not None:
                     drafts.append(self._store.draft(to_store[-1]))
-            if revision == self._tables.topics.revision:
+            if revision == self._tables.topics.saved_revision:
                 break
         if transactional:
             queue_offsets = await self._append_halves(messages, to_store, client)
@@ -217,9 +217,9 @@ class SendProcessor:
 
     def _destination(self, key: tuple[str, str]) -> _Destination | None:
         """The cached data of the topic with this namespace and name, unless a topic has changed."""
-        if self._topics_revision != self._tables.topics.revision:
+        if self._topics_revision != self._tables.topics.saved_revision:
             self._destinations.clear()
-            self._topics_revision = self._tables.topics.revision
+            self._topics_revision = self._tables.topics.saved_revision
         return self._destinations.get(key)
 
     async def _process_one(self, request: SendOne, client: Client) -> bytes | None:
@@ -259,7 +259,7 @@ class SendProcessor:
             destination = self._destinations[key] = _Destination(topic)
         if not destination.takes(NORMAL):
             return None
-        revision = self._tables.topics.revision
+        revision = self._tables.topics.saved_revision
         queue_id = destination.take_queue()
         now_ms, limits = self._clock.now_ms(), self._settings.current.limits
         place = destination.topic, queue_id, client.peer, now_ms, limits, self._store.config
@@ -267,7 +267,7 @@ class SendProcessor:
             packed = send_shapes.pack_shapes(request.shapes, *place)
         else:
             packed = await send_batch.packed_batch(request, *place)
-        if packed is None or revision != self._tables.topics.revision:
+        if packed is None or revision != self._tables.topics.saved_revision:
             return None
         batch, message_ids = packed
         appended = self._store.append_records(destination.topic, queue_id, batch)

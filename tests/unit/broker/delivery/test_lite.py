@@ -19,6 +19,7 @@ from aerobee_store.records.properties import INNER_MULTI_DISPATCH, SHARDING_KEY,
 from aerobee_store.records.record import Message
 from aerobee_store.testing import ManualClock
 from tests.support.delivery_harness import GROUP, Harness, bodies
+from tests.support.saved_tables import saved
 
 ROOMS = "rooms"
 
@@ -161,7 +162,7 @@ async def test_many_lite_topics(harness: Harness) -> None:
 
 async def test_order_within_a_lite_topic(harness: Harness) -> None:
     """In an orderly group, a message waits for the one before it in its lite topic. A lost answer is repeated."""
-    harness.tables.groups.update(GroupConfig(name=GROUP, consume_orderly=True))
+    saved(harness.tables.groups).update(GroupConfig(name=GROUP, consume_orderly=True))
     await subscribe(harness, "a", "b")
     await say(harness, "a", "a1", "a2")
     await say(harness, "b", "b1")
@@ -211,7 +212,7 @@ async def test_an_undelivered_answer_is_returned(harness: Harness) -> None:
 
 async def test_dead_letters_are_in_no_lite_topic(harness: Harness) -> None:
     """A dead letter is read only from the dead-letter topic."""
-    harness.tables.groups.update(GroupConfig(name=GROUP, retry_max_times=0))
+    saved(harness.tables.groups).update(GroupConfig(name=GROUP, retry_max_times=0))
     await subscribe(harness, "a")
     await say(harness, "a", "a1", "a2")
     one, two = await receive(harness, seconds=1)
@@ -261,26 +262,26 @@ async def test_a_parent_topic_is_deleted(harness: Harness) -> None:
     waiting = asyncio.ensure_future(receive(harness, wait=20))
     without = asyncio.ensure_future(receive(harness, client_id="has nothing", wait=20))
     await asyncio.sleep(0)
-    harness.tables.topics.delete(ROOMS)
+    saved(harness.tables.topics).delete(ROOMS)
     await harness.deliveries.delete_topic(ROOMS)
     for each in (waiting, without):
         with pytest.raises(TopicNotFoundError):
             await asyncio.wait_for(each, 60)
     assert harness.deliveries.status(GROUP) == []
     assert not [name for name in harness.store.queues() if name.startswith("%LMQ%")]
-    harness.tables.topics.create(TopicConfig.of_type(ROOMS, TopicMessageType.LITE, queue_count=1))
+    saved(harness.tables.topics).create(TopicConfig.of_type(ROOMS, TopicMessageType.LITE, queue_count=1))
     assert await receive(harness) == []
 
 
 async def test_a_disabled_group(harness: Harness) -> None:
     """Receives of a disabled group wait and resume when it is enabled, like for any topic."""
-    harness.tables.groups.update(GroupConfig(name=GROUP, consume_enabled=False))
+    saved(harness.tables.groups).update(GroupConfig(name=GROUP, consume_enabled=False))
     await subscribe(harness, "a")
     await say(harness, "a", "a1")
     waiting = asyncio.ensure_future(receive(harness, wait=20))
     await asyncio.sleep(0.01)
     assert not waiting.done()
-    harness.tables.groups.update(GroupConfig(name=GROUP))
+    saved(harness.tables.groups).update(GroupConfig(name=GROUP))
     harness.deliveries.long_polling.end_line(group=GROUP)
     assert bodies(await asyncio.wait_for(waiting, 60)) == ["a1"]
 
@@ -305,7 +306,7 @@ async def test_too_many(tmp_path: Path) -> None:
     """The quota counts a client's old and new subscriptions. A refused change has no effect."""
     harness = await Harness.start(tmp_path / "store", ManualClock(), lite_subscriptions_max=2)
     try:
-        harness.tables.topics.create(TopicConfig.of_type(ROOMS, TopicMessageType.LITE, queue_count=1))
+        saved(harness.tables.topics).create(TopicConfig.of_type(ROOMS, TopicMessageType.LITE, queue_count=1))
         await subscribe(harness, "a", "b")
         with pytest.raises(LiteQuotaError):
             await subscribe(harness, "b", "c")

@@ -16,6 +16,7 @@ from aerobee_broker.delivery.state.message_group_order import PAGE_SIZE
 from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_store.testing import ManualClock
 from tests.support.delivery_harness import TOPIC, Harness
+from tests.support.saved_tables import saved
 
 LEDGER = "ledger"
 Start = Callable[..., Awaitable[Harness]]
@@ -352,10 +353,10 @@ async def test_a_group_becomes_standard_and_orderly_again(start: Start) -> None:
     [first] = await receive(harness, 1)
     assert await receive(harness) == []
     orderly = harness.tables.groups.require(LEDGER)
-    harness.tables.groups.update(dataclasses.replace(orderly, consume_orderly=False))
+    saved(harness.tables.groups).update(dataclasses.replace(orderly, consume_orderly=False))
     second, third = await receive(harness, 2)
     assert told([second, third]) == [("a1", 1), ("a2", 1)]
-    harness.tables.groups.update(orderly)
+    saved(harness.tables.groups).update(orderly)
     await acknowledge(harness, first, second)
     assert await receive(harness) == []
     harness = await harness.crash()

@@ -17,6 +17,7 @@ from aerobee_store.records.properties import UNIQ_KEY
 from aerobee_store.records.record import Message
 from aerobee_store.testing import ManualClock
 from tests.support.delivery_harness import GROUP, Harness
+from tests.support.saved_tables import saved
 
 URGENT = "urgent"
 Start = Callable[..., Awaitable[Harness]]
@@ -130,16 +131,16 @@ async def test_the_type_of_a_topic_changes(start: Start) -> None:
     harness = await start()
     await send(harness, 1, 5, 3, 4)
     assert priorities(await harness.receive(1, topic=URGENT)) == [5]
-    harness.tables.topics.update(TopicConfig.of_type(URGENT, TopicMessageType.NORMAL, queue_count=2))
+    saved(harness.tables.topics).update(TopicConfig.of_type(URGENT, TopicMessageType.NORMAL, queue_count=2))
     assert priorities(await harness.receive(1, topic=URGENT)) == [1]
-    harness.tables.topics.update(TopicConfig.of_type(URGENT, TopicMessageType.PRIORITY, queue_count=2))
+    saved(harness.tables.topics).update(TopicConfig.of_type(URGENT, TopicMessageType.PRIORITY, queue_count=2))
     assert priorities(await harness.receive(topic=URGENT)) == [4, 3]
 
 
 async def test_dead_letters_of_a_priority_topic(start: Start) -> None:
     """After its last attempt a message becomes a dead letter, and the next one is delivered."""
     harness = await start()
-    harness.tables.groups.update(GroupConfig(name=GROUP, retry_max_times=0))
+    saved(harness.tables.groups).update(GroupConfig(name=GROUP, retry_max_times=0))
     await send(harness, 1, 5)
     await harness.receive(1, topic=URGENT, seconds=1)
     await harness.advance(1)
@@ -150,6 +151,6 @@ async def test_dead_letters_of_a_priority_topic(start: Start) -> None:
 async def test_an_orderly_group_ignores_priorities(start: Start) -> None:
     """The order of an orderly group takes precedence over the priority of the topic."""
     harness = await start()
-    harness.tables.groups.update(GroupConfig(name=GROUP, consume_orderly=True))
+    saved(harness.tables.groups).update(GroupConfig(name=GROUP, consume_orderly=True))
     await send(harness, 1, 5, 3)
     assert priorities(await harness.receive(topic=URGENT)) == [1, 5, 3]

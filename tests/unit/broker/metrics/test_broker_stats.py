@@ -24,6 +24,7 @@ from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import TopicConfig, TopicMessageType
 from aerobee_store import Message, MessageStore
 from aerobee_store.testing import ManualClock
+from tests.support.saved_tables import saved
 
 
 class Harness:
@@ -35,8 +36,8 @@ class Harness:
         self.store = MessageStore.open(config.store, clock=self.clock)
         self.tables = Tables.load(Settings(config), self.clock, self.store.file_system, self.store.in_disk_thread)
         for topic in ("orders", "bills"):
-            self.tables.topics.create(TopicConfig.of_type(topic, TopicMessageType.NORMAL, queue_count=1))
-        self.tables.groups.create(GroupConfig(name="billing"))
+            saved(self.tables.topics).create(TopicConfig.of_type(topic, TopicMessageType.NORMAL, queue_count=1))
+        saved(self.tables.groups).create(GroupConfig(name="billing"))
         self.counters = BrokerCounters()
         self.stats = BrokerStats(self.counters, self.tables, self.store, self.clock, lambda *_: None)
 
@@ -162,11 +163,11 @@ def test_counters_of_deleted_topics_and_groups_are_dropped(harness: Harness) -> 
     harness.receive("bills", 1)
     harness.pass_time(60)
     assert len(harness.counters.sent) == len(harness.counters.received) == 2
-    harness.tables.topics.delete("orders")
+    saved(harness.tables.topics).delete("orders")
     harness.pass_time(60)
     assert set(harness.counters.sent) == {("bills", "normal")}
     assert set(harness.counters.received) == {("bills", "billing")}
-    harness.tables.groups.delete("billing")
+    saved(harness.tables.groups).delete("billing")
     harness.pass_time(60)
     assert harness.counters.received == {}
     assert (harness.stats.messages_in, harness.stats.messages_out) == (5, 2)
@@ -195,12 +196,12 @@ def test_queues_of_deleted_topics_and_groups_are_dropped(harness: Harness) -> No
         harness.counters.sent_to_queue(topic, 0, 2, 200)
         harness.counters.received_from_queue(topic, 0, "billing", 2, 300)
     harness.pass_time(60)
-    harness.tables.topics.delete("orders")
+    saved(harness.tables.topics).delete("orders")
     harness.pass_time(60)
-    harness.tables.topics.create(TopicConfig.of_type("orders", TopicMessageType.NORMAL, queue_count=1))
+    saved(harness.tables.topics).create(TopicConfig.of_type("orders", TopicMessageType.NORMAL, queue_count=1))
     for stat_set, rest in (("QUEUE_PUT_NUMS", ""), ("QUEUE_GET_NUMS", "@billing")):
         assert (_sum(harness, stat_set, f"orders@0{rest}"), _sum(harness, stat_set, f"bills@0{rest}")) == (0, 2)
-    harness.tables.groups.delete("billing")
+    saved(harness.tables.groups).delete("billing")
     harness.pass_time(60)
     assert (_sum(harness, "QUEUE_GET_NUMS", "bills@0@billing"), _sum(harness, "QUEUE_PUT_SIZE", "bills@0")) == (0, 200)
 

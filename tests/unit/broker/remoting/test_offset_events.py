@@ -14,6 +14,7 @@ from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_store import MessageStore
 from aerobee_store.testing import ManualClock
+from tests.support.saved_tables import saved
 
 PER_SECOND_MAX = 100
 
@@ -27,7 +28,7 @@ class Pulls:
         self.store = MessageStore.open(config.store, clock=self.clock)
         settings = Settings(config)
         tables = Tables.load(settings, self.clock, self.store.file_system, self.store.in_disk_thread)
-        tables.topics.create_internal(TopicConfig(name=TOPIC, read_queue_count=1, write_queue_count=1))
+        saved(tables.topics).create_internal(TopicConfig(name=TOPIC, read_queue_count=1, write_queue_count=1))
         self._events = OffsetEvents(settings, self.store, tables, self.clock)
 
     async def correct(self, count: int) -> None:

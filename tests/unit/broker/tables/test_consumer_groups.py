@@ -17,6 +17,7 @@ from aerobee_broker.tables.consumer_groups import (
 from aerobee_broker.tables.data_version import DataVersion
 from aerobee_store.tables.java_json import dumps, loads
 from aerobee_store.testing import ManualClock
+from tests.support.saved_tables import saved
 
 
 def table_with(**fields: object) -> GroupTable:
@@ -48,30 +49,27 @@ def test_names_that_are_refused(name: str, cause: str) -> None:
 
 
 def test_create_get_update_delete() -> None:
-    """Each change is visible at once and makes a version. The error for an unknown group says how to create it."""
+    """Each change is visible once saved, and makes a version. The error for an unknown group says how to create it."""
     table = GroupTable(ManualClock(5000))
     with pytest.raises(GroupNotFoundError, match="aerobee group create billing"):
         table.require("billing")
     group = GroupConfig(name="billing", consume_orderly=True, retry_max_times=3)
-    table.create(group)
+    saved(table).create(group)
     with pytest.raises(GroupExistsError, match="aerobee group update billing"):
-        table.create(group)
-    table.update(group)
-    assert (table.version, table.dirty) == (DataVersion(1, 0, 5000), True)
+        saved(table).create(group)
+    saved(table).update(group)
+    assert (table.version, table.dirty) == (DataVersion(1, 0, 5000), False)
     changed = dataclasses.replace(group, consume_enabled=False)
-    table.update(changed)
+    saved(table).update(changed)
     assert table.get("billing") == changed
     assert list(table) == [changed]
-    table.mark_saved(table.revision)
-    dirty_after_save = table.dirty
-    table.delete("billing")
+    saved(table).delete("billing")
     assert "billing" not in table
     assert len(table) == 0
-    assert (dirty_after_save, table.dirty) == (False, True)
     with pytest.raises(GroupNotFoundError):
-        table.update(group)
+        saved(table).update(group)
     with pytest.raises(GroupNotFoundError):
-        table.delete("billing")
+        saved(table).delete("billing")
 
 
 def test_groups_of_the_broker_cannot_be_deleted() -> None:
@@ -108,14 +106,14 @@ def test_delays_of_the_policies() -> None:
 def test_policies_as_rocketmq_stores_them(policy: CustomizedRetry | ExponentialRetry, text: dict[str, object]) -> None:
     """A policy is written in RocketMQ's form and read back. A new policy replaces the old one completely."""
     table = GroupTable(ManualClock(5000))
-    table.create(GroupConfig(name="g", retry_policy=policy))
+    saved(table).create(GroupConfig(name="g", retry_policy=policy))
     written = loads(dumps(table.snapshot()))
     assert isinstance(written, dict)
     assert written["subscriptionGroupTable"]["g"]["groupRetryPolicy"] == text
     read = GroupTable.from_json(written, ManualClock(5000))
     assert read.require("g").retry_policy == policy
     for other in (CustomizedRetry(), CustomizedRetry((5,)), ExponentialRetry()):
-        read.update(dataclasses.replace(read.require("g"), retry_policy=other))
+        saved(read).update(dataclasses.replace(read.require("g"), retry_policy=other))
         again = GroupTable.from_json(loads(dumps(read.snapshot())), ManualClock(5000))
         assert again.require("g").retry_policy == other
 
@@ -187,10 +185,10 @@ def test_retries_are_checked(group: GroupConfig) -> None:
     """Invalid retry settings are refused for new and for changed groups."""
     table = GroupTable(ManualClock(5000))
     with pytest.raises(IllegalGroupError, match=r"choose|give"):
-        table.create(group)
-    table.create(GroupConfig(name="g"))
+        saved(table).create(group)
+    saved(table).create(GroupConfig(name="g"))
     with pytest.raises(IllegalGroupError, match=r"choose|give"):
-        table.update(group)
+        saved(table).update(group)
     assert list(table) == [GroupConfig(name="g")]
 
 

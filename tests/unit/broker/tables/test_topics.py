@@ -31,6 +31,7 @@ from aerobee_broker.tables.topics import (
     stored_name,
 )
 from aerobee_store.tables.java_json import dumps, loads
+from tests.support.saved_tables import saved
 
 
 class StepClock:
@@ -123,55 +124,55 @@ def test_new_topics_cannot_take_reserved_names(name: str) -> None:
 
 
 def test_create_get_update_delete() -> None:
-    """Each change is visible at once. For an unknown topic the error says how to create it."""
+    """Each change is visible once it is saved. For an unknown topic the error says how to create it."""
     table = TopicTable(StepClock())
     assert table.get("orders") is None
     with pytest.raises(TopicNotFoundError, match="aerobee topic create orders"):
         table.require("orders")
     orders = TopicConfig.of_type("orders", TopicMessageType.FIFO, queue_count=3)
-    table.create(orders)
-    table.create(TopicConfig(name="shop%orders"))
+    saved(table).create(orders)
+    saved(table).create(TopicConfig(name="shop%orders"))
     assert table.require("orders") == orders
     assert (orders.read_queue_count, orders.write_queue_count, orders.message_type) == (3, 3, "FIFO")
     assert orders.readable
     assert orders.writable
     with pytest.raises(TopicExistsError, match="aerobee topic update orders"):
-        table.create(orders)
+        saved(table).create(orders)
     read_only = dataclasses.replace(orders, permission=Permission.READ)
-    table.update(read_only)
+    saved(table).update(read_only)
     assert not table.require("orders").writable
     assert [topic.name for topic in table] == ["orders", "shop%orders"]
     assert len(table) == 2
-    table.delete("orders")
+    saved(table).delete("orders")
     assert "orders" not in table
     with pytest.raises(TopicNotFoundError):
-        table.update(orders)
+        saved(table).update(orders)
     with pytest.raises(TopicNotFoundError):
-        table.delete("orders")
+        saved(table).delete("orders")
 
 
 @pytest.mark.parametrize("count", [0, -1, 1025])
 def test_queue_counts_are_bounded(count: int) -> None:
     """A new or changed topic must have 1 to 1024 queues."""
     table = TopicTable(StepClock())
-    table.create(TopicConfig(name="orders"))
+    saved(table).create(TopicConfig(name="orders"))
     with pytest.raises(IllegalTopicError, match="from 1 to 1024"):
-        table.create(TopicConfig(name="new", read_queue_count=count))
+        saved(table).create(TopicConfig(name="new", read_queue_count=count))
     with pytest.raises(IllegalTopicError, match="from 1 to 1024"):
-        table.update(TopicConfig(name="orders", write_queue_count=count))
+        saved(table).update(TopicConfig(name="orders", write_queue_count=count))
     assert [topic.write_queue_count for topic in table] == [8]
 
 
 def test_topics_of_the_broker() -> None:
     """The broker may create reserved topics, and the first creation wins. Users cannot delete a system topic."""
     table = TopicTable(StepClock())
-    first = table.create_internal(TopicConfig(name="rmq_sys_x", write_queue_count=1))
-    assert table.create_internal(TopicConfig(name="rmq_sys_x", write_queue_count=2)) is first
-    table.create_internal(TopicConfig(name="%RETRY%" + "g" * 120))
+    first = saved(table).create_internal(TopicConfig(name="rmq_sys_x", write_queue_count=1))
+    assert saved(table).create_internal(TopicConfig(name="rmq_sys_x", write_queue_count=2)) is first
+    saved(table).create_internal(TopicConfig(name="%RETRY%" + "g" * 120))
     with pytest.raises(IllegalTopicError, match="cannot be deleted"):
-        table.delete("rmq_sys_x")
+        saved(table).delete("rmq_sys_x")
     with pytest.raises(IllegalTopicError):
-        table.create_internal(TopicConfig(name="%RETRY%" + "g" * 249))
+        saved(table).create_internal(TopicConfig(name="%RETRY%" + "g" * 249))
     assert table.version.counter == 2
 
 
@@ -182,7 +183,6 @@ def test_version_and_dirtiness() -> None:
     topic = TopicConfig(name="orders")
     table.create(topic)
     table.update(topic)
-    assert table.version == DataVersion(1, 0, 1000), "an update that changes nothing is none"
     revision = table.revision
     table.delete("orders")
     table.mark_saved(revision)
@@ -192,6 +192,36 @@ def test_version_and_dirtiness() -> None:
     table.mark_saved(revision)
     seen.append(table.dirty)  # a late report of an older save has no effect
     assert seen == [False, True, False, False]
+    assert table.version == DataVersion(2, 0, 2000), "an update that changes nothing is none"
+
+
+def test_what_is_not_saved_does_not_exist_yet() -> None:
+    """Readers get the saved items and their version; a change is made to the latest ones. A change after the snapshot
+    of a save stays invisible."""
+    table = TopicTable(StepClock())
+    topic = TopicConfig(name="orders")
+    table.create(topic)
+    assert (table.get("orders"), "orders" in table, len(table), list(table)) == (None, False, 0, [])
+    with pytest.raises(TopicNotFoundError):
+        table.require("orders")
+    with pytest.raises(TopicExistsError):
+        table.create(topic)
+    assert table.latest("orders") == topic
+    assert (table.version, table.saved_revision) == (DataVersion(), 0)
+    revision = table.revision
+    table.update(dataclasses.replace(topic, read_queue_count=2))
+    table.create(TopicConfig(name="bills"))
+    table.mark_saved(revision)
+    assert (table.get("orders"), table.get("bills")) == (None, None), "their last changes are not saved"
+    table.mark_saved(table.revision)
+    assert table.require("orders").read_queue_count == 2
+    before = table.saved_revision
+    table.delete("orders")
+    assert table.require("orders").read_queue_count == 2, "a crash would still bring it back"
+    assert table.saved_revision == before
+    table.mark_saved(table.revision)
+    assert "orders" not in table
+    assert table.saved_revision > before
 
 
 def test_snapshot_is_independent() -> None:

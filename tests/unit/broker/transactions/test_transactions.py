@@ -32,6 +32,7 @@ from aerobee_store.records.message_fields import TIMER_TOPIC
 from aerobee_store.records.record import Message, TransactionType
 from aerobee_store.testing import Operation
 from tests.support.in_process_broker import message
+from tests.support.saved_tables import saved
 from tests.support.transaction_harness import ROLLBACK, TOPIC, UNDECIDED, TransactionHarness, half
 
 Code = v2.Code
@@ -113,7 +114,7 @@ async def test_commit_into_fewer_queues_than_there_were(harness: TransactionHarn
     """A message is committed only to a queue that consumers read."""
     await harness.send("T1", "T2")
     topic = harness.tables.topics.require(TOPIC)
-    harness.tables.topics.update(dataclasses.replace(topic, read_queue_count=1, write_queue_count=1))
+    saved(harness.tables.topics).update(dataclasses.replace(topic, read_queue_count=1, write_queue_count=1))
     assert [await harness.end(name) for name in ("T1", "T2")] == [Code.OK, Code.OK]
     assert [record.queue_id for record in harness.stored()] == [0, 0]
 
@@ -170,7 +171,7 @@ async def test_any_client_may_decide(harness: TransactionHarness) -> None:
 async def test_commit_into_a_topic_that_was_deleted(harness: TransactionHarness) -> None:
     """The commit is refused, and the next check gives the message up."""
     await harness.send("T1")
-    harness.tables.topics.delete(TOPIC)
+    saved(harness.tables.topics).delete(TOPIC)
     assert await harness.end("T1") == Code.TOPIC_NOT_FOUND
     await harness.advance(7)
     assert harness.transactions.pending_count == 0
