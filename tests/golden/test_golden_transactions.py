@@ -19,6 +19,7 @@ from aerobee_store.records.record import TransactionType
 from aerobee_store.testing import ManualClock
 from tests.golden.test_golden_store import config_of
 from tests.support import golden
+from tests.support.saved_tables import saved
 
 
 async def test_half_messages_of_rocketmq(tmp_path: Path) -> None:
@@ -35,7 +36,7 @@ async def test_half_messages_of_rocketmq(tmp_path: Path) -> None:
     with MessageStore.open(config.store, clock=clock) as store:
         tables = Tables.load(Settings(config), clock, store.file_system, store.in_disk_thread)
         topic, queue_id = last.properties["REAL_TOPIC"], int(last.properties["REAL_QID"])
-        tables.topics.create(TopicConfig.of_type(topic, queue_count=queue_id + 1))
+        saved(tables.topics).create(TopicConfig.of_type(topic, queue_count=queue_id + 1))
         producers, timer = Producers(ClientRegistry(clock)), Timer(store, clock, config.timer)
         transactions = Transactions(store, tables, clock, Settings(config), producers, timer)
         transactions.open()
