@@ -338,10 +338,12 @@ def on_terminal(command: list[str]) -> tuple[str, str]:
     """Run a command with a terminal as standard error; return its standard output and the terminal's content."""
     primary, secondary = os.openpty()
     shown = b""
+    readable = select.poll()  # select does not support descriptors above 1023, which a large test run reaches
+    readable.register(primary, select.POLLIN)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=secondary, text=True) as process:
         os.close(secondary)
-        while process.poll() is None or select.select([primary], [], [], 0)[0]:
-            if select.select([primary], [], [], 0.2)[0]:
+        while process.poll() is None or readable.poll(0):
+            if readable.poll(200):
                 try:
                     shown += os.read(primary, 65536)
                 except OSError:  # the other end is closed
