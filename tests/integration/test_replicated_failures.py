@@ -38,6 +38,7 @@ async def test_no_answered_message_is_lost(tmp_path: Path) -> None:
                 await replica.start()
                 answered = await _through_failures(client, replica, forwarder.lose_answers, forwarder.reset)
                 await client.close()
+                await replica.follows(master)
                 await master.kill()
                 await replica.promote()
                 assert (await replica.command("replication")).stdout.startswith("master, log end ")

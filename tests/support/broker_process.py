@@ -119,13 +119,13 @@ class BrokerProcess:
         return done.stdout
 
     async def follows(self, master: BrokerProcess) -> None:
-        """Return once this replica has all of its master's log."""
+        """Return once this replica has all of its master's log, and its tables, without which it is not promoted."""
         async with asyncio.timeout(SECONDS):
             while True:
                 end = (await master.status())["masterCommitLogMaxOffset"]
                 found = await self.status()
                 info = found["haClientRuntimeInfo"]
-                if not found["master"] and info["connected"] and info["maxOffset"] >= end:
+                if not found["master"] and info["connected"] and not info["tablesMissing"] and info["maxOffset"] >= end:
                     return
                 await asyncio.sleep(0.05)
 

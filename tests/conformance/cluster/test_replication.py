@@ -444,6 +444,7 @@ async def test_a_replica_finds_its_master_by_name_servers(tmp_path: Path) -> Non
                 text = await asyncio.to_thread(_metrics_of, found)
                 assert re.search(r'^aerobee_replica_lag_bytes{replica="1"} 0(\.0)?$', text, re.MULTILINE)
                 assert re.search(r"^aerobee_replicas_in_sync(\{\})? 1(\.0)?$", text, re.MULTILINE)
+                await copy.has_tables()  # while there is a master
                 await first.aclose()
                 listening = await copy.promote()
 
