@@ -12,7 +12,7 @@ KILLS ?= 1
 # Hundreds of tests start a broker or a command: each would compile all modules anew where an image forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-pythons check conformance lint type proto map test-sdks test-front test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark bench bench-broker bench-records soak-records bench-peers bench-front bench-store bench-replication clean
+.PHONY: help setup run test test-pythons kube-apiserver check conformance lint type proto map test-sdks test-front test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark bench bench-broker bench-records soak-records bench-peers bench-front bench-store bench-replication clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -65,6 +65,9 @@ proto: .venv/.dev ## regenerate the code beside the .proto files
 map: .venv/.dev ## write the pages made from the code: rooms, modules, limits
 	$(BIN)/python -m tests.support.module_map
 	$(BIN)/python -m tests.support.limits_page
+
+kube-apiserver: .venv/.dev ## build Kubernetes' API server for the tests of leases (needs Go; minutes, once)
+	$(BIN)/python -m tests.support.programs
 
 test-sdks: .venv/.dev ## the released SDKs of Python, Node.js, Java and Go; says which were left out, and why
 	AEROBEE_TOOLCHAINS=1 $(BIN)/python -m pytest -q -m sdk -p tests.support.sdk_summary --timeout=300 tests

@@ -6,7 +6,7 @@ import pytest
 import aerobee_client.pytest_plugin
 from tests.conformance import table
 from tests.conformance.cluster import table as cluster_table
-from tests.support import front_under_test, seeds
+from tests.support import front_under_test, not_run, seeds
 
 # No deadline per example: on a busy machine, slow is not wrong. A failure prints how to repeat it.
 hypothesis.settings.register_profile(
@@ -30,5 +30,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(table, "conformance-table")
     config.pluginmanager.register(cluster_table, "cluster-conformance-table")
     config.pluginmanager.register(seeds, "seeds")
+    config.pluginmanager.register(not_run, "not-run")
     if not config.pluginmanager.is_registered(aerobee_client.pytest_plugin):
         config.pluginmanager.register(aerobee_client.pytest_plugin, "aerobee")

@@ -30,6 +30,7 @@ from aerobee_store import MessageStore
 from aerobee_store.testing import ManualClock
 from aerobee_store.tools.verify import verify
 from tests.support import seeds
+from tests.support.programs import program, without
 from tests.support.stored_messages import read_all
 from tests.support.struck_store import TOPIC, body, config
 
@@ -135,7 +136,7 @@ class Struck:
             if "attached" not in attached:
                 os.kill(child, signal.SIGKILL)
                 self._process.stdout.readline()
-                pytest.skip(f"strace cannot take hold of a process here: {attached.strip()}")
+                without(f"strace cannot take hold of a process here: {attached.strip()}")
             os.kill(child, signal.SIGUSR1)
             status = int(self._process.stdout.readline().split()[1])
         finally:
@@ -164,8 +165,7 @@ class Struck:
 
 @pytest.fixture
 def struck(tmp_path: Path) -> Iterator[Struck]:
-    if shutil.which("strace") is None:
-        pytest.skip("strace is not installed (Debian package strace)")
+    program("strace")
     process = Struck(tmp_path)
     try:
         yield process

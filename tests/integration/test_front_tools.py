@@ -1,6 +1,6 @@
 """The native front against third-party tools: h2spec for HTTP/2, gRPC's interoperability client for gRPC.
 
-Both are Go programs, built once into `build/go-tools`. `make test-front` runs this.
+Both are Go programs, built once. `make test-front` runs this.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from aerobee_client.testing import BrokerProcess
 from tests.benchmarks.unary_send import request_bytes
 from tests.support import interop_service
 from tests.support.http2_pages import serving_pages
+from tests.support.programs import go_program
 
 pytestmark = [
     pytest.mark.toolchain,
@@ -32,7 +33,6 @@ pytestmark = [
 ]
 LOAD = Path(__file__).parents[1] / "benchmarks" / "front_load"
 SEND = "/apache.rocketmq.v2.MessagingService/SendMessage"
-TOOLS = Path(__file__).parents[2] / "build" / "go-tools"
 H2SPEC = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
 FRAME_SIZE_CASE = "http2/4.2/3"
 INTEROP = "google.golang.org/grpc/interop/client@v1.85.0"
@@ -54,19 +54,6 @@ CASES = (
 )
 
 
-def tool(package: str, name: str) -> Path:
-    """The program of this Go package. Skips the test if no package registry is reachable."""
-    path = TOOLS / name
-    if not path.exists():
-        environment = {**os.environ, "GOBIN": str(TOOLS)}
-        built = subprocess.run(
-            ["go", "install", package], env=environment, capture_output=True, text=True, timeout=500, check=False
-        )
-        if built.returncode:
-            pytest.skip(f"cannot be built: {built.stderr.strip().splitlines()[-1]}")
-    return path
-
-
 async def output_of(*command: str | Path) -> tuple[int, str]:
     process = await asyncio.create_subprocess_exec(*map(str, command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     output, _ = await asyncio.wait_for(process.communicate(), 120)
@@ -81,7 +68,7 @@ async def test_h2spec() -> None:
     error. We accept up to 256 KiB, so this case runs again with larger headers.
     """
     async with serving_pages() as port:
-        command = (tool(H2SPEC, "h2spec"), "-h", "127.0.0.1", "-p", str(port), "--strict", "--timeout", "5")
+        command = (go_program(H2SPEC), "-h", "127.0.0.1", "-p", str(port), "--strict", "--timeout", "5")
         _, output = await output_of(*command)
         code, larger = await output_of(*command, "--max-header-length", str(FRAME_SIZE_MAX // 4), FRAME_SIZE_CASE)
     assert re.search(r"146 tests, 145 passed, 0 skipped, 1 failed", output), output
@@ -118,7 +105,7 @@ async def test_interoperability(case: str) -> None:
     port = front.listen("127.0.0.1", 0, "plain", None)
     try:
         code, output = await output_of(
-            tool(INTEROP, "client"), "--server_host=127.0.0.1", f"--server_port={port}", f"--test_case={case}"
+            go_program(INTEROP), "--server_host=127.0.0.1", f"--server_port={port}", f"--test_case={case}"
         )
     finally:
         await front.stop(1)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,34 +13,18 @@ from typing import Any
 import pytest
 
 from aerobee_client.testing import BrokerProcess, run_broker
+from tests.support.programs import GRPCURL, go_program
 
 pytestmark = [pytest.mark.sdk("grpcurl"), pytest.mark.timeout(400)]  # the first run builds grpcurl, for a minute or two
 
-VERSION = "v1.9.3"
 MESSAGING = "apache.rocketmq.v2.MessagingService"
 Grpcurl = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
 def program() -> Path:
-    """grpcurl, built once with Go and kept in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aerobee-tests" / f"grpcurl-{VERSION}"
-    built = cache / "grpcurl"
-    if built.exists():
-        return built
-    go = shutil.which("go")
-    if go is None:
-        pytest.skip("needs Go on the PATH, to build grpcurl")
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one test run builds while others wait
-        if not built.exists():
-            command = [go, "install", f"github.com/fullstorydev/grpcurl/cmd/grpcurl@{VERSION}"]
-            environment = {**os.environ, "GOBIN": str(cache)}
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=380, check=False)
-            if done.returncode:
-                pytest.skip(f"Go cannot build grpcurl: {done.stderr.strip()[-500:]}")
-    return built
+    """grpcurl, built once with Go."""
+    return go_program(GRPCURL)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import shutil
 import socket
@@ -25,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aerobee_client import Client, Message, connect
 from aerobee_client.testing import BrokerProcess, run_broker
+from tests.support.programs import program
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
@@ -38,18 +38,9 @@ KEYWORDS = {"and", "or", "unless", "bool", "offset", "by", "without", "on", "ign
 WITHOUT_DATA = {"Dead letters"}
 
 
-def program(name: str) -> str:
-    """The path of one of Prometheus's programs; skips the test if it is not installed."""
-    places = os.pathsep.join([os.environ.get("PATH", ""), "/usr/bin", "/usr/local/bin", "/opt/prometheus"])
-    path = shutil.which(name, path=places)
-    if path is None:
-        pytest.skip(f"needs {name}: not on PATH nor in the usual places; install Prometheus (Debian: prometheus)")
-    return path
-
-
 def promtool(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [program("promtool"), *arguments], input=given, capture_output=True, text=True, timeout=60, check=False
+        [str(program("promtool")), *arguments], input=given, capture_output=True, text=True, timeout=60, check=False
     )
 
 

@@ -1,8 +1,7 @@
-"""A real etcd on free loopback ports; skips the test, with the reason, if etcd is not installed."""
+"""A real etcd on free loopback ports."""
 
 from __future__ import annotations
 
-import shutil
 import socket
 import ssl
 import subprocess
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
+from tests.support.programs import program
 
 _SECONDS = 60.0
 
@@ -21,16 +20,13 @@ _SECONDS = 60.0
 @contextmanager
 def running_etcd(directory: Path, certificate: tuple[Path, Path] | None = None) -> Iterator[str]:
     """Its endpoint, as in http://127.0.0.1:2379; with TLS if a certificate and key are given."""
-    program = shutil.which("etcd")
-    if program is None:
-        pytest.skip("no etcd here; Debian's package is etcd-server")
     client, peer = (f"http://127.0.0.1:{port}" for port in free_ports(2))
     security: list[str] = []
     if certificate is not None:
         client = client.replace("http:", "https:")
         security = ["--cert-file", str(certificate[0]), "--key-file", str(certificate[1])]
     command = [
-        *(program, "--data-dir", str(directory / "etcd"), "--unsafe-no-fsync", "--name", "e"),
+        *(str(program("etcd")), "--data-dir", str(directory / "etcd"), "--unsafe-no-fsync", "--name", "e"),
         *("--listen-client-urls", client, "--advertise-client-urls", client),
         *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"e={peer}"),
         *security,

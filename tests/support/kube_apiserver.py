@@ -1,10 +1,8 @@
-"""A real kube-apiserver with a real etcd, for tests of the lease. Skips a test, with the reason, if there is none."""
+"""A real kube-apiserver with a real etcd, for tests of the lease."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import ssl
 import subprocess
 import time
@@ -16,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.support.etcd import free_ports, running_etcd
 from tests.support.kubernetes import NAMESPACE, ApiServer, server_certificate
+from tests.support.programs import kube_apiserver, without
 
 _SECONDS: Final = 300.0
 ADMINISTRATOR_TOKEN: Final = "token-of-the-administrator"
@@ -84,11 +82,6 @@ class Administrator:
         return str(self.call("POST", path, request)["status"]["token"])
 
 
-def kube_apiserver() -> str | None:
-    """The path of the program; None if it is not here."""
-    return os.environ.get("AEROBEE_KUBE_APISERVER") or shutil.which("kube-apiserver")
-
-
 @contextmanager
 def running_kube_apiserver(directory: Path) -> Iterator[ApiServer]:
     """With RBAC, and a service account that may get, create and update Leases of NAMESPACE."""
@@ -101,7 +94,7 @@ def administered_kube_apiserver(directory: Path) -> Iterator[tuple[ApiServer, Ad
     """The same, and its administrator."""
     program = kube_apiserver()
     if program is None:
-        pytest.skip("no kube-apiserver here; put one on PATH, or name it in AEROBEE_KUBE_APISERVER")
+        without("needs kube-apiserver (`make kube-apiserver` builds it; or name one in AEROBEE_KUBE_APISERVER)")
     certificate, key, authority = server_certificate(directory)
     accounts_key = directory / "accounts.key"
     accounts_key.write_bytes(
@@ -113,7 +106,7 @@ def administered_kube_apiserver(directory: Path) -> Iterator[tuple[ApiServer, Ad
     port = free_ports(1)[0]
     with running_etcd(directory) as etcd, (directory / "kube-apiserver.log").open("wb") as log:
         command = [
-            *(program, "--etcd-servers", etcd, "--bind-address=127.0.0.1", f"--secure-port={port}"),
+            *(str(program), "--etcd-servers", etcd, "--bind-address=127.0.0.1", f"--secure-port={port}"),
             *("--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none"),
             *("--tls-cert-file", str(certificate), "--tls-private-key-file", str(key)),
             *("--cert-dir", str(directory), "--token-auth-file", str(directory / "tokens.csv")),

@@ -17,8 +17,9 @@ from aerobee_broker.config import Address
 from aerobee_broker.remoting_wire.codes import Request
 from aerobee_client.testing import AddressKeeper
 from tests.support.etcd import free_ports, running_etcd
-from tests.support.kube_apiserver import kube_apiserver, running_kube_apiserver
+from tests.support.kube_apiserver import running_kube_apiserver
 from tests.support.kubernetes import ApiServer, running_stand_in
+from tests.support.programs import kube_apiserver
 from tests.support.remoting_client import RemotingClient, bodies_of, json_body, send
 
 _SECONDS = 120.0
