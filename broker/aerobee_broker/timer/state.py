@@ -78,6 +78,14 @@ class TimerState(Struct):
             self.marks_begin = min(self.marks_begin, self.relocation_begin)  # searched up to here
         self.recalls.forget_before(time_ms)
 
+    def forget_progress(self) -> None:
+        """Forget all that is read again from the timer topic and its marks."""
+        self.slot = None
+        self.done.clear()
+        self.relocated.clear()
+        self.relocated_before = self.delivered_until_ms = 0
+        self.stats.pending.clear()
+
     def note_relocated(self, queue_offset: int, slot_ms: int) -> None:
         """Record that this message is now pending under another queue offset."""
         self.relocated[queue_offset] = slot_ms

@@ -18,6 +18,9 @@ Each message is delivered once. A slot is done when its time is over and all its
 records this after the log is durable. After a crash, all slots from the first one that is not done are due again.
 Messages already delivered from them are in the log: each message that leaves the timer topic has its queue offset there
 as a property (TIMER_ORIGIN). Opening searches for these marks after the position in the checkpoint.
+
+If the clock goes back by more than a minute, slots that are done come again. The wheel is then made again from the
+timer topic and all marks in the log, at a start as in a running broker.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ from aerobee_store.records.message_fields import TIMER_QUEUE_ID, TIMER_TOPIC
 from aerobee_store.records.properties import java_hash
 from aerobee_store.records.record import Message
 from aerobee_store.timer.checkpoint import TimerCheckpoint
-from aerobee_store.timer.files import TimerFiles
+from aerobee_store.timer.files import TimerFiles, TimerRecovery
 from aerobee_store.timer.log import DELETE
 
 if TYPE_CHECKING:
@@ -64,6 +67,7 @@ _log = logging.getLogger(__name__)
 _MARK: Final = f"{TIMER_ORIGIN}\x01".encode()
 _COPIES_MAX: Final = 1024  # messages with one id that a recall examines, one after the other
 _IDLE_SAVE_ROUNDS: Final = 30  # flushes without changes until only the time is saved
+_BACK_MAX_MS: Final = 60_000  # a clock that goes back by less only delays deliveries
 
 
 class MessageNotPendingError(BrokerError):
@@ -114,6 +118,7 @@ class Timer:
         self._dequeue = Dequeue(self._parts, self._enqueue)
         self._relocation = Relocation(self._parts)
         self._unsynced: dict[File, None] = {}  # kept here, so that the next flush completes a cancelled one
+        self._saving = asyncio.Lock()  # held while the files are saved or made again
         self._idle_rounds = 0
         self.saved: TimerCheckpoint | None = None
         """The checkpoint on disk, for replicas of RocketMQ; None: no message was ever delayed."""
@@ -126,8 +131,19 @@ class Timer:
 
     def open(self) -> None:
         """Find the pending messages. Blocking. Raises StoreError and OSError."""
-        store, state = self._store, self._state
         found = self._files.open()
+        read_time_ms = 0 if found.checkpoint is None else found.checkpoint.read_time_ms
+        if self._went_back(max(read_time_ms, self._store.recovery.last_timestamp)):
+            found = self._forget_files(found.checkpoint)
+        self._restore(found)
+        if self._files.used or found.checkpoint is not None:  # one on disk may be of units that are gone
+            checkpoint = self._written(clean=False)
+            self._files.save(list(self._unsynced), checkpoint)
+            self.saved = checkpoint
+            self._unsynced.clear()
+
+    def _restore(self, found: TimerRecovery) -> None:
+        store, state = self._store, self._state
         checkpoint = found.checkpoint
         begin, end = store.queue_range(TIMER_TOPIC, TIMER_QUEUE_ID)
         now_slot = state.floor(self._clock.now_ms())
@@ -135,10 +151,7 @@ class Timer:
         state.slot_ms, state.marks_begin = now_slot, log_end
         if checkpoint is not None:
             state.slot_ms = state.floor(checkpoint.read_time_ms)
-            if state.slot_ms > now_slot + 60_000:
-                _log.warning(
-                    "the clock went back; messages delivered since then may be delivered again now_ms=%d", now_slot
-                )
+            if self._went_back(state.slot_ms):
                 state.slot_ms = now_slot
             # Nothing was marked after RocketMQ wrote the file.
             state.marks_begin = log_end if checkpoint.begin is None else min(checkpoint.begin, log_end)
@@ -158,11 +171,6 @@ class Timer:
                 self._relocation.note_mark(record)
         state.relocation_begin = state.marks_begin
         self._count_pending()
-        if self._files.used:
-            checkpoint = self._written(clean=False)
-            self._files.save(list(self._unsynced), checkpoint)
-            self.saved = checkpoint
-            self._unsynced.clear()
         self._wake.set()
         _log.info(
             "timer restored pending=%d unread=%d delivered=%d",
@@ -320,11 +328,34 @@ class Timer:
         self._state.enqueue_first = self._store.queue_range(TIMER_TOPIC, TIMER_QUEUE_ID)[1]
         while not self._parts.closing.is_set():
             self._wake.clear()
+            if self._went_back(self._state.slot_ms):
+                await self._rewind()
             await self._enqueue.run()
             seconds = await self._dequeue.run()
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._wake.wait()
+
+    def _went_back(self, reached_ms: int) -> bool:
+        """Whether the clock is behind a time that it had reached."""
+        return reached_ms > self._clock.now_ms() + _BACK_MAX_MS
+
+    def _forget_files(self, checkpoint: TimerCheckpoint | None) -> TimerRecovery:
+        """Slots that are done come again, with units of messages that are delivered: only topic and marks are right."""
+        _log.warning("the clock went back, rebuilding the timer files topic=%s", TIMER_TOPIC)
+        self._files.clear()
+        return TimerRecovery(checkpoint, complete=False)
+
+    async def _rewind(self) -> None:
+        """The clock went back: make the wheel again, as a start would. Blocks the event loop for as long as that."""
+        async with self._saving:
+            state = self._state
+            found = self._forget_files(self._written(clean=False))
+            self._unsynced.clear()
+            state.forget_progress()
+            self._restore(found)
+            state.enqueue_first = self._store.queue_range(TIMER_TOPIC, TIMER_QUEUE_ID)[1]
+            await self._save(clean=False)  # the checkpoint on disk is of units that are gone
 
     async def keep_from(self, physical_offset: int) -> int:
         """Before the log below `physical_offset` is removed: store its pending messages again."""
@@ -368,6 +399,10 @@ class Timer:
                 await self._flush(clean=False)
 
     async def _flush(self, *, clean: bool) -> None:
+        async with self._saving:
+            await self._save(clean=clean)
+
+    async def _save(self, *, clean: bool) -> None:
         self._state.changed = False
         checkpoint = self._written(clean=clean)
         end = self._store.positions[0]

@@ -79,9 +79,13 @@ class TimerFiles:
         if not complete:
             if checkpoint is not None or self.log.end:
                 _log.warning("timer files are missing or damaged, rebuilding them topic=%s", TIMER_TOPIC)
-            self.wheel.clear()
-            self.log.clear()
+            self.clear()
         return TimerRecovery(checkpoint, complete)
+
+    def clear(self) -> None:
+        """Remove every unit, to read the timer topic again."""
+        self.wheel.clear()
+        self.log.clear()
 
     @property
     def used(self) -> bool:

@@ -100,7 +100,7 @@ class TimerWheel:
         self._changed[slot.time_ms // self.precision_ms % self.slot_count] = slot
 
     def next_used(self, begin_ms: int, end_ms: int) -> int | None:
-        """The time of the first slot in use with begin <= time < end."""
+        """The time of the first slot in use with begin <= time < end, within one round of the wheel from `begin`."""
         if not self.used:
             return None
         if end_ms - begin_ms <= self.precision_ms:
@@ -108,6 +108,7 @@ class TimerWheel:
         self.write()
         assert self._file is not None
         step, end = begin_ms // self.precision_ms, -(-end_ms // self.precision_ms)
+        end = min(end, step + self.slot_count)  # the wheel holds no slot beyond one round
         while step < end:
             number = step % self.slot_count
             count = min(_BLOCK_SLOTS, end - step, self.slot_count - number)
