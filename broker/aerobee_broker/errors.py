@@ -6,6 +6,9 @@ classes to protocol codes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 
 class BrokerError(Exception):
     """Root of all errors that the broker raises on purpose."""
@@ -83,6 +86,17 @@ class TableFormatError(BrokerError):
     def __init__(self, field: str, cause: str) -> None:
         super().__init__(f"{field}: {cause}; correct the file or put its .bak copy in its place, then start again")
         self.field = field
+
+
+class TableMissingError(BrokerError):
+    """A store has queues, but no table says which topics they belong to: their messages would be out of reach."""
+
+    def __init__(self, directory: Path, topics: Sequence[str]) -> None:
+        shown = ", ".join(topics[:3]) + (", ..." if len(topics) > 3 else "")
+        super().__init__(
+            f"{directory / 'config' / 'topics.json'}: missing, but there are queues of {len(topics)} topics ({shown}); "
+            f"restore it from a backup, or build it again with `aerobee store rebuild {directory} --tables --apply`"
+        )
 
 
 class InvalidRequestError(BrokerError):

@@ -283,6 +283,8 @@ async def _serve(
     settings, ready = Settings(process.config), process.ready
     runtime_settings = RuntimeSettings.load(settings, store)
     tables = Tables.load(settings, process.clock, store.file_system, store.in_disk_thread, store.stats)
+    if not process.promoted.is_set():  # forced to be master without the tables, it has to go on without them
+        tables.check_queues(store.queues())
     batch_topics.attach(tables.topics)
     parts = await _open_parts(process, store, tables, settings)
     remoting = RemotingService(parts)

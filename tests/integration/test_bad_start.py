@@ -338,3 +338,46 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
         process.communicate(timeout=30)
     assert process.returncode == 0
     assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+# --- Lost tables --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", ["topics", "subscriptionGroup", "both", "RocketMQ's"])
+def test_a_lost_table_is_refused_and_built_again(home: Path, lost: str) -> None:
+    """It is not taken for an empty one; with a store of RocketMQ, only the queues tell that there was a table."""
+    store = home / "store"
+    pattern = {"both": "[ts]*", "RocketMQ's": "topics"}.get(lost, lost)
+    for path in (store / "config").glob(f"{pattern}.json*"):
+        if path.suffix != ".crc" or lost == "RocketMQ's":
+            path.unlink()
+    line = serve(home)
+    assert "topics.json" in line or "subscriptionGroup.json" in line
+    assert "missing" in line
+    assert "--tables" in line
+    command = [sys.executable, "-m", "aerobee_broker", "store"]
+    if lost != "RocketMQ's":
+        verified = subprocess.run([*command, "verify", str(store)], capture_output=True, text=True, check=False)
+        assert verified.returncode == 1, verified.stdout
+        assert "missing, although" in verified.stdout
+    rebuild = [*command, "rebuild", str(store), "--tables"]
+    planned = subprocess.run(rebuild, capture_output=True, text=True, check=True)
+    assert "not done" in planned.stdout
+    assert serve(home) == line, "a plan changes nothing"
+    subprocess.run([*rebuild, "--apply"], capture_output=True, check=True)
+
+    async def received(endpoint: str) -> set[bytes]:
+        async with connect(endpoint) as client:
+            consumer = client.simple_consumer("billing", "orders")
+            found: set[bytes] = set()
+            while len(found) < 45:
+                found |= {message.body for message in await consumer.receive(20)}
+            return found
+
+    broker = BrokerProcess(store, home / "broker.log", ["--config", str(home / "aerobee.toml")])
+    try:
+        broker.start()
+        found = asyncio.run(received(broker.endpoint))
+    finally:
+        broker.close()
+    assert len(found) == 45

@@ -15,6 +15,7 @@ from aerobee_broker.commands.terminal.options import CommandError, new_command, 
 
 if TYPE_CHECKING:
     from aerobee_broker.commands.terminal.options import Commands
+    from aerobee_broker.tables.rebuilt_tables import TablesReport
     from aerobee_store.tools.actions import GivenSizes
     from aerobee_store.tools.findings import Finding
     from aerobee_store.tools.rebuild import RebuildReport
@@ -132,11 +133,17 @@ def _add_rebuild(actions: Commands) -> None:
         "rebuild",
         "rebuild queues and index of a stopped store from the log",
         _rebuild,
-        details="Rebuilds both unless --queues or --index is given. A dry run without --apply.",
-        examples="  aerobee store rebuild data\n  aerobee store rebuild data --index --apply",
+        details="""\
+Rebuilds both unless --queues or --index is given. A dry run without --apply. With --tables alone: topics of queues, and
+groups with offsets or a retry topic, that the tables lack; their settings are lost, and are the defaults.""",
+        examples="""\
+  aerobee store rebuild data
+  aerobee store rebuild data --index --apply
+  aerobee store rebuild data --tables --apply           topics.json is lost""",
     )
     rebuild.add_argument("--queues", action="store_true", help="the consume queues")
     rebuild.add_argument("--index", action="store_true", help="the index of keys")
+    rebuild.add_argument("--tables", action="store_true", help="topics and groups, from queues and offsets")
     _add_change(rebuild)
 
 
@@ -251,6 +258,8 @@ def _repair(arguments: argparse.Namespace) -> int:
 
 
 def _rebuild(arguments: argparse.Namespace) -> int:
+    if arguments.tables:
+        return _rebuild_tables(arguments)
     both = not (arguments.queues or arguments.index)
     changed = arguments.directory if arguments.apply else None
     with _looking_at(arguments.directory, changed) as directory, output.counting_bytes("rebuilding") as progress:
@@ -264,6 +273,17 @@ def _rebuild(arguments: argparse.Namespace) -> int:
             sizes=_given_sizes(arguments),
             progress=progress,
         )
+    _print_repairs(report, as_json=arguments.json)
+    return 0
+
+
+def _rebuild_tables(arguments: argparse.Namespace) -> int:
+    if arguments.queues or arguments.index:
+        raise CommandError("--tables goes without --queues and --index; run the command twice")
+    with _looking_at(arguments.directory, arguments.directory if arguments.apply else None) as directory:
+        from aerobee_broker.tables.rebuilt_tables import rebuild_tables
+
+        report = rebuild_tables(directory, apply=arguments.apply)
     _print_repairs(report, as_json=arguments.json)
     return 0
 
@@ -292,7 +312,7 @@ def _given_sizes(arguments: argparse.Namespace) -> GivenSizes:
     )
 
 
-def _print_repairs(report: RepairReport | RebuildReport, *, as_json: bool) -> None:
+def _print_repairs(report: RepairReport | RebuildReport | TablesReport, *, as_json: bool) -> None:
     """The actions, planned or done, and the damage that is left."""
     if as_json:
         output.print_json(report.to_json())

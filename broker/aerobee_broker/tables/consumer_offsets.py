@@ -70,6 +70,10 @@ class OffsetTable(VersionedTable):
         """The topics in which the group has an offset."""
         return tuple(self._topics_of_group.get(group, ()))
 
+    def groups(self) -> tuple[str, ...]:
+        """The groups that have an offset in any topic."""
+        return tuple(self._topics_of_group)
+
     def groups_of(self, topic: str) -> tuple[str, ...]:
         """The groups that have an offset in the topic."""
         return tuple(group for group, topics in self._topics_of_group.items() if topic in topics)

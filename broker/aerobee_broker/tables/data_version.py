@@ -194,6 +194,10 @@ class NamedTable(VersionedTable, ABC, Generic[_Item]):
     def get(self, name: str) -> _Item | None:
         return self._items.get(name)
 
+    def latest_names(self) -> list[str]:
+        """The names of all items, with the changes that are not saved yet."""
+        return list(self._latest)
+
     def latest(self, name: str) -> _Item | None:
         """The item with the changes that are not saved yet: for a change of it, never for an answer."""
         return self._latest.get(name)

@@ -10,11 +10,12 @@ from typing import Final, Self
 
 from aerobee_broker.config import Settings
 from aerobee_broker.counters.broker_counters import ExecutionTimes
-from aerobee_broker.errors import GroupNotFoundError, TopicNotFoundError
+from aerobee_broker.errors import GroupNotFoundError, TableMissingError, TopicNotFoundError
 from aerobee_broker.tables.consumer_groups import GroupConfig, GroupTable, is_system_group
 from aerobee_broker.tables.consumer_offsets import OffsetTable
 from aerobee_broker.tables.data_version import NamedTable, VersionedTable
 from aerobee_broker.tables.topics import (
+    LIGHT_PREFIX,
     TopicConfig,
     TopicMessageType,
     TopicTable,
@@ -142,7 +143,9 @@ class Tables:
         in_disk_thread: InDiskThread,
     ) -> None:
         self._settings = settings
-        self.topics = TopicTable.from_json(topics.load(), clock)
+        found = topics.load()
+        self.topics = TopicTable.from_json(found, clock)
+        self._has_no_topics_file = found is None
         self.groups = GroupTable.from_json(groups.load(), clock)
         self.offsets = OffsetTable.from_json(offsets.load(), clock)
         self.topic_creations = ExecutionTimes()
@@ -171,6 +174,12 @@ class Tables:
             offsets=JsonTable(file_system, directory / "consumerOffset.json", stats=stats),
             in_disk_thread=in_disk_thread,
         )
+
+    def check_queues(self, queues: Iterable[str]) -> None:
+        """Raise TableMissingError if there is no table of topics, although these topics (stored names) have queues."""
+        orphans = sorted(name for name in queues if not is_system_topic(name) and not name.startswith(LIGHT_PREFIX))
+        if self._has_no_topics_file and orphans:
+            raise TableMissingError(self._settings.current.store.directory, orphans)
 
     async def topic_in_use(self, stored_name: str, *, queue_count: int | None = None) -> TopicConfig:
         """The topic; with auto-creation a missing one is created. Raises TopicNotFoundError and IllegalTopicError.

@@ -9,7 +9,7 @@
 
 The steps of a save:
 
-    1  write and sync .tmp      2  link main to .bak.tmp, rename that to .bak
+    1  write and sync .tmp      2  link main to .bak.tmp, rename that to .bak (the first time: sync the directory)
     3  write and sync .crc      4  rename .tmp to main      5  sync the directory
 
 The main file therefore always exists and is always complete. It has the old content before step 4 and the new content
@@ -52,7 +52,8 @@ class UnreadableTableError(StoreError):
     def __init__(self, path: Path, causes: list[str]) -> None:
         super().__init__(
             f"{path}: no readable copy ({'; '.join(causes)}); "
-            "repair one of them, or move both away to start with an empty table"
+            "restore one of them from a backup or repair it, add what is lost of topics and groups with "
+            "`aerobee store rebuild DIR --tables`, or move all files of this name away to start with an empty table"
         )
         self.path = path
 
@@ -98,10 +99,11 @@ class JsonTable:
     def load(self, *, report: bool = True) -> object | None:
         """Return the content of the main file or, where that is missing, empty or invalid JSON, that of its .bak.
 
-        None if neither exists. A warning is logged if .bak is used, and if the content does not match its checksum.
-        Such content is used nevertheless, because a person may have edited it. With `report` false, another reader of
-        the file logs the warning. Nothing is changed or deleted. Raises UnreadableTableError if there is content that
-        cannot be read; OSError from the disk.
+        None if neither exists and nothing was ever saved. A warning is logged if .bak is used, and if the content does
+        not match its checksum. Such content is used nevertheless, because a person may have edited it. With `report`
+        false, another reader of the file logs the warning. Nothing is changed or deleted.
+
+        Raises UnreadableTableError if there is or was content that cannot be read; OSError from the disk.
         """
         if self._checksums is not None:
             self._checksums.load()
@@ -122,6 +124,9 @@ class JsonTable:
             return backup.value
         # Only this store writes files with a checksum inside, and it never leaves an empty one.
         was_saved = main.state == "empty" and (self._checksums is None or self._checksums.exists)
+        # A crash of the first save leaves its .tmp beside the checksums.
+        if main.state == "absent" and self._checksums is not None and self._checksums.exists:
+            was_saved = not self._files.exists(_beside(self.path, ".tmp"))
         if "damaged" in (main.state, backup.state) or was_saved:
             raise UnreadableTableError(self.path, [main.cause, backup.cause])
         if main.state == "empty" and report:
@@ -147,6 +152,8 @@ class JsonTable:
             self._main_state, self._present = main.state, main.content
         temporary = self._free_name(".tmp")
         self._files.write_new(temporary, data)
+        if self._main_state == "absent":
+            self._files.sync_directory(self.path.parent)  # checksums alone mean that a saved file is gone
         if self._is_changed:
             self._keep_changed()
         if self._main_state == "good":

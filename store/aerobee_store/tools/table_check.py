@@ -33,7 +33,10 @@ def check_tables(files: StoreFiles) -> Iterator[Finding]:
         relative = f"config/{path.name}"
         data, problem = table_problem(files.disk, path)
         if data is None:
-            continue  # moved away, to begin with an empty table
+            if not files.disk.exists(path.with_name(f"{path.name}.tmp")):  # that of a first save that goes on
+                detail = f"missing, although {name} shows that it was saved; a start uses {path.name}.bak, or refuses"
+                yield Finding(kind="configuration-file", path=relative, detail=detail)
+            continue
         try:
             java_json.loads(data)
         except java_json.JsonFormatError as error:

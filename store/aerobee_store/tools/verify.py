@@ -33,8 +33,8 @@ therefore grows only with the number of errors, not with the store.
     index-entry-wrong       error     an entry without a message that has such a key, or with another time
     index-ahead             error     entries of messages after the end of the log
     index-chain             error     entries that a search would not reach
-    configuration-file      error     a table in config is unreadable: a broker would not start (deletedTopics.json), or
-                                      would use the copy of the previous save
+    configuration-file      error     a table in config is missing or unreadable: a broker would not start, or would use
+                                      the copy of the previous save
     configuration-changed   warning   a table in config does not match its saved checksum: edited, or damaged
     checkpoint              both      an invalid checkpoint, or one that is ahead of the files
     timer-...               both      the files of the timer: timer_check.py

@@ -183,35 +183,44 @@ def test_failure_at_every_call_keeps_old_or_new(tmp_path: Path, case: str) -> No
         assert table(directory).load() == SECOND
 
 
-def name_changes(files: Files, calls: list[tuple[str, tuple[object, ...]]]) -> list[tuple[str, bytes | None]]:
-    """Return the calls' changes to the directory: each name and its new content, None for a removed name.
+Names = dict[str, bytes | None]
 
-    The content of every file is synced before it gets its name, so an entry has all of it or is missing.
+
+def name_changes(files: Files, calls: list[tuple[str, tuple[object, ...]]]) -> tuple[Names, list[Names]]:
+    """Return the names that a sync of the directory made durable, and the changes of each later call.
+
+    None stands for a removed name. The content of every file is synced before it gets its name, so an entry has all of
+    it or is missing. A rename is one change.
     """
-    names: dict[str, bytes | None] = dict(files)
-    changes: list[tuple[str, bytes | None]] = []
+    names: Names = dict(files)
+    durable: Names = dict(files)
+    changes: list[Names] = []
     for call, arguments in calls:
         first, second = arguments[0], arguments[1] if len(arguments) > 1 else None
         assert isinstance(first, Path)
         match call, second:
             case "write_new", bytes():
-                step: list[tuple[str, bytes | None]] = [(first.name, second)]
+                step: Names = {first.name: second}
             case "link", Path():
-                step = [(second.name, names[first.name])]
+                step = {second.name: names[first.name]}
             case "rename", Path():
-                step = [(second.name, names[first.name]), (first.name, None)]
+                step = {second.name: names[first.name], first.name: None}
             case "overwrite", bytes():
-                changes = [(name, second if name == first.name else data) for name, data in changes]
+                for step in changes:
+                    step.update({first.name: second} if first.name in step else {})
                 names[first.name] = second
+                continue
+            case "sync_directory", None:
+                durable, changes = dict(names), []
                 continue
             case "sync", None:
                 continue
             case _:
                 assert call == "unlink"
-                step = [(first.name, None)]
+                step = {first.name: None}
         names.update(step)
-        changes += step
-    return changes
+        changes.append(step)
+    return durable, changes
 
 
 @start
@@ -223,10 +232,12 @@ def test_power_cut_that_keeps_any_of_the_unsynced_names(tmp_path: Path, case: st
     JsonTable(disk, tmp_path / NAMES[0]).save(THIRD)
     *calls, last = disk.calls
     assert last == ("sync_directory", (tmp_path,))
-    changes = name_changes(files, calls)
+    durable, changes = name_changes(files, calls)
     subsets = list(itertools.product([True, False], repeat=len(changes)))
     for kept in subsets if len(subsets) <= 128 else random.Random(case).sample(subsets, 128):
-        names: dict[str, bytes | None] = {**files, **dict(itertools.compress(changes, kept))}
+        names = dict(durable)
+        for change in itertools.compress(changes, kept):
+            names.update(change)
         for path in tmp_path.iterdir():
             path.unlink()
         lay_out(tmp_path, {name: data for name, data in names.items() if data is not None})

@@ -168,7 +168,7 @@ async def test_a_log_without_a_table_stops_the_start() -> None:
     """An empty table would lose the topics that the log continues."""
     disk = await with_log("second")
     disk.unlink(TOPICS)
-    with pytest.raises(UnreadableTableError, match=r"topics\.json\.log continues it"):
+    with pytest.raises(UnreadableTableError, match=r"topics\.json is missing"):
         tables(disk)
 
 
