@@ -26,6 +26,10 @@ class IllegalNamespaceError(BrokerError):
     """The namespace of a topic or group is not allowed."""
 
 
+class IllegalAttributeError(BrokerError):
+    """An attribute of a topic or group is unknown, or has a wrong or unsupported value."""
+
+
 class TopicNotFoundError(BrokerError):
     """The topic does not exist."""
 

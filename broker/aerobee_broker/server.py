@@ -333,6 +333,7 @@ async def _open_parts(process: _Process, store: MessageStore, tables: Tables, se
     if not config.auto_create_topics and all(is_system_topic(topic.name) for topic in tables.topics):
         endpoint = config.listen.grpc.dialled if config.listen.grpc.port else "HOST:PORT"
         _log.info("there are no topics yet; create one with: aerobee topic create NAME --endpoint %s", endpoint)
+    tables.warn_of_attributes()
     clients = ClientRegistry(clock, expiry_seconds=config.limits.client_expiry_seconds)
     deliveries = Deliveries(store, tables, clock, settings, connected=clients)
     if accounts is not None:

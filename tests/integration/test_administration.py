@@ -69,6 +69,35 @@ def states(timeline: admin_v1.MessageTimeline) -> dict[str, str]:
     return {state.group: State.Name(state.state) for state in timeline.groups}
 
 
+class TestAttributes:
+    @pytest.mark.parametrize(
+        ("attributes", "text"),
+        [
+            ({"message.type": "FIFOO"}, "use one of"),
+            ({"nosuch": "1"}, "unknown"),
+            ({"reserve.time": "72"}, "store.retention_hours"),
+        ],
+    )
+    async def test_a_wrong_one_was_taken(self, harness: Harness, attributes: dict[str, str], text: str) -> None:
+        """Neither a new topic nor a change takes it."""
+        new = admin_v1.CreateTopicRequest(topic=admin_v1.Topic(name="new", attributes=attributes))
+        change = admin_v1.UpdateTopicRequest(name=TOPIC, set_attributes=attributes)
+        for method, request in (("CreateTopic", new), ("UpdateTopic", change)):
+            code, said = await harness.refused(method, request)
+            assert (code, text in said) == (Code.BAD_REQUEST, True), said
+
+    async def test_the_attribute_of_the_type_made_a_normal_topic(self, harness: Harness) -> None:
+        """The type may come as accepted types, as the attribute, or as both if they agree."""
+        fifo = {"message.type": "FIFO"}
+        for name, types in (("by-attribute", []), ("by-both", [v2.MessageType.FIFO])):
+            wanted = admin_v1.Topic(name=name, attributes=fifo, accept_message_types=types)
+            made = await harness.ok("CreateTopic", admin_v1.CreateTopicRequest(topic=wanted))
+            assert list(made.topic.accept_message_types) == [v2.MessageType.FIFO]
+        wanted = admin_v1.Topic(name="torn", attributes=fifo, accept_message_types=[v2.MessageType.DELAY])
+        code, said = await harness.refused("CreateTopic", admin_v1.CreateTopicRequest(topic=wanted))
+        assert (code, "give one of them" in said) == (Code.BAD_REQUEST, True)
+
+
 class TestOffsets:
     @pytest.mark.parametrize(
         ("position", "offset"),

@@ -49,8 +49,13 @@ class LiteProcessor:
             raise InvalidRequestError(v2.Code.BAD_REQUEST, f"action {request.action} is unknown; use add or remove")
         for lite_topic in request.lite_topic_set:
             check_lite_topic(lite_topic)
-        if group not in self._tables.groups:
-            await self._tables.group_in_use(group, [name])
+        config = self._tables.groups.get(group) or await self._tables.group_in_use(group, [name])
+        if config.lite_parent not in ("", name):
+            raise InvalidRequestError(
+                v2.Code.ILLEGAL_CONSUMER_GROUP,
+                f"group {group!r} may only consume lite topics of {config.lite_parent!r}, by its attribute "
+                f"lite.bind.topic, and not of {name!r}; use another group, or change the attribute",
+            )
         partial_add = request.action == _Kind.PARTIAL_ADD and request.HasField("offset_option")
         change = Change(
             action,

@@ -17,6 +17,7 @@ from aerobee_broker.remoting_wire.connection import Connection, Handler
 from aerobee_broker.remoting_wire.errors import RemotingError
 from aerobee_broker.remoting_wire.fields import answer, body_object, boolean, integer, member, objects, text
 from aerobee_broker.remoting_wire.frame import Command
+from aerobee_broker.tables.attributes import AttributeChanges
 from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.runtime_settings import RuntimeSettings
 from aerobee_broker.tables.table_files import Tables
@@ -88,18 +89,7 @@ class AdministrationRequests:
     async def update_topic(self, request: Command, _: Connection) -> Command:
         """Create or change a topic; `attributes` is a list of `+name=value` and `-name`."""
         name = text(request, "topic")
-        existing = self._tables.topics.get(name)
-        attributes = dict(existing.attributes) if existing is not None else {}
-        for change in text(request, "attributes", "").split(","):
-            sign, (key, _equals, value) = change[:1], change[1:].partition("=")
-            if sign == "+" and key and value:
-                attributes[key] = value
-            elif sign == "-" and key:
-                attributes.pop(key, None)
-            elif change:
-                raise RemotingError(
-                    Answer.INVALID_PARAMETER, f"attributes has {change[:80]!r}; write +name=value or -name"
-                )
+        existing = self._tables.topics.latest(name)
         permission = integer(request, "perm", int(Permission.READ_WRITE), bits=32)
         if not 0 <= permission < 16:
             raise RemotingError(Answer.INVALID_PARAMETER, f"perm is {permission}; use 2 (write), 4 (read) or 6 (both)")
@@ -108,7 +98,9 @@ class AdministrationRequests:
             read_queue_count=integer(request, "readQueueNums", bits=32),
             write_queue_count=integer(request, "writeQueueNums", bits=32),
             permission=Permission(permission),
-            attributes=attributes,
+            attributes=AttributeChanges.parse(text(request, "attributes", "")).applied(
+                None if existing is None else existing.attributes
+            ),
             filter_type=text(request, "topicFilterType", "SINGLE_TAG"),
             sys_flag=integer(request, "topicSysFlag", 0, bits=32),
             order=boolean(request, "order"),
@@ -128,7 +120,11 @@ class AdministrationRequests:
                 raise RemotingError(Answer.INVALID_PARAMETER, str(error).partition(";")[0]) from None
         try:
             for topic in topics:
-                self._put_topic(topic)
+                existing = self._tables.topics.latest(topic.name)
+                changes = AttributeChanges.of(topic.attributes.items())
+                self._put_topic(
+                    replace(topic, attributes=changes.applied(None if existing is None else existing.attributes))
+                )
         finally:
             await self._tables.save_topics()
         return answer()
@@ -190,7 +186,10 @@ class AdministrationRequests:
         return answer()
 
     def _put_group(self, group: GroupConfig) -> None:
-        if self._tables.groups.latest(group.name) is not None:
+        existing = self._tables.groups.latest(group.name)
+        changes = AttributeChanges.of(group.attributes.items())
+        group = replace(group, attributes=changes.applied(None if existing is None else existing.attributes))
+        if existing is not None:
             self._tables.groups.update(group)
         else:
             self._tables.groups.create(group)

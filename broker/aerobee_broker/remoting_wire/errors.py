@@ -18,6 +18,7 @@ _TEXT_MAX: Final = 900  # characters
 _CODES: Final[dict[type[BaseException], Answer]] = {
     broker.IllegalTopicError: Answer.INVALID_PARAMETER,
     broker.IllegalGroupError: Answer.INVALID_PARAMETER,
+    broker.IllegalAttributeError: Answer.SYSTEM_ERROR,  # as in RocketMQ
     broker.TopicNotFoundError: Answer.TOPIC_NOT_EXIST,
     broker.GroupNotFoundError: Answer.SUBSCRIPTION_GROUP_NOT_EXIST,
     broker.InvalidFilterError: Answer.SUBSCRIPTION_PARSE_FAILED,

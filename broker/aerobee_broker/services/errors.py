@@ -18,6 +18,7 @@ CODES: Final[dict[type[BaseException], v2.Code.ValueType]] = {
     broker.IllegalTopicError: _Code.ILLEGAL_TOPIC,
     broker.IllegalGroupError: _Code.ILLEGAL_CONSUMER_GROUP,
     broker.IllegalNamespaceError: _Code.ILLEGAL_TOPIC,
+    broker.IllegalAttributeError: _Code.BAD_REQUEST,
     broker.TopicNotFoundError: _Code.TOPIC_NOT_FOUND,
     broker.TopicExistsError: _Code.BAD_REQUEST,
     broker.GroupNotFoundError: _Code.CONSUMER_GROUP_NOT_FOUND,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from aerobee_broker.errors import GroupExistsError, GroupNotFoundError, IllegalGroupError, TableFormatError
+from aerobee_broker.tables.attributes import GROUP_ATTRIBUTES, check_attributes
 from aerobee_broker.tables.data_version import NamedTable
 from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields
 from aerobee_broker.tables.topics import split_stored_name
@@ -102,6 +103,11 @@ class GroupConfig:
     attributes: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, object] = field(default_factory=dict)  # unused fields, written back unchanged
 
+    @property
+    def lite_parent(self) -> str:
+        """The only topic whose lite topics the group may consume; empty: of every topic."""
+        return self.attributes.get("lite.bind.topic", "")
+
     @classmethod
     def from_json(cls, name: str, value: object) -> GroupConfig:
         """Read one entry of subscriptionGroupTable; `name` is its key. Raises TableFormatError."""
@@ -192,21 +198,23 @@ class GroupTable(NamedTable[GroupConfig]):
         return group
 
     def create(self, group: GroupConfig) -> None:
-        """Add a group for a user. Raises IllegalGroupError, GroupExistsError."""
+        """Add a group for a user. Raises IllegalGroupError, IllegalAttributeError, GroupExistsError."""
         check_group_name(group.name)
         _check_retries(group)
+        check_attributes(GROUP_ATTRIBUTES, None, group.attributes)
         if group.name in self._latest:
             raise GroupExistsError(group.name)
         self._put(group)
 
     def update(self, group: GroupConfig) -> None:
-        """Replace the group of this name; the same again changes nothing. GroupNotFoundError, IllegalGroupError."""
+        """Replace the group of this name; the same again changes nothing. GroupNotFoundError, and those of `create`."""
         latest = self._latest.get(group.name)
         if latest is None:
             raise GroupNotFoundError(group.name)
         if latest == group:
             return
         _check_retries(group)
+        check_attributes(GROUP_ATTRIBUTES, latest.attributes, group.attributes)
         self._put(group)
 
     def delete(self, name: str) -> None:

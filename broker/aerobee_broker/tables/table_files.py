@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Final, Self
 from aerobee_broker.config import Settings
 from aerobee_broker.counters.broker_counters import ExecutionTimes
 from aerobee_broker.errors import GroupNotFoundError, TableMissingError, TopicNotFoundError
+from aerobee_broker.tables.attributes import GROUP_ATTRIBUTES, TOPIC_ATTRIBUTES, without_effect
 from aerobee_broker.tables.consumer_groups import GroupConfig, GroupTable, is_system_group
 from aerobee_broker.tables.consumer_offsets import OffsetTable
 from aerobee_broker.tables.data_version import NamedTable, VersionedTable
@@ -27,6 +29,8 @@ from aerobee_store.disk.file_system import DiskFileSystem, FileSystem
 from aerobee_store.stats import StoreStats
 from aerobee_store.tables.json_table import JsonTable
 from aerobee_store.tables.logged_table import LoggedTable
+
+_log = logging.getLogger(__name__)
 
 SAVE_INTERVAL_SECONDS: Final = 5.0  # RocketMQ's interval for consumerOffset.json
 InDiskThread = Callable[..., Awaitable[object]]
@@ -180,6 +184,14 @@ class Tables:
         orphans = sorted(name for name in queues if not is_system_topic(name) and not name.startswith(LIGHT_PREFIX))
         if self._has_no_topics_file and orphans:
             raise TableMissingError(self._settings.current.store.directory, orphans)
+
+    def warn_of_attributes(self) -> None:
+        """Log the attributes that have no effect here: a store of RocketMQ may have such."""
+        found = [(f"topic {item.name}", without_effect(TOPIC_ATTRIBUTES, item.attributes)) for item in self.topics]
+        found += [(f"group {item.name}", without_effect(GROUP_ATTRIBUTES, item.attributes)) for item in self.groups]
+        for name, reasons in found:
+            for reason in reasons:
+                _log.warning("%s has an attribute without effect: %s", name, reason)
 
     async def topic_in_use(self, stored_name: str, *, queue_count: int | None = None) -> TopicConfig:
         """The topic; with auto-creation a missing one is created. Raises TopicNotFoundError and IllegalTopicError.

@@ -20,6 +20,7 @@ from aerobee_broker.errors import (
     TopicExistsError,
     TopicNotFoundError,
 )
+from aerobee_broker.tables.attributes import TOPIC_ATTRIBUTES, check_attributes
 from aerobee_broker.tables.data_version import NamedTable
 from aerobee_broker.tables.json_fields import JsonFields
 from aerobee_store.records.message_rules import NAME_SIZE_MAX, name_fault
@@ -277,9 +278,10 @@ class TopicTable(NamedTable[TopicConfig]):
         return topic
 
     def create(self, topic: TopicConfig) -> None:
-        """Add a topic for a user. Raises IllegalTopicError, TopicExistsError."""
+        """Add a topic for a user. Raises IllegalTopicError, IllegalAttributeError, TopicExistsError."""
         check_new_topic_name(topic.name)
         _check_queue_counts(topic)
+        check_attributes(TOPIC_ATTRIBUTES, None, topic.attributes)
         if topic.name in self._latest:
             raise TopicExistsError(topic.name)
         self._put(topic)
@@ -294,13 +296,14 @@ class TopicTable(NamedTable[TopicConfig]):
         return topic
 
     def update(self, topic: TopicConfig) -> None:
-        """Replace the topic of this name; the same again changes nothing. TopicNotFoundError, IllegalTopicError."""
+        """Replace the topic of this name; the same again changes nothing. TopicNotFoundError, and those of `create`."""
         latest = self._latest.get(topic.name)
         if latest is None:
             raise TopicNotFoundError(topic.name)
         if latest == topic:
             return
         _check_queue_counts(topic)
+        check_attributes(TOPIC_ATTRIBUTES, latest.attributes, topic.attributes)
         self._put(topic)
 
     def delete(self, name: str) -> None:

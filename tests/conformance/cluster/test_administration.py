@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_proto import v2
+from aerobee_store.tables.java_json import dumps
 from tests.conformance.cluster.conftest import Shared
+from tests.conformance.raw_client import RawClient, resource
 from tests.support import golden_remoting
 from tests.support.remoting_client import (
     RemotingClient,
@@ -140,20 +143,83 @@ async def test_c088_creating_and_changing_topics(tmp_path: Path) -> None:
     async with remoting_broker(tmp_path) as (_, client):
         create = topic_fields("Made", attributes="+message.type=FIFO")
         assert (await client.call(Request.UPDATE_AND_CREATE_TOPIC, create)).code == 0
-        change = topic_fields("Made", readQueueNums=6, writeQueueNums=5, perm=4, attributes="-message.type,+a=b")
+        change = topic_fields(
+            "Made", readQueueNums=6, writeQueueNums=5, perm=4, attributes="-message.type,+lite.topic.expiration=5"
+        )
         assert (await client.call(Request.UPDATE_AND_CREATE_TOPIC, change)).code == 0
         route = await client.call(Request.GET_ROUTE_INFO_BY_TOPIC, {"topic": "Made"})
         [queues] = json_body(route)["queueDatas"]
         assert (queues["readQueueNums"], queues["writeQueueNums"], queues["perm"]) == (6, 5, 4)
         assert (await send(client, "Made")).code == Answer.NO_PERMISSION
-        for wrong in ({"topic": "no name"}, {"topic": "TBW102"}, {"attributes": "x"}, {"perm": 99}):
+        for wrong in ({"topic": "no name"}, {"topic": "TBW102"}, {"perm": 99}):
             answer = await client.call(Request.UPDATE_AND_CREATE_TOPIC, topic_fields("Made", **wrong))
             assert answer.code == Answer.INVALID_PARAMETER, wrong
     async with remoting_broker(tmp_path) as (_, client):
         config = json_body(await client.call(Request.GET_TOPIC_CONFIG, {"topic": "Made"}))
-        assert (config["readQueueNums"], config["perm"], config["attributes"]) == (6, 4, {"a": "b"})
+        assert (config["readQueueNums"], config["perm"], config["attributes"]) == (6, 4, {"lite.topic.expiration": "5"})
         table = json_body(await client.call(Request.GET_ALL_TOPIC_CONFIG))
         assert table["topicConfigTable"]["Made"] == config
+
+
+_WRONG_ATTRIBUTES = (
+    ("+message.type=FIFOO", "use one of"),
+    ("+nosuch=1", "unknown"),
+    ("+message.type", "write"),
+    ("message.type=FIFO", "write"),
+    ("+queue.type=SimpleCQ,+queue.type=BatchCQ", "twice"),
+    ("-reserve.time", "not set"),
+    ("+queue.type=BatchCQ", "cannot be changed"),
+    ("+lite.topic.expiration=soon", "an integer from -1"),
+    ("+lite.topic.expiration=43201", "an integer from -1"),
+    ("+cleanup.policy=COMPACTION", ""),
+    ("+reserve.time=72", "store.retention_hours"),
+)
+
+
+async def test_attributes_with_a_wrong_name_or_value_were_taken(tmp_path: Path) -> None:
+    """RocketMQ answers 1 and changes nothing; so it is for one topic, for a list of them, and for groups."""
+    async with remoting_broker(tmp_path) as (_, client):
+        assert (await client.call(Request.UPDATE_AND_CREATE_TOPIC, topic_fields("Kept"))).code == 0
+        for wrong, text in _WRONG_ATTRIBUTES:
+            for name in ("Kept",) if text == "cannot be changed" else ("Kept", "New"):
+                answer = await client.call(Request.UPDATE_AND_CREATE_TOPIC, topic_fields(name, attributes=wrong))
+                assert (answer.code, text in (answer.remark or "")) == (Answer.SYSTEM_ERROR, True), (wrong, answer)
+        listed = {"topicConfigList": [{"topicName": "Listed", "attributes": {"+message.type": "FIFOO"}}]}
+        answer = await client.call(Request.UPDATE_AND_CREATE_TOPIC_LIST, body=dumps(listed))
+        assert answer.code == Answer.SYSTEM_ERROR
+        listed["topicConfigList"][0]["attributes"] = {"+message.type": "FIFO"}
+        assert (await client.call(Request.UPDATE_AND_CREATE_TOPIC_LIST, body=dumps(listed))).code == 0
+        table = json_body(await client.call(Request.GET_ALL_TOPIC_CONFIG))["topicConfigTable"]
+        assert (table["Kept"]["attributes"], "New" in table) == ({}, False)
+        assert table["Listed"]["attributes"] == {"message.type": "FIFO"}
+
+        for attributes, code in (
+            ({"+priority.factor": "50"}, Answer.SYSTEM_ERROR),
+            ({"+nosuch": "1"}, Answer.SYSTEM_ERROR),
+            ({"+lite.sub.model": "Exclusive"}, Answer.SYSTEM_ERROR),
+            ({"-lite.bind.topic": ""}, Answer.SYSTEM_ERROR),
+            ({"+lite.bind.topic": "Rooms"}, Answer.SUCCESS),
+            ({}, Answer.SUCCESS),
+        ):
+            group: dict[str, object] = {"groupName": "Bound", "attributes": attributes}
+            answer = await client.call(Request.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP, body=dumps(group))
+            assert answer.code == code, (attributes, answer)
+        config = json_body(await client.call(Request.GET_SUBSCRIPTION_GROUP_CONFIG, {"group": "Bound"}))
+        assert config["attributes"] == {"lite.bind.topic": "Rooms"}
+
+
+async def test_a_group_bound_to_one_topic_had_lite_topics_of_others(tmp_path: Path) -> None:
+    """The attribute lite.bind.topic names the only parent topic."""
+    async with remoting_broker(tmp_path) as (broker, client):
+        for name in ("Rooms", "Halls"):
+            await client.call(Request.UPDATE_AND_CREATE_TOPIC, topic_fields(name, attributes="+message.type=LITE"))
+        group = {"groupName": "Bound", "attributes": {"+lite.bind.topic": "Rooms"}}
+        assert (await client.call(Request.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP, body=dumps(group))).code == 0
+        codes = []
+        for name in ("Rooms", "Halls"):
+            wanted = v2.SyncLiteSubscriptionRequest(topic=resource(name), group=resource("Bound"), lite_topic_set=["a"])
+            codes.append((await RawClient(broker.channel).call("SyncLiteSubscription", wanted)).status.code)
+        assert codes == [v2.Code.OK, v2.Code.ILLEGAL_CONSUMER_GROUP]
 
 
 async def test_c089_groups(client: RemotingClient) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from aerobee_broker.clients.naming import subscribed_topics, topic_name
@@ -21,6 +21,7 @@ from aerobee_broker.processors.administration.wire import (
     topic_to_wire,
 )
 from aerobee_broker.processors.route import ACCEPTED_TYPES, RouteProcessor
+from aerobee_broker.tables.attributes import AttributeChanges
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import Permission, TopicConfig, TopicMessageType, check_topic_name, is_system_topic
@@ -81,16 +82,11 @@ class TopicAdministration:
         permission = topic.permission
         if request.HasField("permission"):
             permission = (permission & ~Permission.READ_WRITE) | _permission(request.permission)
-        attributes = dict(topic.attributes)
-        for name in request.delete_attributes:
-            if name in request.set_attributes:
-                raise InvalidRequestError(
-                    v2.Code.BAD_REQUEST, f"attribute {name!r} is both set and deleted; choose one"
-                )
-            attributes.pop(name, None)
-        attributes.update(request.set_attributes)
-        if request.accept_message_types:
-            attributes[TYPE_ATTRIBUTE] = _type_of(request.accept_message_types).value
+        kind = _type_named(request.accept_message_types, request.set_attributes)
+        wanted = {**request.set_attributes, **({TYPE_ATTRIBUTE: kind} if kind else {})}
+        changes = [(f"-{name}", "") for name in request.delete_attributes]
+        changes += [(f"+{name}", value) for name, value in wanted.items()]
+        attributes = AttributeChanges.of(changes).applied(topic.attributes)
         topic = dataclasses.replace(
             topic, read_queue_count=read, write_queue_count=write, permission=permission, attributes=attributes
         )
@@ -176,13 +172,13 @@ class TopicAdministration:
     def _topic_from_wire(self, wire: admin_v1.Topic) -> TopicConfig:
         check_topic_name(wire.name)
         read = wire.read_queue_count or self._settings.current.topics.queue_count
-        kind = _type_of(wire.accept_message_types) if wire.accept_message_types else TopicMessageType.NORMAL
+        kind = _type_named(wire.accept_message_types, wire.attributes) or TopicMessageType.NORMAL.value
         return TopicConfig(
             name=wire.name,
             read_queue_count=read,
             write_queue_count=wire.write_queue_count or read,
             permission=_permission(wire.permission) if wire.permission else Permission.READ_WRITE,
-            attributes={**wire.attributes, TYPE_ATTRIBUTE: kind.value},
+            attributes={**wire.attributes, TYPE_ATTRIBUTE: kind},
         )
 
 
@@ -197,6 +193,20 @@ def _same_topic(existing: TopicConfig, wanted: TopicConfig) -> bool:
         order=existing.order,
         extra=existing.extra,
     ) == dataclasses.replace(existing, attributes=normalized)
+
+
+def _type_named(types: Iterable[v2.MessageType.ValueType], attributes: Mapping[str, str]) -> str | None:
+    """The value for the attribute of the type: by the accepted types, or the attribute itself; None if neither."""
+    named = attributes.get(TYPE_ATTRIBUTE)
+    if not types:
+        return named
+    kind = _type_of(types).value
+    if named not in (None, kind):
+        raise InvalidRequestError(
+            v2.Code.BAD_REQUEST,
+            f"accept_message_types say {kind}, and the attribute {TYPE_ATTRIBUTE} says {named!r:.80}; give one of them",
+        )
+    return kind
 
 
 def _type_of(types: Iterable[v2.MessageType.ValueType]) -> TopicMessageType:

@@ -8,12 +8,14 @@ import pytest
 
 from aerobee_broker.errors import (
     BrokerError,
+    IllegalAttributeError,
     IllegalNamespaceError,
     IllegalTopicError,
     TableFormatError,
     TopicExistsError,
     TopicNotFoundError,
 )
+from aerobee_broker.tables.attributes import GROUP_ATTRIBUTES, TOPIC_ATTRIBUTES, without_effect
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_broker.tables.data_version import DataVersion
 from aerobee_broker.tables.topics import (
@@ -227,7 +229,7 @@ def test_what_is_not_saved_does_not_exist_yet() -> None:
 def test_snapshot_is_independent() -> None:
     """The disk thread may write a snapshot while the table changes."""
     table = TopicTable(StepClock())
-    table.create(TopicConfig(name="orders", attributes={"a": "b"}))
+    table.create(TopicConfig(name="orders", attributes={"message.type": "FIFO"}))
     before = dumps(snapshot := table.snapshot())
     table.create(TopicConfig(name="more"))
     table.delete("orders")
@@ -245,6 +247,17 @@ def test_round_trip_keeps_unknown_fields() -> None:
     assert loads(dumps(table.snapshot())) == loads(text)
     assert table.require("b").message_type is TopicMessageType.UNSPECIFIED
     assert not table.dirty
+
+
+def test_attributes_of_a_store_of_rocketmq_stay_and_are_named() -> None:
+    """The start says which have no effect. Another change of the topic does not touch them."""
+    attributes = {"reserve.time": "72", "message.type": "FIFO"}
+    table = TopicTable.from_json({"topicConfigTable": {"a": {"attributes": attributes}}}, StepClock())
+    table.update(dataclasses.replace(table.require("a"), read_queue_count=3))
+    with pytest.raises(IllegalAttributeError, match="retention_hours"):
+        table.update(dataclasses.replace(table.require("a"), attributes={**attributes, "reserve.time": "73"}))
+    assert without_effect(TOPIC_ATTRIBUTES, table.require("a").attributes)[0].endswith("for all of them")
+    assert without_effect(GROUP_ATTRIBUTES, {"priority.factor": "100", "lite.bind.topic": "x"}) == []
 
 
 def test_missing_fields_have_rocketmq_defaults() -> None:
