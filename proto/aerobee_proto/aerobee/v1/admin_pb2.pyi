@@ -270,7 +270,7 @@ class UpdateTopicRequest(_message.Message):
 
     @_builtins.property
     def delete_attributes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names to remove. A name that is also in set_attributes is a BAD_REQUEST."""
+        """Names to remove. A name that is also in set_attributes, or that is not set, is a BAD_REQUEST."""
 
     def __init__(
         self,
