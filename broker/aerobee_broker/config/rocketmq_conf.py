@@ -106,6 +106,8 @@ _ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "diskSpaceWarningLevelRatio": ("store.disk_full_ratio", _ratio(35, 90)),
     "cleanFileForciblyEnable": ("store.clean_forcibly", _same),
     "autoCreateTopicEnable": ("topics.auto_create", _same),
+    "traceTopicEnable": ("topics.trace", _same),
+    "msgTraceTopicName": ("topics.trace_topic", _same),
     "defaultTopicQueueNums": ("topics.queue_count", int),
     "autoCreateSubscriptionGroup": ("groups.auto_create", _same),
     "timerPrecisionMs": ("timer.precision_ms", _timer_precision),

@@ -19,4 +19,6 @@ class TopicsConfig(Section):
     section: ClassVar[str] = "topics"
 
     auto_create: bool | None = None  # autoCreateTopicEnable; None: only with broker.dev
+    trace: bool = False  # traceTopicEnable: clients may store traces of messages, in topics.trace_topic
+    trace_topic: Annotated[str, Meta(pattern=r"^[%|a-zA-Z0-9_-]{1,127}$")] = "RMQ_SYS_TRACE_TOPIC"  # msgTraceTopicName
     queue_count: Annotated[int, Meta(ge=1, le=QUEUE_COUNT_MAX)] = 8  # defaultTopicQueueNums

@@ -22,8 +22,9 @@ from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection, RemotingServer
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.remoting_wire.signature import PeerKey
+from aerobee_broker.tables.predefined_topics import predefined_topics
 from aerobee_broker.tables.table_files import Tables
-from aerobee_broker.tables.topics import MESSAGE_TYPE, TEMPLATE_TOPIC, Permission
+from aerobee_broker.tables.topics import MESSAGE_TYPE
 from aerobee_store.tables import java_json
 from aerobee_store.tables.java_json import Bean
 
@@ -40,8 +41,9 @@ _CRC_MASK: Final = 0x7FFFFFFF
 
 
 def own_topics(config: BrokerConfig, tables: Tables) -> dict[str, QueueData]:
-    """The topics to register: the broker's own, and the template where topics are created on first use."""
-    topics = {
+    """The topics to register: those of the table, and those that clients expect of every broker."""
+    expected = [topic for topic in predefined_topics(config).values() if topic.name not in tables.topics]
+    return {
         topic.name: QueueData(
             topic.read_queue_count,
             topic.write_queue_count,
@@ -49,12 +51,8 @@ def own_topics(config: BrokerConfig, tables: Tables) -> dict[str, QueueData]:
             topic.sys_flag,
             topic.attributes.get(MESSAGE_TYPE, ""),
         )
-        for topic in tables.topics
+        for topic in (*tables.topics, *expected)
     }
-    if config.auto_create_topics:
-        count = config.topics.queue_count
-        topics.setdefault(TEMPLATE_TOPIC, QueueData(count, count, int(Permission.READ_WRITE | Permission.INHERIT)))
-    return topics
 
 
 def _nothing(_answer: Command) -> None:

@@ -19,6 +19,7 @@ from aerobee_broker.remoting_wire.fields import answer, body_object, boolean, in
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.attributes import AttributeChanges
 from aerobee_broker.tables.consumer_groups import GroupConfig
+from aerobee_broker.tables.predefined_topics import predefined_topics
 from aerobee_broker.tables.runtime_settings import RuntimeSettings
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import Permission, TopicConfig, is_system_topic
@@ -143,7 +144,7 @@ class AdministrationRequests:
         return answer()
 
     async def topic(self, request: Command, _: Connection) -> Command:
-        return answer(body=self._tables.topics.require(text(request, "topic")).to_json())
+        return answer(body=self._tables.topic_or_expected(text(request, "topic")).to_json())
 
     async def all_topics(self, _request: Command, connection: Connection) -> Command:
         """All topics. A replica of RocketMQ 5 takes the attributes for changes, and copies no topic at all if one of
@@ -164,7 +165,8 @@ class AdministrationRequests:
         return answer({"totalTopicNum": len(topics)}, body=body)
 
     async def system_topics(self, _request: Command, _: Connection) -> Command:
-        names = [topic.name for topic in self._tables.topics if is_system_topic(topic.name)]
+        names = dict.fromkeys(topic.name for topic in self._tables.topics if is_system_topic(topic.name))
+        names |= dict.fromkeys(predefined_topics(self._settings.current))
         return answer(body=Bean(topicList=list[object](names)))
 
     # --- Groups -----------------------------------------------------------------------------------------------
@@ -274,10 +276,10 @@ class AdministrationRequests:
             "messageDelayLevel": " ".join(f"{seconds}s" for seconds in config.store.delay_levels_seconds),
             # mqadmin's exportConfigs needs some value for these settings.
             "filterServerNums": "0",
-            "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC",
+            "msgTraceTopicName": config.topics.trace_topic,
             "slaveReadEnable": "true",
             "traceOn": "true",
-            "traceTopicEnable": "false",
+            "traceTopicEnable": str(config.topics.trace).lower(),
             "useTLS": str(config.tls.certificate is not None).lower(),
             **{setting.name: setting.value for setting in self._runtime_settings.all() if setting.value},
         }

@@ -24,6 +24,7 @@ from aerobee_broker.remoting_wire.errors import RemotingError, code_of_stored
 from aerobee_broker.remoting_wire.fields import answer, boolean, integer, text
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.consumer_groups import attempt_max
+from aerobee_broker.tables.predefined_topics import predefined_topics
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import (
     DEAD_LETTER_PREFIX,
@@ -32,7 +33,6 @@ from aerobee_broker.tables.topics import (
     TopicMessageType,
     check_new_topic_name,
     dead_letter_topic,
-    is_system_topic,
 )
 from aerobee_broker.timer.level_delay import LevelDelay
 from aerobee_broker.timer.recall_handle import RecallHandle
@@ -264,7 +264,7 @@ class SendRequests:
             self._tables.groups.require(name.removeprefix(RETRY_PREFIX))
         topic = self._tables.topics.get(name)
         if topic is None:
-            if not is_system_topic(name):
+            if name not in predefined_topics(self._settings.current):
                 check_new_or_own_name(name)
             topic = await self._tables.topic_in_use(name, queue_count=max(sent.queue_count, 1))
         if not topic.writable or not topic.write_queue_count:

@@ -98,7 +98,7 @@ class StatisticsRequests:
     # --- Messages ---------------------------------------------------------------------------------------------
 
     async def topic_stats(self, request: Command, _: Connection) -> Command:
-        topic = self._tables.topics.require(text(request, "topic"))
+        topic = self._tables.topic_or_expected(text(request, "topic"))
         table = []
         for queue_id in range(max(topic.read_queue_count, topic.write_queue_count)):
             low, high = self._store.queue_range(topic.name, queue_id)

@@ -16,6 +16,7 @@ from aerobee_broker.tables.attributes import GROUP_ATTRIBUTES, TOPIC_ATTRIBUTES,
 from aerobee_broker.tables.consumer_groups import GroupConfig, GroupTable, is_system_group
 from aerobee_broker.tables.consumer_offsets import OffsetTable
 from aerobee_broker.tables.data_version import NamedTable, VersionedTable
+from aerobee_broker.tables.predefined_topics import predefined_topics
 from aerobee_broker.tables.topics import (
     LIGHT_PREFIX,
     TopicConfig,
@@ -193,13 +194,25 @@ class Tables:
             for reason in reasons:
                 _log.warning("%s has an attribute without effect: %s", name, reason)
 
+    def topic_or_expected(self, stored_name: str) -> TopicConfig:
+        """The topic, also one that clients expect and that does not exist yet. Raises TopicNotFoundError."""
+        expected = predefined_topics(self._settings.current)
+        return self.topics.get(stored_name) or expected.get(stored_name) or self.topics.require(stored_name)
+
     async def topic_in_use(self, stored_name: str, *, queue_count: int | None = None) -> TopicConfig:
-        """The topic; with auto-creation a missing one is created. Raises TopicNotFoundError and IllegalTopicError.
+        """The topic; one that clients expect, and with auto-creation any missing one, is created.
+
+        Raises TopicNotFoundError and IllegalTopicError.
 
         `queue_count`: the maximum number of queues of a created topic.
         """
         topic = self.topics.get(stored_name)
         if topic is not None:
+            return topic
+        expected = predefined_topics(self._settings.current).get(stored_name)
+        if expected is not None:
+            topic = self.topics.create_internal(expected)
+            await self.save_topics()
             return topic
         if not self._settings.current.auto_create_topics:
             raise TopicNotFoundError(stored_name)

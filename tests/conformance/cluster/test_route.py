@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aerobee_broker.config.topics import TopicsConfig
 from aerobee_broker.namesrv.requests import KvConfig, NameServerRequests
 from aerobee_broker.namesrv.route_tables import RouteTables
 from aerobee_broker.remoting_wire.codes import Answer, Request
@@ -18,7 +20,7 @@ from aerobee_broker.remoting_wire.frame import Command, FrameReader
 from aerobee_store.testing import ManualClock
 from tests.conformance.cluster.conftest import Shared
 from tests.support import golden_remoting
-from tests.support.remoting_client import RemotingClient, json_body, send
+from tests.support.remoting_client import RemotingClient, json_body, remoting_broker, send
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -93,6 +95,28 @@ def registration_body(topics: tuple[str, ...], *, counter: int, queues: int = 4,
     version = {"counter": counter, "stateVersion": epoch, "timestamp": 1}
     wrapper = {"dataVersion": version, "topicConfigTable": table}
     return json.dumps({"filterServerList": [], "topicConfigSerializeWrapper": wrapper}).encode()
+
+
+async def test_topics_that_every_broker_of_rocketmq_has_did_not_exist(tmp_path: Path) -> None:
+    """`createTopic(key)` of clients asks for the route of the cluster's or broker's name. Sends create the topic, with
+    RocketMQ's number of queues; a topic for traces is there if the setting says so."""
+    expected = {"DefaultCluster": 16, "aerobee": 1, "BenchmarkTest": 1024, "DefaultCluster_REPLY_TOPIC": 1}
+    for changes, more in (
+        ({"dev": False}, {}),
+        ({"dev": False, "topics": TopicsConfig(trace=True, trace_topic="Traces")}, {"Traces": 1}),
+        ({}, {"TBW102": 8, "RMQ_SYS_TRACE_TOPIC": 1}),
+    ):
+        async with remoting_broker(tmp_path / str(len(more)), **changes) as (_, client):
+            listed = json_body(await client.call(Request.GET_ALL_TOPIC_LIST_FROM_NAME_SERVER))["topicList"]
+            assert set(listed) == expected.keys() | more.keys()
+            for name, count in (expected | more).items():
+                stats = await client.call(Request.GET_TOPIC_STATS_INFO, {"topic": name})
+                assert len(json_body(stats)["offsetTable"].pairs()) == count
+                assert (await send(client, name)).code == Answer.SUCCESS, name
+                route = json_body(await client.call(Request.GET_ROUTE_INFO_BY_TOPIC, {"topic": name}))
+                assert [queues["writeQueueNums"] for queues in route["queueDatas"]] == [count], name
+            for name in {"TBW102", "RMQ_SYS_TRACE_TOPIC"} - more.keys():
+                assert (await send(client, name)).code != Answer.SUCCESS, name
 
 
 async def test_c020_the_route_of_a_topic(client: RemotingClient, shared: Shared) -> None:
