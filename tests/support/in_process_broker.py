@@ -91,5 +91,7 @@ def message(topic: str = "orders", body: bytes = b"hello", message_id: str = "01
     return v2.Message(
         topic=v2.Resource(name=topic),
         body=body,
-        system_properties=v2.SystemProperties(message_id=message_id, message_type=v2.MessageType.NORMAL, **system),
+        system_properties=v2.SystemProperties(
+            message_id=message_id, **{"message_type": v2.MessageType.NORMAL, **system}
+        ),
     )

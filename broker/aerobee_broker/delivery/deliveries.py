@@ -279,14 +279,14 @@ class Deliveries:
             return LiteQueueSet(self.lite, self._subscriptions, self.long_polling, *names)
         return TopicQueueSet(self._subscriptions, self._history, self.long_polling, *names, plan.queue_id)
 
-    def give_back(self, topic: str, group: str, messages: Iterable[DeliveredMessage]) -> None:
-        """Return messages that did not reach the client: they are ready again at once.
+    def give_back(self, topic: str, group: str, handles: Iterable[str]) -> None:
+        """Return messages that did not reach the client: they are ready again at once. Those of other states stay.
 
         The delivery counts as an attempt, except for a group that consumes in order, which gets the same attempt again.
         """
         parts: dict[tuple[Queue, int], list[int]] = {}
-        for message in messages:
-            handle = receipt_handle.decode(message.receipt_handle)
+        for text in handles:
+            handle = receipt_handle.decode(text)
             queue = self._queue_of(topic, group, handle)
             if queue is not None:
                 parts.setdefault((queue, handle.nonce), []).append(handle.queue_offset)

@@ -11,12 +11,13 @@ import asyncio
 import logging
 from asyncio.tasks import _enter_task, _leave_task
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from time import monotonic
 from typing import Any, Final, Protocol
 
 from aerobee_broker.counters.front_counters import FrontCounters
 from aerobee_broker.front.deadlines import Deadlines
+from aerobee_broker.front.frames import ErrorCode
 from aerobee_broker.front.grpc_wire import (
     HEADERS,
     OK_TRAILERS,
@@ -40,6 +41,7 @@ from aerobee_broker.front.methods import (
     StatusCode,
     Unary,
 )
+from aerobee_broker.front.unsent_answers import UnsentAnswers
 
 _log = logging.getLogger(__name__)
 MESSAGE_SIZE_MAX: Final = 4 << 20  # a request to a method without a limit of its own: health, reflection
@@ -56,6 +58,7 @@ class Carrier(Protocol):
     core: Http2Connection
     counters: FrontCounters
     deadlines: Deadlines
+    unsent: UnsentAnswers
     name: str
     peer_address: tuple[str, int]
     is_secure: bool
@@ -79,6 +82,7 @@ class Call:
         "_headers_sent",
         "_kept",
         "_loop",
+        "_lost",
         "_method",
         "_must_cancel",
         "_over",
@@ -119,6 +123,7 @@ class Call:
         self._headers_sent = False
         self._trailing = b""  # a block of metadata for the trailers
         self._over = False  # the answer is complete, or the client has given it up
+        self._lost: Callable[[], None] | None = None
         self._deadline: float | None = None
         self.bucket = 0  # of the deadlines
         if head.timeout is not None:
@@ -202,14 +207,22 @@ class Call:
         return self._connection.keep(change)
 
     def gone(self) -> None:
-        """The client has cancelled the call, or its connection is gone."""
+        """The client has cancelled the call, or its connection is gone; perhaps before it received the end of an
+        answer."""
         if not self._over:
             self._end()
             self.cancel()
+        if self._lost is not None:
+            self._lost()
+            self._lost = None
 
     def expire(self) -> None:
         """The deadline has passed."""
-        if not self._over:
+        if self._over:  # the client has not read the answer
+            self._connection.core.reset(self._stream, ErrorCode.CANCEL)
+            self._connection.flush_soon()
+            self.gone()
+        else:
             self._abort(CallAbortedError(StatusCode.DEADLINE_EXCEEDED, "the deadline of the call has passed"))
 
     @property
@@ -251,6 +264,9 @@ class Call:
 
     def time_remaining(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - monotonic())
+
+    def if_lost(self, lost: Callable[[], None]) -> None:
+        self._lost = lost
 
     async def send_initial_metadata(self, metadata: Metadata = ()) -> None:
         if not self._over and not self._headers_sent:
@@ -404,8 +420,14 @@ class Call:
             return
         if not self._headers_sent:
             self._connection.core.send_headers(self._stream, HEADERS)
-        self._connection.core.send_trailers(self._stream, OK_TRAILERS + self._trailing)
+        stream = self._stream
+        if self._lost is not None:
+            stream.reports_late_reset = True
+            self._connection.unsent.add(self.gone)
+        self._connection.core.send_trailers(stream, OK_TRAILERS + self._trailing)
         self._end()
+        if self._lost is not None and self._deadline is not None and stream.pending_size > stream.send_window:
+            self._connection.deadlines.add(self, self._deadline)  # an unread answer expires as well
         self._connection.flush_soon()
 
     def _answer(self, response: bytes) -> None:

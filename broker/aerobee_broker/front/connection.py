@@ -29,6 +29,7 @@ from aerobee_broker.front.http2 import (
 )
 from aerobee_broker.front.methods import CallAbortedError, Method, Methods, StatusCode
 from aerobee_broker.front.subjects import subject_of
+from aerobee_broker.front.unsent_answers import UnsentAnswers
 from aerobee_broker.limits.byte_budget import ByteBudget
 from aerobee_broker.limits.input_turns import TURN_SECONDS, InputTurns
 
@@ -72,6 +73,7 @@ class Connection(asyncio.Protocol):
         self._turns = turns
         self._answers = answers
         self._unsent = 0  # bytes counted in `answers`: made, and not taken by the client
+        self.unsent = UnsentAnswers(self._is_all_sent)
         self._owners = (self.name,)
         self._events: deque[Event] = deque()  # of the core, not handled yet
         self._waits = False  # for its turn
@@ -204,6 +206,7 @@ class Connection(asyncio.Protocol):
         self._open_connections.discard(self)
         if self._unsent:
             self._count_unsent(0)
+        self.unsent.connection_lost()
         if self._events or self.core.streams:
             self._wait_for_turn()  # to end its calls: there may be thousands, and other connections may end with it
         else:
@@ -241,6 +244,10 @@ class Connection(asyncio.Protocol):
             self._count_unsent(unsent if unsent >= _COUNTED_SIZE else 0)
         if core.is_over and not self._events:
             transport.close()
+
+    def _is_all_sent(self) -> bool:
+        transport, core = self._transport, self.core
+        return not (core.has_output or core.pending_size or (transport and transport.get_write_buffer_size()))
 
     # --- Calls ----------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -132,6 +132,15 @@ class GrpcioContext:
 
     def time_remaining(self) -> float | None:
         return self._context.time_remaining()
+
+    def if_lost(self, lost: Callable[[], None]) -> None:
+        """grpcio does not report a reset after it has sent the status."""
+
+        def ended(context: Any) -> None:
+            if not context.done():
+                lost()
+
+        self._context.add_done_callback(ended)  # type: ignore[arg-type]  # the stub names another parameter
 
     async def send_initial_metadata(self, metadata: Metadata = ()) -> None:
         await self._context.send_initial_metadata(tuple(metadata))

@@ -51,6 +51,8 @@ FRAME_SIZE_MAX: Final = 256 << 10
 frame would delay concurrent calls on a slow link."""
 _CONTINUATIONS_MAX: Final = 64  # frames of one header block
 _RESET_STREAMS_MAX: Final = 4096  # how many streams that we have reset are remembered
+_LATE_RESETS_MAX: Final = 64  # answered streams that report a late reset
+_LATE_RESET_TICKS: Final = 10  # how long they do; a reset that crosses the answer arrives within a round trip
 _TINY: Final = 256  # bytes; a window that forces us to send smaller frames is treated as an attack
 _VIEWED_SIZE_MIN: Final = 16 << 10  # bytes; up to this size a copy is as fast as a view
 _FREE_MAX: Final = 1000  # pings and window updates that a client may accumulate
@@ -81,6 +83,7 @@ class Stream:
         "receive_window",
         "received",
         "remote_open",
+        "reports_late_reset",
         "send_window",
         "stall_received",
         "stall_size",
@@ -105,6 +108,7 @@ class Stream:
         self.pending: deque[bytes | memoryview] = deque()  # data that waits for a window or for the end of the tick
         self.pending_size = 0
         self.trailers: bytes | None = None  # a header block to send after `pending`
+        self.reports_late_reset = False  # report a reset also after the answer; see `_rst_stream`
         self.watched = False  # report when nothing is pending any more
         self.stall_size = self.stall_ticks = 0  # see `stalled`
         self.stall_received = -1  # see `stalled_requests`
@@ -133,7 +137,8 @@ class DataReceived:
 
 
 class StreamEnded:
-    """The stream was closed before its answer was complete: by the client's reset or its error."""
+    """The stream was closed before its answer was complete: by the client's reset or its error. A client that resets a
+    stream just answered has not received the end of the answer either: see `Stream.reports_late_reset`."""
 
     __slots__ = ("code", "stream")
 
@@ -194,6 +199,7 @@ class Http2Connection:
         self._header_parts: list[bytes] = []
         self._header_size = 0
         self._reset: dict[int, None] = {}
+        self._answered: dict[int, Stream] = {}  # the latest ones that report a late reset, oldest first
         self._last_stream_id = 0
         self._served_up_to = STREAM_ID_MAX  # after GOAWAY: later streams are refused
         self._send_window = WINDOW_DEFAULT
@@ -356,6 +362,10 @@ class Http2Connection:
         """Called once a second: lower the count of cheap frames by a quarter of the maximum."""
         self._cheap = max(0, self._cheap - max(1, self._config.cheap_frame_count_max // 4))
         self._epoch += 1
+        for stream in list(self._answered.values()):
+            if stream.epoch > self._epoch - _LATE_RESET_TICKS:
+                break
+            del self._answered[stream.id]
 
     def _end(self, code: ErrorCode, text: str, bound: str = "") -> None:
         if not self.ended:
@@ -565,13 +575,18 @@ class Http2Connection:
         if not stream_id or stream_id > self._last_stream_id or not stream_id & 1:
             raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on a stream that was not opened")
         stream = self.streams.get(stream_id)
+        code = int.from_bytes(payload, "big")
         if stream is None:
             self._spend_free()
+            answered = self._answered.pop(stream_id, None)
+            # Some clients end a stream with NO_ERROR when they have received its whole answer.
+            if answered is not None and code != ErrorCode.NO_ERROR:
+                self._events.append(StreamEnded(answered, code))
             return
         if stream.epoch >= self._epoch - 1:  # calls may be cancelled, but not all at once and in large numbers
             self._spend()
         self._drop(stream)
-        self._events.append(StreamEnded(stream, int.from_bytes(payload, "big")))
+        self._events.append(StreamEnded(stream, code))
 
     def _settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
@@ -897,6 +912,11 @@ class Http2Connection:
 
     def _end_local(self, stream: Stream) -> None:
         stream.local_open = False
+        if stream.reports_late_reset:
+            stream.epoch = self._epoch
+            self._answered[stream.id] = stream
+            if len(self._answered) > _LATE_RESETS_MAX:
+                del self._answered[next(iter(self._answered))]
         if stream.remote_open:  # the answer does not need the rest of the request
             self._drop(stream)
             self._send_reset(stream.id, ErrorCode.NO_ERROR)

@@ -6,7 +6,7 @@ cost of a call by its headers and its size before it parses anything.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, Protocol
 
@@ -78,6 +78,10 @@ class Context(Protocol):
 
     def time_remaining(self) -> float | None:
         """Seconds until the client's deadline, at which the call is cancelled; None without a deadline."""
+
+    def if_lost(self, lost: Callable[[], None]) -> None:
+        """Call `lost` if the front learns that the client did not receive the whole answer, even after the handler has
+        returned. It may be called more than once, and is not called for a handler that has failed."""
 
     async def send_initial_metadata(self, metadata: Metadata = ()) -> None:
         """Send the headers of the answer now, before its first message."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from typing import Final
 
 from aerobee_broker.clients.naming import group_name, subscribed_topics, topic_name
@@ -49,11 +50,13 @@ class ReceiveProcessor:
         client: Client,
         remaining_seconds: float | None,
         memory: Share | None = None,
+        if_lost: Callable[[Callable[[], None]], None] | None = None,
     ) -> AsyncGenerator[v2.ReceiveMessageResponse | list[bytes], None]:
-        """The stream of responses; those with messages encoded, several at once. Closing it early returns the messages
-        not taken from it.
+        """The stream of responses; those with messages encoded, several at once. A client takes all of an
+        answer or nothing, so closing it early gives all messages back.
 
-        `memory` counts the bytes of the messages until they are sent.
+        `memory` counts the bytes of the messages until they are sent. `if_lost` takes what to call if the client turns
+        out later not to have received the answer: see `front.methods.Context`.
 
         The queue in the request is ignored, because some official clients always name the same one, and any consumer of
         a group may get any message. Push consumers of orderly groups are an exception. They send one receive for each
@@ -73,7 +76,11 @@ class ReceiveProcessor:
             await self._tables.group_in_use(group, [topic, *subscribed_topics(client)])
         wanted = self._wanted(request, client, topic, group, remaining_seconds)
         messages = await self._deliveries.receive(wanted, memory)
+        handles = [message.receipt_handle for message in messages]
+        if messages and if_lost is not None:
+            if_lost(partial(self._deliveries.give_back, topic, group, handles))
         taken = 0
+        is_taken = False
         try:
             yield _FOUND if messages else _NOTHING
             while taken < len(messages):
@@ -83,12 +90,13 @@ class ReceiveProcessor:
                 taken += len(responses)
                 if memory is not None:
                     memory.give(record_size)
+            now = v2.Timestamp()
+            now.FromMilliseconds(self._clock.now_ms())
+            yield v2.ReceiveMessageResponse(delivery_timestamp=now)
+            is_taken = True
         finally:
-            if taken < len(messages):
-                self._deliveries.give_back(topic, group, messages[taken:])
-        now = v2.Timestamp()
-        now.FromMilliseconds(self._clock.now_ms())
-        yield v2.ReceiveMessageResponse(delivery_timestamp=now)
+            if not is_taken:
+                self._deliveries.give_back(topic, group, handles)
 
     def _responses(
         self, messages: Sequence[DeliveredMessage], first: int, topic: v2.Resource

@@ -24,6 +24,7 @@ import binascii
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from aerobee_broker.config import Settings
@@ -104,10 +105,14 @@ class PopRequests:
             queue_id=queue_id,
         )
         messages = await self._deliveries.receive(wanted)
-        if not connection.is_open:
-            self._deliveries.give_back(topic, group, messages)
-            messages = []
-        return self._popped(topic, group, messages, invisible_ms)
+        give_back = partial(self._deliveries.give_back, topic, group, [message.receipt_handle for message in messages])
+        try:
+            answered = self._popped(topic, group, messages, invisible_ms)
+        except BaseException:
+            give_back()
+            raise
+        answered.if_lost = give_back
+        return answered
 
     async def peek(self, request: Command, connection: Connection) -> Command:
         """The next messages of one queue, or of all, without any change of state."""

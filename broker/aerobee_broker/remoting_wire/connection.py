@@ -18,6 +18,7 @@ from typing import Final, cast
 from aerobee_broker.config import Address, LimitsConfig
 from aerobee_broker.errors import BrokerError, ListenError, TooManyRequestsError
 from aerobee_broker.front.proxy_header import ProxyHeaderError, proxy_header_size
+from aerobee_broker.front.unsent_answers import UnsentAnswers
 from aerobee_broker.limits.byte_budget import ByteBudget, Share
 from aerobee_broker.limits.input_turns import TURN_SECONDS, InputTurns
 from aerobee_broker.remoting_wire.errors import refusal
@@ -72,6 +73,7 @@ class Connection(asyncio.Protocol):
         """Identifies the connection in place of a client id; no client id has a blank before a number."""
         self._waits_for_memory = False
         self._waits = False  # for its turn
+        self._unsent = UnsentAnswers(lambda: self._transport is None or not self._transport.get_write_buffer_size())
 
     # --- asyncio.Protocol -------------------------------------------------------------------------------------
 
@@ -150,6 +152,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._writable.set()
+        self._unsent.connection_lost()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         for asked in self._asked.values():
@@ -237,12 +240,17 @@ class Connection(asyncio.Protocol):
                 answer = await self._server.handler(command, self)
             except Exception as error:
                 answer = refusal(error, command.code)
-            if answer is not None and not command.is_one_way and self.is_open:
-                answer.opaque = command.opaque
-                answer.flag |= FLAG_RESPONSE
-                self._write(answer)
-                if answer.body and not self._writable.is_set():
-                    await self._kept(len(answer.body))
+            if answer is None:
+                return
+            if command.is_one_way or not self.is_open:
+                if answer.if_lost is not None:
+                    answer.if_lost()
+                return
+            answer.opaque = command.opaque
+            answer.flag |= FLAG_RESPONSE
+            self._write(answer)
+            if answer.body and not self._writable.is_set():
+                await self._kept(len(answer.body))
         finally:
             taken.close()
             self._running -= 1
@@ -265,8 +273,12 @@ class Connection(asyncio.Protocol):
             data = encode(command)
         except FrameFormatError as error:
             data = encode(Command(1, opaque=command.opaque, flag=command.flag, remark=str(error)))
+            if command.if_lost is not None:
+                command.if_lost()
         self._active_at = asyncio.get_running_loop().time()
         self._transport.write(data)
+        if command.if_lost is not None:
+            self._unsent.add(command.if_lost)
 
     def _next_opaque(self) -> int:
         return next(self._opaques) & _OPAQUE_MAX

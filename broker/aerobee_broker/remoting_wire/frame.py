@@ -28,6 +28,7 @@ from __future__ import annotations
 import itertools
 import json
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct, field
@@ -86,6 +87,8 @@ class Command(Struct):
     body: bytes = b""
     access_key: str = ""
     """Of the account that signed a request, once that is verified; empty without accounts. Not on the wire."""
+    if_lost: Callable[[], None] | None = None
+    """Called if the peer certainly does not receive this answer. Not on the wire."""
 
     @property
     def is_response(self) -> bool:

@@ -133,7 +133,8 @@ class MessagingService:
         """Count the memory that messages take until they are sent."""
         memory = Share(self._answers, owners_of(client, context))
         try:
-            responses = self._processors.receive.process(request, client, context.time_remaining(), memory)
+            remaining = context.time_remaining()
+            responses = self._processors.receive.process(request, client, remaining, memory, context.if_lost)
             async with aclosing(responses):
                 async for response in responses:
                     yield response

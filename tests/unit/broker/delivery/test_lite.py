@@ -204,7 +204,7 @@ async def test_an_undelivered_answer_is_returned(harness: Harness) -> None:
     await subscribe(harness, "a")
     await say(harness, "a", "a1")
     messages = await receive(harness)
-    harness.deliveries.give_back(ROOMS, GROUP, messages)
+    harness.deliveries.give_back(ROOMS, GROUP, [message.receipt_handle for message in messages])
     [second] = await harness.receive(topic=ROOMS, seconds=None, attempt_id="lost")
     [third] = await harness.receive(topic=ROOMS, seconds=None, attempt_id="lost")
     assert (second.attempt, third.attempt) == (2, 3)

@@ -285,7 +285,7 @@ async def test_an_unwritten_answer_costs_no_attempt(start: Start) -> None:
     harness = await start()
     await harness.send("a0", "a1", message_group="a")
     first = await receive(harness, seconds=None, attempt_id="one")
-    harness.deliveries.give_back(TOPIC, LEDGER, first)
+    harness.deliveries.give_back(TOPIC, LEDGER, [message.receipt_handle for message in first])
     assert told(await receive(harness, seconds=None, attempt_id="one")) == [("a0", 1), ("a1", 1)]
 
 

@@ -26,6 +26,7 @@ class Server:
         self.answers = ByteBudget("answers", total_max=4 * OWNER_MAX, owner_max=OWNER_MAX)
         self.remoting = RemotingServer(self._handle, requests=self.requests, answers=self.answers)
         self.let_go = asyncio.Event()
+        self.lost = asyncio.Event()  # an answer did not reach its client
         self.answer_size = 0
         self.handled = 0
         self.most = 0
@@ -36,7 +37,7 @@ class Server:
         self.handled += 1
         self.most = max(self.most, self.requests.used)
         await self.let_go.wait()
-        return Command(0, body=b"x" * self.answer_size)
+        return Command(0, body=b"x" * self.answer_size, if_lost=self.lost.set)
 
 
 @pytest.fixture
@@ -117,3 +118,38 @@ def test_a_reader_gives_some_frames_at_a_time() -> None:
     reader = FrameReader()
     reader.keep(encode(Command(1)) * 40)
     assert [len(reader.feed(b"", count_max=16)) for _ in range(4)] == [16, 16, 8, 0]
+
+
+@pytest.mark.parametrize("size", [0, 12 << 20, 64 << 20])
+async def test_an_answer_that_its_client_cannot_get(server: Server, size: int) -> None:
+    """The handler is told: the connection ends before the answer, or before the client has read it, or the answer is
+    too large to be sent."""
+    server.answer_size = size
+    reader, writer = await connect(server)
+    writer.write(encode(Command(10)))
+    await until(lambda: server.handled == 1)
+    assert server.connection is not None
+    if not size:
+        writer.close()
+        await until(lambda: not server.remoting.connections)
+    server.let_go.set()
+    if size == 12 << 20:
+        await until(lambda: server.answers.used > 0)
+        assert not server.lost.is_set()
+        writer.transport.abort()
+    await asyncio.wait_for(server.lost.wait(), 60)
+    if size > 16 << 20:
+        [refused] = FrameReader().feed(await reader.read(1 << 16))
+        assert refused.code == 1
+    writer.close()
+
+
+async def test_an_answer_that_its_client_got(server: Server) -> None:
+    """Nothing is lost when its connection is closed afterwards."""
+    reader, writer = await connect(server)
+    writer.write(encode(Command(10)))
+    server.let_go.set()
+    await reader.read(1)
+    writer.close()
+    await until(lambda: not server.remoting.connections)
+    assert not server.lost.is_set()
