@@ -241,7 +241,9 @@ REMOTING: Final[dict[int, Row]] = {
             *(Request.GET_BROKER_CONFIG, Request.UPDATE_BROKER_CONFIG, Request.GET_TIMER_METRICS),
             *(Request.CLEAN_EXPIRED_CONSUME_QUEUE, Request.CLEAN_UNUSED_TOPIC, Request.DELETE_EXPIRED_COMMIT_LOG),
             *(Request.GET_CONSUME_STATS, Request.GET_BROKER_CONSUME_STATS, Request.QUERY_TOPIC_CONSUME_BY_WHO),
-            *(Request.QUERY_CONSUME_QUEUE, Request.VIEW_BROKER_STATS_DATA),
+            *(Request.QUERY_CONSUME_QUEUE, Request.VIEW_BROKER_STATS_DATA, Request.QUERY_CONSUME_TIME_SPAN),
+            *(Request.QUERY_TOPICS_BY_CONSUMER, Request.QUERY_SUBSCRIPTION_BY_CONSUMER),
+            Request.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
             *(Request.GET_CONSUMER_CONNECTION_LIST, Request.GET_PRODUCER_CONNECTION_LIST),
             *(Request.GET_ALL_PRODUCER_INFO, Request.GET_CONSUMER_RUNNING_INFO, Request.CONSUME_MESSAGE_DIRECTLY),
             # The routes of the name server, as far as clients do not need them

@@ -19,6 +19,7 @@ from aerobee_broker.tables.table_files import Tables
 from aerobee_store import MessageStore
 
 _RESETS_MAX: Final = 100_000
+_PULLED_MAX: Final = 100_000
 
 
 class OffsetRequests:
@@ -30,6 +31,7 @@ class OffsetRequests:
         self._deliveries = deliveries
         # (topic, group, queue id) -> the target of a reset that no pull has followed yet
         self._resets: dict[tuple[str, str, int], int] = {}
+        self._pulled: dict[tuple[str, str, int], int] = {}  # the same -> after the last message of the last pull
 
     async def query(self, request: Command, _: Connection) -> Command:
         """A new group gets 0 if nothing was deleted yet, so that it misses nothing; otherwise the client decides where
@@ -77,6 +79,16 @@ class OffsetRequests:
     def pending_reset(self, topic: str, group: str, queue_id: int) -> int | None:
         """The offset to which a pull must be redirected; returned once, because the client then follows."""
         return self._resets.pop((topic, group, queue_id), None) if self._resets else None
+
+    def note_pulled(self, topic: str, group: str, queue_id: int, next_offset: int) -> None:
+        """A pull has delivered the messages before this offset."""
+        self._pulled[topic, group, queue_id] = next_offset
+        if len(self._pulled) > _PULLED_MAX:
+            del self._pulled[next(iter(self._pulled))]
+
+    def pulled(self, topic: str, group: str, queue_id: int) -> int:
+        """The offset after the last message that was pulled; 0 if unknown."""
+        return self._pulled.get((topic, group, queue_id), 0)
 
     async def maximum(self, request: Command, _: Connection) -> Command:
         topic, queue_id = text(request, "topic"), integer(request, "queueId", bits=32)

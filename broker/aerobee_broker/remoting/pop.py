@@ -35,6 +35,7 @@ from aerobee_broker.delivery.receive.selection import DeliveredMessage
 from aerobee_broker.errors import InvalidReceiptHandleError
 from aerobee_broker.remoting.clients import Subscription
 from aerobee_broker.remoting.pull import filter_of_subscription
+from aerobee_broker.remoting.shown_records import shown_bytes, shown_properties
 from aerobee_broker.remoting_wire.codes import Answer
 from aerobee_broker.remoting_wire.connection import Connection
 from aerobee_broker.remoting_wire.errors import RemotingError
@@ -136,7 +137,7 @@ class PopRequests:
         if not found:
             return answer(fields, code=Answer.PULL_NOT_FOUND, remark="the group has seen every message")
         answered = answer(fields, remark="FOUND")
-        answered.body = b"".join(self._store.record_bytes(stored) for stored in found)
+        answered.body = b"".join(shown_bytes(self._store, stored) for stored in found)
         return answered
 
     async def notification(self, request: Command, connection: Connection) -> Command:
@@ -219,7 +220,7 @@ class PopRequests:
             f"{stored.queue_offset} {pop_time} {invisible_ms} {_REVIVE_QUEUE} 0 {self._settings.current.name} "
             f"{stored.queue_id} {stored.queue_offset} {message.receipt_handle}"
         )
-        copy = stored.to_message(stored.topic, stored.queue_id, {**stored.properties, _POP_CK: info})
+        copy = stored.to_message(stored.topic, stored.queue_id, {**shown_properties(stored.properties), _POP_CK: info})
         copy.reconsume_times = message.attempt - 1
         return record.encode(
             copy,

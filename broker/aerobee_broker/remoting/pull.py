@@ -17,6 +17,7 @@ from aerobee_broker.limits.loop_share import step_started
 from aerobee_broker.remoting.clients import RemotingClients, Subscription
 from aerobee_broker.remoting.offset_events import OffsetEvents
 from aerobee_broker.remoting.offsets import OffsetRequests
+from aerobee_broker.remoting.shown_records import shown_bytes
 from aerobee_broker.remoting_wire.codes import Answer
 from aerobee_broker.remoting_wire.connection import Connection
 from aerobee_broker.remoting_wire.errors import RemotingError
@@ -138,10 +139,11 @@ class PullRequests:
 
     def _found(self, group: str, topic: str, result: ReadResult) -> Command:
         try:
-            found_bytes = [self._store.record_bytes(record) for record in result.records]
+            found_bytes = [shown_bytes(self._store, record) for record in result.records]
         except RecordNotFoundError:  # expired just now
             return self._moved(result.next_offset, result.min_offset, result.max_offset, remark="MESSAGE_WAS_REMOVING")
         self._counters.delivered(topic, group, result.records, list(map(len, found_bytes)))
+        self._offsets.note_pulled(topic, group, result.records[0].queue_id, result.next_offset)
         found = self._answer(Answer.SUCCESS, result.next_offset, result.min_offset, result.max_offset, result.status)
         found.body = b"".join(found_bytes)
         return found

@@ -7,6 +7,7 @@ from typing import Final
 
 from aerobee_broker.limits.loop_share import LoopShare, Steps
 from aerobee_broker.messages.key_query import COUNT_MAX, find_by_key
+from aerobee_broker.remoting.shown_records import shown_bytes
 from aerobee_broker.remoting_wire.codes import Answer
 from aerobee_broker.remoting_wire.connection import Connection
 from aerobee_broker.remoting_wire.errors import RemotingError
@@ -55,7 +56,7 @@ class QueryRequests:
             if parts and size > _ANSWER_SIZE_MAX:
                 break
             with suppress(RecordNotFoundError):  # removed by retention
-                parts.append(self._store.record_bytes(record))
+                parts.append(shown_bytes(self._store, record))
             await steps.did(record.size)
         if not parts:
             raise RemotingError(Answer.QUERY_NOT_FOUND, f"topic {topic!r} has no message with key {key[:80]!r}")
@@ -68,6 +69,6 @@ class QueryRequests:
     async def by_place(self, request: Command, _: Connection) -> Command:
         """The message at a physical offset, which is the second half of the server's message id."""
         try:
-            return answer(body=self._store.record_bytes(self._store.record_at(integer(request, "offset"))))
+            return answer(body=shown_bytes(self._store, self._store.record_at(integer(request, "offset"))))
         except (RecordNotFoundError, CorruptRecordError) as error:
             raise RemotingError(Answer.SYSTEM_ERROR, str(error)) from None

@@ -157,7 +157,7 @@ class SendRequests:
             return await self._send_batch(message, started)
         if topic.name.startswith(RETRY_PREFIX):
             message = await self._again_or_dead(message, sent)
-        if message.properties.get(p.TRANSACTION_MESSAGE, "").lower() == "true":
+        elif message.properties.get(p.TRANSACTION_MESSAGE, "").lower() == "true":
             return await self._send_half(message, sent, connection)
         stored, handle = self.delayed(message)
         [place] = self._store.append([stored])

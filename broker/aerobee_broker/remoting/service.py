@@ -132,6 +132,8 @@ class RemotingService:
             tables=self._tables,
             deliveries=self._deliveries,
             clients=self.clients,
+            offsets=self._offsets,
+            level_delay=self._level_delay,
             timer=self._timer,
             broker_stats=broker_stats,
             clock=self._clock,

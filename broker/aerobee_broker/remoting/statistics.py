@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Final
 
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.errors import ClientSilentError
+from aerobee_broker.errors import BrokerError, ClientSilentError
 from aerobee_broker.remoting.clients import Member, RemotingClients
+from aerobee_broker.remoting.offsets import OffsetRequests
+from aerobee_broker.remoting.shown_records import shown_bytes
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection, Handler, PeerGoneError
 from aerobee_broker.remoting_wire.errors import RemotingError
-from aerobee_broker.remoting_wire.fields import answer, boolean, integer, text
+from aerobee_broker.remoting_wire.fields import answer, body_object, boolean, integer, text
 from aerobee_broker.remoting_wire.frame import VERSION, Command
 from aerobee_broker.statistics.broker_stats import BrokerStats, Window
 from aerobee_broker.tables.table_files import Tables
+from aerobee_broker.timer.level_delay import LevelDelay
 from aerobee_broker.timer.wheel_timer import Timer
 from aerobee_store import CorruptRecordError, InvalidMessageError, MessageStore, RecordNotFoundError
 from aerobee_store.clock import Clock
 from aerobee_store.records.properties import TAGS, parse_offset_message_id, tags_code
 from aerobee_store.tables.java_json import Bean, ObjectMap
+
+_log = logging.getLogger(__name__)
 
 _UNITS_MAX: Final = 1000
 _CLIENT_SECONDS: Final = 10.0  # time for a client to answer an operator's request
@@ -32,10 +39,11 @@ _STATS: Final[tuple[tuple[str, Window], ...]] = (
 
 _UNKNOWN: Final = {
     "getMissTps": "0.0 0.0 0.0",
-    "msgPutTotalYesterdayMorning": "0",
-    "msgPutTotalTodayMorning": "0",
-    "msgGetTotalYesterdayMorning": "0",
-    "msgGetTotalTodayMorning": "0",
+    "dispatchMaxBuffer": "0",
+    "putLatency99": "0.00",
+    "putLatency999": "0.00",
+    "putMessageFailedTimes": "0",
+    "remainHowManyDataToCommit": "0 B",
     "putMessageEntireTimeMax": "0",
     "getMessageEntireTimeMax": "0",
     "putMessageDistributeTime": "[<=0ms]:0",
@@ -66,6 +74,8 @@ class StatisticsRequests:
         tables: Tables,
         deliveries: Deliveries,
         clients: RemotingClients,
+        offsets: OffsetRequests,
+        level_delay: LevelDelay,
         timer: Timer,
         broker_stats: BrokerStats,
         clock: Clock,
@@ -75,6 +85,8 @@ class StatisticsRequests:
         self._tables = tables
         self._deliveries = deliveries
         self._clients = clients
+        self._offsets = offsets
+        self._level_delay = level_delay
         self._timer = timer
         self._broker_stats = broker_stats
         self._clock = clock
@@ -84,6 +96,10 @@ class StatisticsRequests:
             Request.GET_CONSUME_STATS: self.consume_stats,
             Request.QUERY_CONSUME_QUEUE: self.consume_queue,
             Request.GET_BROKER_CONSUME_STATS: self.all_consume_stats,
+            Request.QUERY_CONSUME_TIME_SPAN: self.time_span,
+            Request.QUERY_TOPICS_BY_CONSUMER: self.topics_of_group,
+            Request.QUERY_SUBSCRIPTION_BY_CONSUMER: self.subscription,
+            Request.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.consumer_status,
             Request.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
             Request.GET_CONSUMER_CONNECTION_LIST: self.consumer_connections,
             Request.GET_PRODUCER_CONNECTION_LIST: self.producer_connections,
@@ -131,46 +147,91 @@ class StatisticsRequests:
     async def consume_stats(self, request: Command, _: Connection) -> Command:
         """The progress of a group in each queue of its topics, including those to which its consumers have
         subscribed."""
-        return answer(body=self._consume_stats(text(request, "consumerGroup"), text(request, "topic", ""))[0])
+        only = {name for name in [text(request, "topic", ""), *text(request, "topicList", "").split(";")] if name}
+        return answer(body=self._consume_stats(text(request, "consumerGroup"), only)[0])
 
     async def all_consume_stats(self, request: Command, _: Connection) -> Command:
         """The same for all groups, either orderly ones or the others."""
         orderly = boolean(request, "isOrder")
         found: list[object] = []
-        total = 0
+        total = total_in_flight = 0
         for group in self._tables.groups:
             if group.consume_orderly == orderly:
-                stats, behind = self._consume_stats(group.name, "")
+                stats, behind, in_flight = self._consume_stats(group.name, set())
                 found.append({group.name: [stats]})
                 total += behind
-        name = self._config.name
-        body = Bean(brokerAddr=name, consumeStatsList=found, totalDiff=total, totalInflightDiff=0)
+                total_in_flight += in_flight
+        body = Bean(
+            brokerAddr=self._config.name,
+            consumeStatsList=found,
+            totalDiff=total,
+            totalInflightDiff=total_in_flight,
+        )
         return answer(body=body)
 
-    def _consume_stats(self, group: str, only: str) -> tuple[Bean, int]:
-        """The progress and the lag of a group in one topic or in all."""
-        behind = 0
+    def _consume_stats(self, group: str, only: set[str]) -> tuple[Bean, int, int]:
+        """The progress, the lag and the messages in flight of a group in some topics or in all.
+
+        What is in flight is between the committed and the pulled offset. A group that receives has messages in flight
+        anywhere after the committed offset; their number then counts from there.
+        """
+        behind = total_in_flight = 0
         consumers = self._clients.consumers(group)
+        receiving = {(status.topic, status.queue_id): status.in_flight for status in self._deliveries.status(group)}
         names = dict.fromkeys(
-            [*self._tables.offsets.topics_of(group), *(consumers.subscriptions if consumers is not None else ())]
+            [
+                *self._tables.offsets.topics_of(group),
+                *(name for name, _ in receiving),
+                *(consumers.subscriptions if consumers is not None else ()),
+            ]
         )
         table = []
         for name in names:
             topic = self._tables.topics.get(name)
-            if topic is None or (only and name != only):
+            if topic is None or (only and name not in only):
                 continue
             for queue_id in range(topic.read_queue_count):
                 low, high = self._store.queue_range(name, queue_id)
                 committed = self._deliveries.committed_offset(name, group, queue_id)
                 offset = low if committed is None else committed
                 last = self._store.store_timestamp_at(name, queue_id, offset - 1) if offset > low else None
-                wrapper = Bean(brokerOffset=high, consumerOffset=offset, pullOffset=offset, lastTimestamp=last or 0)
+                pulled = min(self._offsets.pulled(name, group, queue_id), high)
+                in_flight = max(receiving.get((name, queue_id), 0), pulled - offset)
+                wrapper = Bean(
+                    brokerOffset=high, consumerOffset=offset, pullOffset=offset + in_flight, lastTimestamp=last or 0
+                )
                 table.append((self._queue(name, queue_id), wrapper))
                 behind += max(high - offset, 0)
+                total_in_flight += in_flight
         seconds = self._broker_stats.seconds("minute")
         got = sum(t.messages for (_, g), t in self._broker_stats.groups("minute").items() if g == group)
         stats = Bean(consumeTps=got / seconds if seconds > 0 else 0.0, offsetTable=ObjectMap.of(table))
-        return stats, behind
+        return stats, behind, total_in_flight
+
+    async def time_span(self, request: Command, _: Connection) -> Command:
+        """The store times of the first and last message of each queue, and of the last one that the group consumed."""
+        topic = self._tables.topics.require(text(request, "topic"))
+        group = text(request, "group")
+        spans: list[object] = []
+        for queue_id in range(topic.write_queue_count):
+            low, high = self._store.queue_range(topic.name, queue_id)
+            offset = self._deliveries.committed_offset(topic.name, group, queue_id) or 0
+            first = self._stored_ms(topic.name, queue_id, low) if low < high else -1
+            waiting_since = self._stored_ms(topic.name, queue_id, max(offset, low)) if offset < high else -1
+            spans.append(
+                Bean(
+                    messageQueue=self._queue(topic.name, queue_id),
+                    minTimeStamp=first,
+                    maxTimeStamp=self._stored_ms(topic.name, queue_id, high - 1) if low < high else -1,
+                    consumeTimeStamp=self._stored_ms(topic.name, queue_id, offset - 1) if offset > low else first,
+                    delayTime=max(self._clock.now_ms() - waiting_since, 0) if waiting_since > 0 else 0,
+                )
+            )
+        return answer(body=Bean(consumeTimeSpanSet=spans))
+
+    def _stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
+        found = self._store.store_timestamp_at(topic, queue_id, offset)
+        return -1 if found is None else found
 
     def _queue(self, topic: str, queue_id: int) -> Bean:
         return Bean(brokerName=self._config.name, queueId=queue_id, topic=topic)
@@ -184,6 +245,18 @@ class StatisticsRequests:
         ]
         names = dict.fromkeys([*online, *self._tables.offsets.groups_of(topic)])
         return answer(body=Bean(groupList=list[object](names)))
+
+    async def topics_of_group(self, request: Command, connection: Connection) -> Command:
+        """The topics in which the group has an offset."""
+        names = list[object](self._tables.offsets.topics_of(text(request, "group")))
+        return answer(body=Bean(topicList=names, brokerAddr=str(connection.local)))
+
+    async def subscription(self, request: Command, _: Connection) -> Command:
+        """What the consumers of a group want of a topic; null if they are gone."""
+        group, topic = text(request, "group"), text(request, "topic")
+        consumers = self._clients.consumers(group)
+        found = None if consumers is None else consumers.subscriptions.get(topic)
+        return answer(body=Bean(group=group, topic=topic, subscriptionData=None if found is None else found.body))
 
     # --- Clients ----------------------------------------------------------------------------------------------
 
@@ -230,6 +303,27 @@ class StatisticsRequests:
         found = self._consumer(request)
         return await _relayed(found, Command(request.code, fields=dict(request.fields)))
 
+    async def consumer_status(self, request: Command, _: Connection) -> Command:
+        """The offsets that each consumer of a group, or one of them, has in its queues."""
+        group, only = text(request, "group"), text(request, "clientAddr", "")
+        consumers = self._clients.consumers(group)
+        if consumers is None:
+            raise RemotingError(Answer.SYSTEM_ERROR, f"no consumer of group {group[:80]!r} is online; start one")
+        fields = {"topic": text(request, "topic"), "group": group}
+        wanted = [found for name, found in consumers.members.items() if only in ("", name)]
+        asked = [
+            _relayed(found, Command(Request.GET_CONSUMER_STATUS_FROM_CLIENT, fields=dict(fields))) for found in wanted
+        ]
+        table: dict[str, object] = {}
+        for found, answered in zip(wanted, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if isinstance(answered, BrokerError):
+                _log.warning("consumer did not tell its offsets client_id=%s: %s", found.client_id, answered)
+            elif isinstance(answered, BaseException):
+                raise answered
+            elif answered.code == Answer.SUCCESS:
+                table[found.client_id] = body_object(answered).get("messageQueueTable")
+        return answer(body=Bean(consumerTable=table))
+
     async def consume_directly(self, request: Command, _: Connection) -> Command:
         """Deliver a stored message to a consumer."""
         found = self._consumer(request)
@@ -239,7 +333,7 @@ class StatisticsRequests:
         except (InvalidMessageError, RecordNotFoundError, CorruptRecordError) as error:
             raise RemotingError(Answer.SYSTEM_ERROR, str(error)) from None
         fields = {**request.fields, "brokerName": self._config.name, "topic": record.topic}
-        return await _relayed(found, Command(request.code, fields=fields, body=self._store.record_bytes(record)))
+        return await _relayed(found, Command(request.code, fields=fields, body=shown_bytes(self._store, record)))
 
     def _consumer(self, request: Command) -> Member:
         group, client_id = text(request, "consumerGroup"), text(request, "clientId")
@@ -269,6 +363,7 @@ class StatisticsRequests:
         status, stats = self._store.status(), self._store.stats
         incoming, outgoing = self._broker_stats.per_second()
         rate_in, rate_out = f"{incoming:.2f} " * 3, f"{outgoing:.2f} " * 3
+        yesterday, today = self._broker_stats.mornings
         sent, got = str(stats.messages_appended), str(stats.messages_read)
         milliseconds = max(self._clock.now_ms() - self._started_ms, 0)
         minutes, seconds = divmod(milliseconds // 1000, 60)
@@ -287,6 +382,10 @@ class StatisticsRequests:
             "getFoundTps": rate_out.strip(),
             "getTransferredTps": rate_out.strip(),
             "getTransferedTps": rate_out.strip(),  # as spelt in RocketMQ 4
+            "msgPutTotalYesterdayMorning": str(yesterday[0]),
+            "msgGetTotalYesterdayMorning": str(yesterday[1]),
+            "msgPutTotalTodayMorning": str(today[0]),
+            "msgGetTotalTodayMorning": str(today[1]),
             "msgPutTotalTodayNow": sent,
             "msgGetTotalTodayNow": got,
             "putMessageTimesTotal": sent,
@@ -298,9 +397,13 @@ class StatisticsRequests:
             "commitLogMinOffset": str(status.min_offset),
             "commitLogMaxOffset": str(status.wrote),
             "dispatchBehindBytes": str(max(status.committed - status.dispatched, 0)),
-            "remainHowManyDataToFlush": f"{status.wrote - status.flushed} B",
+            "remainHowManyDataToFlush": _bytes(status.wrote - status.flushed),
             "remainTransientStoreBufferNumbs": str(status.pool_buffers_free or 0),
-            "commitLogDirCapacity": f"Total : {status.disk.total} B, Free : {status.disk.available} B.",
+            "commitLogDirCapacity": f"Total : {_bytes(status.disk.total)}, Free : {_bytes(status.disk.available)}.",
+            **{
+                f"scheduleMessageOffset_{level}": f"{delivered},{end}"
+                for level, (delivered, end) in self._level_delay.progress().items()
+            },
             "timerReadBehind": str(self._timer.dequeue_lag),
             "timerOffsetBehind": str(self._timer.enqueue_lag),
         }
@@ -323,6 +426,12 @@ class StatisticsRequests:
                 masterCommitLogMaxOffset=self._store.positions[0],
             )
         )
+
+
+def _bytes(count: int) -> str:
+    """A number of bytes as tools read it, such as `1.5 GiB`."""
+    exponent = min((max(count, 1).bit_length() - 1) // 10, 6)
+    return f"{count} B" if not exponent else f"{count / 1024**exponent:.1f} {' KMGTPE'[exponent]}iB"
 
 
 async def _relayed(found: Member, request: Command) -> Command:

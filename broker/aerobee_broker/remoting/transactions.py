@@ -7,6 +7,7 @@ from typing import Final
 from aerobee_broker.clients.accounts import Accounts, Right
 from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.remoting.clients import RemotingClients
+from aerobee_broker.remoting.shown_records import shown_properties
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection
 from aerobee_broker.remoting_wire.errors import RemotingError
@@ -77,7 +78,9 @@ class TransactionRequests:
         ]
         queue_id = record.properties.get(p.REAL_QUEUE_ID, "")
         original = record.to_message(
-            topic, int(queue_id) if queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10 else 0
+            topic,
+            int(queue_id) if queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10 else 0,
+            shown_properties(record.properties),
         )
         for turn in range(len(producers)):
             producer = producers[(number + turn) % len(producers)]
@@ -97,7 +100,7 @@ class TransactionRequests:
                     physical_offset=record.physical_offset,
                     store_timestamp=record.store_timestamp,
                     store_host=record.store_host,
-                    property_crc=record.has_property_crc,
+                    property_crc=False,
                 ),
             )
             if producer.connection.notify(check):

@@ -16,6 +16,7 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from datetime import date, datetime
 from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
@@ -263,7 +264,14 @@ class BrokerStats:
         self._received_queues: _Windows[ReceivedQueueKey, QueueTraffic] = _Windows(
             _QueueSource(counters.received_from_queues), (OTHERS, _QUEUE_OF_OTHERS, OTHERS)
         )
+        self._day = self._today()
+        self._mornings = ((0, 0), (0, 0))
         self._update_disk_end()
+
+    @property
+    def mornings(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Messages (appended, read) since the start at the beginning of yesterday and of today, in local time."""
+        return self._mornings
 
     @property
     def messages_in(self) -> int:
@@ -354,6 +362,9 @@ class BrokerStats:
         self._received_queues.take(seconds)
         self._update_disk_end()
         self._samples += 1
+        if (today := self._today()) > self._day:
+            self._day = today
+            self._mornings = self._mornings[1], (self._store.stats.messages_appended, self._store.stats.messages_read)
         if self._samples % 6 == 0:
             topics, groups = self._tables.topics, self._tables.groups
             self._counters.forget(lambda name: topics.get(name) is not None, lambda name: groups.get(name) is not None)
@@ -361,6 +372,9 @@ class BrokerStats:
             if revisions != self._revisions:
                 self._revisions = revisions
                 self._drop_queues()
+
+    def _today(self) -> date:
+        return datetime.fromtimestamp(self._clock.now_ms() / 1000).date()
 
     async def run(self) -> None:
         """Sample, until cancelled."""

@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 
 _BATCH: Final = 64
 _HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-_DROPPED: Final = (p.DELAY, p.TIMER_DELIVER_MS, p.TIMER_DELAY_SEC)
-"""Properties that request a delay; a delivered message has none of them."""
+_OTHER_DELAYS: Final = (p.TIMER_DELIVER_MS, p.TIMER_DELAY_SEC)
+"""Properties that request a delay otherwise; a message with a level has none of them."""
 
 
 class LevelDelay:
@@ -75,7 +75,7 @@ class LevelDelay:
     def delayed(self, message: Message, level: int) -> Message:
         """The stored form of a message with the delay of a level, from 1; a level above the last counts as the last."""
         level = min(level, self._levels.count)
-        properties = {name: value for name, value in message.properties.items() if name not in _DROPPED}
+        properties = {name: value for name, value in message.properties.items() if name not in _OTHER_DELAYS}
         return replace(
             message,
             topic=SCHEDULE_TOPIC,
@@ -108,13 +108,17 @@ class LevelDelay:
         """Check the clock again: for tests that move it."""
         self._wake.set()
 
-    def waiting_by_level(self) -> dict[int, int]:
-        """Messages that are not delivered yet, of each level that was ever used."""
+    def progress(self) -> dict[int, tuple[int, int]]:
+        """The next message to deliver, and the end of the queue, of each level that was ever used."""
         found = {}
         for queue_id in self._store.queue_ids(SCHEDULE_TOPIC):
             begin, end = self._store.queue_range(SCHEDULE_TOPIC, queue_id)
-            found[queue_id + 1] = end - min(max(self._offsets.get(queue_id + 1, 0), begin), end)
+            found[queue_id + 1] = min(max(self._offsets.get(queue_id + 1, 0), begin), end), end
         return found
+
+    def waiting_by_level(self) -> dict[int, int]:
+        """Messages that are not delivered yet, of each level that was ever used."""
+        return {level: end - delivered for level, (delivered, end) in self.progress().items()}
 
     @property
     def waiting(self) -> int:
@@ -190,7 +194,7 @@ def _restored(record: Record) -> Message | None:
     topic, queue_id = values.get(p.REAL_TOPIC), values.get(p.REAL_QUEUE_ID, "")
     if not topic or topic == _HALF_TOPIC or not (queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10):
         return None
-    for name in _DROPPED:
+    for name in _OTHER_DELAYS:  # the level stays: consumers may ask for it
         values.pop(name, None)
     values[p.WAIT] = "false"
     message = record.to_message(topic, int(queue_id), values)

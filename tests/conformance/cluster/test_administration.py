@@ -176,6 +176,72 @@ _WRONG_ATTRIBUTES = (
 )
 
 
+_OF_EXPORTER = (  # what rocketmq-exporter reads as numbers of bytes, counts and rates; without one it reports nothing
+    *("dispatchMaxBuffer", "putLatency99", "putLatency999", "putMessageTimesTotal", "remainTransientStoreBufferNumbs"),
+    *("msgPutTotalTodayMorning", "msgPutTotalYesterdayMorning", "msgGetTotalTodayMorning", "commitLogMaxOffset"),
+)
+
+
+async def test_the_exporter_of_rocketmq_had_no_figures_of_the_broker(client: RemotingClient) -> None:
+    """Every key that its class of runtime figures reads is there in the form that it parses."""
+    await send(client, "Exported", properties="DELAY\x013\x02")
+    table = json_body(await client.call(Request.GET_BROKER_RUNTIME_INFO))["table"]
+    assert [float(table[name]) >= 0 for name in _OF_EXPORTER] == [True] * len(_OF_EXPORTER)
+    words = table["commitLogDirCapacity"].split(" ")
+    assert float(words[2]) > float(words[6]) > 0
+    assert {words[3][-2:], words[7][-2:]} == {"B,", "B."}
+    assert [len(pair.split(":")) for pair in table["putMessageDistributeTime"].split(" ")] == [2]
+    assert table["scheduleMessageOffset_3"].split(",")[1] >= "1"
+
+
+async def test_messages_in_flight_were_never_counted(client: RemotingClient) -> None:
+    """What a consumer has pulled, or received by POP, and not committed or acknowledged."""
+    for _ in range(4):
+        await send(client, "Flying")
+    await client.call(Request.PULL_MESSAGE, pull_fields("Flying", group="G-pull", offset=0))
+    place: dict[str, object] = {"topic": "Flying", "consumerGroup": "G-pull", "queueId": 0}
+    await client.call(Request.UPDATE_CONSUMER_OFFSET, {**place, "commitOffset": 1})
+    stats = json_body(await client.call(Request.GET_CONSUME_STATS, {"consumerGroup": "G-pull", "topicList": "Flying;"}))
+    found = [each for key, each in stats["offsetTable"].pairs() if key["queueId"] == 0]
+    assert [(each["consumerOffset"], each["pullOffset"]) for each in found] == [(1, 4)]
+    whole = json_body(await client.call(Request.GET_BROKER_CONSUME_STATS, {"isOrder": False}))
+    assert whole["totalInflightDiff"] == 3
+    await client.call(Request.UPDATE_CONSUMER_OFFSET, {**place, "commitOffset": 4})
+    whole = json_body(await client.call(Request.GET_BROKER_CONSUME_STATS, {"isOrder": False}))
+    assert whole["totalInflightDiff"] == 0
+
+
+async def test_consumers_spans_subscriptions_and_offsets_were_not_answered(
+    client: RemotingClient, other: RemotingClient
+) -> None:
+    """303, 343, 345 and 223, which the dashboard and operators' programs send."""
+    await send(client, "Asked")
+    await other.call(Request.HEART_BEAT, body=heartbeat_body("c-asked", "G-asked", "Asked"))
+    await other.next_asked()
+    place: dict[str, object] = {"topic": "Asked", "consumerGroup": "G-asked", "queueId": 0}
+    named: dict[str, object] = {"topic": "Asked", "group": "G-asked"}
+    spans = json_body(await client.call(Request.QUERY_CONSUME_TIME_SPAN, named))["consumeTimeSpanSet"]
+    first = next(span for span in spans if span["messageQueue"]["queueId"] == 0)
+    assert first["minTimeStamp"] == first["maxTimeStamp"] == first["consumeTimeStamp"] > 0
+    await client.call(Request.UPDATE_CONSUMER_OFFSET, {**place, "commitOffset": 1})
+    spans = json_body(await client.call(Request.QUERY_CONSUME_TIME_SPAN, named))["consumeTimeSpanSet"]
+    assert [span["delayTime"] for span in spans] == [0] * len(spans)
+    topics = json_body(await client.call(Request.QUERY_TOPICS_BY_CONSUMER, named))
+    assert topics["topicList"] == ["Asked"]
+    wanted = json_body(await client.call(Request.QUERY_SUBSCRIPTION_BY_CONSUMER, named))
+    assert (wanted["group"], wanted["subscriptionData"]["topic"]) == ("G-asked", "Asked")
+    gone = json_body(await client.call(Request.QUERY_SUBSCRIPTION_BY_CONSUMER, {**named, "topic": "Other"}))
+    assert gone["subscriptionData"] is None
+    status = client.begin(Request.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, named)
+    asked = await other.next_asked()
+    assert asked.code == Request.GET_CONSUMER_STATUS_FROM_CLIENT
+    other.reply(asked, b'{"messageQueueTable":{{"brokerName":"aerobee","queueId":0,"topic":"Asked"}:1}}')
+    table = json_body(await status)["consumerTable"]["c-asked"]
+    assert table.pairs() == [({"brokerName": "aerobee", "queueId": 0, "topic": "Asked"}, 1)]
+    nobody = await client.call(Request.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {**named, "group": "G-nobody"})
+    assert nobody.code == Answer.SYSTEM_ERROR
+
+
 async def test_attributes_with_a_wrong_name_or_value_were_taken(tmp_path: Path) -> None:
     """RocketMQ answers 1 and changes nothing; so it is for one topic, for a list of them, and for groups."""
     async with remoting_broker(tmp_path) as (_, client):

@@ -165,11 +165,12 @@ async def test_c047_delayed_messages(client: RemotingClient, shared: Shared) -> 
     [record] = records((await held).body)
     assert record.body == b"level"
     assert (record.properties["REAL_TOPIC"], record.properties["REAL_QID"]) == ("Delayed", "0")
-    assert "DELAY" not in record.properties
+    assert record.properties["DELAY"] == "1"  # as in RocketMQ: getDelayTimeLevel() of clients
     held = client.begin(Request.PULL_MESSAGE, pull_fields("Delayed", offset=1, sys_flag=6))
     await shared.clock.advance(3)
     [record] = records((await held).body)
     assert record.body == b"timer"
+    assert not [name for name in record.properties if name.startswith("__AEROBEE")]
     assert (await send(client, "Delayed", properties="DELAY\x01soon\x02")).code == Answer.MESSAGE_ILLEGAL
     assert (await send(client, "Delayed", properties="TIMER_DELAY_SEC\x0199999999\x02")).code == Answer.MESSAGE_ILLEGAL
 

@@ -183,6 +183,7 @@ FOR_CLIENTS = {
 }
 FROM_BROKERS = {  # to clients, or to name servers of a controller: nothing here answers them
     *(Request.CHECK_TRANSACTION_STATE, Request.NOTIFY_CONSUMER_IDS_CHANGED, Request.RESET_CONSUMER_CLIENT_OFFSET),
+    Request.GET_CONSUMER_STATUS_FROM_CLIENT,
     *(Request.PUSH_REPLY_MESSAGE_TO_CLIENT, Request.REGISTER_TOPIC_IN_NAME_SERVER),
 }
 

@@ -98,6 +98,23 @@ def test_traffic_leaves_each_window_in_time(harness: Harness) -> None:
     assert harness.stats.messages_in == 6
 
 
+def test_the_totals_of_today_and_yesterday_were_those_since_the_start(harness: Harness) -> None:
+    """The counts are noted when a day of local time begins. A clock that goes back notes nothing."""
+    stats = harness.store.stats
+    stats.messages_appended, stats.messages_read = 5, 3
+    harness.pass_time(20)
+    harness.clock.advance(86_400)
+    harness.stats.take()
+    assert harness.stats.mornings == ((0, 0), (5, 3))
+    stats.messages_appended, stats.messages_read = 9, 4
+    harness.clock.advance(86_400)
+    harness.stats.take()
+    assert harness.stats.mornings == ((5, 3), (9, 4))
+    harness.clock.advance(-86_400)
+    harness.stats.take()
+    assert harness.stats.mornings == ((5, 3), (9, 4))
+
+
 def test_rates_are_over_the_elapsed_time(harness: Harness) -> None:
     """Rates are over the time since the start at first, later over the whole window."""
     harness.send("orders", 30)

@@ -83,7 +83,8 @@ async def test_commit_stores_the_message_and_the_op_together(harness: Transactio
     assert (final.body, final.tag, final.keys, final.unique_key) == (b"pay", "card", ["k1"], "T1")
     assert (final.born_timestamp, final.born_host) == (first.born_timestamp, first.born_host)
     assert final.properties[p.TRANSACTION_ID] == "T1"
-    assert not final.properties.keys() & {p.REAL_TOPIC, p.REAL_QUEUE_ID, p.TRANSACTION_MESSAGE}
+    assert not final.properties.keys() & {p.REAL_TOPIC, p.REAL_QUEUE_ID}
+    assert final.properties[p.TRANSACTION_MESSAGE] == "true"  # as in RocketMQ
     [op] = harness.stored(OP_TOPIC)
     assert (op.tag, op.body, op.queue_id) == ("d", b"0", 0)
     assert op.physical_offset == final.physical_offset + final.size

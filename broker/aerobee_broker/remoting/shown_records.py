@@ -1,0 +1,42 @@
+"""Records for remoting clients: as in the log, without the properties that only this broker needs.
+
+Clients get every property of a record. RocketMQ's own brokers store no checksum by default, and no marks of this one,
+so programs that print or copy the properties of a message must not find them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+from aerobee_store import MessageStore, Record
+from aerobee_store.records import properties as p
+
+_TOTAL_SIZE: Final = struct.Struct(">i")
+_PROPERTIES_SIZE: Final = struct.Struct(">h")
+_HIDDEN: Final = (f"{p.CRC32}\x01".encode(), b"__AEROBEE_")
+
+
+def shown_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """The properties for a client."""
+    return {name: value for name, value in properties.items() if not f"{name}\x01".encode().startswith(_HIDDEN)}
+
+
+def shown_bytes(store: MessageStore, record: Record) -> bytes:
+    """The record for a client. Raises RecordNotFoundError if it has expired."""
+    stored = store.record_bytes(record)
+    end = len(stored) - len(record.raw_properties)
+    properties = stored[end:]
+    if not any(name in properties for name in _HIDDEN):
+        return stored
+    kept = b"\x02".join(pair for pair in properties.split(b"\x02") if not pair.startswith(_HIDDEN))
+    size = end + len(kept)
+    return b"".join(
+        (
+            _TOTAL_SIZE.pack(size),
+            stored[_TOTAL_SIZE.size : end - _PROPERTIES_SIZE.size],
+            _PROPERTIES_SIZE.pack(len(kept)),
+            kept,
+        )
+    )
