@@ -104,8 +104,8 @@ test-java-store: .venv/.dev ## RocketMQ's own store and ours on the same directo
 test-cluster: .venv/.dev ## released Java clients, servers and mqadmin of RocketMQ with ours; clients through a fail-over (needs Java, Maven, etcd)
 	AEROBEE_CLUSTER=1 $(BIN)/python -m pytest -q -rs tests/cluster
 
-test-client-rocketmq: .venv/.dev ## our client against Apache RocketMQ 5 from its artefacts (needs Java and Maven)
-	AEROBEE_ROCKETMQ=1 $(BIN)/python -m pytest -q -s tests/cluster/test_client_on_rocketmq.py
+test-client-rocketmq: .venv/.dev ## our client against Apache RocketMQ 5 from its artefacts, and its POP consumers through a move (needs Java and Maven)
+	AEROBEE_ROCKETMQ=1 $(BIN)/python -m pytest -q -s tests/cluster/test_client_on_rocketmq.py tests/cluster/test_pop_migration.py
 
 bench-store: .venv/.dev ## the benchmarks of the store alone, in minutes; ARGS=--large: also 10 GiB; ARGS=--short: seconds
 	$(BIN)/python -m tests.benchmarks.store $(ARGS)

@@ -296,6 +296,7 @@ async def _serve(
             running = _run_services(parts, remoting, tasks)
             await asyncio.sleep(0)  # the store's services are up before the first append
             master = await _open_master(process, settings.current, store) if is_master else None
+            await parts.deliveries.adopt()
             registrar = Registrar(settings, tables)
             cluster = ClusterRoutes(lambda: registrar.connections, remoting.routes)
             replication = None if master is None else master.describe

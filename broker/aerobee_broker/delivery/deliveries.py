@@ -47,11 +47,11 @@ from aerobee_broker.delivery.receive.selection import (
     Receiving,
     ReceivingParts,
     handle_of,
-    new_nonce,
 )
 from aerobee_broker.delivery.receive.visibility import Visibility
+from aerobee_broker.delivery.rocketmq_pop import Flights, RocketMQFlights
 from aerobee_broker.delivery.state import receipt_handle
-from aerobee_broker.delivery.state.events import Changed
+from aerobee_broker.delivery.state.events import Changed, new_nonce
 from aerobee_broker.delivery.state.message_group_order import MessageGroupOrder
 from aerobee_broker.delivery.state.queue_delivery import QueueDelivery, acknowledged
 from aerobee_broker.delivery.state.queue_key import QueueKey
@@ -60,7 +60,7 @@ from aerobee_broker.delivery.state.subscriptions import DeliveryTables, Queue, Q
 from aerobee_broker.errors import BrokerError, InvalidReceiptHandleError
 from aerobee_broker.limits.byte_budget import Share
 from aerobee_broker.limits.loop_share import LoopShare, step_started
-from aerobee_broker.tables.topics import LIGHT_PREFIX, light_topic_name
+from aerobee_broker.tables.topics import LIGHT_PREFIX, RETRY_PREFIX, light_topic_name, pop_retry_topics
 from aerobee_store import MessageStore, StoreAccessError, StoreFullError, SyncTimeoutError
 from aerobee_store.clock import Clock, SteadyClock
 
@@ -127,6 +127,8 @@ class Deliveries:
             self._dead_letters, self._subscriptions, self._history, clock, self.stats, self
         )
         self.lite = LiteConsumers(store, settings, self._subscriptions, self._history, self.long_polling)
+        self._rocketmq_flights = RocketMQFlights(store, tables)
+        self._rocketmq_unfinished: Flights | None = None  # None: there is nothing to take over
         self._recent: OrderedDict[tuple[int, int], Queue] = OrderedDict()  # (nonce, offset) of acknowledged messages
         store.arrival_listeners.append(self.long_polling.arrived)
         store.arrival_listeners.append(self.lite.arrived)
@@ -137,6 +139,7 @@ class Deliveries:
     def open(self) -> None:
         """Replay the journal over the committed offsets. Blocking. Raises JournalFormatError."""
         count = self._history.replay()
+        self._rocketmq_unfinished = self._rocketmq_flights.unfinished()
         now_ms = self._clock.now_ms()
         latest_ms = now_ms + int(self._settings.current.delivery.invisible_seconds_max * 1000)
         queues = list(self._subscriptions)
@@ -155,6 +158,30 @@ class Deliveries:
             self._exhausted.note(queue)
         self._auto_renewals.restore(queues)
         _log.info("deliveries restored events=%d queues=%d", count, len(queues))
+
+    async def adopt(self) -> None:
+        """Take over what consumers of RocketMQ had in flight. Call before the broker serves. StoreError, OSError."""
+        now_ms, count = self._clock.now_ms(), 0
+        for key, times in (self._rocketmq_unfinished or {}).items():
+            self._history.begin([key])
+            queue = self._subscriptions.queue(key.topic, key.group, key.queue_id)
+            assert queue is not None, "it has a position now"
+            low = self._store.queue_range(key.topic, key.queue_id)[0]
+            # Offsets from the cursor on are delivered as new messages.
+            known = {offset: until_ms for offset, until_ms in times.items() if low <= offset < queue.delivery.cursor}
+            if known:
+                count += len(known)
+                self._history.adopt(queue, known, now_ms)
+                self._visibility.schedule(queue)
+                self._subscriptions.note_busy(queue)
+        if count:
+            await self._history.wait_stored(replicas=False)
+            _log.info("messages in flight at RocketMQ taken over count=%d", count)
+        self._rocketmq_unfinished = None
+        if self._rocketmq_flights.note_read():
+            if count:
+                await self._history.try_snapshot()  # the table may then say that they are unfinished
+            await self._tables.save()
 
     async def run(self) -> None:
         """Make messages visible when their time is over, and write snapshots, until cancelled."""
@@ -175,6 +202,8 @@ class Deliveries:
                 self._store.arrival_listeners.remove(listener)
         if self._store.state == "open" and self._history.is_new_since_snapshot:
             await self._history.try_snapshot()
+        if self._rocketmq_unfinished is None:
+            self._rocketmq_flights.note_read()
 
     def wake_timer(self) -> None:
         """Check the clock again: for tests that move it."""
@@ -277,7 +306,17 @@ class Deliveries:
         names = request.topic, request.group, request.client_id
         if plan.is_lite:
             return LiteQueueSet(self.lite, self._subscriptions, self.long_polling, *names)
-        return TopicQueueSet(self._subscriptions, self._history, self.long_polling, *names, plan.queue_id)
+        retry_topics = () if plan.order is MessageGroupOrder else self._retry_topics(request.topic, request.group)
+        return TopicQueueSet(self._subscriptions, self._history, self.long_polling, *names, plan.queue_id, retry_topics)
+
+    def _retry_topics(self, topic: str, group: str) -> list[str]:
+        """The topics with messages of `topic` that RocketMQ wants its POP consumers of the group to receive again."""
+        groups = self._tables.groups  # the retry topic of a group of RocketMQ 4 may have the same name
+        return [
+            name
+            for name in pop_retry_topics(topic, group)
+            if name in self._tables.topics and name.removeprefix(RETRY_PREFIX) not in groups
+        ]
 
     def give_back(self, topic: str, group: str, handles: Iterable[str]) -> None:
         """Return messages that did not reach the client: they are ready again at once. Those of other states stay.
@@ -357,7 +396,7 @@ class Deliveries:
         if record is None:
             self.stats.lost += 1
         else:
-            self._dead_letters.append(record, group)
+            self._dead_letters.append(record, queue)
         event = acknowledged((found.queue_offset,))
         self._history.append(EventKind.ACKNOWLEDGED, [encode_acknowledged(queue.encoded_key, event)], now_ms)
         self._finish(queue, [(found.queue_offset, found.nonce)])
@@ -376,8 +415,13 @@ class Deliveries:
 
     def _queue_of(self, topic: str, group: str, handle: receipt_handle.ReceiptHandle) -> Queue | None:
         """The queue of a handle; None if it is not of this topic and group."""
-        name = light_topic_name(topic, handle.lite_topic) if handle.lite_topic else topic
-        queue = self._subscriptions.queue(name, group, handle.queue_id)
+        names = [topic]  # POP clients of RocketMQ name a retry topic itself
+        if handle.part.startswith("%"):
+            names = [*pop_retry_topics(topic, group), topic]
+        elif handle.part:
+            names = [light_topic_name(topic, handle.part)]
+        found = (self._subscriptions.queue(name, group, handle.queue_id) for name in names)
+        queue = next((queue for queue in found if queue is not None and queue.part == handle.part), None)
         return queue if queue is not None and queue.owner == handle.owner else None
 
     def _finish(self, queue: Queue, entries: Sequence[tuple[int, int]]) -> None:
@@ -409,7 +453,8 @@ class Deliveries:
         if queue.lite_topic:
             self.lite.wake(queue)
         else:
-            self.long_polling.wake(queue.key.topic, queue.key.group, queue.key.queue_id)
+            for topic in {queue.topic, queue.key.topic}:
+                self.long_polling.wake(topic, queue.key.group, queue.key.queue_id)
 
     def became_visible(self, queue: Queue) -> None:
         """For Visibility: a waiting receive looks at the queue, and exhausted messages become dead letters."""
@@ -466,7 +511,8 @@ class Deliveries:
 
         Durable on return. After a StoreError some are deleted, and the others can be deleted again.
         """
-        await self._delete([*lite_topics_of(self._store, topic), topic])
+        retry_topics = [name for group in self._tables.groups for name in self._retry_topics(topic, group.name)]
+        await self._delete([*lite_topics_of(self._store, topic), *retry_topics, topic])
 
     async def expire_lite_topics(self) -> int:
         """Delete expired lite topics; returns their number. Raises StoreError."""

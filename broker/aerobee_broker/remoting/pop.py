@@ -42,6 +42,7 @@ from aerobee_broker.remoting_wire.errors import RemotingError
 from aerobee_broker.remoting_wire.fields import answer, body_object, integer, integer_member, member, objects, text
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.table_files import Tables
+from aerobee_broker.tables.topics import pop_retry_topics
 from aerobee_store import MessageStore, Record
 from aerobee_store.clock import Clock
 from aerobee_store.records import record
@@ -132,7 +133,7 @@ class PopRequests:
                 taken = self._store.read(topic, queue_id, begin, max_count=count - len(found)).records
                 found += taken
             rest += high - begin - len(taken)
-        offsets = [(stored.queue_id, stored.queue_offset) for stored in found]
+        offsets = [(0, stored.queue_id, stored.queue_offset) for stored in found]
         fields = _pop_fields(offsets, pop_time=0, invisible_ms=0, rest=rest)
         if not found:
             return answer(fields, code=Answer.PULL_NOT_FOUND, remark="the group has seen every message")
@@ -200,12 +201,15 @@ class PopRequests:
 
     def _popped(self, topic: str, group: str, messages: list[DeliveredMessage], invisible_ms: int) -> Command:
         pop_time = self._clock.now_ms()
-        places = [(message.record.queue_id, message.record.queue_offset) for message in messages]
+        places = [
+            (_retry_flag(message.record, topic, group), message.record.queue_id, message.record.queue_offset)
+            for message in messages
+        ]
         fields = _pop_fields(places, pop_time=pop_time, invisible_ms=invisible_ms, rest=0)
         if not messages:
             return answer(fields, code=Answer.POLLING_TIMEOUT, remark="no message came within pollTime")
         found = answer(fields, remark="FOUND")
-        encoded = [self._encoded(message, pop_time, invisible_ms) for message in messages]
+        encoded = [self._encoded(message, topic, group, pop_time, invisible_ms) for message in messages]
         records = [message.record for message in messages]
         received = self._counters.delivered(topic, group, records, list(map(len, encoded)))
         for stored in records:
@@ -213,14 +217,15 @@ class PopRequests:
         found.body = b"".join(encoded)
         return found
 
-    def _encoded(self, message: DeliveredMessage, pop_time: int, invisible_ms: int) -> bytes:
+    def _encoded(self, message: DeliveredMessage, topic: str, group: str, pop_time: int, invisible_ms: int) -> bytes:
         """The record with the property that clients need for the acknowledgement."""
         stored = message.record
         info = (
-            f"{stored.queue_offset} {pop_time} {invisible_ms} {_REVIVE_QUEUE} 0 {self._settings.current.name} "
+            f"{stored.queue_offset} {pop_time} {invisible_ms} {_REVIVE_QUEUE} "
+            f"{_retry_flag(stored, topic, group)} {self._settings.current.name} "
             f"{stored.queue_id} {stored.queue_offset} {message.receipt_handle}"
         )
-        copy = stored.to_message(stored.topic, stored.queue_id, {**shown_properties(stored.properties), _POP_CK: info})
+        copy = stored.to_message(topic, stored.queue_id, {**shown_properties(stored.properties), _POP_CK: info})
         copy.reconsume_times = message.attempt - 1
         return record.encode(
             copy,
@@ -249,6 +254,8 @@ class PopRequests:
             topic, group = _either(entry, "t", "topic"), _either(entry, "c", "consumerGroup")
             self._tables.topics.require(topic)
             self._tables.groups.require(group)
+            if (retry := _either(entry, "r", "retry")) in ("1", "2"):
+                topic = pop_retry_topics(topic, group)[int(retry) - 1]
             queue_id = _number(entry, "q", "queueId")
             until_ms = _number(entry, "pt", "popTime") + _number(entry, "it", "invisibleTime")
             begin = _number(entry, "so", "startOffset")
@@ -303,19 +310,27 @@ class PopRequests:
         return topic, group, handle
 
 
-def _pop_fields(places: Sequence[tuple[int, int]], *, pop_time: int, invisible_ms: int, rest: int) -> dict[str, object]:
-    """The fields of an answer with these messages, each given by queue id and queue offset."""
-    offsets: dict[int, list[int]] = {}
-    for queue_id, offset in places:
-        offsets.setdefault(queue_id, []).append(offset)
+def _retry_flag(stored: Record, topic: str, group: str) -> int:
+    """0: a message of the topic itself; otherwise the naming version of the retry topic."""
+    names = pop_retry_topics(topic, group)
+    return 1 + names.index(stored.topic) if stored.topic in names else 0
+
+
+def _pop_fields(
+    places: Sequence[tuple[int, int, int]], *, pop_time: int, invisible_ms: int, rest: int
+) -> dict[str, object]:
+    """The fields of an answer with these messages, each given by retry flag, queue id and queue offset."""
+    offsets: dict[tuple[int, int], list[int]] = {}
+    for retry, queue_id, offset in places:
+        offsets.setdefault((retry, queue_id), []).append(offset)
     return {
         "popTime": pop_time,
         "invisibleTime": invisible_ms,
         "reviveQid": _REVIVE_QUEUE,
         "restNum": rest,
-        "startOffsetInfo": ";".join(f"0 {queue_id} {min(found)}" for queue_id, found in offsets.items()),
+        "startOffsetInfo": ";".join(f"{retry} {queue_id} {min(found)}" for (retry, queue_id), found in offsets.items()),
         "msgOffsetInfo": ";".join(
-            f"0 {queue_id} {','.join(map(str, sorted(found)))}" for queue_id, found in offsets.items()
+            f"{retry} {queue_id} {','.join(map(str, sorted(found)))}" for (retry, queue_id), found in offsets.items()
         ),
         "orderCountInfo": "",
     }

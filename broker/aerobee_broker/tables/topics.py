@@ -29,6 +29,7 @@ from aerobee_store.tables.java_json import Bean
 INTERNAL_TOPIC_NAME_SIZE_MAX: Final = 255  # %RETRY% and %DLQ% before the longest group name
 QUEUE_COUNT_DEFAULT: Final = 8
 RETRY_PREFIX: Final = "%RETRY%"
+POP_RETRY_QUEUE_ID: Final = 0  # the only queue of a retry topic of POP consumers
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
 LIGHT_PREFIX: Final = "%LMQ%"
 TEMPLATE_TOPIC: Final = "TBW102"
@@ -116,6 +117,19 @@ def _split_prefix(name: str) -> tuple[str, str]:
 def retry_topic(group: str) -> str:
     """The topic for messages that `group` (a stored name) must receive again."""
     return RETRY_PREFIX + group
+
+
+def pop_retry_topics(topic: str, group: str) -> tuple[str, str]:
+    """RocketMQ's topics for messages of a topic that POP consumers of `group` must receive again, by its two naming
+    versions (stored names)."""
+    return f"{RETRY_PREFIX}{group}_{topic}", f"{RETRY_PREFIX}{group}+{topic}"
+
+
+def split_pop_retry_topic(stored: str, group: str) -> tuple[str, int] | None:
+    """The topic and the naming version, 1 or 2, of a retry topic of this group's POP consumers; None for any other."""
+    head = RETRY_PREFIX + group
+    mark, topic = stored[len(head) : len(head) + 1], stored[len(head) + 1 :]
+    return (topic, 1 + "_+".index(mark)) if stored.startswith(head) and topic and mark in ("_", "+") else None
 
 
 def dead_letter_topic(group: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from aerobee_broker.config import Settings
@@ -21,7 +21,7 @@ from aerobee_broker.delivery.journal.event_log import (
     encode_state,
     highest_offset,
 )
-from aerobee_broker.delivery.state.events import Delivered, Reset, State
+from aerobee_broker.delivery.state.events import Delivered, Reset, State, StateEntry, new_nonce
 from aerobee_broker.delivery.state.queue_key import QueueKey
 from aerobee_broker.delivery.state.stats import DeliveryStats
 from aerobee_broker.delivery.state.subscriptions import DeliveryTables, Queue, Subscriptions
@@ -104,6 +104,26 @@ class History:
                 self._snapshot_wake.set()
             queue.delivery.reset(offset)
             self._subscriptions.note_commit(queue, force=True)
+
+    def adopt(self, queue: Queue, times: Mapping[int, int], now_ms: int) -> None:
+        """Make these finished offsets below the cursor unfinished: delivered once, and invisible until these times."""
+        entries = {
+            offset: StateEntry(offset, 1, new_nonce() if until_ms > now_ms else 0, until_ms, None)
+            for offset, until_ms in times.items()
+        }
+        cursor = queue.delivery.cursor
+        entries |= {entry.offset: entry for state in queue.delivery.states() for entry in state.entries}
+        low = min(entries)
+        self.reset([(queue, low)])
+        size_max = self._journal.state_entry_count_max
+        offsets = sorted(entries)
+        for first in range(0, len(offsets), size_max):
+            some = offsets[first : first + size_max]
+            begin = some[0] if first else low
+            end = offsets[first + size_max] if first + size_max < len(offsets) else cursor
+            state = State(low, begin, end, tuple(entries[offset] for offset in some))
+            self.append(EventKind.STATE, [encode_state(queue.encoded_key, state)], now_ms)
+            queue.delivery.apply(state)
 
     async def wait_logged(self) -> None:
         """Return when all events so far are in the log, where they survive a crash of the process."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from aerobee_broker.delivery.state.stats import DeliveryStats
-from aerobee_broker.delivery.state.subscriptions import DeliveryTables
+from aerobee_broker.delivery.state.subscriptions import DeliveryTables, Queue
 from aerobee_broker.tables.consumer_groups import attempt_max
 from aerobee_broker.tables.topics import TopicConfig, dead_letter_topic
 from aerobee_store import InvalidMessageError, MessageStore, Record
@@ -38,15 +38,15 @@ class DeadLetters:
         self._tables.topics.create_internal(TopicConfig.of_type(dead_letter_topic(group), queue_count=1))
         await self._tables.save_topics()
 
-    def append(self, record: Record, group: str) -> None:
+    def append(self, record: Record, queue: Queue) -> None:
         """The event that finishes the message must be appended in the same step, so that it follows in the log."""
         origin_id = record.unique_key or p.offset_message_id(record.store_host, record.physical_offset)
         properties = {
             **_own_properties(record),
-            p.DLQ_ORIGIN_TOPIC: record.topic,
+            p.DLQ_ORIGIN_TOPIC: queue.topic if queue.retry_version else record.topic,
             p.DLQ_ORIGIN_MESSAGE_ID: origin_id,
         }
-        message = record.to_new_message(dead_letter_topic(group), 0, properties)
+        message = record.to_new_message(dead_letter_topic(queue.key.group), 0, properties)
         try:
             self._store.append([message], internal=True)
         except InvalidMessageError:

@@ -88,7 +88,7 @@ class ExhaustedMessages:
             if record is None:
                 self._stats.lost += 1
             else:
-                self._dead_letters.append(record, queue.key.group)
+                self._dead_letters.append(record, queue)
         event = encode_acknowledged(queue.encoded_key, acknowledged(moved))
         self._history.append(EventKind.ACKNOWLEDGED, [event], self._clock.now_ms())  # if this fails, nothing changes
         queue.delivery.finish(moved)

@@ -9,7 +9,7 @@ from aerobee_broker.delivery.journal.history import History
 from aerobee_broker.delivery.receive.long_polling import LongPolling
 from aerobee_broker.delivery.state.queue_key import QueueKey
 from aerobee_broker.delivery.state.subscriptions import Queue, Subscription, Subscriptions
-from aerobee_broker.tables.topics import TopicConfig
+from aerobee_broker.tables.topics import POP_RETRY_QUEUE_ID, TopicConfig
 
 
 class QueueSet(Protocol):
@@ -39,7 +39,7 @@ class QueueSet(Protocol):
 
 
 class TopicQueueSet:
-    """All queues of a topic, or only `queue_id`."""
+    """All queues of a topic, or only `queue_id`, and those of RocketMQ's retry topics of topic and group."""
 
     def __init__(
         self,
@@ -50,6 +50,7 @@ class TopicQueueSet:
         group: str,
         client_id: str,
         queue_id: int | None,
+        retry_topics: Sequence[str] = (),
     ) -> None:
         self._subscriptions = subscriptions
         self._history = history
@@ -58,21 +59,26 @@ class TopicQueueSet:
         self._group = group
         self._client_id = client_id
         self._queue_id = queue_id
+        self._retry_topics = retry_topics
 
     def begin(self, topic: TopicConfig) -> bool:
         subscription = self._subscriptions.get(topic.name, self._group)
-        if subscription is not None and len(subscription.queues) >= topic.read_queue_count:
-            return False
-        return self._history.begin(
-            QueueKey(self._group, topic.name, queue_id) for queue_id in range(topic.read_queue_count)
-        )
+        keys = [
+            QueueKey(self._group, name, POP_RETRY_QUEUE_ID)
+            for name in self._retry_topics
+            if self._subscriptions.get(name, self._group) is None
+        ]
+        if subscription is None or len(subscription.queues) < topic.read_queue_count:
+            keys += [QueueKey(self._group, topic.name, queue_id) for queue_id in range(topic.read_queue_count)]
+        return bool(keys) and self._history.begin(keys)
 
     def queues(self, attempt: int | None) -> Sequence[Queue]:
         subscription = self._subscriptions.get(self._topic, self._group) or Subscription()
         queues = subscription.rotated()
-        if self._queue_id is None:
-            return queues
-        return [queue for queue in queues if queue.key.queue_id == self._queue_id]
+        if self._queue_id is not None:
+            queues = [queue for queue in queues if queue.key.queue_id == self._queue_id]
+        retries = (self._subscriptions.queue(name, self._group, POP_RETRY_QUEUE_ID) for name in self._retry_topics)
+        return [*(queue for queue in retries if queue is not None), *queues] if self._retry_topics else queues
 
     def looked(self, queues: Sequence[Queue]) -> bool:
         return False

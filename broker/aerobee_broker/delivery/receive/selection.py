@@ -7,7 +7,6 @@ queues together with the journal, in the same step of the loop.
 from __future__ import annotations
 
 import heapq
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
@@ -29,7 +28,7 @@ from aerobee_broker.delivery.receive.dead_letters import DeadLetters
 from aerobee_broker.delivery.receive.receive_plan import ReceivePlan, ReceiveRequest
 from aerobee_broker.delivery.receive.visibility import Visibility
 from aerobee_broker.delivery.state import receipt_handle
-from aerobee_broker.delivery.state.events import Delivered
+from aerobee_broker.delivery.state.events import Delivered, new_nonce
 from aerobee_broker.delivery.state.message_group_order import MessageGroupOrder
 from aerobee_broker.delivery.state.priorities import Priorities, rank
 from aerobee_broker.delivery.state.stats import DeliveryStats
@@ -427,7 +426,7 @@ class Receiving:
                 reading.records.append(record)
                 received.bytes_left -= record.size
             elif has_dead_letter_topic:
-                self._dead_letters.append(record, queue.key.group)
+                self._dead_letters.append(record, queue)
                 received.bytes_left -= record.size
                 reading.finished.append(offset)
             else:
@@ -519,7 +518,8 @@ class Receiving:
                 continue  # skipped
             for record in records[index : index + run.size]:
                 handle = handle_of(queue, record.queue_offset, nonce, self._run)
-                messages.append(DeliveredMessage(record, handle, run.attempt))
+                earlier = record.reconsume_times if queue.retry_version else 0
+                messages.append(DeliveredMessage(record, handle, run.attempt + earlier))
             index += run.size
             if run.attempt > 1:
                 self._stats.redelivered += run.size
@@ -528,14 +528,9 @@ class Receiving:
 
 def handle_of(queue: Queue, offset: int, nonce: int, run: int) -> str:
     """The receipt handle of a delivery."""
-    return receipt_handle.encode(queue.key.queue_id, offset, nonce, run, queue.owner, queue.lite_topic)
+    return receipt_handle.encode(queue.key.queue_id, offset, nonce, run, queue.owner, queue.part)
 
 
 def _urgency(message: DeliveredMessage) -> tuple[int, int]:
     record = message.record
     return rank(record.properties.get(Priorities.LABEL_PROPERTY, "")), record.physical_offset
-
-
-def new_nonce() -> int:
-    """The nonce of a delivery without an attempt."""
-    return secrets.randbits(64) or 1

@@ -6,9 +6,15 @@ finished messages stay finished until a Reset.
 
 from __future__ import annotations
 
+import secrets
 from typing import NamedTuple
 
 from msgspec import Struct
+
+
+def new_nonce() -> int:
+    """The nonce of a delivery without an attempt."""
+    return secrets.randbits(64) or 1
 
 
 class Run(NamedTuple):

@@ -7,7 +7,8 @@
         13     8  nonce         identifies the delivery in flight; random, or derived from the attempt id
         21     4  run           random number of the broker's run: tells whether this process issued the handle
         25     4  owner         BLAKE2b of group and topic: detects a handle used for another group or topic
-        29     -  lite topic    UTF-8, at most 64 bytes; only for a message of a lite topic
+        29     -  part          UTF-8, at most 64 bytes; the lite topic of a message of one, or `%1` or `%2` for one of
+                                a retry topic of RocketMQ's POP consumers, by its naming version
 
 The handle contains no secret. The nonce is in the delivery journal, so a handle stays valid after a restart.
 """
@@ -23,7 +24,7 @@ from aerobee_broker.errors import InvalidReceiptHandleError
 _VERSION: Final = 2
 _LAYOUT: Final = struct.Struct(">BIQQI4s")
 assert _LAYOUT.size == 29, "the table above and the struct must agree"
-_LITE_TOPIC_SIZE_MAX: Final = 64
+_PART_SIZE_MAX: Final = 64
 _pack = _LAYOUT.pack
 
 
@@ -35,7 +36,7 @@ class ReceiptHandle(NamedTuple):
     nonce: int
     run: int
     owner: bytes
-    lite_topic: str
+    part: str
 
 
 def owner_of(group: str, topic: str) -> bytes:
@@ -43,21 +44,21 @@ def owner_of(group: str, topic: str) -> bytes:
     return blake2b(f"{group}\0{topic}".encode(), digest_size=4).digest()
 
 
-def encode(queue_id: int, queue_offset: int, nonce: int, run: int, owner: bytes, lite_topic: str = "") -> str:
-    """The handle as clients see it: 58 characters, up to 186 for a lite topic, without spaces."""
-    return (_pack(_VERSION, queue_id, queue_offset, nonce, run, owner) + lite_topic.encode()).hex()
+def encode(queue_id: int, queue_offset: int, nonce: int, run: int, owner: bytes, part: str = "") -> str:
+    """The handle as clients see it: 58 characters, up to 186 with a part, without spaces."""
+    return (_pack(_VERSION, queue_id, queue_offset, nonce, run, owner) + part.encode()).hex()
 
 
 def decode(handle: str) -> ReceiptHandle:
     """Parse a handle. Raises InvalidReceiptHandleError for any text that `encode` does not produce."""
     size, odd = divmod(len(handle), 2)
     try:
-        right = not odd and _LAYOUT.size <= size <= _LAYOUT.size + _LITE_TOPIC_SIZE_MAX
+        right = not odd and _LAYOUT.size <= size <= _LAYOUT.size + _PART_SIZE_MAX
         encoded = bytes.fromhex(handle) if right else b""
-        lite_topic = encoded[_LAYOUT.size :].decode()
+        part = encoded[_LAYOUT.size :].decode()
     except ValueError:
-        encoded, lite_topic = b"", ""
+        encoded, part = b"", ""
     if len(encoded) != size or not encoded or encoded[0] != _VERSION:
         raise InvalidReceiptHandleError("the receipt handle is malformed; use the handle of the received message")
     _, queue_id, queue_offset, nonce, run, owner = _LAYOUT.unpack_from(encoded)
-    return ReceiptHandle(queue_id, queue_offset, nonce, run, owner, lite_topic)
+    return ReceiptHandle(queue_id, queue_offset, nonce, run, owner, part)

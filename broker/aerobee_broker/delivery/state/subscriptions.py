@@ -14,7 +14,7 @@ from aerobee_broker.delivery.state.queue_key import QueueKey
 from aerobee_broker.delivery.state.receipt_handle import owner_of
 from aerobee_broker.tables.consumer_groups import GroupTable
 from aerobee_broker.tables.consumer_offsets import OffsetTable
-from aerobee_broker.tables.topics import LIGHT_PREFIX, TopicTable, split_light_topic_name
+from aerobee_broker.tables.topics import LIGHT_PREFIX, TopicTable, split_light_topic_name, split_pop_retry_topic
 from aerobee_store import MessageStore, Record
 
 _log = logging.getLogger(__name__)
@@ -38,13 +38,16 @@ class Queue:
 
     __slots__ = (
         *("delivery", "dropped", "encoded_key", "key", "lite_topic", "owner"),
-        *("reset_at", "saved_commit_offset", "scheduled_ms", "topic"),
+        *("reset_at", "retry_version", "saved_commit_offset", "scheduled_ms", "topic"),
     )
 
     def __init__(self, key: QueueKey, commit_offset: int) -> None:
         self.key = key
         self.encoded_key = key.encode()
         self.topic, self.lite_topic = split_light_topic_name(key.topic) or (key.topic, "")  # as consumers name them
+        self.retry_version = 0  # of a retry topic of POP consumers; `topic` is that of the messages
+        if (retry := split_pop_retry_topic(key.topic, key.group)) is not None:
+            self.topic, self.retry_version = retry
         self.owner = owner_of(key.group, self.topic)
         self.delivery = QueueDelivery(commit_offset)
         self.saved_commit_offset = -1
@@ -53,6 +56,11 @@ class Queue:
         # The position in the journal of a reset to a lower offset. Until a replay begins after it, the offsets table
         # must not contain the lower offset: earlier events would make all messages in between ready, one by one.
         self.reset_at: int | None = None
+
+    @property
+    def part(self) -> str:
+        """What tells a receipt handle's queue from one of `topic` itself."""
+        return f"%{self.retry_version}" if self.retry_version else self.lite_topic
 
 
 class Subscription(Struct):
@@ -157,7 +165,8 @@ class Subscriptions:
             return committed
         low, high = self._store.queue_range(key.topic, key.queue_id)
         policy = self._settings.current.delivery.initial_position
-        earliest = policy == "earliest" or (policy == "auto" and low == 0)
+        is_retry = split_pop_retry_topic(key.topic, key.group) is not None
+        earliest = policy == "earliest" or (policy == "auto" and low == 0) or is_retry
         return low if earliest else high
 
     def has_committed(self, queue: Queue) -> bool:

@@ -1,0 +1,193 @@
+"""Checkpoints and acknowledgements of RocketMQ's POP consumers: which messages are still in flight."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_broker.delivery.rocketmq_pop import RocketMQFlights
+from aerobee_broker.delivery.state.queue_key import QueueKey
+from aerobee_broker.tables.consumer_groups import GroupConfig
+from aerobee_broker.tables.topics import TopicConfig, pop_retry_topics, split_pop_retry_topic
+from aerobee_store.records.properties import REAL_TOPIC, TAGS
+from aerobee_store.records.record import Message
+from aerobee_store.testing import ManualClock
+from tests.support.delivery_harness import GROUP, START_MS, TOPIC, Harness
+from tests.support.saved_tables import saved
+
+REVIVE = "rmq_sys_REVIVE_LOG_DefaultCluster"
+TIMER = "rmq_sys_wheel_timer"
+REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
+CHECKPOINT = {"t": TOPIC, "c": GROUP, "q": 0, "so": 10, "n": 3, "d": [0, 2, 5], "bm": 0, "pt": START_MS, "it": 60_000}
+ACK = {"t": TOPIC, "c": GROUP, "q": 0, "so": 10, "pt": START_MS, "ao": 12}
+
+Entry = tuple[str, Any]  # tag and body
+
+
+@pytest.fixture
+async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
+    harness = await Harness.start(tmp_path, ManualClock(START_MS))
+    saved(harness.tables.topics).create_internal(TopicConfig(name=REVIVE, read_queue_count=8, write_queue_count=8))
+    yield harness
+    await harness.stop()
+
+
+async def write(harness: Harness, topic: str, *entries: Entry) -> None:
+    messages = [
+        Message(
+            topic=topic,
+            queue_id=0,
+            body=body if isinstance(body, bytes) else json.dumps(body).encode(),
+            properties={TAGS: tag} | ({REAL_TOPIC: REVIVE} if topic == TIMER else {}),
+        )
+        for tag, body in entries
+    ]
+    await harness.store.wait_stored(harness.store.append(messages, internal=True)[-1].end)
+
+
+def unfinished(harness: Harness) -> list[int]:
+    flights = RocketMQFlights(harness.store, harness.tables).unfinished()
+    assert flights.keys() <= {QueueKey(GROUP, TOPIC, 0)}
+    return sorted(offset for times in flights.values() for offset in times)
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ((), []),
+        ((("ck", CHECKPOINT),), [10, 12, 15]),
+        ((("ck", CHECKPOINT), ("ack", ACK)), [10, 15]),
+        ((("ack", ACK), ("ck", CHECKPOINT)), [10, 15]),
+        ((("ck", CHECKPOINT), ("bAck", {**ACK, "aol": [10, 15]})), [12]),
+        ((("ck", {**CHECKPOINT, "bm": 0b101}),), [12]),
+        ((("ck", {**CHECKPOINT, "d": None}),), [10, 11, 12]),
+        ((("ck", {**CHECKPOINT, "d": [], "n": 1}),), [10]),
+        ((("ck", CHECKPOINT), ("ack", {**ACK, "pt": START_MS + 1})), [10, 12, 15]),
+        ((("ck", CHECKPOINT), ("ack", {**ACK, "c": "other"})), [10, 12, 15]),
+        ((("ck", {**CHECKPOINT, "t": "deleted"}),), []),
+        ((("other", CHECKPOINT),), []),
+    ],
+)
+@pytest.mark.parametrize("topic", [TIMER, REVIVE])
+async def test_what_is_unfinished(
+    harness: Harness, topic: str, entries: tuple[Entry, ...], expected: list[int]
+) -> None:
+    """Wherever they are: delayed until the invisible time ends, or already in the revive log."""
+    if entries:
+        await write(harness, topic, *entries)
+    assert unfinished(harness) == expected
+
+
+@pytest.mark.parametrize("topic", [TIMER, REVIVE])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff",
+        {},
+        {**CHECKPOINT, "q": "x"},
+        {**CHECKPOINT, "d": 7},
+        {**CHECKPOINT, "n": 1e9, "d": 0},
+    ],
+)
+async def test_a_body_that_cannot_be_read(
+    harness: Harness, topic: str, body: bytes | Mapping[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged, and those beside it count."""
+    await write(harness, topic, ("ck", body), ("ck", CHECKPOINT))
+    assert unfinished(harness) == [10, 12, 15]
+    assert "message of the revive log ignored" in caplog.text
+
+
+async def test_what_rocketmq_has_revived(harness: Harness) -> None:
+    """A checkpoint below the committed offset of the revive log is done, although the timer's topic has it, too."""
+    later = {**CHECKPOINT, "so": 20, "d": [0]}
+    await write(harness, TIMER, ("ck", CHECKPOINT), ("ck", later))
+    await write(harness, REVIVE, ("ck", CHECKPOINT))
+    assert unfinished(harness) == [10, 12, 15, 20]
+    harness.tables.offsets.commit(REVIVE, REVIVE_GROUP, 0, 1)
+    assert unfinished(harness) == [20]
+
+
+async def test_what_was_read_is_not_read_again(harness: Harness) -> None:
+    """Our own timer delivers a checkpoint to the revive log later; only what RocketMQ writes afterwards is new."""
+    flights = RocketMQFlights(harness.store, harness.tables)
+    assert flights.note_read()
+    await write(harness, TIMER, ("ck", CHECKPOINT))
+    assert flights.note_read()
+    await harness.store.wait_stored(
+        harness.store.append(
+            [
+                Message(
+                    topic=REVIVE,
+                    queue_id=0,
+                    body=json.dumps(CHECKPOINT).encode(),
+                    properties={TAGS: "ck", "TIMER_OUT_MS": "1", REAL_TOPIC: REVIVE},
+                )
+            ],
+            internal=True,
+        )[-1].end
+    )
+    assert unfinished(harness) == []
+    await write(harness, TIMER, ("ck", {**CHECKPOINT, "so": 20, "d": [0]}))
+    assert unfinished(harness) == [20]
+
+
+async def test_a_store_without_rocketmq(tmp_path: Path) -> None:
+    """Nothing is read and nothing is written."""
+    harness = await Harness.start(tmp_path, ManualClock(START_MS))
+    assert not RocketMQFlights(harness.store, harness.tables).note_read()
+    assert harness.tables.offsets.topics_of(REVIVE_GROUP) == ()
+    await harness.stop()
+
+
+def test_names_of_retry_topics() -> None:
+    """Both naming versions; names of other groups and of RocketMQ 4 are not taken for them."""
+    for version, name in enumerate(pop_retry_topics("ns%orders", "ns%billing"), 1):
+        assert split_pop_retry_topic(name, "ns%billing") == ("ns%orders", version)
+    for name in ("%RETRY%billing", "%RETRY%billing_", "%RETRY%billing2_orders", "orders", "%DLQ%billing_orders", ""):
+        assert split_pop_retry_topic(name, "billing") is None
+
+
+async def test_the_retry_topic_of_another_group(tmp_path: Path) -> None:
+    """`%RETRY%billing_orders` may belong to the group `billing_orders` of RocketMQ 4: `billing` must not receive it."""
+    harness = await Harness.start(tmp_path, ManualClock(START_MS))
+    name = pop_retry_topics(TOPIC, GROUP)[0]
+    saved(harness.tables.topics).create_internal(TopicConfig(name=name, read_queue_count=1, write_queue_count=1))
+    await harness.send("retried", topic=name)
+    saved(harness.tables.groups).create(GroupConfig(name=f"{GROUP}_{TOPIC}"))
+    assert await harness.receive() == []
+    await harness.stop()
+
+
+async def test_adopted_messages_survive_a_kill_before_the_snapshot(tmp_path: Path) -> None:
+    """They are in flight until their time, then delivered; what is acknowledged stays so over every further start."""
+    harness = await Harness.start(tmp_path / "store", ManualClock(START_MS))
+    harness.tables.topics.create_internal(TopicConfig(name=REVIVE, read_queue_count=8, write_queue_count=8))
+    await harness.tables.save()
+    await harness.send("0", "1", "2", "3")
+    harness.tables.offsets.commit(TOPIC, GROUP, 0, 3)
+    await write(harness, TIMER, ("ck", {**CHECKPOINT, "so": 0, "d": [0, 2]}))
+    await harness.tables.save()
+    harness = await harness.restart()
+    await harness.deliveries.adopt()
+    assert [each.record.body for each in await harness.receive()] == [b"3"]
+    harness = await harness.crash()
+    await harness.deliveries.adopt()
+    harness.clock.advance(61)
+    again = await harness.receive()
+    assert sorted((each.record.body, each.attempt) for each in again) == [(b"0", 2), (b"2", 2), (b"3", 2)]
+    assert await harness.acknowledge(*again) == [True, True, True]
+    for turn in ("crash", "restart"):
+        harness = await getattr(harness, turn)()
+        await harness.deliveries.adopt()
+        harness.clock.advance(3600)
+        assert await harness.receive() == []
+    await harness.stop()
