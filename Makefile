@@ -55,6 +55,7 @@ lint: .venv/.dev ## style, imports, spelling, generated code and pages
 	$(BIN)/python -m aerobee_proto.generate --check
 	$(BIN)/python -m tests.support.module_map --check
 	$(BIN)/python -m tests.support.limits_page --check
+	$(BIN)/python -m tests.support.rocketmq_page --check
 
 type: .venv/.dev ## strict type check of packages and tests
 	$(BIN)/mypy store broker client pipeline proto tests examples
@@ -65,6 +66,7 @@ proto: .venv/.dev ## regenerate the code beside the .proto files
 map: .venv/.dev ## write the pages made from the code: rooms, modules, limits
 	$(BIN)/python -m tests.support.module_map
 	$(BIN)/python -m tests.support.limits_page
+	$(BIN)/python -m tests.support.rocketmq_page
 
 kube-apiserver: .venv/.dev ## build Kubernetes' API server for the tests of leases (needs Go; minutes, once)
 	$(BIN)/python -m tests.support.programs

@@ -9,7 +9,8 @@ from typing import Final
 import pytest
 
 from tests.cluster.conftest import MARKS, serve
-from tests.cluster.java_program import Release
+from tests.cluster.java_program import Release, prepare
+from tests.support.mqadmin_commands import COMMANDS
 
 pytestmark = MARKS
 
@@ -85,7 +86,7 @@ def test_commands_print_the_same_as_with_rocketmq(release: Release, remoting_add
     last = f"topicRoute -t AdmTopic -n {remoting_address}"
     file.write_text("".join(f"{line}\n" for line, _ in commands) + last + "\n")
     done = release.run(tmp_path / "home", "AdminCommands", remoting_address, str(file))
-    printed = dict(part.split("\n", 1) for part in done.stdout.split("== ")[1:])
+    printed = _printed(done)
     problems = []
     for line, wanted in commands:
         text = printed.get(line, "")
@@ -93,6 +94,44 @@ def test_commands_print_the_same_as_with_rocketmq(release: Release, remoting_add
             problems.append(f"{line}: {text[:500]}")
     assert not problems, "\n".join(problems) + done.stderr[-1000:]
     assert "CODE: 17" in printed[last]
+
+
+def test_every_command_does_what_the_page_says(tmp_path: Path) -> None:
+    """The commands of RocketMQ 5.5 in the order of the table; docs/rocketmq.md is made from it."""
+    release = prepare("5.5.0")
+    named = release.run(tmp_path / "names", "AdminCommands", "-", "names").stdout.split()
+    assert sorted(named) == sorted(command.name for command in COMMANDS)
+    home = tmp_path / "files"
+    home.mkdir()
+    (home / "topics.json").write_text('[{"topicName":"AdmList","readQueueNums":2,"writeQueueNums":2,"perm":6}]')
+    (home / "groups.json").write_text('[{"groupName":"AdmListGroup"}]')
+    with serve(tmp_path / "store", "--dev") as line:
+        address = line["remoting"]
+        traced = release.run(tmp_path / "trace", "RemotingStories", address, "trace").stdout.split()
+        values = {"address": address, "home": home, "id": traced[1], "offset_id": traced[2]}
+        lines = {command: command.line.format(**values) for command in COMMANDS if command.line}
+        file = tmp_path / "commands"
+        file.write_text("".join(f"{each}\n" for each in lines.values()))
+        linger = release.command(tmp_path / "client", "RemotingStories", address, "linger")
+        with subprocess.Popen(linger, stdout=subprocess.PIPE, text=True) as client:
+            try:
+                assert client.stdout is not None
+                assert client.stdout.readline() == "consuming\n"
+                printed = _printed(release.run(tmp_path / "admin", "AdminCommands", address, str(file), seconds=600))
+            finally:
+                client.kill()
+    problems = [
+        f"{command.name}: {text[:500]}"
+        for command, each in lines.items()
+        for text in (printed.get(each, ""),)
+        if command.wanted.format(**values) not in text or ("Exception" in text and not command.is_refused)
+    ]
+    assert not problems, "\n".join(problems)
+
+
+def _printed(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """What each command printed."""
+    return dict(part.split("\n", 1) for part in done.stdout.split("== ")[1:])
 
 
 def test_statistics_with_object_keys_are_read(release: Release, remoting_address: str, tmp_path: Path) -> None:
@@ -123,7 +162,7 @@ def test_statistics_with_object_keys_are_read(release: Release, remoting_address
             done = release.run(tmp_path / "home", "AdminCommands", remoting_address, str(file))
         finally:
             process.kill()
-    printed = dict(part.split("\n", 1) for part in done.stdout.split("== ")[1:])
+    printed = _printed(done)
     for line, wanted in lines.items():
         assert wanted in printed[line], line + printed[line]
         assert "Exception: " not in printed[line], line + printed[line]  # a setting's name may end like this, too

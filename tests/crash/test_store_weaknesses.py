@@ -260,17 +260,16 @@ def index_offsets(harness: Harness) -> list[int]:
 def test_13_no_answer_relies_on_a_replica(tmp_path: Path) -> None:
     """An answer waits for this disk's own sync.
 
-    RocketMQ's replica settings are reported as having no effect, and a synchronous master is refused:
-    `replication.acks` asks for replicas in addition.
+    RocketMQ's replica settings are refused, and so is a synchronous master: `replication.acks` asks for replicas in
+    addition.
     """
     conf = tmp_path / "broker.conf"
-    for promise in ("brokerRole=SYNC_MASTER", "inSyncReplicas=2"):
+    for promise in ("brokerRole=SYNC_MASTER", "inSyncReplicas=2", "totalReplicas=3", "minInSyncReplicas=2"):
         conf.write_text(f"{promise}\n")
         with pytest.raises(ConfigError, match=r"replication\.acks"):
             BrokerConfig.load(rocketmq_conf=conf)
-    conf.write_text("totalReplicas=3\nminInSyncReplicas=2\n")
+    conf.write_text("totalReplicas=1\nminInSyncReplicas=1\n")
     config = BrokerConfig.load(rocketmq_conf=conf)
-    assert set(config.ignored_rocketmq_keys) == {"totalReplicas", "minInSyncReplicas"}
     assert config.store.flush == "sync"
     harness = Harness()
     answered_during_sync: list[bool] = []

@@ -57,7 +57,7 @@ def _same(text: str) -> object:
     return text
 
 
-_ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
+ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "brokerName": ("broker.name", _same),
     "brokerClusterName": ("broker.cluster", _same),
     "storePathRootDir": ("store.directory", _same),
@@ -124,7 +124,7 @@ _ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
 
 def of_rocketmq(name: str, text: str, sections: Sections) -> tuple[str, object] | None:
     """The setting for a RocketMQ key, and its value; None for an unsupported key. Raises ConfigError."""
-    known = _ROCKETMQ_KEYS.get(name)
+    known = ROCKETMQ_KEYS.get(name)
     if known is None:
         return None
     setting, convert = known
@@ -139,9 +139,10 @@ _LEASE: Final = "set replication.etcd or replication.kubernetes_lease, which cho
 _USE_ACCOUNTS: Final = "set auth.accounts"
 _USE_TLS: Final = "set tls.certificate, tls.key and listen.tls"
 _USE_CERTIFICATES: Final = "set tls.client_authorities"
+_FILES: Final = "settings, queues and timers are files; let RocketMQ's tools write files first"
 _USE_ROLE: Final = "set replication.role, and replication.acks for a synchronous master"
 # Keys that promise protection or a role: their values without a promise, and what to use instead.
-_PROMISES: Final[dict[str, tuple[tuple[str, ...], str]]] = {
+PROMISES: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "aclEnable": (_OFF, _USE_ACCOUNTS),
     "authenticationEnabled": (_OFF, _USE_ACCOUNTS),
     "authorizationEnabled": (_OFF, _USE_ACCOUNTS),
@@ -161,6 +162,38 @@ _PROMISES: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "allAckInSyncStateSet": (_OFF, 'set replication.acks = "all"'),
     "inSyncReplicas": (("1", ""), "set replication.acks to one less"),
     "brokerPermission": (("6", ""), "set the permission of topics"),
+    "brokerId": (("0", ""), _USE_ROLE),
+    "duplicationEnable": (_OFF, _USE_ROLE),
+    "totalReplicas": (("1", ""), _USE_ROLE),
+    "minInSyncReplicas": (("1", ""), "set replication.acks and replication.min_in_sync"),
+    "enableAutoInSyncReplicas": (_OFF, "set replication.acks"),
+    "rejectTransactionMessage": (_OFF, "give topics a message type, such as NORMAL, which refuses transactions"),
+    "rejectPullConsumerEnable": (_OFF, "forbid groups to consume, or give accounts no right to it"),
+    "disableConsumeIfConsumerReadSlowly": (_OFF, "watch the lag of groups, see operating.md"),
+    "timerWheelEnable": (("true", ""), "give topics a message type, such as NORMAL, which refuses delayed messages"),
+    "timerStopEnqueue": (_OFF, "stop the producers of delayed messages"),
+    "timerRocksDBEnable": (_OFF, _FILES),
+    "transRocksDBEnable": (_OFF, _FILES),
+    "indexRocksDBEnable": (_OFF, _FILES),
+    "rocksdbCQDoubleWriteEnable": (_OFF, _FILES),
+    "storeType": (("default", ""), _FILES),
+    "configManagerVersion": (("v1", ""), _FILES),
+    "messageStorePlugIn": (("",), "there are no plug-ins of the store; use record services or hooks of clients"),
+    "regionId": (("defaultregion", ""), "messages always have the region DefaultRegion"),
+    "traceOn": (("true", ""), "turn the trace off in the clients"),
+    "clusterTopicEnable": (("true", ""), "give accounts no right to publish to the topic of the cluster's name"),
+    "brokerTopicEnable": (("true", ""), "give accounts no right to publish to the topic of the broker's name"),
+    "defaultMessageRequestMode": (("pull", ""), "set the mode of each topic and group with mqadmin setConsumeMode"),
+    "useStaticSubscription": (_OFF, "create groups without a list of subscriptions"),
+    "coldDataFlowControlEnable": (_OFF, "reads of old messages are not throttled"),
+    "coldCtrStrategyEnable": (_OFF, "reads of old messages are not throttled"),
+    "enableLmqQuota": (_OFF, "set store.light_queue_count_max"),
+    "readUnCommitted": (_OFF, "consumers read what is stored"),
+    "indexFileWriteEnable": (("true", ""), "set messageIndexEnable"),
+    "priorityOrderAsc": (("true", ""), "the highest priority is always delivered first"),
+    "startAcceptSendRequestTimeStamp": (("0", ""), "start the broker when producers may send"),
+    "maxTopicLength": (("127", ""), "names have up to 127 characters"),
+    "metricsExporterType": (("disable", "prom", ""), "collect the figures from /metrics of listen.metrics"),
 }
 
 
@@ -177,12 +210,12 @@ def from_rocketmq(path: Path, sections: Sections) -> tuple[dict[str, object], tu
     ignored: list[str] = []
     properties = _java_properties(text)
     for name, value in properties.items():
-        if name in _PROMISES and value.strip().lower() not in _PROMISES[name][0]:
+        if name in PROMISES and value.strip().lower() not in PROMISES[name][0]:
             raise ConfigError(
                 f"{name} in {path}: {value!r} is not supported, and ignoring it would break what it promises; remove "
-                f"the line and {_PROMISES[name][1]}"
+                f"the line and {PROMISES[name][1]}"
             )
-        known = _ROCKETMQ_KEYS.get(name)
+        known = ROCKETMQ_KEYS.get(name)
         if known is None:
             ignored.append(name if name.isprintable() else ascii(name)[1:-1])  # it is shown on a terminal
             continue

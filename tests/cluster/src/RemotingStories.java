@@ -23,6 +23,8 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
+import org.apache.rocketmq.client.consumer.store.ReadOffsetType;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendCallback;
@@ -33,6 +35,7 @@ import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.remoting.RPCHook;
 
 /**
@@ -64,6 +67,7 @@ public class RemotingStories {
         stories.put("delay", RemotingStories::delay);
         stories.put("pop", RemotingStories::pop);
         stories.put("acl", RemotingStories::acl);
+        stories.put("trace", RemotingStories::trace);
         stories.put("linger", RemotingStories::linger);
         boolean good = true;
         for (int i = 1; i < arguments.length; i++) {
@@ -256,14 +260,52 @@ public class RemotingStories {
     }
 
     /** Consumes until it is killed; says so, and the client id. */
+    /** The messages that the broker knows as consumed. */
+    static long committed(DefaultMQPushConsumer consumer, String topic) {
+        try {
+            consumer.getDefaultMQPushConsumerImpl().persistConsumerOffset();
+            long sum = 0;
+            for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(topic)) {
+                sum += Math.max(0, consumer.getOffsetStore().readOffset(queue, ReadOffsetType.READ_FROM_STORE));
+            }
+            return sum;
+        } catch (MQClientException cause) {
+            throw new IllegalStateException(cause);
+        }
+    }
+
+    /** A producer and a consumer that write the trace of a message; prints the id of the message. */
+    static void trace() throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer("PG_trace", null, true, null);
+        producer.setNamesrvAddr(namesrv);
+        producer.setSendMsgTimeout(20_000);
+        producer.start();
+        SendResult result = producer.send(new Message("JavaTrace", "tag", "traced", "m".getBytes()));
+        System.out.println("traced " + result.getMsgId() + " " + result.getOffsetMsgId());
+        Set<String> bodies = ConcurrentHashMap.newKeySet();
+        DefaultMQPushConsumer consumer =
+            new DefaultMQPushConsumer("CG_trace", null, new AllocateMessageQueueAveragely(), true, null);
+        consumer.setNamesrvAddr(namesrv);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.subscribe("JavaTrace", "*");
+        consumer.registerMessageListener(collect(bodies));
+        consumer.start();
+        await(() -> bodies.size() == 1, "" + bodies);
+        producer.shutdown(); // writes what waits
+        consumer.shutdown();
+    }
+
     static void linger() throws Exception {
         DefaultMQProducer producer = producer("PG_linger");
         sendAll(producer, "JavaLinger", 8);
+        // Otherwise the broker hears of the producer a second after its start.
+        producer.getDefaultMQProducerImpl().getMqClientFactory().sendHeartbeatToAllBrokerWithLock();
         Set<String> bodies = ConcurrentHashMap.newKeySet();
         DefaultMQPushConsumer consumer = consumer("CG_linger", "JavaLinger", "*");
         consumer.registerMessageListener(collect(bodies));
         consumer.start();
         await(() -> bodies.size() == 8, "" + bodies);
+        await(() -> committed(consumer, "JavaLinger") == 8, "offsets"); // the client reports them every five seconds
         System.out.println("consuming");
         System.out.println(consumer.getDefaultMQPushConsumerImpl().getmQClientFactory().getClientId());
         Thread.sleep(300_000);
