@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Protocol
 
-from aerobee_store import MessageStore, Record
+from aerobee_store import Record
 from aerobee_store.records import properties as p
 
 _TOTAL_SIZE: Final = struct.Struct(">i")
@@ -23,7 +23,14 @@ def shown_properties(properties: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in properties.items() if not f"{name}\x01".encode().startswith(_HIDDEN)}
 
 
-def shown_bytes(store: MessageStore, record: Record) -> bytes:
+class Stored(Protocol):
+    """The store, as far as it has records."""
+
+    def record_bytes(self, record: Record, /) -> bytes:
+        """The log's bytes of a record."""
+
+
+def shown_bytes(store: Stored, record: Record) -> bytes:
     """The record for a client. Raises RecordNotFoundError if it has expired."""
     stored = store.record_bytes(record)
     end = len(stored) - len(record.raw_properties)

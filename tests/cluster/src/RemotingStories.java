@@ -550,13 +550,19 @@ public class RemotingStories {
             long sentAt = System.currentTimeMillis();
             producer.send(message);
             ConcurrentLinkedQueue<Long> arrived = new ConcurrentLinkedQueue<>();
+            ConcurrentLinkedQueue<MessageExt> delayed = new ConcurrentLinkedQueue<>();
             DefaultMQPushConsumer consumer = consumer("CG_delay", "JavaDelay", "*");
             consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                delayed.addAll(messages);
                 arrived.add(System.currentTimeMillis());
                 return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
             });
             consumer.start();
             await(() -> !arrived.isEmpty(), "the delayed message");
+            check(delayed.peek().getDelayTimeLevel() == 2, "level " + delayed.peek().getDelayTimeLevel());
+            for (String name : delayed.peek().getProperties().keySet()) {
+                check(!name.startsWith("__CRC32") && !name.startsWith("__AEROBEE"), name);
+            }
             check(arrived.peek() - sentAt >= 4_900, "after " + (arrived.peek() - sentAt) + " ms");
             consumer.shutdown();
         } finally {

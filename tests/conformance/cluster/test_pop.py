@@ -137,6 +137,19 @@ async def test_a_pop_waits_for_a_message(client: RemotingClient, other: Remoting
     assert [found.body for found in records((await popped).body)] == [b"wanted"]
 
 
+async def test_popped_messages_were_not_counted_as_in_flight(client: RemotingClient) -> None:
+    """Those that are neither acknowledged nor visible again, also with gaps."""
+    for _ in range(3):
+        await send(client, "Popped", queue_id=0)
+    infos = [found.properties["POP_CK"] for found in records((await _pop(client, "Popped")).body)]
+    for acknowledged, left in ((None, 3), (infos[1], 2), (infos[0], 1), (infos[2], 0)):
+        if acknowledged is not None:
+            await _told(client, Request.ACK_MESSAGE, acknowledged, "Popped")
+        stats = await client.call(Request.GET_CONSUME_STATS, {"consumerGroup": "CG", "topic": "Popped"})
+        table = [found for key, found in json_body(stats)["offsetTable"].pairs() if key["queueId"] == 0]
+        assert [found["pullOffset"] - found["consumerOffset"] for found in table] == [left]
+
+
 async def test_acknowledged_and_changed_messages(client: RemotingClient, shared: Shared) -> None:
     """One is finished, one comes again with its attempt, also after a change with an info built by the client."""
     for body in (b"0", b"1", b"2"):
