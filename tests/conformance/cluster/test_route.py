@@ -20,7 +20,7 @@ from aerobee_broker.remoting_wire.frame import Command, FrameReader
 from aerobee_store.testing import ManualClock
 from tests.conformance.cluster.conftest import Shared
 from tests.support import golden_remoting
-from tests.support.remoting_client import RemotingClient, json_body, remoting_broker, send
+from tests.support.remoting_client import RemotingClient, json_body, pull_fields, remoting_broker, send
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -109,10 +109,12 @@ async def test_topics_that_every_broker_of_rocketmq_has_did_not_exist(tmp_path: 
         async with remoting_broker(tmp_path / str(len(more)), **changes) as (_, client):
             listed = json_body(await client.call(Request.GET_ALL_TOPIC_LIST_FROM_NAME_SERVER))["topicList"]
             assert set(listed) == expected.keys() | more.keys()
+            await client.call(Request.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP, body={"groupName": "CG"})
             for name, count in (expected | more).items():
                 stats = await client.call(Request.GET_TOPIC_STATS_INFO, {"topic": name})
                 assert len(json_body(stats)["offsetTable"].pairs()) == count
                 assert (await send(client, name)).code == Answer.SUCCESS, name
+                assert (await client.call(Request.PULL_MESSAGE, pull_fields(name))).code == Answer.SUCCESS, name
                 route = json_body(await client.call(Request.GET_ROUTE_INFO_BY_TOPIC, {"topic": name}))
                 assert [queues["writeQueueNums"] for queues in route["queueDatas"]] == [count], name
             for name in {"TBW102", "RMQ_SYS_TRACE_TOPIC"} - more.keys():

@@ -186,6 +186,13 @@ async def test_c048_an_exhausted_retry_becomes_a_dead_letter(client: RemotingCli
     assert (await send(client, "%RETRY%Nobody")).code == Answer.SUBSCRIPTION_GROUP_NOT_EXIST
 
 
+async def test_a_retry_of_a_committed_message_became_a_half_message(client: RemotingClient) -> None:
+    """A committed message keeps TRAN_MSG, and a consumer that cannot send it back sends it with all its properties."""
+    await client.call(Request.HEART_BEAT, body={"clientID": "c", "consumerDataSet": [{"groupName": "Again"}]})
+    assert (await send(client, "%RETRY%Again", b"again", properties="TRAN_MSG\x01true\x02", j=1)).code == 0
+    assert [record.body for record in await _pull(client, "%RETRY%Again")] == [b"again"]
+
+
 async def test_c049_region_and_trace(client: RemotingClient) -> None:
     """The answer to every stored send has them."""
     for answer in (
