@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from aerobee_broker.delivery.journal.history import History
 from aerobee_broker.delivery.rocketmq_pop import RocketMQFlights
 from aerobee_broker.delivery.state.queue_key import QueueKey
 from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.topics import TopicConfig, pop_retry_topics, split_pop_retry_topic
 from aerobee_store.records.properties import REAL_TOPIC, TAGS
 from aerobee_store.records.record import Message
+from aerobee_store.tables import java_json
 from aerobee_store.testing import ManualClock
 from tests.support.delivery_harness import GROUP, START_MS, TOPIC, Harness
 from tests.support.saved_tables import saved
@@ -167,7 +169,8 @@ async def test_the_retry_topic_of_another_group(tmp_path: Path) -> None:
     await harness.stop()
 
 
-async def test_adopted_messages_survive_a_kill_before_the_snapshot(tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", ["before the snapshot", "after it"])
+async def test_adopted_messages_survive_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str) -> None:
     """They are in flight until their time, then delivered; what is acknowledged stays so over every further start."""
     harness = await Harness.start(tmp_path / "store", ManualClock(START_MS))
     harness.tables.topics.create_internal(TopicConfig(name=REVIVE, read_queue_count=8, write_queue_count=8))
@@ -177,7 +180,14 @@ async def test_adopted_messages_survive_a_kill_before_the_snapshot(tmp_path: Pat
     await write(harness, TIMER, ("ck", {**CHECKPOINT, "so": 0, "d": [0, 2]}))
     await harness.tables.save()
     harness = await harness.restart()
+    if killed == "before the snapshot":
+        monkeypatch.setattr(History, "try_snapshot", _no_snapshot)
     await harness.deliveries.adopt()
+    monkeypatch.undo()
+    if killed == "after it":  # RocketMQ would find them, too
+        table = java_json.loads((harness.directory / "config" / "consumerOffset.json").read_bytes())
+        assert isinstance(table, dict)
+        assert table["offsetTable"][f"{TOPIC}@{GROUP}"]["0"] == 0
     assert [each.record.body for each in await harness.receive()] == [b"3"]
     harness = await harness.crash()
     await harness.deliveries.adopt()
@@ -190,4 +200,27 @@ async def test_adopted_messages_survive_a_kill_before_the_snapshot(tmp_path: Pat
         await harness.deliveries.adopt()
         harness.clock.advance(3600)
         assert await harness.receive() == []
+    await harness.stop()
+
+
+async def _no_snapshot(_: History) -> None:
+    """The broker is killed before it has written one."""
+
+
+async def test_messages_of_both_retry_topics(tmp_path: Path) -> None:
+    """A group without a position there begins at their first message. An acknowledgement finishes its own message, not
+    those at the same place of other topics."""
+    harness = await Harness.start(tmp_path, ManualClock(START_MS), initial_position="latest")
+    for name in pop_retry_topics(TOPIC, GROUP):
+        saved(harness.tables.topics).create_internal(TopicConfig(name=name, read_queue_count=1, write_queue_count=1))
+        await harness.send(name, topic=name)
+    assert len(await harness.receive()) == 2
+    await harness.send("new")
+    assert [each.record.body for each in await harness.receive()] == [b"new"]
+    harness.clock.advance(61)
+    again = {each.record.topic: each for each in await harness.receive()}
+    assert again.keys() == {TOPIC, *pop_retry_topics(TOPIC, GROUP)}
+    assert await harness.acknowledge(again[pop_retry_topics(TOPIC, GROUP)[1]]) == [True]
+    harness.clock.advance(61)
+    assert {each.record.topic for each in await harness.receive()} == {TOPIC, pop_retry_topics(TOPIC, GROUP)[0]}
     await harness.stop()
