@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aerobee_client import Client, Message, connect
 from aerobee_client.testing import BrokerProcess, run_broker
+from tests.support import broker_process as replicating
 from tests.support.programs import program
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -35,7 +36,7 @@ TOPIC, GROUP = "monitored", "watchers"
 OF_PROMETHEUS = {"up", "ALERTS"}
 KEYWORDS = {"and", "or", "unless", "bool", "offset", "by", "without", "on", "ignoring", "group_left", "group_right"}
 # Panels without events here: their series appear with the first event.
-WITHOUT_DATA = {"Dead letters"}
+WITHOUT_DATA = {"Dead letters", "Replicas behind", "Replicas", "Sends that wait for replicas"}
 
 
 def promtool(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
@@ -207,11 +208,26 @@ async def traffic(client: Client) -> None:
 # --- Without Prometheus -------------------------------------------------------------------------------------
 
 
-async def test_board_and_alerts_read_only_metrics_that_the_broker_exposes(broker: BrokerProcess) -> None:
+async def replication_names(directory: Path) -> set[str]:
+    """The names in /metrics of a master with a replica, and of that replica."""
+    master = replicating.BrokerProcess(directory, "a", "--role", "master")
+    replica = replicating.BrokerProcess(directory, "b", "--role", "replica", "--master", master.remoting)
+    async with replicating.running(master, replica):
+        await master.start()
+        await replica.start()
+        await replica.follows(master)
+        pages = [await asyncio.to_thread(fetch, f"http://{each.metrics}/metrics") for each in (master, replica)]
+    return set().union(*map(exposed_names, pages))
+
+
+async def test_board_and_alerts_read_only_metrics_that_the_broker_exposes(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
     """Every name in the expressions of board and alerts is in /metrics, or is Prometheus's own."""
     async with connect(broker.endpoint) as client:
         await traffic(client)
         exposed = exposed_names(await asyncio.to_thread(fetch, f"http://{broker.metrics}/metrics"))
+    exposed |= await replication_names(tmp_path)
     for expression in [*board_expressions(), *variable_expressions(), *alert_expressions()]:
         names = metric_names(expression)
         assert names, expression

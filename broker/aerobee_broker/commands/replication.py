@@ -36,7 +36,7 @@ def add_parser(commands: Commands) -> None:
     )
     status.add_argument("--json", action="store_true", help="print the answer of the broker as JSON")
     promote = new_command(commands, "promote", "make a replica the master", run_promote, examples=_PROMOTE_EXAMPLES)
-    promote.add_argument("--force", action="store_true", help="also a replica that lacks topics, groups and offsets")
+    promote.add_argument("--force", action="store_true", help="also a replica that lacks messages or tables")
     for parser in (status, promote):
         parser.add_argument(
             "--secret-key-file",
@@ -105,7 +105,7 @@ def _role_lines(found: dict[str, object]) -> list[str]:
         state = "connected" if info.get("connected") else f"not connected: {info.get('lastError') or 'no master yet'}"
         return [
             f"replica of {info.get('masterAddr') or 'no master'}, {state}",
-            f"log end {end}, epoch {found.get('epoch', '-')}, {info.get('lag', '-')} bytes behind",
+            f"log end {end}, epoch {found.get('epoch', '-')}, {_behind(info)}",
             *(
                 [f"topics, groups and offsets are missing: {info.get('tablesError') or 'not copied yet'}"]
                 if info.get("tablesMissing")
@@ -122,6 +122,13 @@ def _role_lines(found: dict[str, object]) -> list[str]:
             for item in connections
         ),
     ]
+
+
+def _behind(info: dict[str, object]) -> str:
+    if "lag" in info:
+        return f"{info['lag']} bytes behind"
+    known = f"; it lacked {info['lacking']} when it last heard of the master" if "lacking" in info else ""
+    return f"bytes behind unknown{known}"
 
 
 def _ask(arguments: argparse.Namespace, *requests: Command) -> list[Command]:

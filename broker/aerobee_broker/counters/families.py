@@ -104,4 +104,6 @@ class HistogramFamily(Family):
 
 
 def _number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
     return "+Inf" if value == math.inf else repr(float(value))

@@ -3,9 +3,11 @@
     replica     identified by its id (Aerobee) or its IP address (RocketMQ); several connections count once
     counts      an Aerobee replica; a RocketMQ replica only with replication.rocketmq_acks, because it confirms
                 received messages before they are durable
-    in sync     it counts, is connected, and is at most replication.lag_bytes_max behind
+    near        it counts, is connected, and is at most replication.lag_bytes_max behind: sends may wait for it
+    in sync     it has every message that was answered, so that none is lost if it becomes the master; with a lease
+                it is also one of the brokers that every message waits for
     confirmed   the offset before which enough replicas have the log: of n acknowledgements the n-th highest report;
-                of "all" the lowest of those in sync; with a lease the lowest of all brokers of the claim, and these
+                of "all" the lowest of those near; with a lease the lowest of all brokers of the claim, and these
                 must be at least n (in_sync_set.py)
 
 Waiters are sorted by offset, so a long wait does not block others.
@@ -62,13 +64,15 @@ class Acknowledgements:
     connections: list[Replica] = field(default_factory=list)
     is_master: Callable[[], bool] = lambda: True
     """Whether the lease is held; None without a lease."""
-    confirmed_before: int = 0
-    """With a lease: no message beyond this offset was confirmed before."""
+    confirmed_before: int = -1
+    """No message beyond this offset was confirmed before; until anything is known, the end of the log at the start."""
     _claimed: tuple[frozenset[int], int] | None = None
     _waiters: list[tuple[int, int, asyncio.Future[None]]] = field(default_factory=list)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
+        if self.confirmed_before < 0:
+            self.confirmed_before = self.store.positions[2]
         self._look()
 
     # --- Events of replicas -----------------------------------------------------------------------------------
@@ -97,8 +101,26 @@ class Acknowledgements:
                 found[replica.key] = max(found.get(replica.key, -1), replica.acked)
         return found
 
-    def in_sync(self) -> list[int]:
-        """The reports of the replicas that are in sync, highest first."""
+    @property
+    def answered_before(self) -> int:
+        """The physical offset before which messages may have been answered with success."""
+        if self._claimed is None and self.config.acks_wanted == 0:
+            return self.store.positions[2]
+        return max(self.confirmed(), self.confirmed_before)
+
+    def is_in_sync(self, replica: Replica) -> bool:
+        """Whether no answered message is lost if this replica becomes the master."""
+        if self._claimed is not None and replica.key not in {("id", str(number)) for number in self._claimed[0]}:
+            return False
+        return replica.acked >= self.answered_before
+
+    @property
+    def in_sync_count(self) -> int:
+        """How many of the replicas that count are in sync."""
+        return len({replica.key for replica in self.connections if replica.counts and self.is_in_sync(replica)})
+
+    def near(self) -> list[int]:
+        """The reports of the replicas that sends may wait for, highest first."""
         if self._claimed is not None:
             acked = self.acked()
             found = (acked.get(("id", str(broker_id)), -1) for broker_id in self._claimed[0])
@@ -111,12 +133,15 @@ class Acknowledgements:
         wanted = self.config.acks_wanted
         if self._claimed is not None:
             return self._confirmed_by_claim(*self._claimed, wanted or 0)
-        offsets = self.in_sync()
+        offsets = self.near()
         if wanted is None:
-            return min(offsets, default=self.store.positions[2])
-        if not wanted:
-            return self.store.positions[2]
-        return offsets[wanted - 1] if len(offsets) >= wanted else -1
+            found = min(offsets, default=self.store.positions[2])
+        elif not wanted:
+            found = self.store.positions[2]
+        else:
+            found = offsets[wanted - 1] if len(offsets) >= wanted else -1
+        self.confirmed_before = max(self.confirmed_before, found)
+        return found
 
     def _confirmed_by_claim(self, brokers: frozenset[int], claimed_count: int, wanted: int) -> int:
         if claimed_count < wanted or not self.is_master():
@@ -154,7 +179,7 @@ class Acknowledgements:
             )
         if confirmed < 0:
             raise ReplicaMissingError(
-                f"the message is stored, but {len(self.in_sync())} replicas are in sync, and replication.acks is "
+                f"the message is stored, but {len(self.near())} replicas are in sync, and replication.acks is "
                 f"{self.config.acks}; list the replicas with: aerobee replication"
             )
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -178,7 +203,7 @@ class Acknowledgements:
                     waiter.set_result(None)
         wanted = self.config.min_in_sync
         if wanted > 1:
-            found = 1 + len(self.in_sync())
+            found = 1 + len(self.near())
             if found >= wanted:
                 self.store.running.clear(RunningFlags.REPLICAS_MISSING)
             else:

@@ -75,8 +75,14 @@ class Follower:
         self._heartbeat_seconds = heartbeat_seconds
         self._silence_seconds = silence_seconds
         self._masters: list[Epoch] = []
-        self.master_end = 0  # the known end of the master's log
+        self.master_end = -1  # the known end of the master's log
+        self._confirmed = -1  # as far as a master with epochs has said
         self.caught_up = asyncio.Event()  # set once the master had nothing left to send
+
+    @property
+    def answered_before(self) -> int:
+        """The offset before which the master may have answered messages, as far as known; -1: nothing is known."""
+        return self._confirmed if self._confirmed >= 0 else self.master_end
 
     async def run(self, master: Address) -> None:
         """Connect and follow. Raises OSError, TimeoutError, BrokerError (DivergedError) and StoreError."""
@@ -142,7 +148,8 @@ class Follower:
                 end = self._store.follower.receive(unit.offset, unit.body)
             else:
                 self.caught_up.set()
-            self.master_end = max(self.master_end, unit.offset + len(unit.body))
+            self._confirmed = max(self._confirmed, unit.confirmed)
+            self.master_end = max(self.master_end, unit.offset + len(unit.body), unit.confirmed)
         if end is not None:
             await self._store.wait_stored(end, durable=True)
             self._report(writer)

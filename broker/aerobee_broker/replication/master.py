@@ -275,7 +275,7 @@ class ReplicationMaster:
         epoch = self._epochs.at(position) if protocol == "epochs" else None
         if epoch is None:
             return Unit(position, body)
-        return Unit(position, body, epoch.number, epoch.start, max(self._acknowledgements.confirmed(), 0))
+        return Unit(position, body, epoch.number, epoch.start, self._acknowledgements.answered_before)
 
     def _unit_body(self, position: int, protocol: Protocol, rest: int) -> bytes:
         """The next bytes, of one segment and one epoch: whole records, or a part of a record larger than a unit."""

@@ -123,8 +123,8 @@ class MasterBroker:
                 admin_v1.ReplicaStatus(
                     id=replica.key[1],
                     address=replica.address,
-                    lag_bytes=(lag := max(end - max(replica.acked, 0), 0)),
-                    in_sync=lag <= self._config.replication.lag_bytes_max,
+                    lag_bytes=max(end - max(replica.acked, 0), 0),
+                    in_sync=self.acknowledgements.is_in_sync(replica),
                     counts=replica.counts,
                 )
                 for replica in self.acknowledgements.connections

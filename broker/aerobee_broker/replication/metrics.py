@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 from aerobee_broker.counters.families import GaugeFamily, Pieces
@@ -16,7 +17,7 @@ class _Following(Protocol):
     @property
     def is_connected(self) -> bool: ...
     @property
-    def lag_bytes(self) -> int: ...
+    def lag_bytes(self) -> int | None: ...
     @property
     def diverged_tails(self) -> int: ...
 
@@ -36,7 +37,7 @@ class MasterCollector:
         yield _role("master")
         yield _gauge("aerobee_replication_epoch", "The epoch in which this master writes.", self._epochs.last)
         yield _gauge("aerobee_replicas_connected", "Connections of replicas.", len(found.connections))
-        yield _gauge("aerobee_replicas_in_sync", "Replicas that are in sync.", len(found.in_sync()))
+        yield _gauge("aerobee_replicas_in_sync", "Replicas that have every answered message.", found.in_sync_count)
         yield _gauge("aerobee_replication_waiting", "Sends that wait for replicas.", found.waiting_count)
         lag = GaugeFamily(
             "aerobee_replica_lag_bytes", "Durable bytes that a replica has not confirmed.", labels=("replica",)
@@ -65,7 +66,12 @@ class ReplicaCollector:
         yield _role("replica")
         connected = self._replica.is_connected
         yield _gauge("aerobee_replica_connected", "Whether this replica follows its master.", int(connected))
-        yield _gauge("aerobee_replica_behind_bytes", "Bytes of the master's log not on disk.", self._replica.lag_bytes)
+        lag = self._replica.lag_bytes
+        yield _gauge(
+            "aerobee_replica_behind_bytes",
+            "Bytes of the master's log not on disk; NaN if not known.",
+            math.nan if lag is None else lag,
+        )
         tails = self._replica.diverged_tails
         yield _gauge(
             "aerobee_replica_diverged_tails", "Files with a tail of the log that the master did not have.", tails

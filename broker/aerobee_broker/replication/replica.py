@@ -111,6 +111,7 @@ class ReplicaBroker:
         self._follower: Follower | None = None
         self._following: asyncio.Task[None] | None = None
         self._last_error = ""
+        self._answered_before = -1  # the furthest that masters may have answered messages; -1: nothing is known
         replication = config.replication
         self.registrar = Registrar(settings, tables, broker_id=replication.broker_id)
         self.registrar.answered = self._hear
@@ -322,9 +323,16 @@ class ReplicaBroker:
                     f"{master} did not answer a signed request for its epochs, so it has another secret, or is a "
                     f"RocketMQ: compare peers.secret_key_file, or name {host} in peers.addresses"
                 )
+            begin = await self._begin_of(connection)
+            if 0 < self._store.positions[0] < begin:
+                raise BrokerError(
+                    f"this replica's log ends at {self._store.positions[0]}, but the master has removed everything "
+                    f"before {begin}. Move this store away, so that the replica starts with an empty one and copies "
+                    f"the master's whole log"
+                )
             await self._compare_last_record(connection)
-            if protocol == "plain":
-                await self._begin(connection)
+            if protocol == "plain" and not self._store.positions[0]:
+                await self._begin(connection, begin)
             if ha is None:
                 ha = await self._ha_address(connection)
         finally:
@@ -341,6 +349,7 @@ class ReplicaBroker:
         try:
             await follower.run(ha)
         finally:
+            self._answered_before = max(self._answered_before, follower.answered_before)
             self._follower = None
 
     def _addresses(self) -> tuple[Address, Address | None]:
@@ -424,15 +433,17 @@ class ReplicaBroker:
         except (RecordNotFoundError, CorruptRecordError):
             return None
 
-    async def _begin(self, master: Connection) -> None:
-        """Begin an empty log where the master's begins. A RocketMQ master that receives 0 would skip all but its newest
-        segment, so the replica never sends 0."""
-        if self._store.positions[0]:
-            return
+    @staticmethod
+    async def _begin_of(master: Connection) -> int:
+        """The physical offset at which the master's log begins; 0 if it does not say."""
         answered = await master.ask(Command(Request.GET_BROKER_RUNTIME_INFO), _ANSWER_SECONDS)
         content = java_json.loads(answered.body, object_keys=True) if answered.body else {}
         table = content.get("table") if isinstance(content, dict) else None
-        begin = int(str(table.get("commitLogMinOffset", "0"))) if isinstance(table, dict) else 0
+        return int(str(table.get("commitLogMinOffset", "0"))) if isinstance(table, dict) else 0
+
+    async def _begin(self, master: Connection, begin: int) -> None:
+        """Begin an empty log where the master's begins. A RocketMQ master that receives 0 would skip all but its newest
+        segment, so the replica never sends 0."""
         if begin > 0:
             self._store.follower.begin_at(begin)
             return
@@ -487,10 +498,19 @@ class ReplicaBroker:
         return self._follower is not None
 
     @property
-    def lag_bytes(self) -> int:
-        """Durable bytes of the master's log, as far as known, that are not on this disk."""
-        end = self._store.positions[2]
-        return 0 if self._follower is None else max(self._follower.master_end - end, 0)
+    def lag_bytes(self) -> int | None:
+        """Durable bytes of the master's log that are not on this disk; None if its end is not known."""
+        if self._follower is None or self._follower.master_end < 0:
+            return None
+        return max(self._follower.master_end - self._store.positions[2], 0)
+
+    @property
+    def lacking_bytes(self) -> int | None:
+        """Bytes with answered messages that are known to be missing here; None if no master was heard of."""
+        known = self._answered_before
+        if self._follower is not None:
+            known = max(known, self._follower.answered_before)
+        return None if known < 0 else max(known - self._store.positions[2], 0)
 
     @property
     def diverged_tails(self) -> int:
@@ -499,13 +519,15 @@ class ReplicaBroker:
 
     def _status(self) -> Bean:
         follower, end = self._follower, self._store.positions[2]
+        lag, lacking = self.lag_bytes, self.lacking_bytes
         try:
             master = str(self._addresses()[0])
         except BrokerError:
             master = ""
         return Bean(
             connected=self.is_connected,
-            lag=self.lag_bytes,
+            **({} if lag is None else {"lag": lag}),
+            **({} if lacking is None else {"lacking": lacking}),
             lastError=self._last_error,
             lastReadTimestamp=0,
             lastWriteTimestamp=0,
@@ -519,15 +541,33 @@ class ReplicaBroker:
         )
 
     def _promote(self, force: bool) -> None:
-        if not self._metadata.is_complete and not force:
-            raise RemotingError(
-                Answer.SYSTEM_ERROR,
-                f"this replica has not copied the master's topics, groups and offsets"
-                f"{': ' if self._metadata.error else ''}{self._metadata.error}; wait for them, or promote it without "
-                f"them with: aerobee promote --force",
-            )
+        if missing := self._missing():
+            if not force:
+                raise RemotingError(
+                    Answer.SYSTEM_ERROR,
+                    f"{'; '.join(missing)}. Let it follow the master until it has them, promote another replica, or "
+                    f"promote this one without them with: aerobee promote --force",
+                )
+            _log.warning("promoted by force cause=%s", "; ".join(missing))
         self.requests.promote = None
         self._end("promoted")
+
+    def _missing(self) -> list[str]:
+        """What a promotion would lose, as far as known, in sentences without a full stop."""
+        found, lacking = [], self.lacking_bytes
+        if lacking is None:
+            found.append(
+                "this replica has not reached the master since its start, so it is not known which messages it lacks"
+            )
+        elif lacking:
+            found.append(
+                f"this replica lacks {lacking} bytes with messages that the master may have answered, from physical "
+                f"offset {self._store.positions[2]} on"
+            )
+        if not self._metadata.is_complete:
+            cause = f": {self._metadata.error}" if self._metadata.error else ""
+            found.append(f"this replica has not copied the master's topics, groups and offsets{cause}")
+        return found
 
     def _refuse_promotion(self, _force: bool) -> None:
         raise RemotingError(

@@ -72,7 +72,7 @@ class ReplicationRequests:
                     Bean(
                         addr=replica.address,
                         diff=lag,
-                        inSync=lag <= self._config.replication.lag_bytes_max,
+                        inSync=found.is_in_sync(replica),
                         slaveAckOffset=replica.acked,
                         transferFromWhere=replica.sent,
                         transferredByteInSecond=0,
@@ -89,7 +89,7 @@ class ReplicationRequests:
                 epoch=self._epochs.last,
                 haClientRuntimeInfo=idle if self.following is None else self.following(),
                 haConnectionInfo=connections,
-                inSyncSlaveNums=0 if found is None else len(found.in_sync()),
+                inSyncSlaveNums=0 if found is None else found.in_sync_count,
                 master=found is not None,
                 masterCommitLogMaxOffset=self._store.positions[0],
             )

@@ -52,7 +52,7 @@ def test_the_confirmed_offset(acks: str, confirmed: int) -> None:
     for name, acked in (("1", 900), ("2", 700), ("3", 400)):
         _replica(found, name, acked)
     assert found.confirmed() == confirmed
-    assert found.in_sync() == [900, 700]
+    assert found.near() == [900, 700]
 
 
 async def test_two_connections_of_one_replica_count_once() -> None:
@@ -142,3 +142,33 @@ def test_settings_that_cannot_work(settings: dict[str, object]) -> None:
     """The error names the setting."""
     with pytest.raises(ConfigError, match=r"replication\."):
         ReplicationConfig(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("acks", "reports", "in_sync"),
+    [
+        ("none", (1000, 999, 700), [True, False, False]),
+        ("1", (900, 700, 400), [True, False, False]),
+        ("2", (900, 700, 400), [True, True, False]),
+        ("all", (900, 700, 400), [True, True, False]),
+    ],
+)
+def test_a_replica_without_answered_messages_is_not_in_sync(
+    acks: str, reports: tuple[int, ...], in_sync: list[bool]
+) -> None:
+    """A replica may be near enough to be waited for, and still lack messages that others confirmed."""
+    found = _of(acks=acks)
+    found.confirmed_before = 0  # nothing was answered before these replicas connected
+    replicas = [_replica(found, str(number), acked) for number, acked in enumerate(reports)]
+    assert [found.is_in_sync(replica) for replica in replicas] == in_sync
+    assert found.in_sync_count == sum(in_sync)
+
+
+def test_a_replica_that_returns_is_in_sync_once_it_has_what_was_answered_meanwhile() -> None:
+    """What was answered without a replica stays answered when the confirmed offset falls back to its report."""
+    found = _of(acks="all")
+    assert found.confirmed() == _END  # no replica: the master answers alone
+    replica = _replica(found, "1", 900)
+    assert (found.confirmed(), found.is_in_sync(replica)) == (900, False)
+    found.reported(replica, _END)
+    assert found.is_in_sync(replica)
