@@ -98,6 +98,11 @@ async def _consume_some(address: str) -> None:
     await client.close()
 
 
+def _has_no_tables(address: str) -> bool:
+    """Whether the replica lacks tables of its master, without which it is not promoted."""
+    return bool(asyncio.run(_status(address))["haClientRuntimeInfo"]["tablesMissing"])
+
+
 async def _status(address: str) -> Any:
     client = await RemotingClient.connect(Address.parse(address))
     try:
@@ -140,6 +145,7 @@ def test_our_replica_of_a_java_master_is_promoted(servers: Release, tmp_path: Pa
                 return table.exists() and '"Copied@CG":{' in table.read_text().replace(" ", "").replace("\n", "")
 
             until(copied, "the offsets were not copied")
+            until(lambda: not _has_no_tables(address), "a table was not copied")
             topics = json.loads((tmp_path / "b" / "config" / "topics.json").read_text())["topicConfigTable"]
             assert topics["Copied"]["readQueueNums"] == 4
             java.close()
