@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from aerobee_client import Message, connect
+from aerobee_client.message_trace import MessageTraceHooks
 from tests.cluster.conftest import MARKS, serve
 from tests.cluster.java_program import Release, prepare
 from tests.support.mqadmin_commands import COMMANDS
@@ -127,6 +130,32 @@ def test_every_command_does_what_the_page_says(tmp_path: Path) -> None:
         if command.wanted.format(**values) not in text or ("Exception" in text and not command.is_refused)
     ]
     assert not problems, "\n".join(problems)
+
+
+async def _traced(endpoint: str) -> str:
+    """Send a message whose trace our client writes; returns its id."""
+    async with connect(endpoint) as plain:
+        trace = MessageTraceHooks(plain, group="PG_ours", topic="Traces")
+        async with connect(endpoint, hooks=[trace]) as client:
+            sent = await client.producer().send(Message(topic="Ours", body=b"traced", keys=("ours",)))
+        await trace.drain()
+        return sent.message_id
+
+
+def test_a_trace_of_our_client_is_shown(release: Release, tmp_path: Path) -> None:
+    """In a topic of another name, without creation of topics on first use."""
+    config = tmp_path / "aerobee.toml"
+    config.write_text('[topics]\ntrace = true\ntrace_topic = "Traces"\n')
+    with serve(tmp_path / "store", "--config", str(config)) as line:
+        made = tmp_path / "made"
+        made.write_text("updateTopic -c DefaultCluster -t Ours -r 1 -w 1\n")
+        release.run(tmp_path / "home", "AdminCommands", line["remoting"], str(made))
+        command = f"queryMsgTraceById -i {asyncio.run(_traced(line['grpc']))} -t Traces"
+        file = tmp_path / "commands"
+        file.write_text(f"{command}\n")
+        printed = _printed(release.run(tmp_path / "home", "AdminCommands", line["remoting"], str(file)))
+    assert "PG_ours" in printed[command], printed
+    assert "success" in printed[command], printed
 
 
 def _printed(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
