@@ -283,8 +283,10 @@ async def test_topic_that_cannot_be_read_is_forbidden(harness: Harness) -> None:
     assert await code_of(harness, request()) == Code.FORBIDDEN
 
 
-async def test_unwritten_messages_are_redelivered_at_once(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call ended after the first of three messages, each written separately."""
+async def test_all_messages_of_an_incomplete_answer_are_redelivered_at_once(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call ended after the first of three messages, each written separately: clients drop what they got so far."""
     monkeypatch.setattr("aerobee_broker.processors.receive._RESPONSES_SIZE_MAX", 1)
     await harness.send("a", "b", "c")
     stream = harness.receive_processor.process(request(), Client("c"), 10.0)
@@ -293,11 +295,11 @@ async def test_unwritten_messages_are_redelivered_at_once(harness: Harness, monk
     await anext(stream)  # the second is being sent when the call breaks
     await stream.aclose()
     again = await receive(harness)
-    assert [(m.body, m.system_properties.delivery_attempt) for m in again] == [(b"b", 2), (b"c", 2)]
+    assert [(m.body, m.system_properties.delivery_attempt) for m in again] == [(b"a", 2), (b"b", 2), (b"c", 2)]
     answer = await harness.acknowledge_processor.acknowledge(
         ack(harness, first.system_properties.receipt_handle), Client("c")
     )
-    assert answer.status.code == Code.OK
+    assert answer.status.code == Code.INVALID_RECEIPT_HANDLE
 
 
 # --- AckMessage ---------------------------------------------------------------------------------------------
