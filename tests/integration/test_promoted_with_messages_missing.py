@@ -27,8 +27,8 @@ async def test_a_replica_that_has_not_heard_of_its_master_is_promoted_by_force_o
     b = BrokerProcess(tmp_path, "b", *_ROLE, a.remoting)
     async with running(a, b):
         await a.start()
-        await b.start()
         assert await a.send(b"kept") == Answer.SUCCESS
+        await b.start()  # only now, so that the first copy of the tables has the topic
         await b.follows(a)
         await a.kill()
         await b.kill()
