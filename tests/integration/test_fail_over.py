@@ -64,6 +64,22 @@ async def test_a_killed_master_is_replaced_and_returns_as_a_replica(tmp_path: Pa
         _in_order(await first.bodies(), answered)
 
 
+async def test_a_master_that_is_started_again_at_once_does_not_wait_for_its_own_lease(
+    tmp_path: Path, service: LeaseService
+) -> None:
+    """The lease of the killed process would last longer than this test."""
+    only = service.member(tmp_path, 1)
+    only.lease_seconds = 600
+    async with running(only):
+        epoch = (await only.becomes_master())["leaseEpoch"]
+        answered = await _confirmed(only, 5)
+        only.kill()
+        only.start()
+        assert (await only.becomes_master())["leaseEpoch"] == epoch + 1
+        answered += await _confirmed(only, 5)
+        _in_order(await only.bodies(), answered)
+
+
 async def test_a_paused_master_confirms_nothing_when_resumed(tmp_path: Path, service: LeaseService) -> None:
     """A send read before the pause, or after it, is not confirmed."""
     first, second = service.member(tmp_path, 1), service.member(tmp_path, 2)

@@ -78,6 +78,23 @@ _FIRST = Claim(1, 1, frozenset((1,)))
 _SECOND = Claim(2, 2, frozenset((2,)))
 
 
+async def test_a_broker_that_was_killed_takes_its_own_lease_at_once(broker: Broker) -> None:
+    """Its earlier process can neither renew nor change anything then; another broker cannot take the lease."""
+    killed, again, other = broker(1), broker(1), broker(2)
+    version = await killed.take(await killed.read(), _FIRST)
+    with pytest.raises(LeaseConflictError):
+        await other.take(await other.read(), _SECOND)
+    await again.take(await again.read(), Claim(2, 1, frozenset((1,))))
+    if not isinstance(killed, MemoryLease):  # it knows a holder by the id of the broker only
+        with pytest.raises(LeaseLostError):
+            await killed.renew()
+    with pytest.raises(LeaseConflictError):
+        await killed.change(version, _FIRST)
+    await again.renew()
+    found = await other.read()
+    assert (found.holder, found.claim) == (Holder(1), Claim(2, 1, frozenset((1,))))
+
+
 async def test_one_of_two_takes_the_lease(broker: Broker) -> None:
     """The other broker sees the claim."""
     first, second = broker(1), broker(2)

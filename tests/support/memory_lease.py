@@ -46,7 +46,9 @@ class MemoryLease:
 
     async def take(self, seen: LeaseView, claim: Claim) -> int:
         self._request()
-        if self.state.holder is not None or self.state.version != seen.version:
+        held = self.state.holder
+        is_own = held is not None and held == seen.holder and held.broker_id == self.broker_id
+        if (held is not None and not is_own) or self.state.version != seen.version:
             raise LeaseConflictError("taken")
         self.state.holder = Holder(self.broker_id)
         return self._change(claim)

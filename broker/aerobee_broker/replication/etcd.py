@@ -98,6 +98,8 @@ class EtcdLease:
         )
 
     async def take(self, seen: LeaseView, claim: Claim) -> int:
+        if seen.holder is not None and seen.holder.broker_id == self._broker_id:
+            await self._end_earlier_process()
         granted = await self._post("lease/grant", {"TTL": str(self._lease_seconds)})
         lease_id = str(granted["ID"])
         try:
@@ -142,6 +144,13 @@ class EtcdLease:
             await self._revoke(lease_id)
 
     # --- Requests ---------------------------------------------------------------------------------------------
+
+    async def _end_earlier_process(self) -> None:
+        """Revoke the lease with which an earlier process of this broker is the holder."""
+        answered = await self._txn([], [_get(self._holder_key)], [])
+        found = _value(answered["responses"][0])
+        if found is not None and _holder(found).broker_id == self._broker_id:
+            await self._revoke(str(found["lease"]))
 
     async def _revoke(self, lease_id: str) -> None:
         with suppress(LeaseUnavailableError):  # the lease expires without it

@@ -225,7 +225,10 @@ class KubernetesLease:
         identity = f"broker-{self._broker_id}-{secrets.token_hex(8)}"
 
         def taken(record: _Record) -> dict[str, Any]:
-            if record.version != seen.version or not self._is_free(record):
+            is_own = (
+                seen.holder is not None and seen.holder == record.holder and seen.holder.broker_id == self._broker_id
+            )
+            if record.version != seen.version or not (is_own or self._is_free(record)):
                 raise LeaseConflictError("another broker took the lease")
             claimed = _Record(record.with_claim(_next_version(record), claim))
             raw = claimed.with_holder(Holder(self._broker_id))

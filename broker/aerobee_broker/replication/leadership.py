@@ -74,13 +74,16 @@ class Leadership:
         return view
 
     def may_take(self, view: LeaseView, *, is_member: bool, last_epoch: int) -> bool:
-        """Whether this broker has every confirmed message of a group that has no master.
+        """Whether this broker has every confirmed message of a group that has no master, or whose master it was until
+        its process ended: no other process has this store open, and no other broker's log ends in this epoch of its.
 
         `is_member`: its store was in the group before; `last_epoch`: the newest one in its log.
         """
         claim = view.claim
-        if view.holder is not None or claim is None or not is_member or self.broker_id not in claim.in_sync:
+        if claim is None or not is_member or self.broker_id not in claim.in_sync:
             return False
+        if view.holder is not None:
+            return view.holder.broker_id == self.broker_id == claim.master and last_epoch == claim.epoch
         # A broker that took the lease and died before it wrote anything has not saved its epoch.
         return last_epoch == claim.epoch or claim.master == self.broker_id
 

@@ -71,7 +71,10 @@ class Lease(Protocol):
         """The newest state. A holder that has not renewed the lease in time is left out."""
 
     async def take(self, seen: LeaseView, claim: Claim) -> int:
-        """Take the free lease; returns the version of the new claim. Raises LeaseConflictError."""
+        """Take the lease; returns the version of the new claim. Raises LeaseConflictError.
+
+        It must be free, or `seen` shows that an earlier process of this broker holds it, which is then ended.
+        """
 
     async def renew(self) -> None:
         """Renew the lease for its full duration. Raises LeaseLostError."""

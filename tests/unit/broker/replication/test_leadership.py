@@ -75,8 +75,24 @@ class _Master:
         (LeaseView(1, Claim(3, 1, frozenset((1, 2))), None), True, 2, False),
         (LeaseView(1, Claim(3, 2, frozenset((2,))), None), True, 2, True),
         (LeaseView(0, None, None), True, 3, False),
+        (LeaseView(1, Claim(3, 2, frozenset((1, 2))), Holder(2)), True, 3, True),
+        (LeaseView(1, Claim(3, 2, frozenset((1, 2))), Holder(2)), True, 2, False),
+        (LeaseView(1, Claim(3, 2, frozenset((1, 2))), Holder(2)), False, 3, False),
+        (LeaseView(1, Claim(3, 1, frozenset((1, 2))), Holder(2)), True, 3, False),
     ],
-    ids=["in sync", "held", "not in sync", "store is new", "log is older", "died before it began", "no group"],
+    ids=[
+        "in sync",
+        "held",
+        "not in sync",
+        "store is new",
+        "log is older",
+        "died before it began",
+        "no group",
+        "held by its earlier process",
+        "held by its id with a newer log",
+        "held by its id with a lost store",
+        "held by its id in the epoch of another",
+    ],
 )
 async def test_conditions_for_taking_the_lease(view: LeaseView, member: bool, last_epoch: int, may: bool) -> None:
     """Whether broker 2 may take the lease depends on its state and on the claim."""
