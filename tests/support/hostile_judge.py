@@ -22,8 +22,9 @@ from tests.support.hostile_input import STORED_KEY, STORED_TOPIC, Attack
 
 GROWTH_MAX: Final = 256 << 20
 """The promise of docs/security.md: bytes of memory over the base, whatever clients send."""
-STEP_SECONDS_MAX: Final = 0.1
-"""Processor time between two firings of the loop's timer."""
+STEP_SECONDS_MAX: Final = 0.1 if "AEROBEE_HOSTILE_ROUNDS" in os.environ else 0.3
+"""Processor time between two firings of the loop's timer. Beside other tests on two threads of one core, the same step
+needs up to three times as much, so only `make test-hostile` judges by the promise."""
 _SEND_SECONDS: Final = 15.0  # for one write; a broker that stops reading ends the sending
 _BACK_SECONDS: Final = 30.0  # for the gauges to return
 _GAUGES: Final = re.compile(
