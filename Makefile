@@ -12,7 +12,7 @@ KILLS ?= 1
 # Hundreds of tests start a broker or a command: each would compile all modules anew where an image forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-pythons kube-apiserver check conformance lint type proto map test-sdks test-front test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark bench bench-broker bench-records soak-records bench-peers bench-front bench-store bench-replication clean
+.PHONY: help setup run test test-pythons kube-apiserver check conformance lint type proto map test-sdks test-front test-crossings test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark bench bench-broker bench-records soak-records bench-peers bench-front bench-store bench-replication clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -56,6 +56,7 @@ lint: .venv/.dev ## style, imports, spelling, generated code and pages
 	$(BIN)/python -m tests.support.module_map --check
 	$(BIN)/python -m tests.support.limits_page --check
 	$(BIN)/python -m tests.support.rocketmq_page --check
+	$(BIN)/python -m tests.crossings.page --check
 
 type: .venv/.dev ## strict type check of packages and tests
 	$(BIN)/mypy store broker client pipeline proto tests examples
@@ -67,6 +68,7 @@ map: .venv/.dev ## write the pages made from the code: rooms, modules, limits
 	$(BIN)/python -m tests.support.module_map
 	$(BIN)/python -m tests.support.limits_page
 	$(BIN)/python -m tests.support.rocketmq_page
+	$(BIN)/python -m tests.crossings.page
 
 kube-apiserver: .venv/.dev ## build Kubernetes' API server for the tests of leases (needs Go; minutes, once)
 	$(BIN)/python -m tests.support.programs
@@ -80,6 +82,9 @@ test-front: .venv/.dev ## the front end with h2spec and gRPC's interoperability 
 
 test-crash: .venv/.dev ## the long crash tests: 500 kills and every crash point, with fresh seeds (more than an hour)
 	AEROBEE_FRESH_SEEDS=1 AEROBEE_CRASH_CYCLES=500 $(BIN)/python -m pytest -q -m crash -n $(WORKERS) --timeout=14400
+
+test-crossings: .venv/.dev ## every feature in every state of a broker, each pair in a broker of its own: docs/crossings.md
+	AEROBEE_CROSSINGS=alone $(BIN)/python -m pytest -q -n $(WORKERS) --timeout=600 tests/crossings
 
 test-random: .venv/.dev ## the tests with random examples, with fresh seeds and more examples
 	AEROBEE_FRESH_SEEDS=1 AEROBEE_CRASH_CYCLES=20 AEROBEE_MODEL_EXAMPLES=$${AEROBEE_MODEL_EXAMPLES:-500} \

@@ -1,24 +1,32 @@
-"""Calls to one broker over bare stubs, without retries, which tell the model what was promised."""
+"""Calls to one broker over bare stubs, without retries, which tell the model what was promised.
+
+`Calls.answers` has what each call was answered with: OK, the name of a code, or `no answer: ` and gRPC's status.
+"""
 
 from __future__ import annotations
 
 import itertools
 import socket
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import grpc
 
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.frame import Command, FrameReader, encode
-from aerobee_client import Message, blocking
-from aerobee_client.errors import BatchError, ClientError
+from aerobee_broker.remoting_wire.signature import PeerKey
+from aerobee_client import Credentials, Message, blocking
+from aerobee_client.admin import Admin
+from aerobee_client.errors import BatchError, ClientError, DeadlineError, ServerError, code_name
 from aerobee_proto import v2
 from tests.model.promises import Delivery, Kind, Promise, Promises, Sent, body_of
 from tests.support.remoting_client import send_fields
 
 Code = v2.Code
-_SECONDS: Final = 20.0
+_Result = TypeVar("_Result")
+_SECONDS: Final = 60.0
+NO_ANSWER: Final = "no answer: "
+HUNG: Final = f"{NO_ANSWER}DEADLINE_EXCEEDED"
 # Refusals after which the message may be stored all the same.
 _UNDECIDED: Final = frozenset(
     (Code.MASTER_PERSISTENCE_TIMEOUT, Code.SLAVE_PERSISTENCE_TIMEOUT, Code.HA_NOT_AVAILABLE, Code.INTERNAL_ERROR)
@@ -34,6 +42,21 @@ _TYPES: Final = {
     Kind.PRIORITY: v2.MessageType.PRIORITY,
     Kind.LITE: v2.MessageType.LITE,
 }
+SETTINGS: Final[Mapping[str, object]] = {
+    "store.segment_size": 4 << 20,
+    "store.segments_ahead": 0,
+    "store.queue_file_size": 400,
+    "store.index_slot_count": 50,
+    "store.index_entry_count": 200,
+    "store.disk_headroom": 0,
+    "store.retention_hours": 24.0 * 4000,
+    "store.disk_clean_ratio": 1.0,
+    "store.disk_force_clean_ratio": 1.0,
+    "store.disk_full_ratio": 1.0,
+    "delivery.snapshot_event_count": 20,
+    "transactions.check_max": 100_000,
+}
+"""Small files, frequent snapshots, and a broker that does not ask how full this machine's disk is."""
 LITE_TOPICS: Final = ("red", "green")
 _METADATA: Final = (("x-mq-client-id", "model@1@0@x"), ("x-mq-language", "JAVA"), ("x-mq-client-version", "5.2.1"))
 
@@ -41,7 +64,9 @@ _METADATA: Final = (("x-mq-client-id", "model@1@0@x"), ("x-mq-language", "JAVA")
 class Calls:
     """A connection to a broker. An answer that does not come is `Promise.PERHAPS`."""
 
-    def __init__(self, endpoint: str, promises: Promises) -> None:
+    def __init__(self, endpoint: str, promises: Promises, credentials: Credentials | None = None) -> None:
+        self.answers: list[tuple[str, str]] = []
+        self._credentials = credentials
         self._channel = grpc.insecure_channel(endpoint, options=(("grpc.use_local_subchannel_pool", 1),))
         self._stub: Any = v2.MessagingServiceStub(self._channel)
         self._promises = promises
@@ -56,17 +81,19 @@ class Calls:
         """Send without waiting; `end_send` takes the answer."""
         messages = [_message(sent, **properties) for sent in batch]
         return self._stub.SendMessage.future(
-            v2.SendMessageRequest(messages=messages), metadata=_METADATA, timeout=_SECONDS
+            v2.SendMessageRequest(messages=messages), metadata=self._metadata(), timeout=_SECONDS
         )
 
     def end_send(self, call: Any, batch: Sequence[Sent]) -> None:
         """Record the answer to a send."""
         try:
             answer = call.result()
-        except grpc.RpcError:
+        except grpc.RpcError as error:
+            self._note("SendMessage", _problem(error))
             return
         entries = answer.entries or [v2.SendResultEntry(status=answer.status)] * len(batch)
         for sent, entry in zip(batch, entries, strict=True):
+            self._note("SendMessage", code_name(entry.status.code))
             if entry.status.code == Code.OK:
                 sent.stored = Promise.YES
                 sent.transaction_id, sent.recall_handle = entry.transaction_id, entry.recall_handle
@@ -91,7 +118,7 @@ class Calls:
             sent.committed = Promise.PERHAPS
         else:
             sent.rolled_back = Promise.PERHAPS
-        answer = self._answer(self._stub.EndTransaction, request)
+        answer = self._answer("EndTransaction", request)
         if answer is not None:
             outcome = Promise.YES if answer.status.code == Code.OK else Promise.PERHAPS
             if commit:
@@ -103,7 +130,7 @@ class Calls:
         """Recall a delayed message."""
         sent.recalled = Promise.PERHAPS
         request = v2.RecallMessageRequest(topic=v2.Resource(name=sent.topic), recall_handle=sent.recall_handle)
-        answer = self._answer(self._stub.RecallMessage, request)
+        answer = self._answer("RecallMessage", request)
         if answer is not None and answer.status.code == Code.OK:
             sent.recalled = Promise.YES
 
@@ -113,39 +140,27 @@ class Calls:
             Message(topic=sent.topic, body=body_of(sent.message_id), message_id=sent.message_id) for sent in batch
         ]
         try:
-            with blocking.connect(self._endpoint, retry_seconds=0) as client:
-                client.producer().send_many(messages)
+            with self.client() as client:
+                outcomes: Sequence[object] = client.producer().send_many(messages)
         except BatchError as error:
-            for sent, outcome in zip(batch, error.outcomes, strict=True):
-                if not isinstance(outcome, Exception):
-                    sent.stored = Promise.YES
-        except ClientError:
-            pass
-        else:
-            for sent in batch:
+            outcomes = error.outcomes
+        except ClientError as error:
+            outcomes = [error] * len(batch)
+        for sent, outcome in zip(batch, outcomes, strict=True):
+            self._note("AppendRecords", _outcome(outcome))
+            if not isinstance(outcome, Exception):
                 sent.stored = Promise.YES
 
     def send_over_remoting(self, sent: Sent, *, level: int = 0) -> None:
         """One message by RocketMQ's older protocol, with a delay level if it has one."""
         properties = {"UNIQ_KEY": sent.message_id, **({"DELAY": str(level)} if level else {})}
         text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
-        fields = {name: str(value) for name, value in send_fields(sent.topic, properties=text).items()}
-        request = Command(Request.SEND_MESSAGE_V2, opaque=1, fields=fields, body=body_of(sent.message_id))
-        host, _, port = self._endpoint.rpartition(":")
-        frames = FrameReader()
-        try:
-            with socket.create_connection((host, int(port)), timeout=_SECONDS) as connection:
-                connection.sendall(encode(request))
-                answers: list[Command] = []
-                while not answers and (data := connection.recv(1 << 16)):
-                    answers += frames.feed(data)
-        except OSError:
-            return
-        for answer in answers[:1]:
-            if answer.code == Answer.SUCCESS:
-                sent.stored = Promise.YES
-            elif answer.code not in _UNDECIDED_ANSWERS:
-                sent.stored = Promise.NO
+        fields = send_fields(sent.topic, properties=text)
+        answer = self.remoting(Request.SEND_MESSAGE_V2, fields, body_of(sent.message_id))
+        if answer is not None and answer.code == Answer.SUCCESS:
+            sent.stored = Promise.YES
+        elif answer is not None and answer.code not in _UNDECIDED_ANSWERS:
+            sent.stored = Promise.NO
 
     # --- Consuming
 
@@ -157,7 +172,7 @@ class Calls:
             group=v2.Resource(name=group),
             lite_topic_set=LITE_TOPICS,
         )
-        self._answer(self._stub.SyncLiteSubscription, request)
+        self._answer("SyncLiteSubscription", request)
 
     def receive(self, group: str, topic: str, *, count: int, hidden_seconds: int) -> list[Delivery]:
         """Receive what there is, without waiting."""
@@ -167,8 +182,10 @@ class Calls:
         request.long_polling_timeout.FromMilliseconds(1)
         deliveries = []
         try:
-            for answer in self._stub.ReceiveMessage(request, metadata=_METADATA, timeout=_SECONDS):
-                if answer.HasField("message"):
+            for answer in self._stub.ReceiveMessage(request, metadata=self._metadata(), timeout=_SECONDS):
+                if answer.HasField("status"):
+                    self._note("ReceiveMessage", code_name(answer.status.code))
+                elif answer.HasField("message"):
                     system = answer.message.system_properties
                     deliveries.append(
                         Delivery(
@@ -180,8 +197,8 @@ class Calls:
                             system.delivery_attempt,
                         )
                     )
-        except grpc.RpcError:
-            pass
+        except grpc.RpcError as error:
+            self._note("ReceiveMessage", _problem(error))
         self._promises.delivered(group, deliveries)
         return deliveries
 
@@ -194,7 +211,7 @@ class Calls:
             names.append(delivery.message_id)
         if not names:
             return
-        answer = self._answer(self._stub.AckMessage, request)
+        answer = self._answer("AckMessage", request)
         if answer is None:
             self._promises.finished(group, names, Promise.PERHAPS)
             return
@@ -214,14 +231,76 @@ class Calls:
             message_id=delivery.message_id,
         )
         request.invisible_duration.FromSeconds(seconds)
-        answer = self._answer(self._stub.ChangeInvisibleDuration, request)
+        answer = self._answer("ChangeInvisibleDuration", request)
         return None if answer is None or answer.status.code != Code.OK else str(answer.receipt_handle)
 
-    def _answer(self, method: Any, request: Any) -> Any:
+    # --- Both
+
+    def client(self) -> blocking.BlockingClient:
+        """Our own client, without retries."""
+        return blocking.connect(self._endpoint, retry_seconds=0, credentials=self._credentials)
+
+    def remoting(self, code: Request, fields: Mapping[str, object], body: bytes = b"") -> Command | None:
+        """A request of RocketMQ's older protocol, on a connection of its own; None without an answer."""
+        request = Command(code, opaque=1, fields={name: str(value) for name, value in fields.items()}, body=body)
+        if self._credentials is not None:
+            PeerKey(self._credentials.access_key, self._credentials.secret_key.encode()).sign(request)
+        host, _, port = self._endpoint.rpartition(":")
+        frames = FrameReader()
+        answers: list[Command] = []
         try:
-            return method(request, metadata=_METADATA, timeout=_SECONDS)
-        except grpc.RpcError:
+            with socket.create_connection((host, int(port)), timeout=_SECONDS) as connection:
+                connection.sendall(encode(request))
+                while not answers and (data := connection.recv(1 << 16)):
+                    answers += frames.feed(data)
+        except TimeoutError:
+            self._note(code.name, HUNG)
             return None
+        except OSError:
+            pass
+        for answer in answers[:1]:
+            self._note(code.name, "OK" if answer.code == Answer.SUCCESS else Answer(answer.code).name)
+            return answer
+        self._note(code.name, f"{NO_ANSWER}CLOSED")
+        return None
+
+    def administer(self, work: Callable[[Admin], Awaitable[_Result]]) -> _Result | None:
+        """An operator's call by our own client; None if it did not succeed."""
+        try:
+            with self.client() as client:
+                result = client.run(work(client.asynchronous.admin))
+        except ClientError as error:
+            self._note("AdminService", _outcome(error))
+            return None
+        self._note("AdminService", "OK")
+        return result
+
+    def _answer(self, method: str, request: Any) -> Any:
+        try:
+            answer = getattr(self._stub, method)(request, metadata=self._metadata(), timeout=_SECONDS)
+        except grpc.RpcError as error:
+            self._note(method, _problem(error))
+            return None
+        self._note(method, code_name(answer.status.code))
+        return answer
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return (*_METADATA, *(() if self._credentials is None else self._credentials.headers()))
+
+    def _note(self, method: str, answer: str) -> None:
+        self.answers.append((method, answer))
+
+
+def _problem(error: grpc.RpcError) -> str:
+    return f"{NO_ANSWER}{error.code().name}"
+
+
+def _outcome(outcome: object) -> str:
+    if isinstance(outcome, ServerError):
+        return code_name(outcome.code)
+    if isinstance(outcome, DeadlineError):
+        return HUNG
+    return f"{NO_ANSWER}{type(outcome).__name__}" if isinstance(outcome, Exception) else "OK"
 
 
 def _message(sent: Sent, *, priority: int = 0, lite_topic: int = 0) -> v2.Message:

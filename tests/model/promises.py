@@ -8,6 +8,8 @@
     order     A message of a message group comes only when all earlier ones of it are finished, or before it in the
               same answer.
     doubled   A message is stored once.
+    attempts  Each delivery of a message to a group has a higher attempt than the one before.
+    hidden    A message is not delivered again before its invisible time is over.
     dead      A message that a group did not finish in all its attempts is one of its dead letters.
     deleted   A message of a deleted topic is not delivered from a topic of the same name that was made afterwards. One
               that waits in a system topic, delayed or as a half message, may arrive there, as in RocketMQ.
@@ -93,6 +95,8 @@ class GroupState:
     delivered: set[str] = field(default_factory=set)
     finished: dict[str, Promise] = field(default_factory=dict)
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)
+    hidden_until_ms: dict[str, int] = field(default_factory=dict)
 
 
 class Promises:
@@ -103,11 +107,24 @@ class Promises:
         self.groups: dict[str, GroupState] = {}
         self.violations: list[str] = []
         self.latest_ms = 0  # the latest time that the broker's clock has shown
+        self.now_ms = 0  # what it showed last
         self._incarnations: dict[str, int] = {}
 
     def subscribe(self, group: str, topic: str, *, ordered: bool = False, max_attempts: int = 10_000) -> None:
         """`group` consumes `topic` from its first message on."""
         self.groups[group] = GroupState(group, topic, ordered, max_attempts)
+
+    def clock(self, now_ms: int) -> None:
+        """The broker's clock shows this. A clock that went back ends what is known of invisible times."""
+        if now_ms < self.now_ms:
+            for state in self.groups.values():
+                state.hidden_until_ms.clear()
+        self.now_ms = now_ms
+        self.latest_ms = max(self.latest_ms, now_ms)
+
+    def hidden(self, group: str, message_id: str, until_ms: int) -> None:
+        """The group has this message, or asked for more time, until then; 0: it gave the message back."""
+        self.groups[group].hidden_until_ms[message_id] = until_ms
 
     def attempt(self, message_id: str, kind: Kind, topic: str, *, message_group: str = "", due_ms: int = 0) -> Sent:
         """A send begins."""
@@ -147,10 +164,12 @@ class Promises:
         """The group was sent back to the first message: all come again."""
         state = self.groups[group]
         if promise is Promise.YES:
-            state.finished.clear()
-            state.delivered.clear()
+            for known in (state.finished, state.delivered, state.attempts, state.hidden_until_ms):
+                known.clear()
         else:
             state.finished = dict.fromkeys(state.finished, Promise.PERHAPS)
+            state.attempts.clear()
+            state.hidden_until_ms.clear()
 
     def stored(self) -> list[Sent]:
         """The messages that are in a topic which exists."""
@@ -185,8 +204,11 @@ class Promises:
             "before its commit": sent.kind is Kind.TRANSACTION and sent.committed is Promise.NO,
             "twice in one answer": sent.message_id in here,
             f"as attempt {delivery.attempt} of {state.max_attempts}": delivery.attempt > state.max_attempts,
+            f"as attempt {delivery.attempt} again": delivery.attempt <= state.attempts.get(sent.message_id, 0),
+            "while it was invisible": self.now_ms < state.hidden_until_ms.get(sent.message_id, 0),
         }
         self.violations += [f"{name}, {reason}: {sent}" for reason, is_true in reasons.items() if is_true]
+        state.attempts[sent.message_id] = delivery.attempt
         place = (delivery.queue_id, delivery.queue_offset)
         if state.places.setdefault(sent.message_id, place) != place:
             self.violations.append(f"{name}, stored twice: also at {state.places[sent.message_id]}")

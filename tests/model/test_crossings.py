@@ -30,7 +30,7 @@ from aerobee_client import blocking
 from aerobee_client.errors import ClientError
 from aerobee_client.testing import BrokerProcess
 from aerobee_proto import v2
-from tests.model.calls import Calls
+from tests.model.calls import SETTINGS, Calls
 from tests.model.promises import Delivery, Kind, Promise, Promises, Sent
 
 EXAMPLES: Final = int(os.environ.get("AEROBEE_MODEL_EXAMPLES", "8"))
@@ -55,19 +55,6 @@ GROUPS: Final = {
     "lite-readers": "lite",
 }
 _DAY: Final = 86_400
-_SETTINGS: Final = {
-    "store.segment_size": 4 << 20,
-    "store.segments_ahead": 0,
-    "store.queue_file_size": 400,
-    "store.index_slot_count": 50,
-    "store.index_entry_count": 200,
-    "store.disk_headroom": 0,
-    "store.retention_hours": 24.0 * 4000,
-    "store.disk_clean_ratio": 1.0,
-    "store.disk_force_clean_ratio": 1.0,
-    "delivery.snapshot_event_count": 20,
-    "transactions.check_max": 100_000,
-}
 _LEVEL_SECONDS: Final = {0: 0, 1: 1, 5: 60, 18: 7200}
 _DRAIN_SECONDS: Final = 60.0  # of real time
 
@@ -82,8 +69,7 @@ class Crossings(RuleBasedStateMachine):
         self.directory = TemporaryDirectory(prefix="aerobee-model-", dir="/dev/shm")
         path = Path(self.directory.name)
         arguments = ("--dev", "--flush", self.flush)
-        settings = {**_SETTINGS, "store.disk_full_ratio": 1.0}
-        self.broker = BrokerProcess(path / "store", path / "log", arguments, settings=settings, moving_time=True)
+        self.broker = BrokerProcess(path / "store", path / "log", arguments, settings=SETTINGS, moving_time=True)
         self.promises = Promises()
         self.history: list[str] = []
         self.numbers = itertools.count(1)
@@ -303,7 +289,7 @@ class Crossings(RuleBasedStateMachine):
         self._look_at_clock()
 
     def _look_at_clock(self) -> None:
-        self.promises.latest_ms = max(self.promises.latest_ms, self.broker.now_ms())
+        self.promises.clock(self.broker.now_ms())
 
     def _is_current(self, sent: Sent) -> bool:
         return sent.stored is Promise.YES

@@ -1,0 +1,1 @@
+"""Every feature in every state of a broker: `features.py` times `states.py`."""

@@ -1,0 +1,237 @@
+"""The features: what is done in each stage, and what is promised besides the promises of `tests/model/promises.py`."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from tests.crossings.cell import Cell, Feature
+from tests.model.calls import LITE_TOPICS
+from tests.model.promises import Kind, Promise
+
+_DAY: Final = 86_400
+
+
+class Send(Feature):
+    """Single messages."""
+
+    name = "send"
+
+    def use(self, cell: Cell) -> None:
+        for _ in range(3):
+            cell.send()
+
+
+class Batch(Feature):
+    """Several messages in one call: a few, and as many as take the path for columns."""
+
+    name = "batch"
+
+    def use(self, cell: Cell) -> None:
+        cell.send(3)
+        cell.send(9)
+
+
+class Bulk(Feature):
+    """AppendRecords, by our own client."""
+
+    name = "bulk"
+
+    def use(self, cell: Cell) -> None:
+        cell.calls.send_in_bulk(cell.messages(9))
+
+
+class Remoting(Feature):
+    """Messages by RocketMQ's older protocol."""
+
+    name = "remoting"
+
+    def use(self, cell: Cell) -> None:
+        for sent in cell.messages(3):
+            cell.calls.send_over_remoting(sent)
+
+
+class Ordered(Feature):
+    """Message groups, whose messages are delivered one after another."""
+
+    name = "ordered"
+    kind = Kind.FIFO
+    is_ordered = True
+
+    def use(self, cell: Cell) -> None:
+        for _ in range(2):
+            for message_group in ("g0", "g1"):
+                cell.calls.send(cell.messages(message_group=message_group))
+        cell.acknowledge(cell.receive(3, 60)[:1])
+
+
+class Priority(Feature):
+    """Messages with a priority."""
+
+    name = "priority"
+    kind = Kind.PRIORITY
+
+    def use(self, cell: Cell) -> None:
+        cell.send(2, priority=0)
+        cell.send(1, priority=7)
+        cell.acknowledge(cell.receive(2, 60)[:1])
+
+
+class Lite(Feature):
+    """Messages of lite topics."""
+
+    name = "lite"
+    kind = Kind.LITE
+
+    def use(self, cell: Cell) -> None:
+        for number in range(len(LITE_TOPICS)):
+            cell.send(2, lite_topic=number)
+        cell.acknowledge(cell.receive(2, 60)[:1])
+
+
+class Delay(Feature):
+    """Messages with a time: soon, within the state, and long after it."""
+
+    name = "delay"
+    kind = Kind.DELAY
+
+    def use(self, cell: Cell) -> None:
+        for seconds in (2, 60, 3 * _DAY):
+            cell.calls.send(cell.messages(delay_seconds=seconds))
+        cell.acknowledge(cell.receive(2, 60)[:1])
+
+
+class Level(Feature):
+    """Messages with one of RocketMQ's delay levels."""
+
+    name = "delay-level"
+    kind = Kind.DELAY
+    seconds: ClassVar = {1: 1, 5: 60, 18: 7200}
+
+    def use(self, cell: Cell) -> None:
+        for level, seconds in self.seconds.items():
+            for sent in cell.messages(delay_seconds=seconds):
+                cell.calls.send_over_remoting(sent, level=level)
+
+
+class Recall(Feature):
+    """Delayed messages that are called back, in the stage in which they were sent and in later ones."""
+
+    name = "recall"
+    kind = Kind.DELAY
+
+    def use(self, cell: Cell) -> None:
+        latest = cell.promises.latest_ms + 5000  # what the clock has passed once may have been delivered
+        pending = cell.each_sent(lambda sent: sent.recalled is Promise.NO and sent.due_ms > latest)
+        new = [sent for _ in range(3) for sent in cell.messages(delay_seconds=_DAY)]
+        for sent in new:
+            cell.calls.send([sent])
+        for sent in (*pending[:1], *[sent for sent in new if sent.stored is Promise.YES][:1]):
+            cell.calls.recall(sent)
+
+
+class Transaction(Feature):
+    """Half messages that are committed or rolled back, in the stage in which they were sent and in later ones."""
+
+    name = "transaction"
+    kind = Kind.TRANSACTION
+
+    def use(self, cell: Cell) -> None:
+        for _ in range(4):
+            cell.send()
+        undecided = cell.each_sent(lambda sent: Promise.NO is sent.committed is sent.rolled_back)
+        for sent in undecided[:2]:
+            cell.calls.decide(sent, commit=True)
+        for sent in undecided[2:3]:
+            cell.calls.decide(sent, commit=False)
+
+
+class Acknowledge(Feature):
+    """Messages that are in flight over all stages: a part is finished, the others come again."""
+
+    name = "acknowledge"
+
+    def use(self, cell: Cell) -> None:
+        cell.acknowledge(cell.held[:2])
+        cell.send(4)
+        found = cell.receive(4, 3600)
+        cell.acknowledge(found[:2])
+        cell.held = found[2:]
+
+
+class Renew(Feature):
+    """Invisible times that are made longer."""
+
+    name = "renew"
+
+    def use(self, cell: Cell) -> None:
+        cell.send(3)
+        kept = [cell.renew(delivery, 7200) for delivery in [*cell.held, *cell.receive(2, 60)]]
+        cell.held = [delivery for delivery in kept if delivery is not None]
+        cell.receive(32, 60)
+
+
+class GiveBack(Feature):
+    """Messages that a consumer gives back are delivered again, as the next attempt."""
+
+    name = "give-back"
+
+    def use(self, cell: Cell) -> None:
+        cell.send(2)
+        for delivery in cell.receive(2, 3600):
+            cell.renew(delivery, 0)
+        cell.acknowledge(cell.receive(1, 3600))
+
+
+class DeadLetter(Feature):
+    """Messages that were not finished in two attempts."""
+
+    name = "dead-letter"
+    max_attempts = 2
+
+    def use(self, cell: Cell) -> None:
+        cell.send(2)
+        cell.receive(3, 10)
+
+    def settle(self, cell: Cell) -> None:
+        """Each of them is finished, or a dead letter that can be read."""
+        with cell.calls.client() as client:
+
+            async def ids() -> set[str]:
+                letters = client.asynchronous.admin.dead_letters(cell.group)
+                return {letter.origin_message_id async for letter in letters}
+
+            cell.promises.finished(cell.group, client.run(ids()), Promise.PERHAPS)
+
+
+class Reset(Feature):
+    """A group that goes back to the first message."""
+
+    name = "reset"
+
+    def use(self, cell: Cell) -> None:
+        cell.send(3)
+        cell.acknowledge(cell.receive(4, 3600))
+        cell.promises.reset(cell.group, Promise.PERHAPS)
+        done = cell.calls.administer(lambda admin: admin.reset_offsets(cell.group, cell.topic, earliest=True))
+        if done is not None:
+            cell.promises.reset(cell.group, Promise.YES)
+
+
+FEATURES: Final[tuple[Feature, ...]] = (
+    Send(),
+    Batch(),
+    Bulk(),
+    Remoting(),
+    Ordered(),
+    Priority(),
+    Lite(),
+    Delay(),
+    Level(),
+    Recall(),
+    Transaction(),
+    Acknowledge(),
+    Renew(),
+    GiveBack(),
+    DeadLetter(),
+    Reset(),
+)
