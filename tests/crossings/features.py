@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar, Final
 
-from tests.crossings.cell import Cell, Feature
+from aerobee_client.admin import Admin
+from tests.crossings.cell import Cell, Feature, Stage
 from tests.model.calls import LITE_TOPICS
-from tests.model.promises import Kind, Promise
+from tests.model.promises import Delivery, Kind, Promise, Sent
 
 _DAY: Final = 86_400
 
@@ -217,6 +220,114 @@ class Reset(Feature):
             cell.promises.reset(cell.group, Promise.YES)
 
 
+class Pop(Feature):
+    """Messages received and acknowledged by POP of RocketMQ's older protocol."""
+
+    name = "pop"
+    answers = frozenset(("NO_MESSAGE",))  # an acknowledgement after the invisible time
+
+    def use(self, cell: Cell) -> None:
+        cell.acknowledge(cell.held[:1])
+        cell.send(3)
+        found = cell.receive(3, 60)
+        cell.acknowledge(found[:1])
+        cell.held = found[1:]
+
+    def receive(self, cell: Cell, count: int, hidden_seconds: int) -> list[Delivery]:
+        return cell.calls.pop(cell.group, cell.topic, count=count, hidden_seconds=hidden_seconds)
+
+    def acknowledge(self, cell: Cell, deliveries: Sequence[Delivery]) -> None:
+        cell.calls.acknowledge_popped(cell.group, cell.topic, deliveries)
+
+
+class Pull(Feature):
+    """A reader that pulls each queue from its beginning; it misses nothing that was answered."""
+
+    name = "pull"
+
+    def use(self, cell: Cell) -> None:
+        cell.send(3)
+        wanted = {sent.message_id for sent in cell.promises.stored()}
+        found = set().union(*(cell.calls.pull(cell.group, cell.topic, queue_id) for queue_id in range(2)))
+        if cell.stage is Stage.AFTER and not wanted <= found:
+            cell.problems.append(f"pulls did not find {sorted(wanted - found)}")
+
+
+class ReadRecords(Feature):
+    """Spark's way to read: the range of each queue, and then its records, without a gap."""
+
+    name = "read-records"
+
+    def use(self, cell: Cell) -> None:
+        cell.send(9)
+        wanted = {sent.message_id for sent in cell.promises.stored()}
+        found = cell.calls.read_records(cell.topic)
+        if found is not None and not wanted <= found:
+            cell.problems.append(f"{cell.stage.value}: ReadRecords did not find {sorted(wanted - found)}")
+
+
+class Query(Feature):
+    """Messages that are found by their id."""
+
+    name = "query"
+
+    def use(self, cell: Cell) -> None:
+        wanted = cell.promises.stored()[-3:]
+        cell.send(2)
+        for sent in wanted:
+            found = cell.calls.administer(partial(_count, sent))
+            if found not in (None, 1):
+                cell.problems.append(f"{cell.stage.value}: a query found {found} messages {sent.message_id}")
+
+
+async def _count(sent: Sent, admin: Admin) -> int:
+    return len([message async for message in admin.query(sent.topic, message_id=sent.message_id)])
+
+
+class Topics(Feature):
+    """Topics that an operator makes and changes: an answered change holds."""
+
+    name = "topics"
+
+    def use(self, cell: Cell) -> None:
+        name = f"made-{cell.stage.value}"
+        made = cell.calls.administer(lambda admin: admin.create_topic(name, queue_count=3))
+        cell.told[name] = None if made is None else 3
+        if cell.told.get("made-before") is not None:
+            count = 4 + list(Stage).index(cell.stage)
+            changed = cell.calls.administer(lambda admin: admin.update_topic("made-before", queue_count=count))
+            cell.told["made-before"] = -1 if changed is None else count
+
+    def judge(self, cell: Cell) -> None:
+        found = cell.calls.administer(lambda admin: admin.list_topics()) or []
+        counts = {topic.name: topic.read_queue_count for topic in found}
+        for name, count in cell.told.items():
+            if count is not None and (name not in counts or count not in (-1, counts[name])):
+                cell.problems.append(f"topic {name} has {counts.get(name)} queues, not {count}")
+
+
+class Groups(Feature):
+    """Groups that an operator makes and changes: an answered change holds."""
+
+    name = "groups"
+
+    def use(self, cell: Cell) -> None:
+        name = f"made-{cell.stage.value}"
+        made = cell.calls.administer(lambda admin: admin.create_group(name, max_attempts=3))
+        cell.told[name] = None if made is None else 3
+        if cell.told.get("made-before") is not None:
+            count = 4 + list(Stage).index(cell.stage)
+            changed = cell.calls.administer(lambda admin: admin.update_group("made-before", max_attempts=count))
+            cell.told["made-before"] = -1 if changed is None else count
+
+    def judge(self, cell: Cell) -> None:
+        found = cell.calls.administer(lambda admin: admin.list_groups()) or []
+        counts = {group.name: group.max_attempts for group in found}
+        for name, count in cell.told.items():
+            if count is not None and (name not in counts or count not in (-1, counts[name])):
+                cell.problems.append(f"group {name} has {counts.get(name)} attempts, not {count}")
+
+
 FEATURES: Final[tuple[Feature, ...]] = (
     Send(),
     Batch(),
@@ -234,4 +345,10 @@ FEATURES: Final[tuple[Feature, ...]] = (
     GiveBack(),
     DeadLetter(),
     Reset(),
+    Pop(),
+    Pull(),
+    ReadRecords(),
+    Query(),
+    Topics(),
+    Groups(),
 )

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import Timer
 from typing import ClassVar, Final
 
 from aerobee_client import Credentials
 from tests.crossings.cell import State, World
+from tests.model.calls import NO_ANSWER
 
 _DAY: Final = 86_400
+ENDED: Final = frozenset(
+    f"{NO_ANSWER}{how}" for how in ("UNAVAILABLE", "CANCELLED", "CLOSED", "UnavailableError", "ClientError")
+)
+"""How a call ends whose broker does."""
 _NONE: Final[frozenset[str]] = frozenset()
 
 
@@ -122,6 +130,58 @@ class NoPermission(State):
         world.connect(self.owner)
 
 
+class KilledInFlight(State):
+    """The broker is killed while calls are in flight, and started again."""
+
+    name = "killed-in-flight"
+    answers = ENDED
+    moves_time = False
+    seconds: ClassVar[float] = 0.05
+
+    def enter(self, world: World) -> None:
+        self.timer = Timer(self.seconds, os.kill, (world.broker.pid, signal.SIGKILL))
+        self.timer.start()
+
+    def leave(self, world: World) -> None:
+        self.timer.join()
+        world.restart()
+
+
+class Draining(State):
+    """The broker was told to stop, and is started again once it has."""
+
+    name = "draining"
+    answers = ENDED
+    moves_time = False
+
+    def enter(self, world: World) -> None:
+        os.kill(world.broker.pid, signal.SIGTERM)
+
+    def leave(self, world: World) -> None:
+        assert world.broker.stop() == 0, world.broker.log_text()[-3000:]
+        world.start()
+
+
+class TableUnsaved(State):
+    """The tables cannot be saved, at which the broker may end; then it is started again where they can."""
+
+    name = "table-unsaved"
+    answers = ENDED | {"INTERNAL_ERROR", "INTERNAL_SERVER_ERROR", "SYSTEM_ERROR"}
+    moves_time = False
+
+    def enter(self, world: World) -> None:
+        tables = world.broker.store / "config"
+        tables.rename(tables.with_name("away"))
+        tables.touch()
+
+    def leave(self, world: World) -> None:
+        world.broker.kill()
+        tables = world.broker.store / "config"
+        tables.unlink()
+        tables.with_name("away").rename(tables)
+        world.start()
+
+
 STATES: Final[tuple[State, ...]] = (
     Killed(),
     ClockAhead(),
@@ -130,4 +190,7 @@ STATES: Final[tuple[State, ...]] = (
     NoReplica(),
     TopicDeleted(),
     NoPermission(),
+    KilledInFlight(),
+    Draining(),
+    TableUnsaved(),
 )

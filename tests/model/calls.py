@@ -15,12 +15,12 @@ import grpc
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.frame import Command, FrameReader, encode
 from aerobee_broker.remoting_wire.signature import PeerKey
-from aerobee_client import Credentials, Message, blocking
+from aerobee_client import Client, Credentials, Message, blocking
 from aerobee_client.admin import Admin
 from aerobee_client.errors import BatchError, ClientError, DeadlineError, ServerError, code_name
 from aerobee_proto import v2
 from tests.model.promises import Delivery, Kind, Promise, Promises, Sent, body_of
-from tests.support.remoting_client import send_fields
+from tests.support.remoting_client import pull_fields, records, send_fields
 
 Code = v2.Code
 _Result = TypeVar("_Result")
@@ -66,6 +66,7 @@ class Calls:
 
     def __init__(self, endpoint: str, promises: Promises, credentials: Credentials | None = None) -> None:
         self.answers: list[tuple[str, str]] = []
+        self.retry_seconds = 0.0  # of our own client
         self._credentials = credentials
         self._channel = grpc.insecure_channel(endpoint, options=(("grpc.use_local_subchannel_pool", 1),))
         self._stub: Any = v2.MessagingServiceStub(self._channel)
@@ -234,11 +235,84 @@ class Calls:
         answer = self._answer("ChangeInvisibleDuration", request)
         return None if answer is None or answer.status.code != Code.OK else str(answer.receipt_handle)
 
+    def pop(self, group: str, topic: str, *, count: int, hidden_seconds: int) -> list[Delivery]:
+        """Receive by RocketMQ's POP, without waiting."""
+        fields = {
+            "consumerGroup": group,
+            "topic": topic,
+            "queueId": -1,
+            "maxMsgNums": count,
+            "invisibleTime": hidden_seconds * 1000,
+            "pollTime": 0,
+            "bornTime": 0,
+            "initMode": 0,
+            "exp": "*",
+            "expType": "TAG",
+            "order": "false",
+        }
+        answer = self.remoting(Request.POP_MESSAGE, fields)
+        deliveries = []
+        for record in records(answer.body) if answer is not None else ():
+            handle = record.properties["POP_CK"]
+            queue_id, queue_offset = (int(part) for part in handle.split(" ")[6:8])
+            message_id, attempt = record.properties["UNIQ_KEY"], record.reconsume_times + 1
+            deliveries.append(Delivery(message_id, queue_id, queue_offset, handle, bytes(record.body), attempt))
+        self._promises.delivered(group, deliveries)
+        return deliveries
+
+    def acknowledge_popped(self, group: str, topic: str, deliveries: Iterable[Delivery]) -> None:
+        """Acknowledge such messages one by one."""
+        for delivery in deliveries:
+            answer = self.remoting(Request.ACK_MESSAGE, _popped(group, topic, delivery))
+            is_done = answer is not None and answer.code == Answer.SUCCESS
+            if answer is None or is_done or answer.code in _UNDECIDED_ANSWERS:
+                self._promises.finished(group, [delivery.message_id], Promise.YES if is_done else Promise.PERHAPS)
+
+    def pull(self, group: str, topic: str, queue_id: int) -> set[str]:
+        """The ids of all messages of a queue, read by RocketMQ's pull without a position."""
+        found: set[str] = set()
+        offset = 0
+        while True:
+            fields = pull_fields(topic, queue_id=queue_id, offset=offset, group=group, suspendTimeoutMillis=0)
+            answer = self.remoting(Request.PULL_MESSAGE, fields)
+            if answer is None or "nextBeginOffset" not in answer.fields:
+                return found
+            found |= {record.properties["UNIQ_KEY"] for record in records(answer.body)}
+            following = int(answer.fields["nextBeginOffset"])
+            if answer.code != Answer.SUCCESS and following <= offset:
+                return found
+            offset = following
+
+    def read_records(self, topic: str) -> set[str] | None:
+        """The ids of all messages of a topic, read in bulk: between the offsets that it names; None without them."""
+
+        async def read(client: Client) -> set[str]:
+            found = set()
+            for queue in await client.records.offsets(topic):
+                at = queue.min_offset
+                async for frame in client.records.read(topic, queue.queue_id, queue.min_offset, end=queue.max_offset):
+                    if frame.start_offset != at or frame.lost_count:
+                        raise AssertionError(f"{topic}/{queue.queue_id}: {frame.start_offset} comes after {at}")
+                    at = frame.next_offset
+                    found |= {message.message_id for message in frame.messages(topic, "")}
+                if at != queue.max_offset:
+                    raise AssertionError(f"{topic}/{queue.queue_id}: reading ended at {at}, not at {queue.max_offset}")
+            return found
+
+        try:
+            with self.client() as client:
+                result = client.run(read(client.asynchronous))
+        except ClientError as error:
+            self._note("ReadRecords", _outcome(error))
+            return None
+        self._note("ReadRecords", "OK")
+        return result
+
     # --- Both
 
     def client(self) -> blocking.BlockingClient:
-        """Our own client, without retries."""
-        return blocking.connect(self._endpoint, retry_seconds=0, credentials=self._credentials)
+        """Our own client."""
+        return blocking.connect(self._endpoint, retry_seconds=self.retry_seconds, credentials=self._credentials)
 
     def remoting(self, code: Request, fields: Mapping[str, object], body: bytes = b"") -> Command | None:
         """A request of RocketMQ's older protocol, on a connection of its own; None without an answer."""
@@ -301,6 +375,11 @@ def _outcome(outcome: object) -> str:
     if isinstance(outcome, DeadlineError):
         return HUNG
     return f"{NO_ANSWER}{type(outcome).__name__}" if isinstance(outcome, Exception) else "OK"
+
+
+def _popped(group: str, topic: str, delivery: Delivery) -> dict[str, object]:
+    names = {"consumerGroup": group, "topic": topic, "extraInfo": delivery.handle}
+    return {**names, "queueId": delivery.queue_id, "offset": delivery.queue_offset}
 
 
 def _message(sent: Sent, *, priority: int = 0, lite_topic: int = 0) -> v2.Message:
