@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import tarfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from aerobee_broker.remoting_wire.codes import Request
 from aerobee_client import Client, ReceivedMessage, connect
 from aerobee_store import StoreConfig
 from aerobee_store.testing import ManualClock
+from tests.support import golden
 from tests.support.in_process_broker import InProcessBroker, in_process_broker
 from tests.support.remoting_client import RemotingClient, records
 
@@ -35,15 +35,6 @@ ACKNOWLEDGED = {
 NEW = {"m0", "m2", "m3", "m6", "m7", "m12", "m22", "m23"}  # of `in-flight`: never received
 RECEIVED_MS = 1_795_517_221_313  # of `in-flight`; invisible for a minute
 LATER_MS = RECEIVED_MS + 3_600_000
-
-
-def unpack(name: str, directory: Path) -> Path:
-    with tarfile.open(Path(__file__).parent / "pop" / f"{name}.tar.xz") as archive:
-        if hasattr(tarfile, "data_filter"):
-            archive.extractall(directory, filter="data")
-        else:  # Python before 3.11.4
-            archive.extractall(directory)
-    return directory / "store"
 
 
 @asynccontextmanager
@@ -78,7 +69,7 @@ def bodies(messages: list[ReceivedMessage]) -> list[str]:
 
 async def test_messages_stay_invisible_as_long_as_at_rocketmq(tmp_path: Path) -> None:
     """Until then only new messages are delivered; then each one that was not acknowledged, as the second attempt."""
-    async with serving(unpack("in-flight", tmp_path), RECEIVED_MS + 59_000) as (_, client, clock):
+    async with serving(golden.unpack_pop("in-flight", tmp_path), RECEIVED_MS + 59_000) as (_, client, clock):
         assert bodies(await received(client)) == sorted(NEW)
         clock.advance(2)
         again = await received(client)
@@ -90,7 +81,7 @@ async def test_messages_stay_invisible_as_long_as_at_rocketmq(tmp_path: Path) ->
 @pytest.mark.parametrize("end", ["stopped", "killed"])
 async def test_all_that_is_not_acknowledged_comes_once(tmp_path: Path, name: str, end: str) -> None:
     """From the topic and both kinds of retry topic. What is acknowledged here stays finished after a restart."""
-    store = unpack(name, tmp_path)
+    store = golden.unpack_pop(name, tmp_path)
     async with serving(store) as (_, client, _):
         found = await received(client)
         if end == "killed":
@@ -107,7 +98,7 @@ async def test_all_that_is_not_acknowledged_comes_once(tmp_path: Path, name: str
 @pytest.mark.parametrize("name", ACKNOWLEDGED)
 async def test_messages_in_flight_here_are_unfinished_for_rocketmq(tmp_path: Path, name: str) -> None:
     """It reads each queue from the committed offset, and has nothing to read in the revive log."""
-    store = unpack(name, tmp_path)
+    store = golden.unpack_pop(name, tmp_path)
     async with serving(store) as (_, client, _):
         found = await received(client, finish=False)
     offsets = json.loads(_with_string_keys(store / "config" / "consumerOffset.json"))["offsetTable"]
@@ -121,7 +112,7 @@ async def test_messages_in_flight_here_are_unfinished_for_rocketmq(tmp_path: Pat
 @pytest.mark.parametrize(("name", "flag"), [("retry-v1", "1"), ("retry-v2", "2")])
 async def test_pop_consumers_acknowledge_messages_of_retry_topics(tmp_path: Path, name: str, flag: str) -> None:
     """A message has its own topic and the flag of the retry topic. Acknowledgements one by one and in a batch."""
-    store = unpack(name, tmp_path)
+    store = golden.unpack_pop(name, tmp_path)
     async with serving(store) as (broker, _, clock):
         client = await RemotingClient.connect(broker.remoting)
         found = []

@@ -120,7 +120,16 @@ def load(name: str, directory: Path) -> GoldenCase:
 
 def unpack(name: str, directory: Path) -> Path:
     """Unpack the files of a case into `directory`, and return the store's directory."""
-    with tarfile.open(CASES_DIRECTORY / name / "store.tar.gz") as archive:
+    return _unpacked(CASES_DIRECTORY / name / "store.tar.gz", directory)
+
+
+def unpack_pop(name: str, directory: Path) -> Path:
+    """Likewise a store in which POP consumers had messages: `tests/golden/test_golden_pop.py`."""
+    return _unpacked(CASES_DIRECTORY.parent / "pop" / f"{name}.tar.xz", directory)
+
+
+def _unpacked(file: Path, directory: Path) -> Path:
+    with tarfile.open(file) as archive:
         if hasattr(tarfile, "data_filter"):
             archive.extractall(directory, filter="data")
         else:  # Python before 3.11.4
