@@ -43,6 +43,8 @@ class State(ABC):
     name: ClassVar[str]
     answers: ClassVar[frozenset[str]]
     """What a call may be answered with inside, besides OK."""
+    refused: ClassVar[frozenset[str]] = frozenset()
+    """Calls that may not be answered with OK inside."""
     allows_success: ClassVar[bool] = True
     settings: ClassVar[Mapping[str, object]] = {}
     moves_time: ClassVar[bool] = True
@@ -221,7 +223,9 @@ class Cell:
         self.problems += [
             f"{stage.value}: {method} was answered with {answer}"
             for method, answer in answers
-            if answer not in allowed or answer == HUNG
+            if answer not in allowed
+            or answer == HUNG
+            or (stage.is_inside and answer == "OK" and method in state.refused)
         ]
 
     def messages(self, count: int = 1, *, delay_seconds: float = 0, message_group: str = "") -> list[Sent]:

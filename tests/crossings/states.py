@@ -12,12 +12,14 @@ from typing import ClassVar, Final
 from aerobee_client import Credentials
 from tests.crossings.cell import State, World
 from tests.model.calls import NO_ANSWER
+from tests.support import golden
 
 _DAY: Final = 86_400
 ENDED: Final = frozenset(
     f"{NO_ANSWER}{how}" for how in ("UNAVAILABLE", "CANCELLED", "CLOSED", "UnavailableError", "ClientError")
 )
 """How a call ends whose broker does."""
+SENDS: Final = frozenset(("SendMessage", "AppendRecords", "SEND_MESSAGE_V2"))
 _NONE: Final[frozenset[str]] = frozenset()
 
 
@@ -59,7 +61,8 @@ class DiskFull(State):
     """The disk is full, and then has space again."""
 
     name = "disk-full"
-    answers = frozenset(("TOO_MANY_REQUESTS", "SERVICE_NOT_AVAILABLE", "SYSTEM_BUSY"))
+    answers = frozenset(("TOO_MANY_REQUESTS", "SYSTEM_BUSY"))
+    refused = SENDS
 
     def enter(self, world: World) -> None:
         world.restart(settings={"store.disk_full_ratio": 1e-9})
@@ -72,7 +75,8 @@ class NoReplica(State):
     """A master whose sends wait for a replica, without a replica; then a broker that waits for none."""
 
     name = "no-replica"
-    answers = frozenset(("HA_NOT_AVAILABLE", "SLAVE_NOT_AVAILABLE", "SLAVE_PERSISTENCE_TIMEOUT", "FLUSH_SLAVE_TIMEOUT"))
+    answers = frozenset(("HA_NOT_AVAILABLE", "SLAVE_NOT_AVAILABLE"))
+    refused = SENDS | {"AckMessage", "ACK_MESSAGE", "EndTransaction", "RecallMessage", "SyncLiteSubscription"}
 
     def enter(self, world: World) -> None:
         settings = {"role": "master", "acks": "1", "listen": "127.0.0.1:0"}
@@ -86,7 +90,8 @@ class TopicDeleted(State):
     """The topics are deleted, and then made again."""
 
     name = "topic-deleted"
-    answers = frozenset(("TOPIC_NOT_FOUND", "TOPIC_NOT_EXIST", "NOT_FOUND", "MESSAGE_NOT_FOUND"))
+    answers = frozenset(("TOPIC_NOT_FOUND", "TOPIC_NOT_EXIST"))
+    refused = SENDS
 
     def enter(self, world: World) -> None:
         for cell in world.cells.values():
@@ -182,6 +187,16 @@ class TableUnsaved(State):
         world.start()
 
 
+class OfRocketMQ(Killed):
+    """The store was written by RocketMQ; the broker is killed on it twice."""
+
+    name = "rocketmq-store"
+
+    def prepare(self, directory: Path) -> tuple[Sequence[str], Mapping[str, object]]:
+        golden.unpack_pop("in-flight", directory)
+        return (), {"store.segment_size": 16 << 20, "store.queue_file_size": 300_000 * 20}
+
+
 STATES: Final[tuple[State, ...]] = (
     Killed(),
     ClockAhead(),
@@ -193,4 +208,5 @@ STATES: Final[tuple[State, ...]] = (
     KilledInFlight(),
     Draining(),
     TableUnsaved(),
+    OfRocketMQ(),
 )

@@ -138,7 +138,7 @@ class LiteConsumers:
             self._of_queue.setdefault(name, {})[consumer] = None
         if added:
             self._long_polling.wake(consumer.place, consumer.line)
-            await self._history.wait_stored()
+        await self._history.wait_stored()  # also when an earlier call added them, and was refused
 
     def _check_quota(self, consumer: LiteConsumer, growth: int) -> None:
         """Raise LiteQuotaError if the client may not have that many more lite topics."""
