@@ -98,7 +98,7 @@ class Delay(Feature):
     kind = Kind.DELAY
 
     def use(self, cell: Cell) -> None:
-        for seconds in (2, 60, 3 * _DAY):
+        for seconds in (30, 120, 3 * _DAY):
             cell.calls.send(cell.messages(delay_seconds=seconds))
         cell.acknowledge(cell.receive(2, 60)[:1])
 
@@ -168,9 +168,9 @@ class Renew(Feature):
 
     def use(self, cell: Cell) -> None:
         cell.send(3)
-        kept = [cell.renew(delivery, 7200) for delivery in [*cell.held, *cell.receive(2, 60)]]
-        cell.held = [delivery for delivery in kept if delivery is not None]
-        cell.receive(32, 60)
+        for delivery in cell.receive(2, 60):
+            cell.renew(delivery, 7200)
+        cell.receive(32, 60)  # those of earlier stages are still invisible
 
 
 class GiveBack(Feature):

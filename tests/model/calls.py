@@ -25,6 +25,7 @@ from tests.support.remoting_client import pull_fields, records, send_fields
 Code = v2.Code
 _Result = TypeVar("_Result")
 _SECONDS: Final = 60.0
+_FRAME_SIZE: Final = 1000  # of bulk reads: a message or two
 NO_ANSWER: Final = "no answer: "
 HUNG: Final = f"{NO_ANSWER}DEADLINE_EXCEEDED"
 # Refusals after which the message may be stored all the same.
@@ -290,7 +291,10 @@ class Calls:
             found = set()
             for queue in await client.records.offsets(topic):
                 at = queue.min_offset
-                async for frame in client.records.read(topic, queue.queue_id, queue.min_offset, end=queue.max_offset):
+                frames = client.records.read(
+                    topic, queue.queue_id, queue.min_offset, end=queue.max_offset, frame_size_max=_FRAME_SIZE
+                )
+                async for frame in frames:
                     if frame.start_offset != at or frame.lost_count:
                         raise AssertionError(f"{topic}/{queue.queue_id}: {frame.start_offset} comes after {at}")
                     at = frame.next_offset
