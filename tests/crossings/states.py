@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Timer
@@ -163,6 +164,9 @@ class Draining(State):
         os.kill(world.broker.pid, signal.SIGTERM)
 
     def leave(self, world: World) -> None:
+        deadline = time.monotonic() + 60
+        while world.broker.running and time.monotonic() < deadline:  # a second signal would interrupt its last steps
+            time.sleep(0.02)
         assert world.broker.stop() == 0, world.broker.log_text()[-3000:]
         world.start()
 
