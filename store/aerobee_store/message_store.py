@@ -30,10 +30,11 @@ from aerobee_store.disk.store_directory import (
     sync_names,
     writes_may_be_lost,
 )
-from aerobee_store.durability import log_cut
+from aerobee_store.durability import log_cut, queue_bounds
 from aerobee_store.durability.checkpoint import Checkpoint
 from aerobee_store.durability.derived_flush import FlushDerived
 from aerobee_store.durability.log_flush import Durability
+from aerobee_store.durability.queue_bounds import QueueBounds
 from aerobee_store.durability.recovery import Recovery, RecoveryParts, RecoveryReport
 from aerobee_store.errors import StoreClosedError, StoreDirectoryError, StoreError, StoreFailedError
 from aerobee_store.log.allocate import SegmentAllocation
@@ -135,6 +136,9 @@ class MessageStore:
             config, self._log, self._dispatch, self._allocation, self.checkpoint, self.running, self.stats
         )
         self._flush_derived = self._new_flush_derived()
+        self._bounds = QueueBounds(
+            file_system, directory, self._queues, self._dispatch, self._durability, self.in_disk_thread
+        )
         self.retention = Retention(self._retention_parts(), config)
         self.scrub = self._new_scrub()
         parts = (config, self._log, self._queues, self._dispatch, self._durability, self.stats)
@@ -269,6 +273,7 @@ class MessageStore:
             index=self._index,
             checkpoint=self.checkpoint,
             deleted=self._deleted,
+            bounds=queue_bounds.load(self.file_system, self.config.directory),
         )
         self.recovery = Recovery(
             parts,
@@ -286,6 +291,7 @@ class MessageStore:
                 file.sync()  # a process that died may have written these pages
         self.checkpoint.physic_timestamp = max(self.checkpoint.physic_timestamp, self.recovery.last_timestamp)
         self._flush_derived.flush()
+        self._bounds.save()
         if cut is not None:
             log_cut.done(self.file_system, self.config.directory)
         sync_names(self.file_system, [self.config.directory, *self._log.files.run.directories])
@@ -294,7 +300,14 @@ class MessageStore:
     async def run(self) -> None:
         """Run the services: group commit, flushes, retention, scrub. Raises the error that ends one of them."""
         self._check_open()
-        services: list[Service] = [self._durability, self._flush_derived, self._allocation, self.retention, self.scrub]
+        services: list[Service] = [
+            self._durability,
+            self._flush_derived,
+            self._bounds,
+            self._allocation,
+            self.retention,
+            self.scrub,
+        ]
         self._durability.begin()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -306,6 +319,10 @@ class MessageStore:
             raise error from error.__cause__
         finally:
             self._durability.end()
+
+    def save_queue_bounds(self) -> None:
+        """Save now what a start compares the files of the queues with; a service does it every minute. Blocking."""
+        self._bounds.save()
 
     def close(self) -> None:
         """Make everything durable and mark the stop as clean. A failed store only closes its files.
@@ -334,6 +351,7 @@ class MessageStore:
         self._end_what_has_begun()
         self._allocation.close(orderly=True)
         self._flush_all()
+        self._bounds.save()
         with suppress(FileNotFoundError):
             self.file_system.unlink(self._abort_path)
         self.file_system.sync_directory(self.config.directory)
@@ -343,8 +361,9 @@ class MessageStore:
         service may not have seen."""
         self._durability.end_threads()
         self._disk.wait()
-        if self._flush_derived.sync_error is not None:
-            raise self._flush_derived.sync_error  # another sync would succeed but prove nothing
+        for error in (self._flush_derived.sync_error, self._bounds.error):
+            if error is not None:
+                raise error  # another sync would succeed but prove nothing
 
     def __enter__(self) -> Self:
         return self

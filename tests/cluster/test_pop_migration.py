@@ -186,6 +186,8 @@ def test_a_replica_is_promoted(tmp_path: Path, settings: Mapping[str, object]) -
         addresses = ("--listen", grpc, "--listen-remoting", remoting, "--config", str(config))
         with serve(copy, *role, *addresses):
             asyncio.run(fill_and_consume(running.endpoint, consumer))
+            # The replica asks for the master's address from time to time, and the master may be up for the first time.
+            until(lambda: log_of(copy) == log_of(home / "store"), "the replica does not follow")
             stop(running)
             until(lambda: log_of(copy) == log_of(home / "store"), "the logs differ")
             stack.close()

@@ -225,7 +225,16 @@ def test_flipped_bits_and_truncated_files(closed: bool, extended: bool, share: f
         table.add(done, verdict)
     table.show(f"{'closed' if closed else 'killed'}{', extended units' if extended else ''}")
     kinds: Counter[str] = table.kinds()
-    wanted = {"commitlog", "consumequeue", "batchconsumequeue", "index", "checkpoint", "lock", "store.id"}
+    wanted = {
+        "commitlog",
+        "consumequeue",
+        "batchconsumequeue",
+        "index",
+        "checkpoint",
+        "lock",
+        "store.id",
+        "queueBounds.json",
+    }
     wanted |= {"config/deletedTopics.json"}
     assert kinds.keys() == wanted | ({"consumequeue_ext"} if extended else set()) | (set() if closed else {"abort"})
     assert not table.wrongs, "\n".join(table.wrongs[:40])

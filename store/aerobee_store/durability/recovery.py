@@ -11,6 +11,7 @@ The log is the source of truth; queues and index are compared with it and comple
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,14 +21,16 @@ from aerobee_store.clock import Clock
 from aerobee_store.config import StoreConfig
 from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import FileSystem
+from aerobee_store.disk.store_directory import mark_in_use
 from aerobee_store.durability.checkpoint import Checkpoint
 from aerobee_store.durability.log_cut import DIVERGED
+from aerobee_store.durability.queue_bounds import KnownBounds
 from aerobee_store.durability.situations import Beginning, Found, Situation
 from aerobee_store.log.commit_log import CommitLog, DamagedRange
 from aerobee_store.log.log_scan import LogEnd, LogScan
 from aerobee_store.log.mapped_file import MappedFile
 from aerobee_store.queues.batch_consume_queue import AnyQueue, BatchConsumeQueue, BatchUnits
-from aerobee_store.queues.consume_queue import FILLER_SIZE, ConsumeQueue
+from aerobee_store.queues.consume_queue import FILLER_SIZE, FILLER_UNIT, ConsumeQueue
 from aerobee_store.queues.index_file import IndexService
 from aerobee_store.queues.multi_dispatch import MultiDispatch
 from aerobee_store.queues.queue_table import QueueTable
@@ -70,6 +73,7 @@ class RecoveryReport(Struct):
     units_added: int = 0
     units_corrected: int = 0
     units_dropped: int = 0
+    queues_made_again: int = 0
     last_timestamp: int = 0
     torn: bool = False
     lost: int = 0
@@ -98,6 +102,7 @@ class RecoveryParts(Struct, frozen=True, kw_only=True):
     index: IndexService
     checkpoint: Checkpoint
     deleted: DeletedTopics
+    bounds: KnownBounds | None
 
 
 class Recovery:
@@ -122,6 +127,8 @@ class Recovery:
         self._checkpoint = parts.checkpoint
         self._deleted = parts.deleted
         self._clock = parts.clock
+        self._directory = parts.config.directory
+        self._bounds = parts.bounds
         self._multi_dispatch = MultiDispatch(parts.config.light_queues, parts.config.multi_dispatch)
         self._levels = DelayLevels(parts.config.delay_levels_seconds)
         self._clean = clean
@@ -132,6 +139,9 @@ class Recovery:
         self._walker = LogScan(log.files.files, record_size_max=record_size_max)
         self._report = RecoveryReport(clean=clean)
         self._last_record = 0
+        # queues that lack units of records before the read part -> whether they were made again
+        self._incomplete: dict[AnyQueue, bool] = {}
+        self._ends: dict[AnyQueue, int] = {}  # the known end of a queue that was made again
         self._keeps_tail = False  # the bytes after the end contain records and are quarantined
 
     def run(self) -> RecoveryReport:
@@ -146,13 +156,14 @@ class Recovery:
             report.lost = synced - report.end
             _log.error("log ends before the last sync, records are lost end=%d synced=%d", report.end, synced)
         self._cut_log(report.end)
-        if (begin := self._cut_queues(report.end)) < report.end:
+        while (begin := min(self._cut_queues(report.end), self._remove_incomplete(report.end))) < report.end:
             # The dropped units were damaged and do not prove lost records: read the records of these queues again.
             report.begin, report.records = min(begin, report.begin), 0
             report.damaged.clear()
             self._scan(report.begin)
             report.damaged.sort(key=lambda damage: damage.start)
         self._index.truncate(report.end)
+        self._restore_ends()
         for queue in self._all_queues():
             # The queues of a topic remain if its deletion was recorded and then interrupted.
             queue.correct_min_offset(max(self._log.min_offset, self._deleted.end_of(queue.topic)))
@@ -193,6 +204,8 @@ class Recovery:
                 begin = min(begin, self._segment_start(queue.last_record_end()))
         if self._cut is not None:
             begin = min(begin, self._segment_start(self._cut))
+        if with_holes := [queue for queue in self._all_queues() if queue.lacks_files]:
+            begin = self._remove_queues(with_holes)
         return self._log.min_offset if self._whole_log else begin
 
     def _check_ends(self, queue: BatchConsumeQueue) -> None:
@@ -431,6 +444,8 @@ class Recovery:
         for topic, queue_id, units in record_units.batch_queue_units(batch):
             units = units[units["physical_offset"] >= self._deleted.end_of(topic)]
             if len(units) and (batch_queue := self._queues.batch_queue_unless_simple(topic, queue_id)) is not None:
+                if int(units[0]["base_offset"]) > batch_queue.max_offset:
+                    self._note_gap(batch_queue)
                 added, dropped = batch_queue.complete(units, unsynced=not self._clean)
                 self._report.units_added += added
                 self._report.units_dropped += dropped
@@ -459,7 +474,9 @@ class Recovery:
     ) -> None:
         """`stored`: the store times, for a queue whose new units are extended."""
         first_offset = queue.files[0] if queue.files else queue_offset
-        gone = max(0, first_offset - queue_offset)  # retention removed their file with other expired messages
+        gone = max(0, first_offset - queue_offset)
+        if gone:  # retention removes a file after the log has none of its records
+            self._incomplete.setdefault(queue, False)
         units, queue_offset = units[gone:], queue_offset + gone
         present = min(max(queue.max_offset - queue_offset, 0), len(units))
         if present:
@@ -476,10 +493,75 @@ class Recovery:
             data = units[present:].tobytes()
             if stored is not None:
                 data = queue.extended(data, stored[gone + present :].tolist())
-            if queue.files and queue_offset + present > queue.max_offset:
-                self._meet(Found.GAP)
+            if queue_offset + present > queue.max_offset:
+                self._note_gap(queue)
+                if queue.files:
+                    self._meet(Found.GAP)
             queue.put(queue_offset + present, data)
             self._report.units_added += len(units) - present
+
+    # --- queues that have lost files --------------------------------------------------------------------------
+
+    def _note_gap(self, queue: AnyQueue) -> None:
+        """Units are missing before the next ones of the queue; if the read part does not explain it, files are."""
+        begin = self._report.begin
+        if begin > self._log.min_offset and queue.last_record_end() < begin:
+            self._incomplete.setdefault(queue, False)
+
+    def _remove_incomplete(self, end: int) -> int:
+        """Remove the rest of each queue that lacks files; return the offset from which the log must be read then."""
+        self._compare_bounds(end)
+        found = [queue for queue, is_made_again in self._incomplete.items() if not is_made_again]
+        return self._remove_queues(found) if found else end
+
+    def _remove_queues(self, found: Sequence[AnyQueue]) -> int:
+        """Remove what there is of these queues; return the offset from which the log must be read."""
+        self._meet(Found.LOST_QUEUE_FILES)
+        # What shows that files are missing is about to go, and this process may be killed, too.
+        mark_in_use(self._file_system, self._directory)
+        self._checkpoint.save_lower(self._log.min_offset)
+        for queue in found:
+            _log.error("queue lacks files, its messages are read from the log again directory=%s", queue.directory)
+            self._ends[queue] = max(self._ends.get(queue, 0), queue.unit_numbers[1])
+            queue.destroy()
+            self._incomplete[queue] = True
+        self._report.queues_made_again += len(found)
+        return self._log.min_offset
+
+    def _compare_bounds(self, end: int) -> None:
+        """Note the queues that do not have every unit that was known, though the log has all records."""
+        known, self._bounds = self._bounds, None
+        if known is None or self._checkpoint.derived_offset is None or end < known.log_end:
+            return
+        for table, find in (
+            (known.queues, self._queues.simple_queue_unless_batch),
+            (known.batch_queues, self._queues.batch_queue_unless_simple),
+        ):
+            for topic, bounds in table.items():
+                if self._deleted.end_of(topic) >= known.log_end:
+                    continue  # deleted since
+                for queue_id, (first, stop) in bounds.items():
+                    queue = find(topic, queue_id)
+                    if queue is not None and self._lacks(queue, first, stop):
+                        self._incomplete.setdefault(queue, False)
+                        self._ends[queue] = stop
+
+    def _lacks(self, queue: AnyQueue, first: int, stop: int) -> bool:
+        if not queue.has_files or queue.unit_numbers[1] < stop:
+            return True
+        begins = queue.files[0]
+        if begins <= first:
+            return False
+        # Retention may have removed its first files since, but none whose messages the log still has. This asks the
+        # first unit left: if its message was the log's first one after those, the log is read in vain, once.
+        units = queue.units(begins, 1)
+        return bool(len(units)) and int(units[0]["physical_offset"]) > self._log.min_offset
+
+    def _restore_ends(self) -> None:
+        """Let a queue continue at its known end, if the log has no record of its last messages any more."""
+        for queue, stop in self._ends.items():
+            if isinstance(queue, ConsumeQueue) and queue.max_offset < stop:
+                queue.put(stop - 1, FILLER_UNIT)
 
     # --- cutting after the end of the log ---------------------------------------------------------------------
 

@@ -60,6 +60,10 @@ class Found(Enum):
     )
     WRONG_UNIT = "a unit with another place than that of its record", "correct the unit"
     TORN_QUEUE = "an end of a queue with further units after it", "read the log from there, after any stop"
+    LOST_QUEUE_FILES = (
+        "a queue that lacks files: between others, or it begins later or ends earlier than is known (queue_bounds.py)",
+        "remove its other files, and read the whole log",
+    )
     GAP = "a gap in the offsets of a queue", "add filler units"
     OTHER_QUEUES = "a record that names other queues", "add units there, too, at the offsets in the record"
     DELETED_TOPIC = "a record of a topic that was deleted after it", "add no unit"

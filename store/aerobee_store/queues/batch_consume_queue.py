@@ -117,6 +117,11 @@ class BatchConsumeQueue:
         return self._units.has_files
 
     @property
+    def lacks_files(self) -> bool:
+        """See ConsumeQueue."""
+        return self._units.lacks_files
+
+    @property
     def unit_numbers(self) -> tuple[int, int]:
         """The number of the first unit whose record the log has, and the number after the last."""
         return self._units.min_offset, self._units.max_offset

@@ -21,6 +21,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -147,6 +148,11 @@ class ConsumeQueue:
     def has_files(self) -> bool:
         """Whether it has ever had a unit."""
         return bool(self._starts)
+
+    @property
+    def lacks_files(self) -> bool:
+        """Whether a file is missing between two others. Files are removed only from the beginning or the end."""
+        return any(later - earlier != self._run.file_size for earlier, later in pairwise(self._starts))
 
     @property
     def units_per_file(self) -> int:

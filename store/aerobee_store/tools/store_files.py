@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from aerobee_store.disk.file_system import DiskFileSystem, File, is_locked
 from aerobee_store.disk.store_directory import ID_FILE, NEW_ID_FILE
+from aerobee_store.durability import queue_bounds
 from aerobee_store.errors import StoreDirectoryError
 from aerobee_store.log.log_paths import FILE_NAME, KnownPaths, known_paths
 from aerobee_store.log.mapped_file import MappedFile
@@ -36,6 +37,8 @@ _LOOKED_AT: Final = frozenset(
         FILE_NAME,
         ID_FILE,
         NEW_ID_FILE,
+        queue_bounds.FILE_NAME,
+        queue_bounds.NEW_FILE_NAME,
         "consumequeue",
         "consumequeue_ext",
         "batchconsumequeue",

@@ -77,7 +77,8 @@ class TimerCheck:
         files = self._files
         if not (files.timer_log or self._checkpoint or (files.directory / "timerwheel").exists()):
             return
-        checkpoint = self._checked_checkpoint()
+        messages = np.frombuffer(self._messages, np.int64).reshape(-1, 7)
+        checkpoint = self._checked_checkpoint(messages)
         if checkpoint is None or not files.timer_log:
             return
         positions, units = self._read(checkpoint)
@@ -86,7 +87,6 @@ class TimerCheck:
             # Slots were finished in the meantime, and their files may have been removed.
             now = self._file.load() or checkpoint
             checkpoint = replace(checkpoint, read_time_ms=now.read_time_ms)
-        messages = np.frombuffer(self._messages, np.int64).reshape(-1, 7)
         self._check_units(units, positions, messages, max(latest, checkpoint.read_time_ms))
         self._check_missing(units, messages, checkpoint, latest)
         if files.state == "stopped" and (checkpoint.clean or checkpoint.begin is None):
@@ -94,7 +94,7 @@ class TimerCheck:
 
     # --- checkpoint and log -----------------------------------------------------------------------------------
 
-    def _checked_checkpoint(self) -> TimerCheckpoint | None:
+    def _checked_checkpoint(self, messages: Integers) -> TimerCheckpoint | None:
         path = "config/timercheck"
         full = self._files.directory / path
         rebuilt = "the next start rebuilds the timer's files from the timer topic"
@@ -107,6 +107,8 @@ class TimerCheck:
             self._report("timer-checkpoint", path, f"{size} bytes, not {TIMER_CHECKPOINT_SIZE}", severity="warning")
         queue = self._files.queues.get((TIMER_TOPIC, TIMER_QUEUE_ID))
         end = queue.end() if queue is not None else 0
+        if self._files.state == "crashed" and len(messages):
+            end = max(end, int(messages[-1, 2]) + 1)  # the next start adds the units that were not written
         if checkpoint.queue_offset > end and not self._files.live:
             self._report(
                 "timer-checkpoint", path, f"refers to message {checkpoint.queue_offset}, but the topic ends at {end}"

@@ -465,6 +465,32 @@ def test_a_gap_in_the_offsets_gets_fillers() -> None:
     assert UNIT.unpack(unit)[1] == FILLER_SIZE
 
 
+@meets(Found.LOST_QUEUE_FILES)
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("lost", [(0,), (1,), (3,), (0, 1), (2, 3), (0, 1, 2, 3)], ids=str)
+def test_files_of_a_queue_are_gone(closed: bool, lost: tuple[int, ...]) -> None:
+    """The queue is made again from the log, although later messages of another queue hide where it ended."""
+    config = replace(CONFIG, queue_file_size=8 * UNIT_SIZE)
+    disk, sender, clock = MemoryFileSystem(), Sender(), ManualClock()
+    with MessageStore.open(config, file_system=disk, clock=clock) as store:
+        sender.append(store, [sender.message(100) for _ in range(30)])
+        sender.append(store, [sender.message(1300, "others") for _ in range(30)])
+        store.flush()
+        store.save_queue_bounds()
+        killed = disk.kill()
+    disk = disk.kill() if closed else killed
+    for number in lost:
+        disk.unlink(QUEUE.parent / f"{number * config.queue_file_size:020d}")
+    with MessageStore.open(config, file_system=disk, clock=clock) as store:
+        assert store.recovery.queues_made_again == 1
+        compare(store, sender.sent, sender.sent)
+        (new,) = sender.append(store, [sender.message(100)])
+        assert new.queue_offset == 30
+    with MessageStore.open(config, file_system=disk.kill(), clock=clock) as store:
+        assert store.recovery.queues_made_again == 0
+        compare(store, sender.sent, sender.sent)
+
+
 @meets(Found.UNITS_AFTER_END)
 @pytest.mark.parametrize("closed", [True, False])
 def test_units_and_entries_after_the_end_are_dropped(closed: bool) -> None:
