@@ -408,12 +408,12 @@ class MessageStore:
         """Prepare a message for `append`: about a third of the work. InvalidMessageError."""
         return self._writer.draft(message)
 
-    def append_one(self, message: TemplateMessage, *, internal: bool = False) -> Appended:
-        """Append one message of a template. Raises like `append`; nothing is stored then."""
+    def append_templated(self, messages: Sequence[TemplateMessage], *, internal: bool = False) -> list[Appended]:
+        """Like `append`, for messages of templates."""
         self._check_open()
         if self.running.flags is not _NO_FLAGS:
             self.running.check_writable(internal=internal)
-        return self._writer.append_one(message, internal=internal)
+        return self._writer.append_templated(messages, internal=internal)
 
     def append_records(
         self, topic: str, queue_id: int, batch: RecordBatch, *, born_host: Host | None = None

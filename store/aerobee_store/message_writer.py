@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
@@ -81,6 +81,23 @@ class AppendedBatch(Struct, frozen=True):
     store_timestamp: int
 
 
+_NO_QUEUES: Final[Mapping[QueueKey, int]] = {}
+
+
+class _Ready(Struct, frozen=True, gc=False):
+    """A message that is checked, and encoded but for its place. `others`: its offsets in other queues that it names."""
+
+    encoded: Draft | TemplateMessage
+    queue: AnyQueue | None
+    topic: str
+    tags_code: int
+    keys: tuple[str, ...]
+    bitmap: bytes = NO_BITMAP
+    others: Mapping[QueueKey, int] = _NO_QUEUES
+    message_count: int = 0
+    """Of an inner batch."""
+
+
 class MessageWriter:
     """The writing half of `MessageStore`, which documents the calls. Event loop only."""
 
@@ -115,76 +132,88 @@ class MessageWriter:
         internal: bool = False,
     ) -> list[Appended]:
         """Like MessageStore.append, which has checked that the store may be written."""
-        config = self._config
-        named = False
-        for message in messages:
-            if message.sys_flag & SYS_FLAG_INNER_BATCH:
-                return self._append_inner_batches(messages)
-            named = named or may_name_queues(message)
+        if any(message.sys_flag & SYS_FLAG_INNER_BATCH for message in messages):
+            return self._append_inner_batches(messages)
         others: dict[int, dict[QueueKey, int]] = {}
-        if named:
+        if any(map(may_name_queues, messages)):
             messages, others = self._named_queues(messages)
             drafts = None  # the messages have other properties now
-        places = self._places(messages)
-        if drafts is None:
-            host, property_crc = config.store_host, config.property_crc
-            drafts = [
-                Draft(message, store_host=host, property_crc=property_crc, split_batch=split_batch)
-                for message in messages
-            ]
-        bitmaps = () if self.filter_bitmaps is None else self._bitmaps_of(messages, places)
-        sizes = [draft.size for draft in drafts]
-        log = self._log
+        now = self._clock.now_ms()
+        ready: list[_Ready] = []
+        for number, message in enumerate(messages):
+            self._check_body(message.body)
+            prepared = message.sys_flag & SYS_FLAG_PREPARED
+            queue = None if prepared else self._queue(message.topic, message.queue_id)
+            draft = self.draft(message, split_batch=split_batch) if drafts is None else drafts[number]
+            bitmaps = self._bitmaps_for(queue)
+            bitmap = NO_BITMAP if bitmaps is None else bitmaps.of_message(message.topic, _as_stored(message))
+            ready.append(self._ready(message, draft, queue, now, bitmap=bitmap, others=others.get(number, _NO_QUEUES)))
+        return self._put(ready, now, split_batch=split_batch, internal=internal)
+
+    def append_templated(self, messages: Sequence[TemplateMessage], *, internal: bool = False) -> list[Appended]:
+        """Like MessageStore.append_templated, which has checked that the store may be written."""
+        ready: list[_Ready] = []
+        for message in messages:
+            template = message.template
+            topic = template.topic
+            self._check_body(message.body)
+            queue = self._queue(topic, message.queue_id)
+            bitmaps = self._bitmaps_for(queue)
+            bitmap = NO_BITMAP if bitmaps is None else bitmaps.of_message(topic, template.properties(message))
+            ready.append(_Ready(message, queue, topic, template.tags_code, message.index_keys, bitmap))
+        return self._put(ready, self._clock.now_ms(), internal=internal)
+
+    def _put(
+        self, ready: Sequence[_Ready], now: int, *, split_batch: bool = False, internal: bool = False
+    ) -> list[Appended]:
+        """Append messages at their places, all or none. `split_batch`: within one segment."""
+        sizes = [each.encoded.size for each in ready]
+        log, stats = self._log, self._stats
         total = sum(sizes)
         self._prepare([total] if split_batch else sizes, internal=internal)
         if split_batch:
             log.next_offset(total)
-        now = self._clock.now_ms()
-        appended = []
+        appended: list[Appended] = []
         entries: list[DispatchEntry] = []
         further = 0
-        for message, draft, size, queue in zip(messages, drafts, sizes, places, strict=True):
+        for each, size in zip(ready, sizes, strict=True):
+            queue, count = each.queue, each.message_count
             physical_offset = log.next_offset(size)
-            queue_offset = 0
+            queue_offset = 0 if queue is None else queue.next_offset
+            log.append(each.encoded.encode(queue_offset, physical_offset, now))
             if queue is not None:
-                queue_offset = queue.next_offset
-                queue.next_offset = queue_offset + 1
-            log.append(draft.encode(queue_offset, physical_offset, now))
-            entry = _entry(self._levels, message, queue, queue_offset, physical_offset, size, now)
-            if bitmaps and (bitmap := bitmaps[len(entries)]):
-                entry = entry._replace(bitmap=bitmap)
-            if others and len(entries) in others:
-                entry = entry._replace(others=self._take_offsets(others[len(entries)]))
-                further += len(entry.others)
-            entries.append(entry)
+                queue.next_offset = queue_offset + (count or 1)
+            taken = self._take_offsets(each.others) if each.others else ()
+            further += len(taken)
+            place = queue, queue_offset, physical_offset, size, each.tags_code, now
+            entries.append(DispatchEntry(*place, each.topic, each.keys, count, taken, each.bitmap))
             appended.append(Appended(queue_offset, physical_offset, size, now))
-        self._count(sizes, total)
+            stats.messages_appended += count or 1
+            stats.record_sizes[size.bit_length()] += 1
+        stats.bytes_appended += total
         self._appended(entries, now, further)
         return appended
 
-    def append_one(self, message: TemplateMessage, *, internal: bool = False) -> Appended:
-        """Like MessageStore.append_one, which has checked that the store may be written."""
-        template = message.template
-        self._check_body(message.body)
-        topic, queue_id = template.topic, message.queue_id
-        queue = self._queues.simple.get((topic, queue_id))
-        if queue is None:  # raises for a batch topic
-            queue = self._queues.simple_queue(topic, queue_id)
-        bitmaps = self._bitmaps_for(queue)
-        bitmap = NO_BITMAP if bitmaps is None else bitmaps.of_message(topic, template.properties(message))
-        size = message.size
-        self._prepare([size], internal=internal)
-        now = self._clock.now_ms()
-        log, queue_offset = self._log, queue.next_offset
-        physical_offset = log.next_offset(size)
-        record = template.encode(message, queue_offset, physical_offset, now)
-        queue.next_offset = queue_offset + 1
-        log.append(record)
-        code, keys = template.tags_code, message.index_keys
-        entry = DispatchEntry(queue, queue_offset, physical_offset, size, code, now, topic, keys, bitmap=bitmap)
-        self._count((size,), size)
-        self._appended((entry,), now)
-        return Appended(queue_offset, physical_offset, size, now)
+    def _ready(
+        self,
+        message: Message,
+        draft: Draft,
+        queue: AnyQueue | None,
+        now: int,
+        *,
+        bitmap: bytes = NO_BITMAP,
+        others: Mapping[QueueKey, int] = _NO_QUEUES,
+        message_count: int = 0,
+    ) -> _Ready:
+        raw = message.raw_properties
+        values = message.properties if raw is None else properties.decode_properties(raw)
+        topic = message.topic
+        code = properties.tags_code(values.get(properties.TAGS))
+        if topic == SCHEDULE_TOPIC:
+            code = self._levels.unit_code(topic, values.get(properties.DELAY), now, code)
+        rolled_back = message.sys_flag & SYS_FLAG_TRANSACTION == SYS_FLAG_TRANSACTION
+        keys = () if rolled_back else _index_keys(values)
+        return _Ready(draft, queue, topic, code, keys, bitmap, others, message_count)
 
     def _bitmaps_for(self, queue: ConsumeQueue | None) -> FilterBitmaps | None:
         """What computes the bitmaps of new units of this queue; None if they get none."""
@@ -193,45 +222,20 @@ class MessageWriter:
             return None
         return bitmaps
 
-    def _bitmaps_of(self, messages: Sequence[Message], places: Sequence[ConsumeQueue | None]) -> Sequence[bytes]:
-        """The bitmap of each message. Before anything is stored, in case an expression fails."""
-        found = []
-        for message, queue in zip(messages, places, strict=True):
-            computed = self._bitmaps_for(queue)
-            bitmap = NO_BITMAP if computed is None else computed.of_message(message.topic, _as_stored(message))
-            found.append(bitmap)
-        return found
-
-    def _places(self, messages: Sequence[Message]) -> list[ConsumeQueue | None]:
-        """The queue of each message; None for a prepared one. InvalidMessageError, with nothing stored."""
-        queues, size_max = self._queues.simple, self._config.body_size_max
-        places: list[ConsumeQueue | None] = []
-        for message in messages:
-            if len(message.body) > size_max:
-                self._check_body(message.body)
-            queue = None
-            if not message.sys_flag & SYS_FLAG_PREPARED:
-                queue = queues.get((message.topic, message.queue_id))
-                if queue is None:  # raises for a batch topic
-                    queue = self._queues.simple_queue(message.topic, message.queue_id)
-            places.append(queue)
-        return places
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """InvalidMessageError for a batch topic."""
+        queue = self._queues.simple.get((topic, queue_id))
+        return self._queues.simple_queue(topic, queue_id) if queue is None else queue
 
     def _check_body(self, body: bytes | bytearray | memoryview) -> None:
         size_max = self._config.body_size_max
         if len(body) > size_max:
             raise InvalidMessageError(f"the body has {len(body)} bytes; the limit is {size_max} (store.body_size_max)")
 
-    def _count(self, sizes: Sequence[int], total: int) -> None:
-        stats = self._stats
-        stats.messages_appended += len(sizes)
-        stats.bytes_appended += total
-        for size in sizes:
-            stats.record_sizes[size.bit_length()] += 1
-
-    def draft(self, message: Message) -> Draft:
+    def draft(self, message: Message, *, split_batch: bool = False) -> Draft:
         """Like MessageStore.draft."""
-        return Draft(message, store_host=self._config.store_host, property_crc=self._config.property_crc)
+        config = self._config
+        return Draft(message, store_host=config.store_host, property_crc=config.property_crc, split_batch=split_batch)
 
     def _named_queues(self, messages: Sequence[Message]) -> tuple[Sequence[Message], dict[int, dict[QueueKey, int]]]:
         """The messages with their offsets in the queues that they name; and these offsets, by number of the message.
@@ -257,7 +261,7 @@ class MessageWriter:
                 others[number] = own
         return changed, others
 
-    def _take_offsets(self, offsets: dict[QueueKey, int]) -> list[tuple[ConsumeQueue, int]]:
+    def _take_offsets(self, offsets: Mapping[QueueKey, int]) -> list[tuple[ConsumeQueue, int]]:
         found = []
         for key, queue_offset in offsets.items():
             queue = self._queues.simple[key]
@@ -269,7 +273,6 @@ class MessageWriter:
     def _append_inner_batches(self, messages: Sequence[Message]) -> list[Appended]:
         """Inner batches come complete from a RocketMQ store, rarely and few at a time, so they are appended one by
         one."""
-        config = self._config
         if len(messages) != 1:
             raise InvalidMessageError("an inner batch must be the only message of its append")
         (message,) = messages
@@ -280,19 +283,8 @@ class MessageWriter:
         if queue is None:
             raise InvalidMessageError(f"topic {message.topic!r} is not a batch topic and does not take inner batches")
         message, count = inner_batch.placed(message, queue.next_offset)
-        draft = Draft(message, store_host=config.store_host, property_crc=config.property_crc)
-        size = draft.size
-        self._prepare([size])
         now = self._clock.now_ms()
-        physical_offset = self._log.next_offset(size)
-        queue_offset = queue.next_offset
-        queue.next_offset += count
-        self._log.append(draft.encode(queue_offset, physical_offset, now))
-        self._stats.messages_appended += count
-        self._stats.bytes_appended += size
-        self._stats.record_sizes[size.bit_length()] += 1
-        self._appended([_entry(self._levels, message, queue, queue_offset, physical_offset, size, now, count)], now)
-        return [Appended(queue_offset, physical_offset, size, now)]
+        return self._put([self._ready(message, self.draft(message), queue, now, message_count=count)], now)
 
     def append_records(
         self, topic: str, queue_id: int, batch: RecordBatch, born_host: Host | None = None
@@ -483,27 +475,6 @@ def _checked_batches(batch: RecordBatch) -> list[tuple[int, int, dict[str, str]]
             raise InvalidRecordError(row, str(error)) from error
         checked.append((count, place, properties.decode_properties(raw_properties)))
     return checked
-
-
-def _entry(
-    levels: DelayLevels,
-    message: Message,
-    queue: AnyQueue | None,
-    queue_offset: int,
-    physical_offset: int,
-    size: int,
-    store_timestamp: int,
-    message_count: int = 0,
-) -> DispatchEntry:
-    raw = message.raw_properties
-    values = message.properties if raw is None else properties.decode_properties(raw)
-    topic = message.topic
-    code = properties.tags_code(values.get(properties.TAGS))
-    if topic == SCHEDULE_TOPIC:
-        code = levels.unit_code(topic, values.get(properties.DELAY), store_timestamp, code)
-    rolled_back = message.sys_flag & SYS_FLAG_TRANSACTION == SYS_FLAG_TRANSACTION
-    keys = () if rolled_back else _index_keys(values)
-    return DispatchEntry(queue, queue_offset, physical_offset, size, code, store_timestamp, topic, keys, message_count)
 
 
 def _index_keys(values: Mapping[str, str]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ class Send(Feature):
 
 
 class Batch(Feature):
-    """Several messages in one call: a few, and as many as take the path for columns."""
+    """Several messages in one call: a few, and as many as take the path for known layouts."""
 
     name = "batch"
 

@@ -6,7 +6,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.broker.test_send_batch import one_by_one, request_of
+from tests.support.wire_messages import one_by_one, request_of
 from tests.unit.broker.test_send_shapes import COUNT, alike, shaped
 
 SAME_SIZE = st.text(st.sampled_from("ab |\x01\x02\x7f,"), min_size=5, max_size=5) | st.sampled_from(("éé1", "\u3000ab"))

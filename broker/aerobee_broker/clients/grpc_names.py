@@ -21,7 +21,7 @@ def topics(request: Any, client: Client) -> Sequence[str]:
 
 def topics_of_messages(request: Any, client: Client) -> Sequence[str]:
     """The distinct topics of a batch: normally one, because a batch with several topics is refused."""
-    if not isinstance(request, v2.SendMessageRequest):  # read as columns: all messages have one topic
+    if not isinstance(request, v2.SendMessageRequest):  # read without it: all messages have one topic
         return topic(request, client)
     found = {(message.topic.resource_namespace, message.topic.name): message.topic for message in request.messages}
     return [topic_name(resource, client) for resource in found.values()]

@@ -31,7 +31,7 @@ from aerobee_broker.processors.recall import RecallProcessor
 from aerobee_broker.processors.receive import ReceiveProcessor
 from aerobee_broker.processors.route import RouteProcessor
 from aerobee_broker.processors.sending.send import SendProcessor
-from aerobee_broker.processors.sending.send_one import Parse, SendReader
+from aerobee_broker.processors.sending.send_known import Parse, SendReader, place_of_one
 from aerobee_broker.processors.telemetry import TelemetryProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.services.errors import status_of
@@ -47,10 +47,10 @@ from aerobee_proto import v2
 from aerobee_store.deferred import deferred
 
 if TYPE_CHECKING:
-    from aerobee_broker.processors.sending import send_columns
-    from aerobee_broker.processors.sending.send_columns import AnySendRequest
+    from aerobee_broker.processors.sending import send_shapes
+    from aerobee_broker.processors.sending.send_shapes import AnySendRequest
 else:
-    send_columns = deferred("aerobee_broker.processors.sending.send_columns")
+    send_shapes = deferred("aerobee_broker.processors.sending.send_shapes")
 
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
@@ -116,8 +116,10 @@ class MessagingService:
         )
 
     def _read_send(self, data: bytes, parse: Parse) -> AnySendRequest:
-        found = self._send_reader.read(data, parse)
-        return send_columns.read_send_request(data, parse) if found is None else found
+        place = place_of_one(data)
+        if place is None:
+            return send_shapes.read_many(data, self._send_reader, parse)
+        return self._send_reader.read(data, (place,), parse)
 
     async def _heartbeat(self, request: v2.HeartbeatRequest, client: Client) -> v2.HeartbeatResponse:
         return self._processors.heartbeat.heartbeat(request, client)

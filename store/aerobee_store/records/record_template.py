@@ -50,6 +50,10 @@ class TemplateMessage(NamedTuple):
         """The bytes of its record."""
         return self.template.bodiless_size + len(self.body)
 
+    def encode(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> bytes:
+        """The record at its place."""
+        return self.template.encode(self, queue_offset, physical_offset, store_timestamp)
+
 
 class RecordTemplate:
     """The parts that records of one topic share."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -18,10 +18,10 @@ from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.errors import IllegalTopicError, InvalidRequestError, TopicNotFoundError
 from aerobee_broker.limits import loop_share
 from aerobee_broker.messages import message_mapping
-from aerobee_broker.processors.sending import send, send_batch
+from aerobee_broker.processors.sending import send
 from aerobee_broker.processors.sending.send import SendProcessor
-from aerobee_broker.processors.sending.send_columns import SendColumns, SendShapes, read_send_request
-from aerobee_broker.processors.sending.send_one import SendOne, SendReader
+from aerobee_broker.processors.sending.send_known import KnownMessage, SendKnown, SendReader
+from aerobee_broker.processors.sending.send_shapes import AnySendRequest, SendShapes
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import Permission, TopicConfig, TopicMessageType
 from aerobee_broker.timer.recall_handle import RecallHandle
@@ -34,6 +34,7 @@ from aerobee_store.records.properties import CRC32, INNER_MULTI_QUEUE_OFFSET, ju
 from aerobee_store.testing import ManualClock
 from tests.support.in_process_broker import message
 from tests.support.saved_tables import saved
+from tests.support.wire_messages import read
 
 
 class Sender:
@@ -56,22 +57,27 @@ class Sender:
         async with asyncio.timeout(60):
             return await self._processor.process(v2.SendMessageRequest(messages=messages), self.client)
 
-    async def send_columns(self, *messages: v2.Message, kind: type = SendColumns) -> v2.SendMessageResponse | bytes:
+    async def send_many(
+        self, *messages: v2.Message, kind: type = v2.SendMessageRequest
+    ) -> v2.SendMessageResponse | bytes:
         """Send as the service does; `kind` is the expected form of the request."""
-        data = v2.SendMessageRequest(messages=messages).SerializeToString()
-        request = read_send_request(data, v2.SendMessageRequest.FromString)
+        request = self.read(messages)
         assert isinstance(request, kind)
+        return await self.answer(request)
+
+    async def answer(self, request: AnySendRequest) -> v2.SendMessageResponse | bytes:
         async with asyncio.timeout(60):
             return await self._processor.answer(request, self.client)
 
-    async def send_alone(self, message: v2.Message, *, kind: type | None = SendOne) -> v2.SendResultEntry:
+    def read(self, messages: Sequence[v2.Message]) -> AnySendRequest:
+        data = v2.SendMessageRequest(messages=messages).SerializeToString()
+        return read(data, self._reader)
+
+    async def send_alone(self, message: v2.Message, *, kind: type | None = SendKnown) -> v2.SendResultEntry:
         """Send one message as the service does; `kind` is the expected form of the request."""
-        data = v2.SendMessageRequest(messages=[message]).SerializeToString()
-        request = self._reader.read(data, v2.SendMessageRequest.FromString)
-        assert request is not None
+        request = self.read([message])
         assert kind is None or isinstance(request, kind)
-        async with asyncio.timeout(60):
-            answer = await self._processor.answer(request, self.client)
+        answer = await self.answer(request)
         assert isinstance(answer, bytes)
         (entry,) = v2.SendMessageResponse.FromString(answer).entries
         return entry
@@ -243,7 +249,7 @@ async def test_one_bad_message_refuses_all(sender: Sender) -> None:
     assert await sender.refused(message("read-only")) == v2.Code.FORBIDDEN
 
 
-@pytest.mark.parametrize("kind", ["in order", "rare"])
+@pytest.mark.parametrize("kind", ["in order", "known"])
 async def test_a_large_batch_takes_many_steps_of_the_event_loop(
     sender: Sender, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -251,7 +257,7 @@ async def test_a_large_batch_takes_many_steps_of_the_event_loop(
     monkeypatch.setattr(loop_share, "_TURN_SECONDS", -1.0)
     calls: list[str] = []
 
-    def counted(name: str, module: ModuleType) -> None:
+    def counted(name: str, module: ModuleType | type) -> None:
         original = getattr(module, name)
 
         def call(*arguments: Any) -> Any:
@@ -260,14 +266,21 @@ async def test_a_large_batch_takes_many_steps_of_the_event_loop(
 
         monkeypatch.setattr(module, name, call)
 
-    for module, name in ((send, "check_message"), (send, "to_store_message"), (send_batch, "to_store_message")):
-        counted(name, module)
-    count = 10
-    sending: Coroutine[Any, Any, object]
     if kind == "in order":
-        sending = sender.send(*(message("ordered", message_id=str(n), message_group="g") for n in range(count)))
+        counted("check_message", send)
+        counted("to_store_message", send)
     else:
-        sending = sender.send_columns(*(message(message_id=str(n), keys=["k" * 600]) for n in range(count)))
+        counted("templated", KnownMessage)
+    count = 10
+    sent = [message("ordered", message_id=str(n), message_group="g") for n in range(count)]
+    sending: Coroutine[Any, Any, object] = sender.send(*sent)
+    if kind == "known":
+        await sending
+        for _ in range(2):
+            await sender.send_many(*sent, kind=object)
+        calls.clear()
+        sending = sender.send_many(*sent, kind=SendKnown)
+    before = sender.store.stats.messages_appended
     task = asyncio.create_task(sending)
     per_turn: list[int] = []
     stored = set()
@@ -279,7 +292,7 @@ async def test_a_large_batch_takes_many_steps_of_the_event_loop(
     await task
     assert sum(per_turn) == (2 * count if kind == "in order" else count)
     assert max(per_turn) <= 2  # one message is checked, and then the next one
-    assert stored == {0, count}
+    assert stored == {before, before + count}
 
 
 async def test_a_topic_may_change_while_a_batch_is_prepared(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,17 +354,75 @@ async def test_sent_messages_are_counted(sender: Sender) -> None:
     assert counted[("ordered", "fifo")][0] == 1
 
 
-class TestColumns:
+class TestSendOfMany:
     """Requests with many messages, as the service parses them."""
 
-    async def test_one_queue_and_an_entry_for_each_message(self, sender: Sender) -> None:
-        answer = await sender.send_columns(*(message("orders", message_id=f"id{number}") for number in range(10)))
-        assert isinstance(answer, bytes), "stored as one batch"
-        entries = v2.SendMessageResponse.FromString(answer).entries
-        assert [entry.offset for entry in entries] == list(range(10))
-        stored = sender.stored("orders")
-        assert [record.properties["UNIQ_KEY"] for record in stored] == [entry.message_id for entry in entries]
-        assert {record.queue_id for record in stored} == {stored[0].queue_id}
+    async def test_messages_of_known_layouts(self, sender: Sender) -> None:
+        """Each has its entry and its offset; those without a group are in one queue."""
+        for topic, group in (("orders", ""), ("ordered", "g")):
+            made = [message(topic, message_id=f"id{number}", body=b"b" * number) for number in range(10, 30)]
+            for number, each in enumerate(made):
+                if group:
+                    each.system_properties.message_group = f"{group}{number % 3}"
+            await sender.send_many(*made)
+            before = len(sender.stored(topic))
+            answer = await sender.send_many(*made, kind=SendKnown)
+            assert isinstance(answer, bytes), "not read by protobuf"
+            entries = v2.SendMessageResponse.FromString(answer).entries
+            assert [entry.message_id for entry in entries] == [each.system_properties.message_id for each in made]
+            records = sender.stored(topic)
+            assert len(records) == 2 * before
+            twice = Counter((record.unique_key, record.properties.get("__SHARDINGKEY")) for record in records)
+            assert set(twice.values()) == {2}
+            places = {(record.unique_key, record.queue_offset): record.queue_id for record in records}
+            queues = [places[entry.message_id, entry.offset] for entry in entries]
+            if group:
+                assert queues == [jump_hash(f"g{number % 3}", 8) for number in range(20)]
+            else:
+                assert len(set(queues)) == 1
+
+    async def test_known_layouts_of_several_topics(self, sender: Sender) -> None:
+        """They must be read by protobuf: the permission is checked for one topic otherwise."""
+        made = [message("orders" if n < 9 else "mixed", message_id=f"id{n}", body=b"b" * (n + 1)) for n in range(10)]
+        for each in made * 2:
+            await sender.send_alone(each, kind=None)
+        assert [type(sender.read(each)) for each in (made[:1], made[-1:])] == [SendKnown, SendKnown]
+        before = sender.store.positions[0]
+        with pytest.raises(InvalidRequestError) as caught:
+            await sender.send_many(*made, kind=v2.SendMessageRequest)
+        assert caught.value.code == v2.Code.MESSAGE_CORRUPTED
+        assert sender.store.positions[0] == before
+
+    async def test_the_topic_changes_while_known_messages_are_prepared(
+        self, sender: Sender, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They are prepared again, for the queues that the topic has now."""
+        monkeypatch.setattr(loop_share, "_TURN_SECONDS", -1.0)
+        made = [message("ordered", message_id=f"id{n}", message_group="order-1") for n in range(10)]
+        await sender.send_many(*made)
+        request = sender.read(made)
+        assert isinstance(request, SendKnown)
+        templated = KnownMessage.templated
+
+        def call(known: KnownMessage, *arguments: Any) -> Any:
+            if known is request.messages[5]:
+                saved(sender.tables.topics).delete("ordered")
+                saved(sender.tables.topics).create(TopicConfig.of_type("ordered", TopicMessageType.FIFO, queue_count=1))
+            return templated(known, *arguments)
+
+        monkeypatch.setattr(KnownMessage, "templated", call)
+        await sender.answer(request)
+        assert Counter(record.queue_id for record in sender.stored("ordered")) == {3: 10, 0: 10}
+
+    async def test_one_known_message_that_breaks_a_rule_refuses_all(self, sender: Sender) -> None:
+        made = [message("orders", message_id=f"id{n}", body=b"b" * (n + 1)) for n in range(10)]
+        await sender.send_many(*made)
+        made[7].body = bytes(8193)
+        before = sender.store.positions[0]
+        with pytest.raises(InvalidRequestError) as caught:
+            await sender.send_many(*made, kind=SendKnown)
+        assert caught.value.code == v2.Code.MESSAGE_BODY_TOO_LARGE
+        assert sender.store.positions[0] == before
 
     async def test_messages_of_one_shape(self, sender: Sender) -> None:
         """The messages are stored as one batch, with the records of single sends."""
@@ -359,7 +430,7 @@ class TestColumns:
         for each in made:
             await sender.send(each)
         one_by_one = [_content(record) for record in sender.stored("orders")]
-        answer = await sender.send_columns(*made, kind=SendShapes)
+        answer = await sender.send_many(*made, kind=SendShapes)
         assert isinstance(answer, bytes), "stored as one batch"
         entries = v2.SendMessageResponse.FromString(answer).entries
         queue_id = Counter(record.queue_id for record in sender.stored("orders")).most_common(1)[0][0]
@@ -378,31 +449,22 @@ class TestColumns:
         setattr(made[7].system_properties, field, "a\x02b" if field == "tag" else "id\x02\x02\x02")
         before = sender.store.positions[0]
         with pytest.raises(InvalidRequestError) as caught:
-            await sender.send_columns(*made, kind=SendShapes)
+            await sender.send_many(*made, kind=SendShapes)
         assert caught.value.code == code
         assert sender.store.positions[0] == before
-
-    async def test_other_kinds_are_stored_one_by_one(self, sender: Sender) -> None:
-        made = [message("ordered", message_id=f"id{number}") for number in range(10)]
-        for number, each in enumerate(made):
-            each.system_properties.message_group = f"group {number}"
-        answer = await sender.send_columns(*made)
-        assert isinstance(answer, v2.SendMessageResponse)
-        assert len(answer.entries) == 10
-        assert len({record.queue_id for record in sender.stored("ordered")}) > 1
 
     @pytest.mark.parametrize(
         ("topic", "code"), [("read-only", v2.Code.FORBIDDEN), ("ordered", v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE)]
     )
     async def test_refusals_equal_those_of_single_messages(self, sender: Sender, topic: str, code: int) -> None:
         with pytest.raises(InvalidRequestError) as caught:
-            await sender.send_columns(*(message(topic, message_id=f"id{number}") for number in range(10)))
+            await sender.send_many(*(message(topic, message_id=f"id{number}") for number in range(10)))
         assert caught.value.code == code
         assert not sender.stored(topic)
 
     async def test_an_unknown_topic(self, sender: Sender) -> None:
         with pytest.raises(TopicNotFoundError):
-            await sender.send_columns(*(message("nowhere", message_id=f"id{number}") for number in range(10)))
+            await sender.send_many(*(message("nowhere", message_id=f"id{number}") for number in range(10)))
 
 
 class TestSendOfAKnownLayout:
@@ -440,7 +502,7 @@ class TestSendOfAKnownLayout:
             made = message("ordered", message_id=f"id{number:02}", message_group=f"g{number % 8}")
             if number < 9:
                 await sender.send(made)
-            await sender.send_alone(made, kind=SendOne if number else v2.SendMessageRequest)
+            await sender.send_alone(made, kind=SendKnown if number else v2.SendMessageRequest)
         queues: dict[str, set[int]] = {}
         for record in sender.stored("ordered"):
             queues.setdefault(record.properties["__SHARDINGKEY"], set()).add(record.queue_id)

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from google.protobuf.message import DecodeError
 
 from aerobee_broker.messages.varints import varint
-from aerobee_broker.processors.sending.send_columns import COUNT_MAX, SendShapes, read_send_request
-from aerobee_broker.processors.sending.send_shapes import pack_shapes
+from aerobee_broker.processors.sending.send_known import SendReader
+from aerobee_broker.processors.sending.send_shapes import COUNT_MAX, SendShapes, pack_shapes, read_many
 from aerobee_proto import v2
 from aerobee_store import StoreConfig
-from tests.unit.broker.test_send_batch import LIMITS, NOW, PEER, compressed, joined, one_by_one, request_of
+from tests.support.wire_messages import LIMITS, NOW, PEER, compressed, joined, one_by_one, parse, request_of
 
 COUNT = 40  # enough messages for a shape
 
@@ -36,7 +37,7 @@ def alike(count: int = COUNT) -> list[v2.Message]:
 
 
 def shapes_of_request(data: bytes) -> SendShapes | None:
-    found = read_send_request(data, v2.SendMessageRequest.FromString)
+    found = read_many(data, SendReader(), parse)
     return found if isinstance(found, SendShapes) else None
 
 
@@ -219,7 +220,8 @@ def test_a_name_twice_with_an_invalid_value() -> None:
     encoded = [b"\x12\x0b\x0a\x06region\x12\x011" + message.SerializeToString() for message in alike()]
     assert encoded[7].startswith(b"\x12\x0b\x0a\x06region\x12\x01")
     encoded[7] = encoded[7].replace(b"\x12\x011", b"\x12\x01\xff", 1)
-    assert shaped(joined(encoded)) is None
+    with pytest.raises(DecodeError):
+        shaped(joined(encoded))
 
 
 def test_fields_that_come_twice() -> None:

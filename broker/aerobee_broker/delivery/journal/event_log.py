@@ -289,11 +289,9 @@ class Journal:
             size += len(event)
         bodies.append(_HEADER.pack(version, kind, len(events) - start) + b"".join(events[start:]))
         # A full disk stops producers; consumers continue.
-        if len(bodies) == 1:
-            message = TemplateMessage(self._template(kind), bodies[0], JOURNAL_QUEUE_ID, now_ms)
-            appended = [self._store.append_one(message, internal=True)]
-        else:
-            appended = self._store.append([_message(kind, body, now_ms) for body in bodies], internal=True)
+        template = self._template(kind)
+        messages = [TemplateMessage(template, body, JOURNAL_QUEUE_ID, now_ms) for body in bodies]
+        appended = self._store.append_templated(messages, internal=True)
         self.end = appended[-1].end
         self.next_queue_offset = appended[-1].queue_offset + 1
         self.event_count += len(events)

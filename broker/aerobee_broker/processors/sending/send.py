@@ -7,6 +7,7 @@ until a topic changes, and no call logs, locks or schedules anything.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +28,8 @@ from aerobee_broker.messages.message_mapping import (
 )
 from aerobee_broker.messages.validation import check_message
 from aerobee_broker.processors.route import ACCEPTED_TYPES
-from aerobee_broker.processors.sending.send_one import SendOne
+from aerobee_broker.processors.sending.send_answer import send_answer
+from aerobee_broker.processors.sending.send_known import SendKnown
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, TopicConfig, light_topic_name
 from aerobee_broker.timer.recall_handle import RecallHandle
@@ -39,13 +41,12 @@ from aerobee_store.clock import Clock
 from aerobee_store.deferred import deferred
 from aerobee_store.records.properties import INNER_MULTI_DISPATCH, jump_hash
 from aerobee_store.records.record import Draft, Message
+from aerobee_store.records.record_template import TemplateMessage
 
 if TYPE_CHECKING:
-    from aerobee_broker.processors.sending import send_batch, send_columns, send_shapes
-    from aerobee_broker.processors.sending.send_columns import AnySendRequest, SendColumns, SendShapes
+    from aerobee_broker.processors.sending import send_shapes
+    from aerobee_broker.processors.sending.send_shapes import AnySendRequest, SendShapes
 else:
-    send_batch = deferred("aerobee_broker.processors.sending.send_batch")
-    send_columns = deferred("aerobee_broker.processors.sending.send_columns")
     send_shapes = deferred("aerobee_broker.processors.sending.send_shapes")
 
 
@@ -108,26 +109,18 @@ class SendProcessor:
         self._topics_revision = -1
 
     async def answer(self, request: AnySendRequest, client: Client) -> v2.SendMessageResponse | bytes:
-        """Like `process`, for a request that may have been read as columns; the answer may then be encoded bytes."""
-        if not isinstance(request, v2.SendMessageRequest):
-            if isinstance(request, SendOne):
-                answer = await self._process_one(request, client)
-                if answer is not None:
-                    return answer
-                request = request.whole()
-            elif isinstance(request, send_columns.SendShapes):
-                answer = await self._process_batch(request, client)
-                if answer is not None:
-                    return answer
-                request = request.otherwise()
-            if isinstance(request, send_columns.SendColumns):
-                answer = await self._process_batch(request, client)
-                if answer is not None:
-                    return answer
-                request = request.whole()
+        """Like `process`, for a request that may have been read without protobuf; the answer may be encoded bytes."""
+        while not isinstance(request, v2.SendMessageRequest):
+            if isinstance(request, SendKnown):
+                answer = await self._store_known(request, client)
+            else:
+                answer = await self._store_shapes(request, client)
+            if answer is not None:
+                return answer
+            request = request.otherwise()
         messages, queue_offsets, recall_handles = await self._store_all(request, client)
         if len(messages) == 1 and not recall_handles:
-            return send_columns.send_answer_of_one(messages[0].system_properties.message_id.encode(), queue_offsets[0])
+            return send_answer([messages[0].system_properties.message_id.encode()], queue_offsets)
         return _response(messages, queue_offsets, recall_handles)
 
     async def process(self, request: v2.SendMessageRequest, client: Client) -> v2.SendMessageResponse:
@@ -222,52 +215,53 @@ class SendProcessor:
             self._topics_revision = self._tables.topics.saved_revision
         return self._destinations.get(key)
 
-    async def _process_one(self, request: SendOne, client: Client) -> bytes | None:
-        """Store a message of a known layout. None, with nothing stored, if this message does not allow that."""
+    async def _store_known(self, request: SendKnown, client: Client) -> bytes | None:
+        """Store messages of known layouts. None, with nothing stored, if a message does not allow that."""
         started = perf_counter()
-        layout = request.layout
-        destination = self._destination((layout.namespace or client.namespace, layout.name))
-        if destination is None or not destination.takes(layout.kind):
+        first = request.messages[0].layout
+        destination = self._destination((first.namespace or client.namespace, first.name))
+        if destination is None:
             return None
+        revision = self._topics_revision
         now_ms, limits = self._clock.now_ms(), self._settings.current.limits
-        group, queue_id = request.message_group, destination.next_queue
-        if group:
-            queue_id = jump_hash(group, destination.queue_count)
-        message = request.message(destination.topic, queue_id, client.peer, now_ms, limits, self._store.config)
-        if message is None:
+        next_queue = destination.take_queue()
+        turns = Turns() if len(request.messages) > 1 else None
+        to_store: list[TemplateMessage] = []
+        counters: list[tuple[SentCounters, int]] = []
+        for known in request.messages:
+            if to_store and turns is not None:
+                await turns.next()
+            layout = known.layout
+            if not destination.takes(layout.kind):
+                return None
+            group = known.message_group
+            queue_id = jump_hash(group, destination.queue_count) if group else next_queue
+            message = known.templated(destination.topic, queue_id, client.peer, now_ms, limits, self._store.config)
+            if message is None:
+                return None
+            to_store.append(message)
+            counters.append((self._counter(destination, layout.kind), queue_id))
+        if revision != self._tables.topics.saved_revision:
             return None
-        destination.take_queue()
-        appended = self._store.append_one(message)
-        counter = self._counter(destination, layout.kind)
-        counter.add(appended.size)
-        self._counters.sent_to_queue(destination.topic, queue_id, 1, appended.size)
-        await self._store.wait_stored(appended.end)
-        counter.milliseconds.observe((perf_counter() - started) * 1000)
-        return send_columns.send_answer_of_one(request.words[0], appended.queue_offset)
+        appended = self._store.append_templated(to_store)
+        self._count(destination.topic, counters, appended)
+        await self._store.wait_stored(appended[-1].end)
+        counters[0][0].milliseconds.observe((perf_counter() - started) * 1000)
+        return send_answer([known.words[0] for known in request.messages], [place.queue_offset for place in appended])
 
-    async def _process_batch(self, request: SendShapes | SendColumns, client: Client) -> bytes | None:
+    async def _store_shapes(self, request: SendShapes, client: Client) -> bytes | None:
         """Store normal messages as one batch in one queue. None, with nothing stored, if these messages do not allow
         that."""
         started = perf_counter()
         resource = request.topic
-        key = (resource.resource_namespace or client.namespace, resource.name)
-        destination = self._destination(key)
-        if destination is None:
-            topic = self._tables.topics.get(topic_name(resource, client))
-            if topic is None:
-                return None
-            destination = self._destinations[key] = _Destination(topic)
-        if not destination.takes(NORMAL):
+        destination = self._destination((resource.resource_namespace or client.namespace, resource.name))
+        if destination is None or not destination.takes(NORMAL):
             return None
-        revision = self._tables.topics.saved_revision
         queue_id = destination.take_queue()
         now_ms, limits = self._clock.now_ms(), self._settings.current.limits
         place = destination.topic, queue_id, client.peer, now_ms, limits, self._store.config
-        if isinstance(request, send_columns.SendShapes):
-            packed = send_shapes.pack_shapes(request.shapes, *place)
-        else:
-            packed = await send_batch.packed_batch(request, *place)
-        if packed is None or revision != self._tables.topics.saved_revision:
+        packed = send_shapes.pack_shapes(request.shapes, *place)
+        if packed is None:
             return None
         batch, message_ids = packed
         appended = self._store.append_records(destination.topic, queue_id, batch)
@@ -276,7 +270,7 @@ class SendProcessor:
         self._counters.sent_to_queue(destination.topic, queue_id, appended.count, size)
         await self._store.wait_stored(appended.end)
         counter.milliseconds.observe((perf_counter() - started) * 1000)
-        return send_columns.send_answer(message_ids, appended.first_queue_offset)
+        return send_answer(message_ids, count(appended.first_queue_offset))
 
     def _counter(self, destination: _Destination, kind: v2.MessageType.ValueType) -> SentCounters:
         counter = destination.counters.get(kind)

@@ -7,11 +7,12 @@ first message of a shape is parsed, checked and encoded like a single message; i
 field is then copied from its position in the messages to its position in the records, with one copy for all messages.
 
 Copied fields are checked too: printable ASCII, and no separators within ids, tags and keys. A request with other
-shapes, or with an invalid field, is not packed here; its fields are then read as columns (send_columns.py).
+shapes, or with an invalid field, is not packed here; its messages are then read one by one (send_known.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +23,9 @@ from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.messages.message_mapping import NORMAL, message_type, to_store_message
 from aerobee_broker.messages.validation import check_message
+from aerobee_broker.messages.varints import read_varint
 from aerobee_broker.processors.sending.message_layout import VARINT_SIZE_MAX, Fields, Span, fields_of
+from aerobee_broker.processors.sending.send_known import MESSAGES, Parse, SendKnown, SendReader
 from aerobee_proto import v2
 from aerobee_store.config import StoreConfig
 from aerobee_store.errors import InvalidMessageError
@@ -40,11 +43,11 @@ from aerobee_store.records.record import (
     peek,
 )
 from aerobee_store.records.record_batch import RecordBatch
-from aerobee_store.records.record_columns import I64, Bytes, Integers, are_alike, crcs_of, put_items, windows
+from aerobee_store.records.record_columns import I64, Bytes, Integers, all_true, are_alike, crcs_of, put_items, windows
 
 _SIZE_MAX: Final = 1 << 20  # bytes of a request that are copied in one step of the event loop
 _SHAPES_MAX: Final = 16
-_MESSAGES_MIN: Final = 32  # per shape: a shape costs as much as reading so many messages as columns of fields
+_MESSAGES_MIN: Final = 32  # per shape: a shape costs as much as reading so many messages one by one
 _WEIGHTS: Final = 128.0 ** np.arange(VARINT_SIZE_MAX)  # as floats: exact, and numpy multiplies them faster
 _INT32_MAX: Final = (1 << 31) - 1
 _PLAIN: Final = plain_bytes(rules.USER_PROPERTY, rules.TRACE_CONTEXT)
@@ -53,6 +56,14 @@ assert bytes(range(_FIRST_PLAIN, _LAST_PLAIN + 1)) == _PLAIN, "one comparison fi
 _ODD_IN_WORDS: Final = bytes(set(_PLAIN) - set(plain_bytes(rules.MESSAGE_ID, rules.KEY)))
 _ODD_IN_TAGS: Final = bytes(set(_PLAIN) - set(plain_bytes(rules.TAG)))
 _U32: Final = np.dtype(">u4")
+
+
+COUNT_MIN: Final = 8
+"""The minimum number of messages: fewer are as fast by protobuf."""
+COUNT_MAX: Final = 1024
+"""Entry limit of one request, as of every repeated field."""
+_HEAD_SIZE: Final = 3  # tag and size of a message of up to 16 KiB; of a smaller one also its first byte
+_RUN_MIN: Final = 4  # messages of one size that are found by one comparison
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +75,81 @@ class Shape:
     data: Bytes
     """The bytes of these messages, one message per row."""
     fields: Fields
+
+
+@dataclass(slots=True, eq=False)
+class SendShapes:
+    """A request whose messages have few shapes."""
+
+    topic: v2.Resource
+    shapes: list[Shape]
+    otherwise: Callable[[], SendKnown | v2.SendMessageRequest]
+    """Reads the request without use of the shapes. InvalidRequestError, MemoryError."""
+
+
+AnySendRequest = SendShapes | SendKnown | v2.SendMessageRequest
+
+
+def read_many(data: bytes, reader: SendReader, parse: Parse) -> AnySendRequest:
+    """A request that does not consist of one message. Raises like `parse`."""
+    places = _places(data)
+    if places is None:
+        return parse(data)
+
+    def one_by_one() -> SendKnown | v2.SendMessageRequest:
+        return reader.read(data, zip(*(each.tolist() for each in places), strict=True), parse)
+
+    shapes = shapes_of(data, *places)
+    return one_by_one() if shapes is None else SendShapes(*shapes, one_by_one)
+
+
+def _places(data: bytes) -> tuple[Integers, Integers] | None:
+    """The begin and end of the messages of a request; None if there are too few or too many, or it has other
+    content."""
+    size = len(data)
+    runs: list[tuple[int, int, int, int]] = []  # place, count, the sizes of a head and a message
+    count = position = 0
+    known: dict[bytes, tuple[int, int]] = {}  # messages have few sizes, so there are few heads
+    try:
+        while position < size and count < COUNT_MAX:
+            head = data[position : position + _HEAD_SIZE]
+            found = known.get(head)
+            if found is None:
+                if head[0] != MESSAGES:
+                    return None
+                length, begin = read_varint(data, position + 1)
+                found = begin - position, length
+                if found[0] <= _HEAD_SIZE:
+                    known[head] = found
+            run = _run(data, position, *found, COUNT_MAX - count)
+            runs.append((position, run, *found))
+            position += run * sum(found)
+            count += run
+    except IndexError:
+        return None
+    if position != size or count < COUNT_MIN:
+        return None
+    first, counts, heads, lengths = (np.array(column, np.int64) for column in zip(*runs, strict=True))
+    if len(runs) == 1:
+        begins = first + heads + (heads + lengths) * np.arange(count)
+        return begins, begins + lengths
+    of_run = np.repeat(np.arange(len(runs)), counts)
+    number = np.arange(count) - (np.cumsum(counts) - counts)[of_run]  # within its run
+    begins = (first + heads)[of_run] + (heads + lengths)[of_run] * number
+    return begins, begins + lengths[of_run]
+
+
+def _run(data: bytes, position: int, head_size: int, length: int, count_max: int) -> int:
+    """How many messages of this size follow one another from `position` on: 1 unless there are a few."""
+    step = head_size + length
+    head = data[position : position + head_size]
+    probe = position + _RUN_MIN * step
+    if data[probe : probe + head_size] != head:
+        return 1
+    count = min((len(data) - position) // step, count_max)
+    heads = np.ndarray((count, head_size), np.uint8, data, position, (step, 1))
+    alike = (heads == np.frombuffer(head, np.uint8)).all(axis=1)
+    return count if all_true(alike) else int(alike.argmin())
 
 
 def shapes_of(data: bytes, begin: Integers, end: Integers) -> tuple[v2.Resource, list[Shape]] | None:

@@ -6,8 +6,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.broker.test_send_batch import one_by_one, request_of
-from tests.unit.broker.test_send_one import fresh, parse, record_of, taught
+from tests.support.wire_messages import one_by_one, read, records_of, request_of
+from tests.unit.broker.test_send_known import fresh, taught
 
 SAME_SIZE = st.text(st.sampled_from("ab |\x01\x02\x7f,"), min_size=5, max_size=5) | st.sampled_from(("éé1", "\u3000ab"))
 USUAL = request_of([fresh(1)])
@@ -49,7 +49,7 @@ def test_flipped_bits(flips: list[tuple[int, int]], twice: bool) -> None:
 
 def _compare(earlier: list[bytes], data: bytes) -> None:
     try:
-        found = record_of(taught(*earlier).read(data, parse))
+        found = records_of(read(data, taught(*earlier)))
     except DecodeError:
         found = None
     if found is not None:

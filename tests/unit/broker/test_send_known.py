@@ -11,20 +11,17 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from aerobee_broker.config import LimitsConfig
-from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.messages.message_mapping import to_store_message
 from aerobee_broker.messages.varints import read_varint, varint
-from aerobee_broker.processors.sending import send_one
-from aerobee_broker.processors.sending.send_one import SendOne, SendReader
+from aerobee_broker.processors.sending import send_known
+from aerobee_broker.processors.sending.send_known import SendKnown, SendReader
 from aerobee_proto import v2
 from aerobee_store import StoreConfig
 from aerobee_store.records.properties import BORN_HOST
 from aerobee_store.records.record import Draft
-from tests.unit.broker.test_send_batch import LIMITS, NOW, PEER, compressed, one_by_one, request_of
+from tests.support.wire_messages import LIMITS, NOW, PEER, compressed, one_by_one, parse, read, records_of, request_of
 from tests.unit.broker.test_send_shapes import ODD, alike
 from tests.unit.broker.test_send_shapes import STAYS as SHAPED
-
-parse = v2.SendMessageRequest.FromString
 
 
 def refuse(data: bytes) -> NoReturn:
@@ -42,28 +39,9 @@ def taught(*requests: bytes, property_crc: bool = True) -> SendReader:
     """A reader that knows the layouts of these requests, with their templates."""
     reader = SendReader()
     for data in requests:
-        reader.read(data, parse)
-        record_of(reader.read(data, parse), property_crc=property_crc)
+        read(data, reader)
+        records_of(read(data, reader), property_crc=property_crc)
     return reader
-
-
-def record_of(
-    found: object, *, property_crc: bool = True, limits: LimitsConfig = LIMITS
-) -> tuple[list[bytes], list[str]] | None:
-    """The record, without its place, and the id of a request read as SendOne; None for others and refused ones."""
-    if not isinstance(found, SendOne):
-        return None
-    store = StoreConfig(directory=Path("unused"), body_size_max=1000, property_crc=property_crc)
-    try:
-        message = found.message("orders", 3, PEER, NOW, limits, store)
-    except InvalidRequestError:
-        return None
-    if message is None:
-        return None
-    record = bytearray(message.template.encode(message, 0, 0, 0))
-    if property_crc:
-        record[-11:-1] = b"0000000000"
-    return [bytes(record)], [found.words[0].decode()]
 
 
 QUEUE = b"\x68\x05"  # the field queue_id, which Java's client sends
@@ -85,25 +63,25 @@ def test_the_record_is_that_of_the_whole_message(change: str, property_crc: bool
     second.body += b"longer"
     reader = taught(request_of([first]), property_crc=property_crc)
     data = request_of([second])
-    found = reader.read(data, parse)
-    assert isinstance(found, SendOne)
-    record = record_of(found, property_crc=property_crc)
+    found = read(data, reader)
+    assert isinstance(found, SendKnown)
+    record = records_of(found, property_crc=property_crc)
     assert record == one_by_one(data, property_crc=property_crc)
-    assert found.topic == second.topic
-    assert found.whole() == parse(data)
+    assert found.messages[0].layout.topic == second.topic
+    assert found.otherwise() == parse(data)
 
 
 def test_protobuf_reads_the_first_message_of_a_layout_only() -> None:
     reader = taught(request_of([fresh(1)]))
-    found = reader.read(request_of([fresh(2)]), refuse)
-    assert isinstance(found, SendOne)
-    assert [word.decode() for word in found.words] == [f"01{2:030X}", "k0002", "all"]
+    found = read(request_of([fresh(2)]), reader, refuse)
+    assert isinstance(found, SendKnown)
+    assert [word.decode() for word in found.messages[0].words] == [f"01{2:030X}", "k0002", "all"]
 
 
 def test_an_index_key_for_the_id_and_each_key() -> None:
-    found = taught(request_of([fresh(1)])).read(request_of([fresh(2)]), parse)
-    assert isinstance(found, SendOne)
-    message = found.message("orders", 0, PEER, NOW, LIMITS, StoreConfig(directory=Path("unused")))
+    found = read(request_of([fresh(2)]), taught(request_of([fresh(1)])))
+    assert isinstance(found, SendKnown)
+    message = found.messages[0].templated("orders", 0, PEER, NOW, LIMITS, StoreConfig(directory=Path("unused")))
     assert message is not None
     assert message.index_keys == (f"01{2:030X}", "k0002", "all")
 
@@ -118,7 +96,7 @@ def test_unusual_messages_are_stored_as_the_whole_message_or_left_to_protobuf(ch
     ODD[change](odd)
     data = request_of([odd])
     for reader in (taught(request_of([usual])), taught(data), taught(request_of([usual]), data, data)):
-        found = record_of(reader.read(data, parse))
+        found = records_of(read(data, reader))
         assert found is None or found == one_by_one(data)
 
 
@@ -131,10 +109,10 @@ def in_order(number: int, group: str = "group-1") -> v2.Message:
 
 def test_a_message_of_a_group() -> None:
     """The group is a property, but no key of the index."""
-    found = taught(request_of([in_order(1)])).read(request_of([in_order(2, "group-2")]), refuse)
-    assert isinstance(found, SendOne)
-    assert (found.layout.kind, found.message_group) == (v2.MessageType.FIFO, "group-2")
-    made = found.message("orders", 3, PEER, NOW, LIMITS, StoreConfig(directory=Path("unused")))
+    found = read(request_of([in_order(2, "group-2")]), taught(request_of([in_order(1)])), refuse)
+    assert isinstance(found, SendKnown)
+    assert (found.messages[0].layout.kind, found.messages[0].message_group) == (v2.MessageType.FIFO, "group-2")
+    made = found.messages[0].templated("orders", 3, PEER, NOW, LIMITS, StoreConfig(directory=Path("unused")))
     assert made is not None
     stored = to_store_message(in_order(2, "group-2"), "orders", 3, PEER, NOW)
     assert made.template.properties(made) == dict(stored.properties)
@@ -144,7 +122,7 @@ def test_a_message_of_a_group() -> None:
 @pytest.mark.parametrize("group", ["group 1", "group-\x01", "gröup1", "       "])
 def test_an_unusual_group_is_left_to_protobuf(group: str) -> None:
     assert len(group.encode()) == len("group-1")
-    found = taught(request_of([in_order(1)])).read(request_of([in_order(2, group)]), parse)
+    found = read(request_of([in_order(2, group)]), taught(request_of([in_order(1)])))
     assert isinstance(found, v2.SendMessageRequest)
 
 
@@ -154,12 +132,12 @@ def test_one_message_of_another_peer_has_its_host() -> None:
     for message in (first, second):
         message.system_properties.born_host = "10.7.7.7"
     reader = taught(request_of([first]))
-    found = reader.read(request_of([second]), parse)
-    assert isinstance(found, SendOne)
+    found = read(request_of([second]), reader)
+    assert isinstance(found, SendKnown)
     store = StoreConfig(directory=Path("unused"))
     names = []
     for peer in (PEER, ("10.7.7.7", 1), ("::1", 7)):
-        made = found.message("orders", 0, peer, NOW, LIMITS, store)
+        made = found.messages[0].templated("orders", 0, peer, NOW, LIMITS, store)
         assert made is not None
         assert made.born_host == peer
         draft = Draft(to_store_message(second, "orders", 0, peer, NOW), store_host=store.store_host, property_crc=True)
@@ -170,11 +148,11 @@ def test_one_message_of_another_peer_has_its_host() -> None:
 
 def test_new_limits_hold_for_known_layouts() -> None:
     reader = taught(request_of([fresh(1)]))
-    found = reader.read(request_of([fresh(2)]), parse)
-    assert record_of(found) is not None
-    assert isinstance(found, SendOne)
-    with pytest.raises(InvalidRequestError, match="the limit is 1"):
-        found.message("orders", 0, PEER, NOW, LimitsConfig(user_property_count_max=1), StoreConfig(directory=Path("x")))
+    found = read(request_of([fresh(2)]), reader)
+    assert records_of(found) is not None
+    assert isinstance(found, SendKnown)
+    limits, store = LimitsConfig(user_property_count_max=1), StoreConfig(directory=Path("x"))
+    assert found.messages[0].templated("orders", 0, PEER, NOW, limits, store) is None
 
 
 def test_a_number_of_another_size_is_left_to_protobuf() -> None:
@@ -186,7 +164,7 @@ def test_a_number_of_another_size_is_left_to_protobuf() -> None:
     fields = b"\x05\x08\x07\x10\x09"
     assert data.count(number) == 1
     assert len(number) == len(fields)
-    assert not isinstance(taught(data).read(data.replace(number, fields), parse), SendOne)
+    assert not isinstance(read(data.replace(number, fields), taught(data)), SendKnown)
 
 
 def test_an_empty_body_is_left_to_protobuf() -> None:
@@ -197,7 +175,7 @@ def test_an_empty_body_is_left_to_protobuf() -> None:
     size, begin = read_varint(usual, 1)
     empty = usual[:1] + varint(size - 1) + usual[begin:-2] + b"\x00"
     assert parse(empty).messages[0].system_properties == first.system_properties
-    assert not isinstance(taught(usual).read(empty, parse), SendOne)
+    assert not isinstance(read(empty, taught(usual)), SendKnown)
 
 
 def test_sizes_of_six_bytes_are_left_to_protobuf() -> None:
@@ -210,7 +188,7 @@ def test_sizes_of_six_bytes_are_left_to_protobuf() -> None:
     for data in (b"\x0a" + varint(len(message)) + message, usual[:1] + _in_six_bytes(size) + usual[begin:]):
         with pytest.raises(DecodeError):
             parse(data)
-        assert reader.read(data, lambda data: v2.SendMessageRequest()) in (None, v2.SendMessageRequest())
+        assert read(data, reader, lambda data: v2.SendMessageRequest()) in (None, v2.SendMessageRequest())
 
 
 def _in_six_bytes(number: int) -> bytes:
@@ -222,23 +200,23 @@ def test_the_queue_that_a_client_names_may_differ() -> None:
     first, second = fresh(1), fresh(2)
     first.system_properties.queue_id, second.system_properties.queue_id = 3, 7
     data = request_of([second])
-    assert record_of(taught(request_of([first])).read(data, refuse)) == one_by_one(data)
+    assert records_of(read(data, taught(request_of([first])), refuse)) == one_by_one(data)
 
 
 def test_messages_with_very_many_fields_have_no_layout() -> None:
     """A layout's memory is bounded by the number of its fields."""
     message = fresh(1)
-    message.system_properties.keys.extend(f"k{number}" for number in range(send_one._FIELDS_MAX))
-    assert isinstance(taught(request_of([message])).read(request_of([message]), parse), v2.SendMessageRequest)
+    message.system_properties.keys.extend(f"k{number}" for number in range(send_known._FIELDS_MAX))
+    assert isinstance(read(request_of([message]), taught(request_of([message]))), v2.SendMessageRequest)
 
 
 def test_clients_at_many_addresses_share_a_template() -> None:
-    found = taught(request_of([fresh(1)])).read(request_of([fresh(2)]), refuse)
-    assert isinstance(found, SendOne)
+    found = read(request_of([fresh(2)]), taught(request_of([fresh(1)])), refuse)
+    assert isinstance(found, SendKnown)
     store = StoreConfig(directory=Path("unused"), body_size_max=1000)
     templates = set()
     for number in range(20):
-        made = found.message("orders", 0, (f"10.0.0.{number}", 1), NOW, LIMITS, store)
+        made = found.messages[0].templated("orders", 0, (f"10.0.0.{number}", 1), NOW, LIMITS, store)
         assert made is not None
         templates.add(id(made.template))
     assert len(templates) == 1
@@ -250,15 +228,10 @@ def test_sizes_must_cover_the_whole_request() -> None:
     reader = taught(usual)
     body = usual.index(b"\x22\x14" + b"\x01" * 20)
     for data in (usual + b"\x01", usual[:-1], usual[: body + 1] + b"\x13" + usual[body + 2 :], usual[: body + 1]):
-        found = reader.read(data, lambda data: v2.SendMessageRequest())
-        assert not isinstance(found, SendOne)
+        found = read(data, reader, lambda data: v2.SendMessageRequest())
+        assert not isinstance(found, SendKnown)
         begin = data[:1] + varint(len(data) - 3) + data[3:]
-        assert not isinstance(reader.read(begin, lambda data: v2.SendMessageRequest()), SendOne) or begin == data
-
-
-@pytest.mark.parametrize("count", [0, 2])
-def test_other_requests_are_not_for_this_reader(count: int) -> None:
-    assert SendReader().read(request_of([fresh(number) for number in range(count)]), refuse) is None
+        assert not isinstance(read(begin, reader, lambda data: v2.SendMessageRequest()), SendKnown) or begin == data
 
 
 def test_known_layouts_are_bounded() -> None:
@@ -269,17 +242,17 @@ def test_known_layouts_are_bounded() -> None:
         message.topic.name = f"topic{number % 1200}"
         message.system_properties.tag = f"tag{number}"
         message.system_properties.message_id = "i" * (number % 50 + 1)
-        reader.read(request_of([message]), parse)
+        read(request_of([message]), reader)
     geometries = [geometry for known in reader._known.values() for geometry in known]
     assert sum(len(geometry.layouts) for geometry in geometries) == reader._layout_count
-    assert len(reader._known) <= reader._layout_count <= send_one._LAYOUTS_IN_ALL
+    assert len(reader._known) <= reader._layout_count <= send_known._LAYOUTS_IN_ALL
 
 
 @pytest.mark.parametrize("kind", ["tag", "topic", "size"])
 def test_layouts_that_all_differ_are_not_all_learned(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """To learn costs more than to read, so only some are, whatever the messages differ in."""
-    layout_of = Mock(side_effect=send_one._layout_of)
-    monkeypatch.setattr(send_one, "_layout_of", layout_of)
+    layout_of = Mock(side_effect=send_known._layout_of)
+    monkeypatch.setattr(send_known, "_layout_of", layout_of)
     reader = SendReader()
     for number in range(800):
         message = fresh(0)
@@ -289,21 +262,21 @@ def test_layouts_that_all_differ_are_not_all_learned(monkeypatch: pytest.MonkeyP
             message.topic.name = f"topic{number}"
         else:
             message.system_properties.message_id = "i" * (number + 1)
-        reader.read(request_of([message]), parse)
-    assert layout_of.call_count <= (800 + send_one._CREDIT_MAX) // send_one._LEARNING_COST
+        read(request_of([message]), reader)
+    assert layout_of.call_count <= (800 + send_known._CREDIT_MAX) // send_known._LEARNING_COST
 
 
 def test_new_layouts_replace_the_oldest() -> None:
     """Those of the topics that were known first."""
     reader = SendReader()
     requests = []
-    for number in range(send_one._LAYOUTS_IN_ALL + 20):
+    for number in range(send_known._LAYOUTS_IN_ALL + 20):
         message = fresh(0)
         message.topic.name = f"topic{number}"
         requests.append(request_of([message]))
-        for _ in range(send_one._LEARNING_COST):
-            reader.read(requests[-1], parse)
-    known = [isinstance(reader.read(data, parse), SendOne) for data in (requests[-1], requests[20], requests[19])]
+        for _ in range(send_known._LEARNING_COST):
+            read(requests[-1], reader)
+    known = [isinstance(read(data, reader), SendKnown) for data in (requests[-1], requests[20], requests[19])]
     assert known == [True, True, False]
 
 
@@ -313,13 +286,13 @@ def test_a_layout_beside_many_known_ones_is_learned_at_once() -> None:
     for producer in range(40):
         message = fresh(0)
         message.system_properties.born_host = f"10.0.0.{producer:02}"
-        for _ in range(send_one._LEARNING_COST):
-            reader.read(request_of([message]), parse)
-        assert isinstance(reader.read(request_of([message]), refuse), SendOne)
+        for _ in range(send_known._LEARNING_COST):
+            read(request_of([message]), reader)
+        assert isinstance(read(request_of([message]), reader, refuse), SendKnown)
     for producer in range(40):
         message = fresh(1)
         message.system_properties.born_host = f"10.0.0.{producer:02}"
-        assert isinstance(reader.read(request_of([message]), refuse), SendOne)
+        assert isinstance(read(request_of([message]), reader, refuse), SendKnown)
 
 
 def test_a_layout_that_no_template_can_store_is_left_to_protobuf() -> None:
@@ -327,8 +300,8 @@ def test_a_layout_that_no_template_can_store_is_left_to_protobuf() -> None:
     message.system_properties.message_type = v2.MessageType.TRANSACTION
     data = request_of([message])
     reader = taught(data)
-    assert record_of(reader.read(data, parse)) is None
-    assert isinstance(reader.read(data, parse), v2.SendMessageRequest)
+    assert records_of(read(data, reader)) is None
+    assert isinstance(read(data, reader), v2.SendMessageRequest)
 
 
 def test_a_body_that_is_not_compressed_after_others() -> None:
@@ -337,7 +310,7 @@ def test_a_body_that_is_not_compressed_after_others() -> None:
     compressed(first)
     compressed(later)
     reader = taught(request_of([first]))
-    assert record_of(reader.read(request_of([later]), parse)) is not None
+    assert records_of(read(request_of([later]), reader)) is not None
     later.body = b"xx" + later.body[2:]
-    assert isinstance(reader.read(request_of([later]), parse), SendOne)
-    assert record_of(reader.read(request_of([later]), parse)) is None
+    assert isinstance(read(request_of([later]), reader), SendKnown)
+    assert records_of(read(request_of([later]), reader)) is None

@@ -1,15 +1,18 @@
-"""SendMessage requests read as columns: for any bytes, the packed records equal those of single messages."""
+"""Requests with many messages of known layouts: for any bytes, the records equal those of single messages."""
 
 from __future__ import annotations
+
+from itertools import count
 
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aerobee_broker.messages.varints import varint
-from aerobee_broker.processors.sending.send_columns import send_answer, send_answer_of_one
+from aerobee_broker.processors.sending.send_answer import send_answer
 from aerobee_proto import v2
-from tests.unit.broker.test_send_batch import one_by_one, packed
+from tests.support.wire_messages import joined, one_by_one
+from tests.unit.broker.test_send_many import stored
 
 TEXT = st.text(st.sampled_from("ab |é\u3000\u0085\x01\x02,"), max_size=6)
 SMALL = st.integers(0, 7)
@@ -54,12 +57,12 @@ USUAL = v2.Message(
 
 @given(st.lists(wire_messages() | st.just(USUAL), min_size=1, max_size=3), st.integers(0, 8))
 def test_any_mixture_is_stored_as_single_messages(messages: list[bytes], usual: int) -> None:
-    _compare(_request([*messages, *[USUAL] * usual]))
+    _compare(joined([*messages, *[USUAL] * usual]))
 
 
 @given(st.lists(st.tuples(st.integers(0, 10 * (len(USUAL) + 2)), st.integers(0, 7)), min_size=1, max_size=4))
 def test_flipped_bits(flips: list[tuple[int, int]]) -> None:
-    data = bytearray(_request([USUAL] * 10))
+    data = bytearray(joined([USUAL] * 10))
     for position, bit in flips:
         data[position % len(data)] ^= 1 << bit
     _compare(bytes(data))
@@ -70,20 +73,7 @@ def test_the_answer_is_that_of_protobuf(message_ids: list[str], first: int) -> N
     answer = v2.SendMessageResponse(status=v2.Status(code=v2.Code.OK, message="OK"))
     for offset, message_id in enumerate(message_ids, first):
         answer.entries.add(status=answer.status, message_id=message_id, transaction_id=message_id, offset=offset)
-    assert send_answer([each.encode() for each in message_ids], first) == answer.SerializeToString()
-    if len(message_ids) == 1:
-        assert send_answer_of_one(message_ids[0].encode(), first) == answer.SerializeToString()
-
-
-@given(st.integers(0, 2**63 - 200), st.integers(1, 150))
-def test_the_answer_across_sizes_of_numbers(near: int, count: int) -> None:
-    first = max(0, (1 << 7 * (near % 9)) - near % 100)
-    answer = v2.SendMessageResponse.FromString(send_answer([b"id"] * count, first))
-    assert [entry.offset for entry in answer.entries] == list(range(first, first + count))
-
-
-def _request(messages: list[bytes]) -> bytes:
-    return b"".join(b"\x0a" + varint(len(each)) + each for each in messages)
+    assert send_answer([each.encode() for each in message_ids], count(first)) == answer.SerializeToString()
 
 
 def _compare(data: bytes) -> None:
@@ -92,7 +82,7 @@ def _compare(data: bytes) -> None:
     except DecodeError:
         expected = None
     try:
-        found = packed(data)
+        found = stored(data)
     except DecodeError:
         found = None
     assert found is None or found == expected

@@ -1,29 +1,31 @@
-"""SendMessage with one message, as the SDKs send: stored without being parsed, if it has the layout of an earlier one.
+"""SendMessage with messages that have the layouts of earlier ones, as those of SDKs do: stored without being parsed.
 
 The messages of one producer mostly differ only in the body, the id, keys, message group, values of user properties,
 trace context, and born timestamp. A *layout* consists of all other bytes before the body. These include every tag and
 size on the wire, so in a message with the same layout the fields have the same positions and sizes. The first message
 of a layout is parsed and checked; of the following ones only the fields that differ are read and checked, and stored
-with the template of the first one's record. What is unusual is left to protobuf, which then reads the whole message:
-another type than NORMAL or FIFO, for example, or other text than printable ASCII.
+with the template of the first one's record. If a message is unusual, protobuf reads the whole request: for another
+type than NORMAL or FIFO, for example, or other text than printable ASCII.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 from msgspec import Struct
 
 from aerobee_broker.config import LimitsConfig
+from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.messages.message_mapping import FIFO, NORMAL, message_type, to_store_message
 from aerobee_broker.messages.validation import check_message
 from aerobee_broker.messages.varints import read_varint, varint
 from aerobee_broker.processors.sending.message_layout import Fields, Span, fields_of
 from aerobee_proto import v2
 from aerobee_store.config import StoreConfig
+from aerobee_store.errors import InvalidMessageError
 from aerobee_store.records import message_rules as rules
 from aerobee_store.records.compression import begins_right
 from aerobee_store.records.message_rules import plain_bytes
@@ -34,9 +36,9 @@ from aerobee_store.records.record_template import RecordTemplate, TemplateMessag
 Parse = Callable[[bytes], v2.SendMessageRequest]
 """Reads a request with protobuf. InvalidRequestError, MemoryError."""
 
-_MESSAGES: Final = 0x0A  # the field's tag
+MESSAGES: Final = 0x0A  # the field's tag
 _BODY: Final = 0x22
-_SIZE_MIN: Final = 8  # bytes of a request that are looked at before its sizes are known
+_SIZE_MIN: Final = 8  # bytes of a message; no smaller one has all fields that a layout needs
 _INT32_MAX: Final = (1 << 31) - 1
 # Text that need not be checked: of ids, keys and message groups, and of the other properties.
 _WORDS: Final = re.compile(b"[%b]+" % re.escape(plain_bytes(rules.MESSAGE_ID, rules.KEY, rules.MESSAGE_GROUP)))
@@ -93,8 +95,11 @@ class Layout:
         self.unusable = False
         """Whether messages of this layout cannot be stored by a template."""
 
-    def read(self, data: bytes, head: bytes, body_begin: int, parse: Parse) -> SendOne | None:
-        """The request with these bytes before the body. None if text in it must be checked closely."""
+    def has_topic_of(self, other: Layout) -> bool:
+        return other is self or (other.name == self.name and other.namespace == self.namespace)
+
+    def read(self, data: bytes, place: Span, head: bytes, body_begin: int) -> KnownMessage | None:
+        """The message at this place of a request. None if text in it must be checked closely."""
         words = [head[begin:end] for begin, end in self._words]
         if _WORDS.fullmatch(b"".join(words)) is None:
             return None
@@ -105,35 +110,36 @@ class Layout:
         nanos = 0 if fields.nanos is None else read_varint(head, fields.nanos[0])[0]
         if nanos > _INT32_MAX:
             return None
-        return SendOne(self, data, parse, head, body_begin, words, seconds * 1000 + nanos // 1_000_000)
+        return KnownMessage(self, data, place, head, body_begin, words, seconds * 1000 + nanos // 1_000_000)
 
     def template(
-        self, request: SendOne, stored_topic: str, peer: Host, now_ms: int, limits: LimitsConfig, store: StoreConfig
+        self, known: KnownMessage, stored_topic: str, peer: Host, now_ms: int, limits: LimitsConfig, store: StoreConfig
     ) -> _Template | None:
-        """The template for messages of a client at this address. None if there is none.
-
-        InvalidRequestError or InvalidMessageError if it is made now and the message breaks a rule.
-        """
+        """The template for messages of a client at this address. None if there is none, or if it would be made now and
+        the message breaks a rule."""
         # Of the address, the template has the IP version, and whether the client names another host.
         key = stored_topic, ":" in peer[0], self._born_host == peer[0]
         found = self._templates.get(key)
         if found is not None and found.limits is limits:
             return found
-        message = request.whole().messages[0]
-        if message_type(message.system_properties) != self.kind:
-            self.unusable = True
-            return None
-        check_message(message, limits, store.body_size_max, now_ms)
-        stored = to_store_message(message, stored_topic, 0, peer, now_ms)
-        gaps = self._gaps(stored, request.head)
-        if gaps is None:
-            self.unusable = True
+        try:
+            message = v2.Message.FromString(known.data[slice(*known.place)])
+            if message_type(message.system_properties) != self.kind:
+                self.unusable = True
+                return None
+            check_message(message, limits, store.body_size_max, now_ms)
+            stored = to_store_message(message, stored_topic, 0, peer, now_ms)
+            gaps = self._gaps(stored, known.head)
+            if gaps is None:
+                self.unusable = True
+                return None
+            record = RecordTemplate(
+                stored, [gap for gap, _ in gaps], store_host=store.store_host, property_crc=store.property_crc
+            )
+        except (DecodeError, InvalidRequestError, InvalidMessageError):
             return None
         if len(self._templates) >= _TEMPLATES_MAX:
             self._templates.clear()
-        record = RecordTemplate(
-            stored, [gap for gap, _ in gaps], store_host=store.store_host, property_crc=store.property_crc
-        )
         found = self._templates[key] = _Template(record, [value for _, value in gaps], limits, stored.sys_flag)
         return found
 
@@ -161,13 +167,14 @@ class Layout:
         return gaps
 
 
-class SendOne(Struct, eq=False):
-    """A request with one message of a known layout. What differs from the first one is checked, but for the size of the
-    body."""
+class KnownMessage(Struct, eq=False):
+    """A message of a known layout. What differs from the first one is checked, but for the size of the body."""
 
     layout: Layout
     data: bytes
-    parse: Parse
+    """The request."""
+    place: Span
+    """The begin and end of the message in it."""
     head: bytes
     """The bytes of the message before the body, with the body's tag but without its size."""
     body_begin: int
@@ -177,25 +184,15 @@ class SendOne(Struct, eq=False):
     """Unix milliseconds; 0 or less for a missing one."""
 
     @property
-    def topic(self) -> v2.Resource:
-        return self.layout.topic
-
-    @property
     def message_group(self) -> str:
         return self.words[-1].decode() if self.layout.kind == FIFO else ""
 
-    def whole(self) -> v2.SendMessageRequest:
-        return self.parse(self.data)
-
-    def message(
+    def templated(
         self, stored_topic: str, queue_id: int, peer: Host, now_ms: int, limits: LimitsConfig, store: StoreConfig
     ) -> TemplateMessage | None:
-        """The message to store. None if it must be stored in another way, or breaks a rule.
-
-        InvalidRequestError or InvalidMessageError for a message that breaks a rule, if it is the first of its layout.
-        """
+        """The message to store. None if it must be stored in another way, or breaks a rule."""
         template = self.layout.template(self, stored_topic, peer, now_ms, limits, store)
-        body = self.data[self.body_begin :]
+        body = self.data[self.body_begin : self.place[1]]
         if template is None or len(body) > store.body_size_max:
             return None
         if template.sys_flag and not begins_right(body, template.sys_flag):
@@ -212,6 +209,22 @@ class SendOne(Struct, eq=False):
         )
 
 
+class SendKnown(Struct, eq=False):
+    """A request whose messages have known layouts and one topic."""
+
+    messages: list[KnownMessage]
+    data: bytes
+    parse: Parse
+
+    @property
+    def topic(self) -> v2.Resource:
+        return self.messages[0].layout.topic
+
+    def otherwise(self) -> v2.SendMessageRequest:
+        """Read the request with protobuf. InvalidRequestError, MemoryError."""
+        return self.parse(self.data)
+
+
 # --- Known layouts ------------------------------------------------------------------------------------------
 
 
@@ -224,7 +237,7 @@ class _Geometry(NamedTuple):
 
 
 class SendReader:
-    """Reads requests with one message, and learns their layouts."""
+    """Reads requests, and learns the layouts of their messages."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, list[_Geometry]] = {}
@@ -232,30 +245,33 @@ class SendReader:
         self._layout_count = 0
         self._credit = _CREDIT_MAX
 
-    def read(self, data: bytes, parse: Parse) -> SendOne | v2.SendMessageRequest | None:
-        """A request; None if it does not consist of one message. Raises like `parse`."""
-        if len(data) < _SIZE_MIN or data[0] != _MESSAGES:
-            return None
-        try:
-            size, begin = read_varint(data, 1)
-        except IndexError:
-            return None
-        if begin + size != len(data) or size < _SIZE_MIN:
-            return None
-        if self._credit < _CREDIT_MAX:
-            self._credit += 1
-        known_by = data[begin : begin + data[begin + 1] + 5]
+    def read(self, data: bytes, places: Iterable[Span], parse: Parse) -> SendKnown | v2.SendMessageRequest:
+        """The request with the messages at these places. Raises like `parse`."""
+        messages: list[KnownMessage] = []
+        request: v2.SendMessageRequest | None = None
+        for begin, end in places:
+            if self._credit < _CREDIT_MAX:
+                self._credit += 1
+            known_by = data[begin : begin + data[begin + 1] + 5] if end - begin >= _SIZE_MIN else b""
+            found = self._find(known_by, data, begin, end)
+            if isinstance(found, KnownMessage) and (not messages or messages[0].layout.has_topic_of(found.layout)):
+                messages.append(found)
+                continue
+            if request is None:
+                request = parse(data)
+            if found is None and self._credit >= _LEARNING_COST:
+                self._credit -= _LEARNING_COST
+                self._learn(known_by, data[begin:end])
+        return SendKnown(messages, data, parse) if request is None else request
+
+    def _find(self, known_by: bytes, data: bytes, begin: int, end: int) -> KnownMessage | Layout | None:
+        """The message at this place; its layout alone, if protobuf must read it; None for an unknown one."""
         for head_size, mask, layouts in self._known.get(known_by, ()):
             head = data[begin : begin + head_size]
             layout = layouts.get(int.from_bytes(head, "big") & mask)
-            if layout is not None and (body_begin := _body_begin(data, begin + head_size)):
-                found = None if layout.unusable else layout.read(data, head, body_begin, parse)
-                return parse(data) if found is None else found
-        request = parse(data)
-        if self._credit >= _LEARNING_COST:
-            self._credit -= _LEARNING_COST
-            self._learn(known_by, data[begin:])
-        return request
+            if layout is not None and (body_begin := _body_begin(data, begin + head_size, end)):
+                return layout if layout.unusable else layout.read(data, (begin, end), head, body_begin) or layout
+        return None
 
     def _learn(self, known_by: bytes, message: bytes) -> None:
         found = _layout_of(message)
@@ -279,13 +295,22 @@ class SendReader:
         layouts[constants] = layout
 
 
-def _body_begin(data: bytes, position: int) -> int:
-    """The position of the body whose size is at `position`; 0 if it is empty, or not all of the rest."""
+def _body_begin(data: bytes, position: int, end: int) -> int:
+    """The position of the body whose size is at `position`; 0 if it is empty, or does not end at `end`."""
     try:
         size, begin = read_varint(data, position)
     except IndexError:
         return 0
-    return begin if size and begin + size == len(data) else 0
+    return begin if size and begin + size == end else 0
+
+
+def place_of_one(data: bytes) -> Span | None:
+    """The begin and end of the message of a request; None if it does not consist of one message."""
+    try:
+        size, begin = read_varint(data, 1)
+    except IndexError:
+        return None
+    return (begin, len(data)) if begin + size == len(data) and data[0] == MESSAGES else None
 
 
 def _layout_of(message: bytes) -> tuple[int, int, int, Layout] | None:
