@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from aerobee_broker.commands.terminal import options, output
 from aerobee_broker.commands.terminal.options import CommandError, new_command, with_client
+from aerobee_store.records.decimals import decimal
 
 if TYPE_CHECKING:
     from aerobee_broker.commands.terminal.options import Commands
@@ -178,11 +179,11 @@ def _list_groups(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    is_offset = arguments.letter.isascii() and arguments.letter.isdigit() and len(arguments.letter) <= 18
+    letter_offset = decimal(arguments.letter)
 
     async def work(client: Client) -> admin_v1.DeadLetter | None:
-        if is_offset:
-            return await client.admin.dead_letter(arguments.group, int(arguments.letter))
+        if letter_offset is not None:
+            return await client.admin.dead_letter(arguments.group, letter_offset)
         async for letter in client.admin.dead_letters(arguments.group, message_id=arguments.letter, bodies=True):
             return letter
         return None

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from aerobee_store.config import Positive, Section
 from aerobee_store.errors import ConfigError
+from aerobee_store.records.decimals import decimal
 
 ROLES = ("none", "master", "replica")
 Role = Literal["none", "master", "replica"]
@@ -77,9 +78,7 @@ class ReplicationConfig(Section):
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
-        if self.acks not in ("none", "all") and not (
-            self.acks.isascii() and self.acks.isdigit() and int(self.acks) <= 1000
-        ):
+        if self.acks not in ("none", "all") and decimal(self.acks, 1000) is None:
             raise ConfigError(f"replication.acks: {self.acks!r} is invalid; give none, all or a number up to 1000")
         self._check_lease()
         if self.role == "master" and not self.listen:

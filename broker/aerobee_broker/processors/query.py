@@ -19,6 +19,7 @@ from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import light_topic_name
 from aerobee_proto import v2
 from aerobee_store import MessageStore
+from aerobee_store.records.decimals import decimal
 from aerobee_store.records.message_fields import is_for, keys_of
 from aerobee_store.records.record import Record
 
@@ -170,11 +171,8 @@ def _newest(records: list[Record]) -> list[Record]:
 def parse_scroll_id(scroll_id: str, name: str = "scroll_id") -> tuple[int, int]:
     if not scroll_id:
         return -1, 0
-    queue_id, dash, offset = scroll_id.partition("-")
-    if not (dash and _is_number(queue_id) and _is_number(offset)):
+    before, _, after = scroll_id.partition("-")
+    queue_id, offset = decimal(before), decimal(after)
+    if queue_id is None or offset is None:
         raise InvalidRequestError(v2.Code.BAD_REQUEST, f"{name} {scroll_id[:80]!r} is invalid; start without one")
-    return int(queue_id), int(offset)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 18
+    return queue_id, offset

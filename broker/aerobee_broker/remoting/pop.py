@@ -46,6 +46,7 @@ from aerobee_broker.tables.topics import pop_retry_topics
 from aerobee_store import MessageStore, Record
 from aerobee_store.clock import Clock
 from aerobee_store.records import record
+from aerobee_store.records.decimals import decimal
 
 _COUNT_MAX: Final = 32  # RocketMQ's
 _HELD_SECONDS_MAX: Final = 120.0
@@ -298,12 +299,12 @@ class PopRequests:
         parts = text(request, "extraInfo").split(" ")
         if len(parts) > _EXTRA_INFO_FIELDS:
             return topic, group, parts[_EXTRA_INFO_FIELDS]
-        if len(parts) < _EXTRA_INFO_FIELDS or not parts[1].isascii() or not parts[1].isdigit():
+        if len(parts) < _EXTRA_INFO_FIELDS or (popped_ms := decimal(parts[1])) is None:
             raise RemotingError(
                 Answer.INVALID_PARAMETER,
                 f"extraInfo has {len(parts)} fields; return the text of the message's property {_POP_CK}",
             )
-        place = (topic, group, integer(request, "queueId", bits=32), integer(request, "offset"), int(parts[1][:19]))
+        place = (topic, group, integer(request, "queueId", bits=32), integer(request, "offset"), popped_ms)
         handle = self._changed.get(place)
         if handle is None:
             raise RemotingError(Answer.NO_MESSAGE, "the message of this extraInfo is not in flight")

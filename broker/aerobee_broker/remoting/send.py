@@ -42,6 +42,7 @@ from aerobee_store import MessageStore, SyncTimeoutError
 from aerobee_store.clock import Clock
 from aerobee_store.errors import ReplicaError
 from aerobee_store.records import properties as p
+from aerobee_store.records.decimals import decimal
 from aerobee_store.records.message_fields import DELAY_NAMES
 from aerobee_store.records.message_rules import BrokenRuleError, check_body, check_compression
 from aerobee_store.records.record import (
@@ -366,9 +367,10 @@ def _delay_of(properties: Mapping[str, str]) -> str:
 
 def _number(properties: Mapping[str, str], name: str) -> int:
     value = properties[name]
-    if not (value.isascii() and value.removeprefix("-").isdigit() and len(value) <= 15):
+    number = decimal(value.removeprefix("-"))
+    if number is None:
         raise RemotingError(Answer.MESSAGE_ILLEGAL, f"the property {name} is {value[:80]!r}, which is not a number")
-    return int(value)
+    return -number if value.startswith("-") else number
 
 
 def _sent(request: Command, *, short: bool) -> _Sent:

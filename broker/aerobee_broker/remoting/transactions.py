@@ -17,6 +17,7 @@ from aerobee_broker.transactions.coordinator import Transactions
 from aerobee_broker.transactions.half_messages import HALF_TOPIC, Outcome, read_half
 from aerobee_store import CorruptRecordError, MessageStore, Record, RecordNotFoundError
 from aerobee_store.records import properties as p
+from aerobee_store.records.decimals import INT32_MAX, decimal
 from aerobee_store.records.record import encode
 
 _OUTCOMES: Final[dict[int, Outcome | None]] = {8: Outcome.COMMIT, 12: Outcome.ROLLBACK, 0: None}
@@ -76,10 +77,9 @@ class TransactionRequests:
             for producer in self._clients.producers(record.properties.get(p.PRODUCER_GROUP, ""))
             if accounts is None or accounts.may(producer.access_key, Right.PUBLISH, topic)
         ]
-        queue_id = record.properties.get(p.REAL_QUEUE_ID, "")
         original = record.to_message(
             topic,
-            int(queue_id) if queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10 else 0,
+            decimal(record.properties.get(p.REAL_QUEUE_ID), INT32_MAX) or 0,
             shown_properties(record.properties),
         )
         for turn in range(len(producers)):

@@ -45,6 +45,7 @@ from aerobee_broker.tables.topics import (
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
 from aerobee_store.errors import SyncTimeoutError
+from aerobee_store.records.decimals import decimal
 from aerobee_store.tables import java_json
 from aerobee_store.tables.json_table import JsonTable
 from aerobee_store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
@@ -182,9 +183,9 @@ class Metadata:
         if answered.code != Answer.SUCCESS or (found := TimerCheckpoint.decode(answered.body)) is None:
             return
         table = (await self._asked(master, Request.GET_BROKER_RUNTIME_INFO)).get("table")
-        end = str(table.get("commitLogMaxOffset", "")) if isinstance(table, dict) else ""
-        if end.isascii() and end.isdigit() and found.read_time_ms > self._checkpoint_saved:
-            self._checkpoint = replace(found, log_position=_NO_LOG), int(end)
+        end = decimal(str(table.get("commitLogMaxOffset"))) if isinstance(table, dict) else None
+        if end is not None and found.read_time_ms > self._checkpoint_saved:
+            self._checkpoint = replace(found, log_position=_NO_LOG), end
 
     def _differ(self, own: _Table, masters: _Table) -> bool:
         differ = own.snapshot() != masters.snapshot()

@@ -26,6 +26,7 @@ from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import dead_letter_topic, is_system_topic
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
+from aerobee_store.records.decimals import decimal
 
 SAMPLE_SECONDS: Final = 10.0
 KEYS_MAX: Final = 10_000
@@ -479,7 +480,8 @@ value at the time of the question, the same in each window."""
 
 def _queue_id(text: str) -> int:
     """A number that no queue has if the text is not one."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else _NO_QUEUE
+    number = decimal(text)
+    return _NO_QUEUE if number is None else number
 
 
 def _dead_letters(count: int) -> GroupTraffic:

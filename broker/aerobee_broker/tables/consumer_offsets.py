@@ -12,6 +12,7 @@ from aerobee_broker.errors import TableFormatError
 from aerobee_broker.tables.data_version import DataVersion, VersionedTable
 from aerobee_broker.tables.json_fields import INT32_MAX, INT64_MAX, JsonFields, checked_integer
 from aerobee_store.clock import Clock
+from aerobee_store.records.decimals import decimal
 from aerobee_store.tables.java_json import Bean, IntegerMap
 
 _CHANGES_PER_VERSION: Final = 500  # RocketMQ makes a new data version for every 500th commit
@@ -153,9 +154,9 @@ def _queues_from_json(name: str, value: object) -> dict[int, int]:
         raise TableFormatError(name, f"expected an object, found {value!r:.60}")
     queues: dict[int, int] = {}
     for key, offset in value.items():
-        if not (key.isascii() and key.isdigit()) or len(key) > 10:
+        queue_id = decimal(key, INT32_MAX)
+        if queue_id is None:
             raise TableFormatError(name, f"expected queue ids, found {key!r:.60}")
-        queue_id = checked_integer(f"{name} queue id", int(key), 0, INT32_MAX)
         checked = checked_integer(f"{name}.{key}", offset, -1, INT64_MAX)
         if checked >= 0:  # -1 is RocketMQ's value for "none"
             queues[queue_id] = checked

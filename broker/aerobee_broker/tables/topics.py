@@ -23,6 +23,7 @@ from aerobee_broker.errors import (
 from aerobee_broker.tables.attributes import TOPIC_ATTRIBUTES, check_attributes
 from aerobee_broker.tables.data_version import NamedTable
 from aerobee_broker.tables.json_fields import JsonFields
+from aerobee_store.records.decimals import decimal
 from aerobee_store.records.message_rules import NAME_SIZE_MAX, name_fault
 from aerobee_store.tables.java_json import Bean
 
@@ -233,8 +234,7 @@ class TopicConfig:
     @property
     def lite_expiry_minutes(self) -> int | None:
         """Minutes after its last message until a lite topic of this topic expires; None: never."""
-        text = self.attributes.get(_LITE_EXPIRATION, "")
-        return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 and int(text) else None
+        return decimal(self.attributes.get(_LITE_EXPIRATION)) or None
 
     @property
     def readable(self) -> bool:

@@ -14,10 +14,11 @@ from aerobee_broker.timer.background import BackgroundAppends
 from aerobee_broker.timer.enqueue import Enqueue
 from aerobee_broker.timer.relocation import stored_again
 from aerobee_broker.timer.slot import Due, LoadedSlot
-from aerobee_broker.timer.state import TIMER_ORIGIN, TimerParts, integer
+from aerobee_broker.timer.state import TIMER_ORIGIN, TimerParts
 from aerobee_broker.timer.stats import increment
 from aerobee_store import Record
 from aerobee_store.records import properties as p
+from aerobee_store.records.decimals import decimal
 from aerobee_store.records.message_fields import TIMER_TOPIC
 from aerobee_store.records.record import Message
 from aerobee_store.timer.log import DELETE, ROLL, TimerUnit
@@ -153,7 +154,7 @@ class Dequeue:
                 _log.error("delayed message lost physical_offset=%d", entry.physical_offset)
             return None
         values = record.properties
-        topic, queue_id = values.get(p.REAL_TOPIC), integer(values.get(p.REAL_QUEUE_ID))
+        topic, queue_id = values.get(p.REAL_TOPIC), decimal(values.get(p.REAL_QUEUE_ID))
         if record.topic != TIMER_TOPIC or topic is None or queue_id is None:
             state.stats.lost += 1
             _log.error("timer entry names no message of the timer topic physical_offset=%d", entry.physical_offset)

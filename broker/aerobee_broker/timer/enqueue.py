@@ -9,10 +9,11 @@ from typing import Final
 from msgspec import Struct
 
 from aerobee_broker.timer.slot import Due
-from aerobee_broker.timer.state import TimerParts, integer
+from aerobee_broker.timer.state import TimerParts
 from aerobee_broker.timer.stats import increment
 from aerobee_store import Record
 from aerobee_store.records import properties as p
+from aerobee_store.records.decimals import decimal
 from aerobee_store.records.message_fields import TIMER_QUEUE_ID, TIMER_TOPIC
 from aerobee_store.records.properties import java_hash
 from aerobee_store.timer.log import DEFAULT, DELETE, ROLL, TimerUnit
@@ -76,7 +77,7 @@ class Enqueue:
         due_ms = state.due_ms(values)
         if state.has_left(record.queue_offset):
             return
-        if topic is None or due_ms is None or integer(values.get(p.REAL_QUEUE_ID)) is None:
+        if topic is None or due_ms is None or decimal(values.get(p.REAL_QUEUE_ID)) is None:
             _log.error("message without destination dropped topic=%s offset=%d", TIMER_TOPIC, record.queue_offset)
             state.stats.lost += 1
             return

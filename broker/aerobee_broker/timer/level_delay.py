@@ -23,6 +23,7 @@ from aerobee_broker.timer.background import BackgroundAppends
 from aerobee_store import MessageStore, Record
 from aerobee_store.clock import Clock
 from aerobee_store.records import properties as p
+from aerobee_store.records.decimals import INT32_MAX, decimal
 from aerobee_store.records.delay_levels import SCHEDULE_TOPIC, DelayLevels
 from aerobee_store.records.record import Message
 from aerobee_store.tables.java_json import Bean, IntegerMap
@@ -68,7 +69,7 @@ class LevelDelay:
         self._version = DataVersion.from_json("delayOffset.json.dataVersion", fields.mapping("dataVersion"))
         for level, offset in fields.mapping("offsetTable").items():
             name = f"delayOffset.json.offsetTable.{level}"
-            number = checked_integer(name, int(level) if level.isascii() and level.isdigit() else None, 0, 1 << 16)
+            number = checked_integer(name, decimal(level), 0, 1 << 16)
             self._offsets[number] = checked_integer(name, offset, 0, INT64_MAX)
         self._extra = dict(fields.rest())
 
@@ -165,9 +166,8 @@ class LevelDelay:
                 return due_ms
 
     def _due_ms(self, record: Record, level: int, now_ms: int) -> int:
-        text = record.properties.get(p.DELAY, "")
-        own_level = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else level
-        due_ms = self._levels.delivery_time(own_level, record.store_timestamp)
+        own_level = decimal(record.properties.get(p.DELAY))
+        due_ms = self._levels.delivery_time(level if own_level is None else own_level, record.store_timestamp)
         # The clock was set back, or the levels have changed since.
         longest_ms = self._levels.delay_ms(level)
         return now_ms if due_ms > now_ms + longest_ms else due_ms
@@ -191,12 +191,12 @@ class LevelDelay:
 
 def _restored(record: Record) -> Message | None:
     values = dict(record.properties)
-    topic, queue_id = values.get(p.REAL_TOPIC), values.get(p.REAL_QUEUE_ID, "")
-    if not topic or topic == _HALF_TOPIC or not (queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10):
+    topic, queue_id = values.get(p.REAL_TOPIC), decimal(values.get(p.REAL_QUEUE_ID), INT32_MAX)
+    if not topic or topic == _HALF_TOPIC or queue_id is None:
         return None
     for name in _OTHER_DELAYS:  # the level stays: consumers may ask for it
         values.pop(name, None)
     values[p.WAIT] = "false"
-    message = record.to_message(topic, int(queue_id), values)
+    message = record.to_message(topic, queue_id, values)
     message.prepared_transaction_offset = 0
     return message

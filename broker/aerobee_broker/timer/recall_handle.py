@@ -12,6 +12,8 @@ from typing import Final
 from msgspec import Struct
 
 from aerobee_broker.errors import BrokerError
+from aerobee_store.records.decimals import decimal
+from aerobee_store.records.message_fields import LAST_MS
 
 _VERSION: Final = "v1"
 _HANDLE_SIZE_MAX: Final = 16_384  # characters: an id has at most 8 KiB
@@ -44,7 +46,7 @@ class RecallHandle(Struct, frozen=True):
             decoded = ""
         version, *fields = decoded.split(" ", 4)
         if version == _VERSION and len(fields) == 4:
-            topic, broker, deliver_ms, message_id = fields
-            if deliver_ms.isascii() and deliver_ms.isdigit() and len(deliver_ms) <= 15 and message_id:
-                return cls(topic, broker, int(deliver_ms), message_id)
+            topic, broker, time, message_id = fields
+            if (deliver_ms := decimal(time, LAST_MS)) is not None and message_id:
+                return cls(topic, broker, deliver_ms, message_id)
         raise InvalidRecallHandleError(f"{text[:80]!r} is not a recall handle; use the one from the answer to the send")

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from aerobee_broker.timer.state import TIMER_ORIGIN, TimerParts, integer
+from aerobee_broker.timer.state import TIMER_ORIGIN, TimerParts
 from aerobee_broker.timer.stats import increment
 from aerobee_store import Record
 from aerobee_store.records import properties as p
+from aerobee_store.records.decimals import decimal
 from aerobee_store.records.message_fields import TIMER_QUEUE_ID, TIMER_TOPIC
 from aerobee_store.records.record import Message
 
@@ -85,7 +86,7 @@ class Relocation:
     def note_mark(self, record: Record) -> None:
         """Note a marked message found while opening: the message that it names has left the timer topic."""
         text, blank, slot = record.properties.get(TIMER_ORIGIN, "").partition(" ")
-        origin, slot_ms = integer(text), integer(slot)
+        origin, slot_ms = decimal(text), decimal(slot)
         if origin is None or p.TIMER_DEQUEUE_MS not in record.properties:
             return
         if blank and slot_ms is not None and slot_ms >= self._state.slot_ms:
@@ -97,7 +98,7 @@ class Relocation:
 def stored_again(record: Record, write_time_ms: int, now_ms: int, origin: str) -> Message:
     """A copy for the timer topic. `origin` as in TIMER_ORIGIN."""
     values = dict(record.properties)
-    values[p.TIMER_ROLL_TIMES] = str((integer(values.get(p.TIMER_ROLL_TIMES)) or 0) + 1)
+    values[p.TIMER_ROLL_TIMES] = str((decimal(values.get(p.TIMER_ROLL_TIMES)) or 0) + 1)
     values[p.TIMER_ENQUEUE_MS] = str(write_time_ms)
     values[p.TIMER_DEQUEUE_MS] = str(now_ms)
     values[TIMER_ORIGIN] = origin

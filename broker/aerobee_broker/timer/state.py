@@ -26,6 +26,7 @@ from aerobee_broker.timer.stats import TimerStats
 from aerobee_store import CorruptRecordError, MessageStore, Record, RecordNotFoundError
 from aerobee_store.clock import Clock
 from aerobee_store.records import properties as p
+from aerobee_store.records.decimals import decimal
 from aerobee_store.records.message_fields import TIMER_TOPIC
 from aerobee_store.records.record import Message
 from aerobee_store.timer.files import TimerFiles
@@ -97,7 +98,7 @@ class TimerState(Struct):
 
     def due_ms(self, values: dict[str, str]) -> int | None:
         """The delivery time of a message of the timer topic with these properties."""
-        out_ms, deliver_ms = integer(values.get(p.TIMER_OUT_MS)), integer(values.get(p.TIMER_DELIVER_MS))
+        out_ms, deliver_ms = decimal(values.get(p.TIMER_OUT_MS)), decimal(values.get(p.TIMER_DELIVER_MS))
         if out_ms is None:
             return deliver_ms
         if deliver_ms is not None and out_ms < deliver_ms <= out_ms + _FOREIGN_PRECISION_MS:
@@ -173,11 +174,6 @@ class TimerParts(Struct, frozen=True):
                 # It may recall a message of the same slot, which only the timer topic records.
                 self.state.enqueue_first = place.queue_offset + 1
         return appended[-1].end
-
-
-def integer(text: str | None) -> int | None:
-    """The number in a property; None if it is not a number."""
-    return int(text) if text and text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 
 def _is_whole(value: int, step: int, count_min: int) -> bool:

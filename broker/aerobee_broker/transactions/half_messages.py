@@ -27,6 +27,7 @@ from msgspec import Struct
 
 from aerobee_store import Record
 from aerobee_store.records import properties as p
+from aerobee_store.records.decimals import decimal
 from aerobee_store.records.delay_levels import DelayLevels
 from aerobee_store.records.record import SYS_FLAG_TRANSACTION, Message, TransactionType
 
@@ -44,7 +45,6 @@ _SENDER_SIZE_MAX: Final = 255  # a longer client id is not stored: any producer 
 _OP_OFFSETS_MAX: Final = 4 << 20  # size limit of one op; RocketMQ's have 4 KiB
 _DELAY_MS_MAX: Final = 40 * 86_400_000
 _QUEUE_ID_MAX: Final = (1 << 31) - 1
-_OFFSET_DIGITS_MAX: Final = 18
 # Properties that are removed from the message for consumers.
 _OF_HALF_ONLY: Final = (
     p.REAL_TOPIC,
@@ -208,6 +208,4 @@ def read_op(record: Record) -> Op | None:
 
 def _number(text: str | None) -> int | None:
     """A number of 0 or more that another program wrote, or None."""
-    if text is None or not (text := text.strip()).isascii() or not text.isdigit() or len(text) > _OFFSET_DIGITS_MAX:
-        return None
-    return int(text)
+    return None if text is None else decimal(text.strip())

@@ -13,6 +13,7 @@ from aerobee_broker.tables.topics import split_stored_name
 from aerobee_proto import v2
 from aerobee_store import Record
 from aerobee_store.records import properties as p
+from aerobee_store.records.decimals import INT32_MAX, decimal
 
 _SENDERS_PER_TOPIC_MAX: Final = 16
 _TOPICS_MAX: Final = 10_000
@@ -90,10 +91,9 @@ class Producers:
         message = to_wire_message(half, v2.Resource(resource_namespace=namespace, name=name))
         system = message.system_properties
         system.message_type = v2.MessageType.TRANSACTION
-        queue_id = half.properties.get(p.REAL_QUEUE_ID, "")
-        system.queue_id = int(queue_id) if queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10 else 0
-        immunity = half.properties.get(p.CHECK_IMMUNITY_TIME_SECONDS, "")
-        if immunity.isascii() and immunity.isdigit() and len(immunity) < 10:
-            system.orphaned_transaction_recovery_duration.seconds = int(immunity)
+        system.queue_id = decimal(half.properties.get(p.REAL_QUEUE_ID), INT32_MAX) or 0
+        immunity = decimal(half.properties.get(p.CHECK_IMMUNITY_TIME_SECONDS), INT32_MAX)
+        if immunity is not None:
+            system.orphaned_transaction_recovery_duration.seconds = immunity
         command = v2.RecoverOrphanedTransactionCommand(message=message, transaction_id=transaction_id)
         return client.command(v2.TelemetryCommand(recover_orphaned_transaction_command=command))

@@ -13,6 +13,7 @@ from typing import Final
 
 from aerobee_store.disk.file_system import FileSystem
 from aerobee_store.errors import StoreDirectoryError
+from aerobee_store.records.decimals import decimal
 
 FILE_NAME: Final = "logCut"
 DIVERGED: Final = "diverged-"
@@ -32,10 +33,11 @@ def ordered(file_system: FileSystem, directory: Path) -> int | None:
     path = directory / FILE_NAME
     if not file_system.exists(path):
         return None
-    text = file_system.read_bytes(path).strip()
-    if not text.isdigit():
+    text = file_system.read_bytes(path).decode("ascii", "replace").strip()
+    offset = decimal(text)
+    if offset is None:
         raise StoreDirectoryError(f"{path}: {text[:40]!r} is not an offset; remove the file to leave the log unchanged")
-    return int(text)
+    return offset
 
 
 def done(file_system: FileSystem, directory: Path) -> None:

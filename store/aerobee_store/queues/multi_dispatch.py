@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from aerobee_store.errors import InvalidMessageError
 from aerobee_store.records import properties
+from aerobee_store.records.decimals import decimal
 from aerobee_store.records.delay_levels import SCHEDULE_TOPIC
 from aerobee_store.records.record import RECORD_SIZE_MIN, SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED, Message, Record
 
@@ -40,7 +41,6 @@ NAMES_MAX: Final = 1000
 _RETRY_PREFIX: Final = "%RETRY%"
 _SYSTEM_PREFIX: Final = "rmq_sys_"
 _NAME_SIZE_MAX: Final = 255  # bytes of a file name
-_DIGITS_MAX: Final = 18
 _BYTES_NAME: Final = b"INNER_MULTI_"
 # a byte of the prefix: searching for one byte takes a tenth of the time, and most properties do not contain it
 _RARE_BYTE: Final = b"L"
@@ -93,7 +93,7 @@ class MultiDispatch(Struct, frozen=True):
             return {}
         found: dict[QueueKey, int] = {}
         for key, text in zip(self._queues(names, topic, queue_id), offsets.split(NAME_SEPARATOR), strict=False):
-            offset = _number(text)
+            offset = decimal(text)
             if key is not None and offset is not None and offset * RECORD_SIZE_MIN <= physical_offset:
                 found.setdefault(key, offset)
         return found
@@ -184,7 +184,3 @@ def _is_queue_name(name: str) -> bool:
     if not name or name in (".", "..") or not name.isprintable() or "/" in name or "\\" in name:
         return False
     return len(name.encode("utf-8", "replace")) <= _NAME_SIZE_MAX
-
-
-def _number(text: str) -> int | None:
-    return int(text) if 0 < len(text) <= _DIGITS_MAX and text.isascii() and text.isdigit() else None

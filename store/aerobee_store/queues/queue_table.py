@@ -19,6 +19,7 @@ from aerobee_store.queues.batch_consume_queue import AnyQueue, BatchConsumeQueue
 from aerobee_store.queues.consume_queue import ChangedQueues, ConsumeQueue
 from aerobee_store.queues.consume_queue_ext import ConsumeQueueExt
 from aerobee_store.queues.multi_dispatch import QueueKey, is_light
+from aerobee_store.records.decimals import decimal
 
 SIMPLE_DIRECTORY: Final = "consumequeue"
 BATCH_DIRECTORY: Final = "batchconsumequeue"
@@ -254,7 +255,8 @@ class QueueTable:
         found = []
         for topic in self._file_system.list(root):
             for queue_id in self._file_system.list(root / topic):
-                if not (queue_id.isascii() and queue_id.isdigit()):
+                number = decimal(queue_id)
+                if number is None:
                     raise StoreDirectoryError(f"{root / topic / queue_id}: not a queue of this store; move it away")
-                found.append((topic, int(queue_id)))
+                found.append((topic, number))
         return found

@@ -26,6 +26,7 @@ import numpy as np
 from aerobee_store.errors import CorruptRecordError, InvalidMessageError
 from aerobee_store.records import properties
 from aerobee_store.records.compression import DecompressionError, decompress
+from aerobee_store.records.decimals import decimal
 from aerobee_store.records.record import (
     SIZE_MAX,
     SYS_FLAG_BORN_HOST_V6,
@@ -70,7 +71,7 @@ class BatchPlace(NamedTuple):
 
 def place_of(values: dict[str, str]) -> BatchPlace | None:
     """The place in the properties of a record; None for a record that lacks them and gets no unit in RocketMQ."""
-    base, count = _number(values.get(properties.INNER_BASE)), _number(values.get(properties.INNER_NUM))
+    base, count = decimal(values.get(properties.INNER_BASE)), decimal(values.get(properties.INNER_NUM))
     if base is None or count is None or not 1 <= count <= COUNT_MAX:
         return None
     return BatchPlace(base, count)
@@ -95,7 +96,7 @@ def placed(message: Message, base_offset: int) -> tuple[Message, int]:
     """
     raw = message.raw_properties
     values = dict(message.properties) if raw is None else properties.decode_properties(raw)
-    count = _number(values.get(properties.INNER_NUM))
+    count = decimal(values.get(properties.INNER_NUM))
     if count is None or not 1 <= count <= COUNT_MAX:
         raise InvalidMessageError(
             f"an inner batch needs the property {properties.INNER_NUM}, 1 to {COUNT_MAX}, "
@@ -185,7 +186,7 @@ def columns(body: bytes | memoryview, sys_flag: int = 0, *, size_max: int = BODY
 def message_count(raw_properties: bytes) -> int:
     """INNER_NUM of a record. InvalidMessageError if it is missing or out of range."""
     text = properties.decode_properties(raw_properties).get(properties.INNER_NUM)
-    count = _number(text)
+    count = decimal(text)
     if count is None or not 1 <= count <= COUNT_MAX:
         raise InvalidMessageError(
             f"an inner batch needs the property {properties.INNER_NUM}, 1 to {COUNT_MAX}, not {text!r}"
@@ -306,7 +307,3 @@ def _body(record: Record) -> bytes:
         raise CorruptRecordError(
             f"the body of an inner batch: {error}", physical_offset=record.physical_offset
         ) from error
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and 0 < len(text) < 19 and text.isascii() and text.isdigit() else None

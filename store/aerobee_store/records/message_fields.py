@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Literal, NamedTuple
 
 from aerobee_store.records import properties as p
+from aerobee_store.records.decimals import INT32_MAX, decimal
 from aerobee_store.records.record import Record
 
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
@@ -204,17 +205,10 @@ def user_properties_of(properties: Mapping[str, str]) -> dict[str, str]:
 
 def delivery_ms_of(properties: Mapping[str, str]) -> int | None:
     """When a delayed message was due, in Unix milliseconds; None for any other."""
-    return _integer(properties.get(p.TIMER_DELIVER_MS) or properties.get(p.TIMER_OUT_MS))
+    due_ms = decimal(properties.get(p.TIMER_DELIVER_MS) or properties.get(p.TIMER_OUT_MS))
+    return None if due_ms is None else min(due_ms, LAST_MS)
 
 
 def priority_of(properties: Mapping[str, str]) -> int | None:
     """The priority; None for a message that has none."""
-    priority = _integer(properties.get(PRIORITY_PROPERTY))
-    return priority if priority is not None and priority < 1 << 31 else None
-
-
-def _integer(text: str | None) -> int | None:
-    """A number that another program may have written: 0..`LAST_MS`, or None."""
-    if text and text.isascii() and text.isdigit() and len(text) <= 15:
-        return min(int(text), LAST_MS)
-    return None
+    return decimal(properties.get(PRIORITY_PROPERTY), INT32_MAX)

@@ -19,6 +19,7 @@ from aerobee_store.queues.multi_dispatch import AS_RECORDED
 from aerobee_store.queues.record_units import ROCKETMQ_LEVELS, QueueUnits, queue_units, rows_by_queue
 from aerobee_store.queues.topic_removal import DeletedTopics
 from aerobee_store.records import properties
+from aerobee_store.records.decimals import decimal
 from aerobee_store.records.delay_levels import SCHEDULE_TOPIC
 from aerobee_store.records.record import SYS_FLAG_INNER_BATCH, RecordHeader, ScanStop, read
 from aerobee_store.records.record_batch import RecordBatch
@@ -401,7 +402,7 @@ class BatchQueueCheck:
         for topic, queue_id, of_queue in rows_by_queue(batch, rows):
             for row in of_queue.tolist():
                 own = batch.record(row).properties
-                count, base = _number(own.get(properties.INNER_NUM)), _number(own.get(properties.INNER_BASE))
+                count, base = decimal(own.get(properties.INNER_NUM)), decimal(own.get(properties.INNER_BASE))
                 if count is None or base is None:
                     continue  # no unit, as in RocketMQ
                 record = (
@@ -497,10 +498,6 @@ def _batch_units(queue: QueueFiles, log_begin: int) -> Iterator[tuple[int, npt.N
                 return
             if unit["size"] != FILLER_SIZE and unit["physical_offset"] >= log_begin:
                 yield number, unit
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and len(text) < 19 and text.isascii() and text.isdigit() else None
 
 
 def _text(unit: Any) -> str:

@@ -25,6 +25,7 @@ from aerobee_store.log.log_paths import FILE_NAME, KnownPaths, known_paths
 from aerobee_store.log.mapped_file import MappedFile
 from aerobee_store.queues.batch_consume_queue import BATCH_UNIT_DTYPE
 from aerobee_store.queues.consume_queue import UNIT_DTYPE
+from aerobee_store.records.decimals import decimal
 from aerobee_store.tools.findings import Finding
 from aerobee_store.tools.listings import Listing, Listings
 
@@ -388,8 +389,9 @@ class StoreFiles:
         found = {}
         for queue_id in self.disk.list(directory):
             path = directory / queue_id
-            if queue_id.isascii() and queue_id.isdigit() and path.is_dir():
-                found[int(queue_id)] = path
+            number = decimal(queue_id)
+            if number is not None and path.is_dir():
+                found[number] = path
             else:
                 self._stray("queue-file", path, "not a directory of a queue")
         return Listing(found)

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aerobee_store.records import properties as p
+from aerobee_store.records.decimals import decimal
 from aerobee_store.records.message_fields import TIMER_QUEUE_ID, TIMER_TOPIC
 from aerobee_store.records.properties import java_hash
 from aerobee_store.records.record_batch import RecordBatch
@@ -64,8 +65,8 @@ class TimerCheck:
         for row in np.flatnonzero(batch.topic_index == batch.topics.index(TIMER_TOPIC)).tolist():
             record = batch.record(row)
             values = record.properties
-            out_text = values.get(p.TIMER_OUT_MS, "")
-            out_ms = int(out_text) if out_text.isascii() and out_text.isdigit() and len(out_text) < 19 else -1
+            number = decimal(values.get(p.TIMER_OUT_MS))
+            out_ms = -1 if number is None else number
             # A copy stored again on the way has the key of the first message; without a key nothing is known.
             key = java_hash(values.get(p.UNIQ_KEY, "")) << 1 | (p.TIMER_DELETE_UNIQ_KEY in values)
             hash_ = java_hash(values.get(p.REAL_TOPIC, ""))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from aerobee_broker.commands.terminal import options, output
 from aerobee_broker.config import BrokerConfig, Settings
 from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.processors.administration.messages import MessageAdministration
 from aerobee_broker.processors.administration.wire import PAGE_COUNT_MAX, page_of
 from aerobee_broker.tables.table_files import Tables
 from aerobee_store import MessageStore, StoreConfig
+from aerobee_store.records.message_fields import LAST_MS
+from aerobee_store.records.properties import TIMER_DELIVER_MS
 from aerobee_store.testing import ManualClock
 from tests.support import golden
 
@@ -79,3 +83,10 @@ async def test_expired_messages_do_not_count_as_lag(tmp_path: Path) -> None:
         tables.offsets.commit(topic, "behind", queue_id, 0, force=True)
         (status,) = deliveries.status("behind")
         assert (status.lag, status.ready, status.ready_offset) == (high - low, high - low, low)
+
+
+@pytest.mark.parametrize(("due_ms", "is_shown"), [(LAST_MS, True), (LAST_MS + 1, False), (10**17, False)])
+def test_a_delay_beyond_the_calendar_is_not_shown(due_ms: int, is_shown: bool) -> None:
+    """Another program wrote it; protobuf has no such time, and the timeline was an internal error."""
+    record = Mock(properties={TIMER_DELIVER_MS: str(due_ms)}, store_timestamp=1)
+    assert MessageAdministration._delayed(Mock(), record).HasField("until") == is_shown

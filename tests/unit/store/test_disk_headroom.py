@@ -9,6 +9,7 @@ import pytest
 
 from aerobee_store import Message, MessageStore, StoreConfig, StoreFullError
 from aerobee_store.disk.file_system import DiskFileSystem, DiskUsage
+from aerobee_store.records.record_template import RecordTemplate, TemplateMessage
 
 
 class ShrinkingDisk(DiskFileSystem):
@@ -43,12 +44,18 @@ def test_internal_records_may_use_half_of_the_headroom(tmp_path: Path) -> None:
     """Internal records are accepted when other messages are not, down to half of the headroom."""
     disk = ShrinkingDisk()
     config = replace(StoreConfig.tiny(tmp_path / "store"), disk_headroom=1 << 20)
-    messages = [Message("orders", 0, b"x" * 2000)] * 10  # more than a segment, so a new one is needed
+    message = Message("orders", 0, b"x" * 2000)
+    template = RecordTemplate(message, [], store_host=config.store_host, property_crc=True)
+    messages = [message] * 10  # more than a segment, so a new one is needed
+    templated = [TemplateMessage(template, message.body, 0, 0)] * 10
     with MessageStore.open(config, file_system=disk) as store:
         disk.available = (1 << 19) + (64 << 10)
         with pytest.raises(StoreFullError):
             store.append(messages)
+        with pytest.raises(StoreFullError):
+            store.append_templated(templated)
         assert len(store.append(messages, internal=True)) == 10
+        assert len(store.append_templated(templated, internal=True)) == 10
         disk.available = 1 << 19
         with pytest.raises(StoreFullError):
             store.append(messages, internal=True)

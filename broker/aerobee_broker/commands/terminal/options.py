@@ -12,6 +12,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+from aerobee_store.records.decimals import decimal
+
 if TYPE_CHECKING:
     from aerobee_client import Client, Credentials
 
@@ -191,16 +193,18 @@ def seconds(text: str) -> float:
 
 def count(text: str) -> int:
     """A whole number above 0."""
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
+    number = decimal(text)
+    if not number:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
+    return number
 
 
 def offset(text: str) -> int:
     """A whole number of 0 or more."""
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
+    number = decimal(text)
+    if number is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not an offset; give a whole number of 0 or more")
-    return int(text)
+    return number
 
 
 def output_file(text: str) -> Path | None:
@@ -217,8 +221,8 @@ def output_directory(text: str) -> str:
 
 def span(text: str) -> int:
     """Milliseconds from text such as `500ms`, `5s`, `2m`, `1h` or `1d`."""
-    if text.endswith("ms") and text[:-2].isascii() and text[:-2].isdigit():
-        return int(text[:-2])
+    if text.endswith("ms") and (milliseconds := decimal(text[:-2])) is not None:
+        return milliseconds
     if match := _AGO.fullmatch(text):
         return int(timedelta(**{_AGO_UNITS[match[2]]: int(match[1])}) / timedelta(milliseconds=1))
     raise argparse.ArgumentTypeError(f"{text!r} is not a duration; give one such as 500ms, 5s, 2m, 1h or 1d")
@@ -235,8 +239,8 @@ def pair(text: str) -> tuple[str, str]:
 def moment(text: str) -> int:
     """Unix milliseconds from a number, `now`, a duration before now (`15m`), or ISO 8601 (local time unless it has a
     zone)."""
-    if text.isascii() and text.isdigit():
-        return int(text)
+    if (milliseconds := decimal(text)) is not None:
+        return milliseconds
     now = datetime.now().astimezone()
     if text == "now":
         return int(now.timestamp() * 1000)

@@ -13,6 +13,7 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from aerobee_store.records.decimals import decimal
 from aerobee_store.records.message_fields import PRIORITY_PROPERTY
 
 
@@ -83,4 +84,4 @@ class Priorities:
 def rank(label: str) -> int:
     """The sort key of a message with this label: lower goes first. Labels in other brokers' stores may have any
     content."""
-    return -int(label) if label.isascii() and label.isdigit() and len(label) <= 10 else 0
+    return -(decimal(label) or 0)

@@ -24,6 +24,7 @@ from aerobee_broker.timer.state import TIMER_ORIGIN
 from aerobee_proto import admin_v1, v2
 from aerobee_store import InvalidMessageError, MessageStore, Record
 from aerobee_store.records import properties as p
+from aerobee_store.records.decimals import decimal
 from aerobee_store.records.message_fields import ONLY_GROUP
 
 DEAD_LETTER_QUEUE_ID: Final = 0  # there is one queue, as in RocketMQ
@@ -106,11 +107,12 @@ class DeadLetterAdministration:
         low, high = self._store.queue_range(topic, DEAD_LETTER_QUEUE_ID)
         position = low
         if request.page_token:
-            if not (request.page_token.isascii() and request.page_token.isdigit() and len(request.page_token) <= 18):
+            begins = decimal(request.page_token)
+            if begins is None:
                 raise InvalidRequestError(
                     v2.Code.BAD_REQUEST, f"page_token {request.page_token[:80]!r} is invalid; start without one"
                 )
-            position = max(low, int(request.page_token))
+            position = max(low, begins)
         elif begin and high > low:
             position = max(low, self._store.offset_by_time(topic, DEAD_LETTER_QUEUE_ID, begin))
         found: list[Record] = []

@@ -37,7 +37,8 @@ from aerobee_store import MessageStore, Record
 from aerobee_store.clock import Clock
 from aerobee_store.queues.multi_dispatch import NAME_SEPARATOR
 from aerobee_store.records import properties as p
-from aerobee_store.records.message_fields import LITE_TOPIC, TIMER_TOPIC
+from aerobee_store.records.decimals import decimal
+from aerobee_store.records.message_fields import LAST_MS, LITE_TOPIC, TIMER_TOPIC
 from aerobee_store.records.record import TransactionType
 
 JOURNAL_READ_MAX: Final = 100_000  # messages of the journal, each with one or more events
@@ -201,9 +202,9 @@ class MessageAdministration:
 
     def _delayed(self, waiting: Record) -> admin_v1.TimelineEvent:
         event = _event(_Kind.DELAYED, waiting.store_timestamp)
-        due = waiting.properties.get(p.TIMER_DELIVER_MS, "")
-        if due.isascii() and due.isdigit() and len(due) <= 15:
-            event.until.CopyFrom(timestamp(int(due)))
+        due_ms = decimal(waiting.properties.get(p.TIMER_DELIVER_MS), LAST_MS)
+        if due_ms is not None:
+            event.until.CopyFrom(timestamp(due_ms))
         return event
 
     async def _not_yet(self, record: Record, topic: str, wanted: str) -> admin_v1.MessageTimeline:
@@ -364,8 +365,8 @@ def _delivered_place(record: Record) -> _Place:
         names = record.properties.get(p.INNER_MULTI_DISPATCH, "").split(NAME_SEPARATOR)
         offsets = record.properties.get(p.INNER_MULTI_QUEUE_OFFSET, "").split(NAME_SEPARATOR)
         for name, offset in zip(names, offsets, strict=False):
-            if name == light and offset.isascii() and offset.isdigit() and len(offset) <= 18:
-                return _Place(light, LITE_QUEUE_ID, int(offset))
+            if name == light and (number := decimal(offset)) is not None:
+                return _Place(light, LITE_QUEUE_ID, number)
     return _Place(record.topic, record.queue_id, record.queue_offset)
 
 

@@ -130,7 +130,7 @@ def test_minus_one_means_no_offset() -> None:
         ({"offsetTable": {"t@g": [1]}}, "consumerOffset.json.offsetTable.t@g"),
         ({"offsetTable": {"t@g": {"x": 1}}}, "consumerOffset.json.offsetTable.t@g"),
         ({"offsetTable": {"t@g": {"-1": 1}}}, "consumerOffset.json.offsetTable.t@g"),
-        ({"offsetTable": {"t@g": {"2147483648": 1}}}, "consumerOffset.json.offsetTable.t@g queue id"),
+        ({"offsetTable": {"t@g": {"2147483648": 1}}}, "consumerOffset.json.offsetTable.t@g"),
         ({"offsetTable": {"t@g": {"0": -2}}}, "consumerOffset.json.offsetTable.t@g.0"),
         ({"offsetTable": {"t@g": {"0": 2**63}}}, "consumerOffset.json.offsetTable.t@g.0"),
         ({"offsetTable": {"t@g": {"0": 1.5}}}, "consumerOffset.json.offsetTable.t@g.0"),
