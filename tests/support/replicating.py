@@ -92,9 +92,18 @@ class RunningReplica:
 
         await eventually(copied)
 
-    async def promote(self) -> Listening:
-        """Promote it, once it has its tables; returns its addresses as master."""
+    async def lacks_nothing(self) -> None:
+        """Return once it has heard from its master which messages are answered, and has them and all tables."""
         await self.has_tables()
+
+        async def knows() -> bool:
+            return (await self.status())["haClientRuntimeInfo"].get("lacking") == 0
+
+        await eventually(knows)
+
+    async def promote(self) -> Listening:
+        """Promote it, once it would lose nothing; returns its addresses as master."""
+        await self.lacks_nothing()
         assert (await self.client.call(Request.NOTIFY_BROKER_ROLE_CHANGED, {"masterBrokerId": 1})).code == 0
         async with asyncio.timeout(_SECONDS):
             return await self.promoted
