@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from aerobee_proto import v2
+
 
 class BrokerError(Exception):
     """Root of all errors that the broker raises on purpose."""
@@ -109,6 +111,21 @@ class InvalidRequestError(BrokerError):
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class QueueNotFoundError(InvalidRequestError):
+    """The topic does not have this queue."""
+
+    def __init__(self, topic: str, kind: str, queue_count: int, queue_id: int) -> None:
+        text = f"topic {topic!r} has {queue_count} {kind} queues, numbered from 0, but no queue {queue_id}"
+        super().__init__(v2.Code.BAD_REQUEST, f"{text}; QueryRoute lists them")
+
+
+class ClosedError(InvalidRequestError):
+    """The topic may not be read or written, or the group may not consume, whoever asks."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(v2.Code.FORBIDDEN, text)
 
 
 class InvalidFilterError(BrokerError):

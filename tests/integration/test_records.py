@@ -592,3 +592,35 @@ async def test_a_stopped_reader_uses_little_memory(tmp_path: Path, monkeypatch: 
         assert sum(size for size in made if size > 10_000) <= 2 << 20
         writer.close()
         del reader
+
+
+@pytest.mark.parametrize(
+    ("call", "permission", "queue_id", "code"),
+    [
+        ("append", v2.Permission.READ, 0, Code.FORBIDDEN),
+        ("append", v2.Permission.READ_WRITE, 8, Code.BAD_REQUEST),
+        ("read", v2.Permission.WRITE, 0, Code.FORBIDDEN),
+        ("read", v2.Permission.READ_WRITE, 8, Code.BAD_REQUEST),
+        ("query", v2.Permission.WRITE, 0, Code.FORBIDDEN),
+        ("offsets", v2.Permission.WRITE, 0, Code.FORBIDDEN),
+    ],
+)
+async def test_closed_topics_and_missing_queues(
+    records: Records, call: str, permission: v2.Permission.ValueType, queue_id: int, code: int
+) -> None:
+    """Every entrance of bulk clients asks whether the topic may be read or written, and has the queue."""
+    await records.raw.create_topic("closed", queues=8, permission=permission)
+    match call:
+        case "append":
+            made = b"".join(packed(some(1, topic="closed", queue_id=queue_id)))
+            status = (await records.append(made, topic="closed", queue_id=queue_id)).status
+        case "read":
+            status = (await records.read(topic="closed", queue_id=queue_id))[1].status
+        case "query":
+            query = records_v1.QueryRecordsRequest(topic=resource("closed"), key="k")
+            status = (await records.call("QueryRecords", query)).status
+        case _:
+            asked = records_v1.QueueOffsetsRequest.TopicQueues(topic=resource("closed"))
+            answer = await records.call("QueueOffsets", records_v1.QueueOffsetsRequest(topics=[asked]))
+            status = answer.topics[0].status
+    assert status.code == code, status

@@ -8,7 +8,6 @@ from the acknowledgements, and UpdateOffset resets all deliveries of the queue.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncGenerator
 from typing import Final
 
@@ -19,7 +18,7 @@ from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Settings
 from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.delivery.receive.long_polling import poll_seconds
+from aerobee_broker.delivery.receive.long_polling import QueueWait, poll_seconds
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.filters.message_filter import READ_BYTES_MAX, MessageFilter, filter_of
 from aerobee_broker.limits.byte_budget import Share
@@ -38,18 +37,12 @@ _NOTHING: Final = v2.Status(code=v2.Code.MESSAGE_NOT_FOUND, message="no message 
 
 
 class _Reading(Struct):
-    """One pull. Times are in loop time."""
+    """One pull."""
 
-    topic: str
-    queue_id: int
     group: str
     offset: int  # where to read next
-    # Every pull gets every message, so each has a waiting queue of its own, and one arrival wakes all of them. The name
-    # of the waiting queue contains a space, so it cannot be the name of a group.
-    line: str
-    client_id: str
-    wait_until: float  # for messages that do not exist yet
-    look_until: float  # among existing messages, for one that passes the filter
+    held: QueueWait  # for messages that do not exist yet
+    look_until: float  # among existing messages, for one that passes the filter; in loop time
 
 
 class PullProcessor:
@@ -72,7 +65,6 @@ class PullProcessor:
         self._deliveries = deliveries
         self._counters = counters
         self._clock = clock
-        self._waits = itertools.count()
 
     async def pull(
         self,
@@ -90,7 +82,7 @@ class PullProcessor:
         """
         group = group_name(request.group, client)
         topic, queue_id = await self._queue(request.message_queue, client)
-        await self._check_group(group, topic)
+        (await self._tables.group_in_use(group, [topic])).check_may_consume()
         expression = request.filter_expression
         wanted = filter_of(expression.expression, is_sql=expression.type == v2.FilterType.SQL)
         low, high = self._store.queue_range(topic, queue_id)
@@ -101,17 +93,10 @@ class PullProcessor:
             return
         count = max(1, min(request.batch_size, self._settings.current.delivery.receive_count_max))
         polling = duration_ms(request.long_polling_timeout) / 1000 if request.HasField("long_polling_timeout") else None
-        now = asyncio.get_running_loop().time()
-        reading = _Reading(
-            topic,
-            queue_id,
-            group=group,
-            offset=request.offset,
-            line=f"{group} pull {next(self._waits)}",
-            client_id=client.client_id,
-            wait_until=now + self._poll_seconds(polling, remaining_seconds),
-            look_until=now + self._poll_seconds(None, remaining_seconds),
-        )
+        seconds = self._poll_seconds(polling, remaining_seconds)
+        held = QueueWait(self._deliveries.long_polling, topic, queue_id, group, client.client_id, seconds)
+        look_until = asyncio.get_running_loop().time() + self._poll_seconds(None, remaining_seconds)
+        reading = _Reading(group, request.offset, held, look_until)
         records = await self._read(reading, wanted, count, memory)
         yield v2.PullMessageResponse(status=_OK if records else _NOTHING)
         sizes: list[int] = []
@@ -141,10 +126,11 @@ class PullProcessor:
         """The first messages that pass the filter, none at a timeout; `reading.offset` is after the examined
         messages."""
         loop = asyncio.get_running_loop()
-        topic, queue_id = reading.topic, reading.queue_id
+        held = reading.held
+        topic, queue_id = held.topic, held.queue_id
         while True:
             if memory is not None and not memory.has_free():
-                await memory.wait_free(max(0.0, reading.wait_until - loop.time()) + _MEMORY_WAIT_SECONDS)
+                await memory.wait_free(held.seconds_left + _MEMORY_WAIT_SECONDS)
             self._tables.topics.require(topic)  # it may have been deleted in the meantime
             step = step_started()
             for _ in range(wanted.reads_per_step):
@@ -159,9 +145,7 @@ class PullProcessor:
                     memory.take_now(sum(record.size for record in result.records))
                 return result.records
             if at_end:
-                seconds = reading.wait_until - loop.time()
-                polling = self._deliveries.long_polling
-                if not await polling.wait(topic, reading.line, reading.client_id, seconds, queue_id=queue_id):
+                if not await held.wait():
                     return []
             elif loop.time() < reading.look_until:
                 await self._deliveries.loop_share.pause(step, until=reading.look_until)
@@ -205,8 +189,7 @@ class PullProcessor:
         receives."""
         group = group_name(request.group, client)
         topic, queue_id = await self._queue(request.message_queue, client)
-        if group not in self._tables.groups:
-            await self._tables.group_in_use(group, [topic])
+        await self._tables.group_in_use(group, [topic])
         high = self._store.queue_range(topic, queue_id)[1]
         if not 0 <= request.offset <= high:
             raise InvalidRequestError(
@@ -216,28 +199,9 @@ class PullProcessor:
         await self._deliveries.reset(topic, group, {queue_id: request.offset})
         return v2.UpdateOffsetResponse(status=_OK)
 
-    async def _check_group(self, group: str, topic: str) -> None:
-        """Create the group if it may be created, and refuse one that may not consume."""
-        if group not in self._tables.groups:
-            await self._tables.group_in_use(group, [topic])
-        if not self._tables.groups.require(group).consume_enabled:
-            raise InvalidRequestError(
-                v2.Code.FORBIDDEN,
-                f"consumer group {group!r} may not consume; allow it with: aerobee group update {group}",
-            )
-
     async def _queue(self, queue: v2.MessageQueue, client: Client) -> tuple[str, int]:
         """The stored name of the topic, and a valid queue id."""
         name = topic_name(queue.topic, client)
         topic: TopicConfig = self._tables.topics.get(name) or await self._tables.topic_in_use(name)
-        if not topic.readable:
-            raise InvalidRequestError(
-                v2.Code.FORBIDDEN, f"topic {name!r} may not be read; allow it with: aerobee topic update {name}"
-            )
-        if not 0 <= queue.id < topic.read_queue_count:
-            raise InvalidRequestError(
-                v2.Code.BAD_REQUEST,
-                f"topic {name!r} has {topic.read_queue_count} read queues, numbered from 0, but no queue {queue.id}; "
-                "QueryRoute lists them",
-            )
+        topic.check_read_queue(queue.id)
         return name, queue.id

@@ -67,11 +67,7 @@ class ReceiveProcessor:
         topic = topic_name(resource, client)
         group = group_name(request.group, client)
         topic_config = self._tables.topics.get(topic) or await self._tables.topic_in_use(topic)
-        if not topic_config.readable or not topic_config.read_queue_count:
-            raise InvalidRequestError(
-                v2.Code.FORBIDDEN,
-                f"topic {topic!r} has no readable queue; allow reading with: aerobee topic update {topic}",
-            )
+        topic_config.check_readable()
         if group not in self._tables.groups:
             await self._tables.group_in_use(group, [topic, *subscribed_topics(client)])
         wanted = self._wanted(request, client, topic, group, remaining_seconds)

@@ -89,10 +89,7 @@ class PopRequests:
         invisible_ms = self._invisible_ms(request)
         wait_seconds = self._wait_seconds(request)
         queue_id, _ = self._queues(request, topic)
-        if group not in self._tables.groups:
-            await self._tables.group_in_use(group, [topic])
-        if not self._tables.groups.require(group).consume_enabled:
-            raise RemotingError(Answer.NO_PERMISSION, f"consumer group {group!r} may not consume")
+        (await self._tables.group_in_use(group, [topic])).check_may_consume()
         await connection.writable(wait_seconds + _MEMORY_WAIT_SECONDS)
         wanted = ReceiveRequest(
             topic=topic,
@@ -180,15 +177,12 @@ class PopRequests:
     def _queues(self, request: Command, topic: str) -> tuple[int | None, Sequence[int]]:
         """The requested queue id, None for all; and the queue ids to read."""
         found = self._tables.topics.require(topic)
-        if not found.readable or not found.read_queue_count:
-            raise RemotingError(Answer.NO_PERMISSION, f"topic {topic!r} has no readable queue")
         queue_id = integer(request, "queueId", bits=32)
-        if not -1 <= queue_id < found.read_queue_count:
-            raise RemotingError(
-                Answer.INVALID_PARAMETER,
-                f"queueId is {queue_id}; topic {topic!r} has {found.read_queue_count} read queues",
-            )
-        return (None, range(found.read_queue_count)) if queue_id < 0 else (queue_id, (queue_id,))
+        if queue_id == -1:
+            found.check_readable()
+            return None, range(found.read_queue_count)
+        found.check_read_queue(queue_id)
+        return queue_id, (queue_id,)
 
     def _invisible_ms(self, request: Command) -> int:
         invisible_ms, config = integer(request, "invisibleTime"), self._settings.current.delivery

@@ -5,13 +5,12 @@ sys_flag    1 commit `commitOffset`   2 may be held   4 the subscription is in t
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 from typing import Final
 
 from aerobee_broker.config import Settings
 from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.delivery.receive.long_polling import QueueWait
 from aerobee_broker.filters.message_filter import MessageFilter, filter_of
 from aerobee_broker.limits.loop_share import step_started
 from aerobee_broker.remoting.clients import RemotingClients, Subscription
@@ -24,7 +23,6 @@ from aerobee_broker.remoting_wire.errors import RemotingError
 from aerobee_broker.remoting_wire.fields import answer, integer, text
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.table_files import Tables
-from aerobee_broker.tables.topics import TopicConfig
 from aerobee_store import MessageStore, ReadResult, RecordNotFoundError
 
 _COMMIT: Final = 1
@@ -67,7 +65,6 @@ class PullRequests:
         self._offsets = offsets
         self._counters = counters
         self._events = events
-        self._waits = itertools.count()
 
     async def pull(self, request: Command, connection: Connection) -> Command:
         group, name = text(request, "consumerGroup"), text(request, "topic")
@@ -75,9 +72,8 @@ class PullRequests:
         offset = integer(request, "queueOffset")
         count = min(max(integer(request, "maxMsgNums", bits=32), 1), self._settings.current.delivery.receive_count_max)
         sys_flag = integer(request, "sysFlag", 0, bits=32)
-        await self._check_group(group, name)
-        topic = self._tables.topics.require(name)
-        _check_queue(topic, queue_id)
+        (await self._tables.group_in_use(group, [name])).check_may_consume()
+        self._tables.topics.require(name).check_read_queue(queue_id)
         wanted = self._filter(request, group, name, sys_flag)
         if sys_flag & _COMMIT and (commit := integer(request, "commitOffset", -1)) > 0:
             await self._offsets.commit(name, group, queue_id, commit)
@@ -89,11 +85,11 @@ class PullRequests:
             seconds = min(max(integer(request, "suspendTimeoutMillis", 0), 0) / 1000, _HELD_SECONDS_MAX)
         size_max = min(integer(request, "maxMsgBytes", _ANSWER_SIZE_MAX, bits=32), _ANSWER_SIZE_MAX)
         await connection.writable(seconds + _MEMORY_WAIT_SECONDS)
-        held = _Held(self._deliveries, connection.key, f"{group} pull {next(self._waits)}", name, queue_id, seconds)
+        held = QueueWait(self._deliveries.long_polling, name, queue_id, group, connection.key, seconds)
         return await self._read(group, held, offset, count, size_max, wanted)
 
     async def _read(
-        self, group: str, held: _Held, offset: int, count: int, size_max: int, wanted: MessageFilter
+        self, group: str, held: QueueWait, offset: int, count: int, size_max: int, wanted: MessageFilter
     ) -> Command:
         """Read until there is an answer, or the time is over."""
         topic, queue_id = held.topic, held.queue_id
@@ -169,15 +165,6 @@ class PullRequests:
         }
         return answer(fields, code=code, remark=_NAMES[status])
 
-    async def _check_group(self, group: str, topic: str) -> None:
-        if group not in self._tables.groups:
-            await self._tables.group_in_use(group, [topic])
-        if not self._tables.groups.require(group).consume_enabled:
-            raise RemotingError(
-                Answer.NO_PERMISSION,
-                f"consumer group {group!r} may not consume; allow it with: aerobee group update {group}",
-            )
-
     def _filter(self, request: Command, group: str, topic: str, sys_flag: int) -> MessageFilter:
         if sys_flag & _HAS_SUBSCRIPTION:
             expression, kind = text(request, "subscription", "*"), text(request, "expressionType", "TAG")
@@ -202,32 +189,6 @@ class PullRequests:
         return filter_of_subscription(subscription)
 
 
-class _Held:
-    """A waiting pull. Every pull gets every message, so each has a waiting queue of its own, whose name contains a
-    space: no group has it."""
-
-    __slots__ = ("_again", "_deliveries", "_key", "_line", "_until", "queue_id", "topic")
-
-    def __init__(self, deliveries: Deliveries, key: str, line: str, topic: str, queue_id: int, seconds: float) -> None:
-        self._deliveries = deliveries
-        self._key = key
-        self._line = line
-        self._until = asyncio.get_running_loop().time() + seconds
-        self._again = False
-        self.topic = topic
-        self.queue_id = queue_id
-
-    @property
-    def seconds_left(self) -> float:
-        return max(self._until - asyncio.get_running_loop().time(), 0.0)
-
-    async def wait(self) -> bool:
-        """True when a message may be available; False when the time is over, or the connection has ended."""
-        polling = self._deliveries.long_polling
-        seconds, again, self._again = self.seconds_left, self._again, True
-        return await polling.wait(self.topic, self._line, self._key, seconds, queue_id=self.queue_id, again=again)
-
-
 def filter_of_subscription(subscription: Subscription) -> MessageFilter:
     """The filter of a subscription. Raises errors that become SUBSCRIPTION_PARSE_FAILED."""
     if subscription.expression_type not in ("", "TAG", "SQL92"):
@@ -236,16 +197,3 @@ def filter_of_subscription(subscription: Subscription) -> MessageFilter:
             f"expression type {subscription.expression_type[:80]!r} is unknown; choose TAG or SQL92",
         )
     return filter_of(subscription.expression or "*", is_sql=subscription.expression_type == "SQL92")
-
-
-def _check_queue(topic: TopicConfig, queue_id: int) -> None:
-    if not topic.readable:
-        raise RemotingError(
-            Answer.NO_PERMISSION,
-            f"topic {topic.name!r} may not be read; allow it with: aerobee topic update {topic.name}",
-        )
-    if not 0 <= queue_id < topic.read_queue_count:
-        raise RemotingError(
-            Answer.INVALID_PARAMETER,
-            f"topic {topic.name!r} has {topic.read_queue_count} read queues, numbered from 0, but no queue {queue_id}",
-        )

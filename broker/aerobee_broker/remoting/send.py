@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from aerobee_broker.config import Settings
 from aerobee_broker.counters.broker_counters import BrokerCounters
-from aerobee_broker.errors import IllegalTopicError
+from aerobee_broker.errors import IllegalTopicError, QueueNotFoundError
 from aerobee_broker.remoting_wire.codes import Answer
 from aerobee_broker.remoting_wire.connection import Connection
 from aerobee_broker.remoting_wire.errors import RemotingError, code_of_stored
@@ -268,11 +268,7 @@ class SendRequests:
             if name not in predefined_topics(self._settings.current):
                 check_new_or_own_name(name)
             topic = await self._tables.topic_in_use(name, queue_count=max(sent.queue_count, 1))
-        if not topic.writable or not topic.write_queue_count:
-            raise RemotingError(
-                Answer.NO_PERMISSION,
-                f"topic {name!r} may not be written; allow it with: aerobee topic update {name}",
-            )
+        topic.check_writable()
         return topic
 
     def _queue_id(self, topic: TopicConfig, wanted: int) -> int:
@@ -281,10 +277,7 @@ class SendRequests:
             return self._next_queue % topic.write_queue_count
         count = max(topic.write_queue_count, topic.read_queue_count)
         if wanted >= count:
-            raise RemotingError(
-                Answer.INVALID_PARAMETER,
-                f"topic {topic.name!r} has {count} queues, numbered from 0, but no queue {wanted}",
-            )
+            raise QueueNotFoundError(topic.name, "write", count, wanted)
         return wanted
 
     async def _again_or_dead(self, message: Message, sent: _Sent) -> Message:

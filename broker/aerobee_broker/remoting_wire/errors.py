@@ -20,6 +20,8 @@ _CODES: Final[dict[type[BaseException], Answer]] = {
     broker.IllegalGroupError: Answer.INVALID_PARAMETER,
     broker.IllegalAttributeError: Answer.SYSTEM_ERROR,  # as in RocketMQ
     broker.TopicNotFoundError: Answer.TOPIC_NOT_EXIST,
+    broker.ClosedError: Answer.NO_PERMISSION,
+    broker.InvalidRequestError: Answer.INVALID_PARAMETER,
     broker.GroupNotFoundError: Answer.SUBSCRIPTION_GROUP_NOT_EXIST,
     broker.InvalidFilterError: Answer.SUBSCRIPTION_PARSE_FAILED,
     broker.UnauthorizedError: Answer.NO_PERMISSION,
@@ -63,8 +65,6 @@ def refusal(error: Exception, code: int) -> Command:
 def _code_of(error: Exception, request_code: int) -> Answer:
     if isinstance(error, RemotingError):
         return error.code
-    if isinstance(error, broker.InvalidRequestError):
-        return Answer.INVALID_PARAMETER
     for kind in type(error).__mro__:
         if (found := _CODES.get(kind)) is not None:
             return found

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from aerobee_broker.errors import GroupExistsError, GroupNotFoundError, IllegalGroupError, TableFormatError
+from aerobee_broker.errors import ClosedError, GroupExistsError, GroupNotFoundError, IllegalGroupError, TableFormatError
 from aerobee_broker.tables.attributes import GROUP_ATTRIBUTES, check_attributes
 from aerobee_broker.tables.data_version import NamedTable
 from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields
@@ -128,6 +128,13 @@ class GroupConfig:
             attributes=fields.texts("attributes"),
             extra=extra,
         )
+
+    def check_may_consume(self) -> None:
+        """ClosedError if an operator has stopped the group."""
+        if not self.consume_enabled:
+            raise ClosedError(
+                f"consumer group {self.name!r} may not consume; allow it with: aerobee group update {self.name}"
+            )
 
     def to_json(self) -> Bean:
         raw_policy = self.extra.get("groupRetryPolicy", {})

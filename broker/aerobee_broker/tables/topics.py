@@ -15,8 +15,10 @@ from typing import Final
 
 from aerobee_broker.config.topics import QUEUE_COUNT_MAX
 from aerobee_broker.errors import (
+    ClosedError,
     IllegalNamespaceError,
     IllegalTopicError,
+    QueueNotFoundError,
     TopicExistsError,
     TopicNotFoundError,
 )
@@ -243,6 +245,32 @@ class TopicConfig:
     @property
     def writable(self) -> bool:
         return Permission.WRITE in self.permission
+
+    def check_readable(self) -> None:
+        """ClosedError unless clients may read the topic."""
+        if not self.readable or not self.read_queue_count:
+            raise ClosedError(
+                f"topic {self.name!r} has no readable queue; allow reading with: aerobee topic update {self.name}"
+            )
+
+    def check_read_queue(self, queue_id: int) -> None:
+        """ClosedError or QueueNotFoundError unless clients may read this queue."""
+        self.check_readable()
+        if not 0 <= queue_id < self.read_queue_count:
+            raise QueueNotFoundError(self.name, "read", self.read_queue_count, queue_id)
+
+    def check_writable(self) -> None:
+        """ClosedError unless clients may send to the topic."""
+        if not self.writable or not self.write_queue_count:
+            raise ClosedError(
+                f"topic {self.name!r} has no writable queue; allow writing with: aerobee topic update {self.name}"
+            )
+
+    def check_write_queue(self, queue_id: int) -> None:
+        """ClosedError or QueueNotFoundError unless clients may send to this queue."""
+        self.check_writable()
+        if not 0 <= queue_id < self.write_queue_count:
+            raise QueueNotFoundError(self.name, "write", self.write_queue_count, queue_id)
 
     @classmethod
     def from_json(cls, name: str, value: object) -> TopicConfig:

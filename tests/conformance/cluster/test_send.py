@@ -84,7 +84,7 @@ async def test_c041_queue_ids(client: RemotingClient) -> None:
     assert 0 <= int((await send(client, "Queues", queue_id=-1)).fields["queueId"]) < 4
     assert (await send(client, "Queues", queue_id=3)).code == 0
     refused = await send(client, "Queues", queue_id=4)
-    assert (refused.code, "has 4 queues" in (refused.remark or "")) == (Answer.INVALID_PARAMETER, True)
+    assert (refused.code, "has 4 write queues" in (refused.remark or "")) == (Answer.INVALID_PARAMETER, True)
 
 
 async def test_c042_topics_that_cannot_be_sent_to(client: RemotingClient, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_internal_records_may_use_half_of_the_headroom(tmp_path: Path) -> None:
     message = Message("orders", 0, b"x" * 2000)
     template = RecordTemplate(message, [], store_host=config.store_host, property_crc=True)
     messages = [message] * 10  # more than a segment, so a new one is needed
-    templated = [TemplateMessage(template, message.body, 0, 0)] * 10
+    templated = [TemplateMessage(template, b"x" * 2000, 0, 0)] * 10
     with MessageStore.open(config, file_system=disk) as store:
         disk.available = (1 << 19) + (64 << 10)
         with pytest.raises(StoreFullError):

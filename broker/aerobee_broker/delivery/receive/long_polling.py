@@ -11,6 +11,7 @@ waits while messages are available: a woken receive that ends without examining 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections import OrderedDict
 from typing import Final
@@ -20,6 +21,8 @@ from aerobee_broker.errors import TooManyRequestsError
 WAITING_PER_LINE_MAX: Final = 1024  # RocketMQ's limits
 WAITING_MAX: Final = 100_000
 SHORT_POLLING_SECONDS: Final = 1.0  # RocketMQ's shortPollingTimeMills, without long polling
+
+_NUMBERS: Final = itertools.count()
 
 Place = str | tuple[str, int]
 """The source of the messages: the stored name of a topic, or of a topic and one of its queues."""
@@ -186,6 +189,39 @@ class LongPolling:
                 del lines[group]
                 if not lines:
                     del self._lines[place]
+
+
+class QueueWait:
+    """The waits of one pull for messages of one queue.
+
+    Every pull gets every message, so each has a line of its own, and one arrival wakes all of them. The name of the
+    line begins with the group and has a space, so that no group has this name.
+    """
+
+    __slots__ = ("_again", "_client_id", "_line", "_polling", "_until", "queue_id", "topic")
+
+    def __init__(
+        self, polling: LongPolling, topic: str, queue_id: int, group: str, client_id: str, seconds: float
+    ) -> None:
+        """`seconds`: of all waits together, from now on. `group`: empty for a reader without one."""
+        self._polling = polling
+        self._line = f"{group} pull {next(_NUMBERS)}"
+        self._client_id = client_id
+        self._until = asyncio.get_running_loop().time() + seconds
+        self._again = False
+        self.topic = topic
+        self.queue_id = queue_id
+
+    @property
+    def seconds_left(self) -> float:
+        return max(self._until - asyncio.get_running_loop().time(), 0.0)
+
+    async def wait(self) -> bool:
+        """Like LongPolling.wait, until the time of all waits is over."""
+        again, self._again = self._again, True
+        return await self._polling.wait(
+            self.topic, self._line, self._client_id, self.seconds_left, queue_id=self.queue_id, again=again
+        )
 
 
 def _resolve(future: asyncio.Future[bool], look: bool) -> None:

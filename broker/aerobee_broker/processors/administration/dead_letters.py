@@ -230,10 +230,7 @@ class DeadLetterAdministration:
                 v2.Code.FORBIDDEN, f"topic {name!r} is a system topic; name another topic to send to"
             )
         target = self._tables.topics.require(name)
-        if not target.writable or not target.write_queue_count:
-            raise InvalidRequestError(
-                v2.Code.FORBIDDEN, f"topic {name!r} has no writable queue; `aerobee topic describe {name}` shows it"
-            )
+        target.check_writable()
         return target
 
     def _topic(self, group: str) -> str:

@@ -17,7 +17,6 @@ from aerobee_broker.errors import BadRecordError, InvalidRequestError
 from aerobee_broker.messages.varints import read_varint
 from aerobee_broker.processors.records.read import SIZE_DTYPE
 from aerobee_broker.tables.table_files import Tables
-from aerobee_broker.tables.topics import TopicConfig
 from aerobee_broker.timer.wheel_timer import Timer
 from aerobee_proto import records_v1, v2
 from aerobee_store import AppendedBatch, InvalidRecordError, MessageStore
@@ -132,7 +131,7 @@ class AppendProcessor:
         """Append all records of the request or none, in one step of the event loop unless the topic must be created."""
         stored_name = topic_name(request.topic, client)
         topic = self._tables.topics.get(stored_name) or await self._tables.topic_in_use(stored_name)
-        _check_queue(topic, request.queue_id)
+        topic.check_write_queue(request.queue_id)
         batch = self._parsed(request)
         for_timer = TIMER_TOPIC in batch.topics
         limits = self._settings.current.limits
@@ -196,15 +195,3 @@ def _sizes(record_sizes: bytes | memoryview) -> npt.NDArray[np.int64] | None:
             v2.Code.BAD_REQUEST, f"record_sizes has {len(record_sizes)} bytes, which is not a multiple of 4"
         )
     return np.frombuffer(record_sizes, SIZE_DTYPE).astype(np.int64)
-
-
-def _check_queue(topic: TopicConfig, queue_id: int) -> None:
-    count = topic.write_queue_count if topic.writable else 0
-    if not count:
-        raise InvalidRequestError(v2.Code.FORBIDDEN, f"topic {topic.name!r} has no writable queue")
-    if not 0 <= queue_id < count:
-        raise InvalidRequestError(
-            v2.Code.BAD_REQUEST,
-            f"topic {topic.name!r} has {count} write queues, numbered from 0, but no queue {queue_id}; "
-            "QueryRoute lists them",
-        )

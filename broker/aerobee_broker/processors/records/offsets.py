@@ -10,7 +10,6 @@ from aerobee_broker.clients.registry import Client
 from aerobee_broker.errors import InvalidRequestError, TopicNotFoundError
 from aerobee_broker.limits.loop_share import Turns
 from aerobee_broker.messages.message_mapping import timestamp_ms
-from aerobee_broker.processors.records.read import check_readable
 from aerobee_broker.tables.table_files import Tables
 from aerobee_proto import records_v1, v2
 from aerobee_store import MessageStore
@@ -78,7 +77,7 @@ class OffsetsProcessor:
         """Add the queues of one topic; return their number. Queues with a look-up by time go to `by_time`."""
         store = self._store
         topic = self._tables.topics.require(topic_name(asked.topic, client))
-        check_readable(topic)
+        topic.check_readable()
         answer.batch_topic = topic.takes_batches
         queue_ids = asked.queue_ids or range(topic.read_queue_count)
         if len(queue_ids) > left:
@@ -87,12 +86,7 @@ class OffsetsProcessor:
             )
         at = timestamp_ms(asked.timestamp) if asked.HasField("timestamp") else None
         for queue_id in queue_ids:
-            if not 0 <= queue_id < topic.read_queue_count:
-                raise InvalidRequestError(
-                    v2.Code.BAD_REQUEST,
-                    f"topic {topic.name!r} has {topic.read_queue_count} read queues, numbered from 0, but no queue "
-                    f"{queue_id}",
-                )
+            topic.check_read_queue(queue_id)
             low, high = (store.flushed_range if flushed_only else store.queue_range)(topic.name, queue_id)
             queue = answer.queues.add(queue_id=queue_id, min_queue_offset=low, max_queue_offset=high)
             if at is not None:

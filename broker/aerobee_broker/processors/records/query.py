@@ -11,7 +11,7 @@ from aerobee_broker.limits.loop_share import LoopShare
 from aerobee_broker.messages.key_query import find_by_key, find_by_message_id
 from aerobee_broker.messages.message_mapping import timestamp_ms
 from aerobee_broker.processors.query import parse_scroll_id
-from aerobee_broker.processors.records.read import FRAME_SIZE_DEFAULT, FRAME_SIZE_MAX, SIZE_DTYPE, check_readable
+from aerobee_broker.processors.records.read import FRAME_SIZE_DEFAULT, FRAME_SIZE_MAX, SIZE_DTYPE
 from aerobee_broker.tables.table_files import Tables
 from aerobee_proto import records_v1, v2
 from aerobee_store import MessageStore
@@ -40,7 +40,7 @@ class QueryProcessor:
 
     async def process(self, request: records_v1.QueryRecordsRequest, client: Client) -> records_v1.QueryRecordsResponse:
         topic = self._tables.topics.require(topic_name(request.topic, client))
-        check_readable(topic)
+        topic.check_readable()
         begin = timestamp_ms(request.begin) if request.HasField("begin") else 0
         end = timestamp_ms(request.end) if request.HasField("end") else _TIME_MAX
         if begin > end:

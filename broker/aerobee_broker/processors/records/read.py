@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncGenerator
 from typing import Final
 
@@ -11,12 +10,11 @@ from aerobee_broker.clients.naming import group_name, topic_name
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Settings
 from aerobee_broker.counters.broker_counters import BrokerCounters
-from aerobee_broker.delivery.receive.long_polling import LongPolling, poll_seconds
+from aerobee_broker.delivery.receive.long_polling import LongPolling, QueueWait, poll_seconds
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.messages.varints import varint
 from aerobee_broker.processors.receive import duration_ms
 from aerobee_broker.tables.table_files import Tables
-from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import records_v1, v2
 from aerobee_store import MessageStore
 from aerobee_store.record_runs import RecordRuns
@@ -45,7 +43,6 @@ class ReadProcessor:
         self._tables = tables
         self._long_polling = long_polling
         self._counters = counters
-        self._waits = itertools.count()
 
     async def read(
         self, request: records_v1.ReadRecordsRequest, client: Client, remaining_seconds: float | None
@@ -66,7 +63,6 @@ class ReadProcessor:
         end = request.end_queue_offset if request.HasField("end_queue_offset") else None
         frame_size = min(max(request.frame_bytes_max, 0) or FRAME_SIZE_DEFAULT, FRAME_SIZE_MAX)
         left = request.bytes_max if request.bytes_max > 0 else None
-        line = f"records {next(self._waits)}"  # each reader has its own waiting queue; no group can have this name
         while end is None or offset < end:
             result = self._store.read_runs(
                 topic,
@@ -93,20 +89,14 @@ class ReadProcessor:
                 continue
             if result.status == "offset-too-large":
                 break  # the queue was created again
-            if not await self._arrived(topic, queue_id, line, client, request, deadline):
+            if not await self._arrived(topic, group, client, request, deadline):
                 break
             if self._tables.topics.get(topic) is None:
                 break
         yield _end(v2.Status(code=v2.Code.OK, message="OK"), offset, offset, low, high)
 
     async def _arrived(
-        self,
-        topic: str,
-        queue_id: int,
-        line: str,
-        client: Client,
-        request: records_v1.ReadRecordsRequest,
-        deadline: float | None,
+        self, topic: str, group: str, client: Client, request: records_v1.ReadRecordsRequest, deadline: float | None
     ) -> bool:
         """Wait for another record at the end of the queue. Returns False when the wait is over."""
         config = self._settings.current.delivery
@@ -115,7 +105,7 @@ class ReadProcessor:
         seconds = poll_seconds(
             requested, remaining, reserve=config.poll_reserve_seconds, longest=config.poll_seconds_max
         )
-        return await self._long_polling.wait(topic, line, client.client_id, seconds, queue_id=queue_id)
+        return await QueueWait(self._long_polling, topic, request.queue_id, group, client.client_id, seconds).wait()
 
     async def _group_of(self, request: records_v1.ReadRecordsRequest, topic: str, client: Client) -> str:
         """The stored name of the reading group; empty if there is none."""
@@ -145,28 +135,13 @@ class ReadProcessor:
     async def _topic(self, request: records_v1.ReadRecordsRequest, client: Client) -> str:
         name = topic_name(request.topic, client)
         topic = self._tables.topics.get(name) or await self._tables.topic_in_use(name)
-        check_readable(topic)
-        if not 0 <= request.queue_id < topic.read_queue_count:
-            raise InvalidRequestError(
-                v2.Code.BAD_REQUEST,
-                f"topic {name!r} has {topic.read_queue_count} read queues, numbered from 0, but no queue "
-                f"{request.queue_id}; QueryRoute lists them",
-            )
+        topic.check_read_queue(request.queue_id)
         if len(request.tags) > _TAG_COUNT_MAX:
             raise InvalidRequestError(
                 v2.Code.ILLEGAL_FILTER_EXPRESSION,
                 f"{len(request.tags)} tags, the limit is {_TAG_COUNT_MAX}; read all messages and filter them",
             )
         return name
-
-
-def check_readable(topic: TopicConfig) -> None:
-    """Raise InvalidRequestError if clients may not read the topic."""
-    if not topic.readable:
-        raise InvalidRequestError(
-            v2.Code.FORBIDDEN,
-            f"topic {topic.name!r} may not be read; allow it with: aerobee topic update {topic.name}",
-        )
 
 
 def frame_bytes(result: RecordRuns, start_queue_offset: int) -> bytes:

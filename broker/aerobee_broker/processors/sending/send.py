@@ -59,9 +59,10 @@ _KEYS_MAX: Final = 16_384  # of messages stored one by one: the index handles a 
 class _Destination:
     """Cached data for sending to one topic."""
 
-    __slots__ = ("accepted", "counters", "exempt", "next_queue", "queue_count", "takes_batches", "topic")
+    __slots__ = ("accepted", "config", "counters", "exempt", "next_queue", "queue_count", "takes_batches", "topic")
 
     def __init__(self, topic: TopicConfig) -> None:
+        self.config = topic
         self.topic = topic.name
         self.accepted = frozenset(ACCEPTED_TYPES[topic.message_type])
         self.exempt = topic.name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))  # accept messages of every type
@@ -325,10 +326,8 @@ class SendProcessor:
             raise InvalidRequestError(
                 v2.Code.NOT_IMPLEMENTED, "lite topics need light queues; set store.light_queues = true"
             )
-        count = destination.queue_count
-        if not count:
-            raise InvalidRequestError(v2.Code.FORBIDDEN, f"topic {destination.topic!r} has no writable queue")
-        queue_id = jump_hash(system.message_group, count) if system.message_group else next_queue
+        destination.config.check_writable()
+        queue_id = jump_hash(system.message_group, destination.queue_count) if system.message_group else next_queue
         counters.append((self._counter(destination, kind), queue_id))
         stored = to_store_message(message, destination.topic, queue_id, client.peer, now_ms)
         if kind == LITE and LITE in destination.accepted:
