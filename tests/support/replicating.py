@@ -97,7 +97,7 @@ class RunningReplica:
         await self.has_tables()
 
         async def knows() -> bool:
-            return (await self.status())["haClientRuntimeInfo"].get("lacking") == 0
+            return bool((await self.status())["haClientRuntimeInfo"].get("lacking") == 0)
 
         await eventually(knows)
 
