@@ -53,6 +53,7 @@ lint: .venv/.dev ## style, imports, spelling, generated code and pages
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/python -m aerobee_proto.generate --check
+	$(BIN)/python -m tests.support.blocking_wrappers --check
 	$(BIN)/python -m tests.support.module_map --check
 	$(BIN)/python -m tests.support.limits_page --check
 	$(BIN)/python -m tests.support.rocketmq_page --check
@@ -64,7 +65,8 @@ type: .venv/.dev ## strict type check of packages and tests
 proto: .venv/.dev ## regenerate the code beside the .proto files
 	$(BIN)/python -m aerobee_proto.generate
 
-map: .venv/.dev ## write the pages made from the code: rooms, modules, limits
+map: .venv/.dev ## write what is made from the code: the client's blocking classes; pages of rooms, modules, limits
+	$(BIN)/python -m tests.support.blocking_wrappers
 	$(BIN)/python -m tests.support.module_map
 	$(BIN)/python -m tests.support.limits_page
 	$(BIN)/python -m tests.support.rocketmq_page

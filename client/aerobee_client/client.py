@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import TypedDict, TypeVar
+from collections.abc import Sequence
+from typing import TypedDict, TypeVar, Unpack
 
-from aerobee_client import producer as producing
 from aerobee_client.admin import Admin
-from aerobee_client.allocation import Allocation, Queue
 from aerobee_client.connections.closing import AsyncClosing
 from aerobee_client.connections.connection import Connection, Retry
 from aerobee_client.errors import ClientError, ConfigurationError
 from aerobee_client.filters import Subscriptions
 from aerobee_client.hooks import Hooks
-from aerobee_client.messages.compression import COMPRESS_ABOVE, Compression
-from aerobee_client.producer import Producer
-from aerobee_client.pull_consumer import PullConsumer, Start
-from aerobee_client.push_consumer import Handler, PushConsumer
+from aerobee_client.producer import Producer, ProducerOptions
+from aerobee_client.pull_consumer import PullConsumer, PullConsumerOptions
+from aerobee_client.push_consumer import Handler, PushConsumer, PushConsumerOptions
 from aerobee_client.records import Records
 from aerobee_client.security import Credentials, Tls
-from aerobee_client.sending.request import QueueSelector
 from aerobee_client.simple_consumer import SimpleConsumer
-from aerobee_client.transaction import TransactionChecker
 
 
 class ConnectOptions(TypedDict, total=False):
@@ -85,32 +79,17 @@ class Client(AsyncClosing):
         """The current endpoint, as given."""
         return self._connection.endpoint
 
-    def producer(
-        self,
-        *,
-        topics: Iterable[str] = (),
-        linger_seconds: float = 0.0,
-        request_count_max: int = producing.REQUEST_COUNT_MAX,
-        request_size_max: int = producing.REQUEST_SIZE_MAX,
-        max_in_flight: int = 4,
-        waiting_size_max: int = producing.WAITING_SIZE_MAX,
-        waiting_count_max: int = producing.WAITING_COUNT_MAX,
-        compression: Compression | None = None,
-        compress_above: int = COMPRESS_ABOVE,
-        avoid_slow_endpoints: bool = False,
-        use_records: bool = True,
-        queue_selector: QueueSelector | None = None,
-        transaction_checker: TransactionChecker | None = None,
-    ) -> Producer:
+    def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
         """A new producer; one is enough for a program. Closed with the client, if not before.
 
-        - `linger_seconds`: how long the first message of a request waits for others. Without it, messages share a
-          request if they are sent at the same moment, or while `max_in_flight` requests of their topic are in flight.
-          `request_count_max` and `request_size_max` (bytes) limit a request.
-        - `waiting_size_max` (bytes) and `waiting_count_max` limit the buffered messages; further sends wait.
-        - `compression`: "zlib" compresses bodies of more than `compress_above` bytes.
-        - `avoid_slow_endpoints`: with several endpoints, use the fast ones, by RocketMQ's rule.
-        - `use_records`: requests of eight or more plain messages (no order, delay, priority, lite topic) use
+        - `linger_seconds` (0): how long the first message of a request waits for others. Without it, messages share a
+          request if they are sent at the same moment, or while `max_in_flight` (4) requests of their topic are in
+          flight. `request_count_max` (500) and `request_size_max` (4 MiB, in bytes) limit a request.
+        - `waiting_size_max` (64 MiB, in bytes) and `waiting_count_max` (100,000) limit the buffered messages; further
+          sends wait.
+        - `compression` (None): "zlib" compresses bodies of more than `compress_above` (4,096) bytes.
+        - `avoid_slow_endpoints` (False): with several endpoints, use the fast ones, by RocketMQ's rule.
+        - `use_records` (True): requests of eight or more plain messages (no order, delay, priority, lite topic) use
           AppendRecords if the server is Aerobee, at a third of the cost on both sides. `SendResult.call` names the call
           of a message; `Producer.uses_records` tells whether the server supports it.
         - `queue_selector` chooses the queue of a message among those of its topic. Only Aerobee lets clients choose;
@@ -118,26 +97,7 @@ class Client(AsyncClosing):
         - `transaction_checker` answers the broker's checks of transactions, for `topics` and for topics to which this
           producer has sent transactional messages.
         """
-        return self._closed_with_client(
-            Producer(
-                self._connection,
-                self.records,
-                topics=topics,
-                linger_seconds=linger_seconds,
-                request_count_max=request_count_max,
-                request_size_max=request_size_max,
-                max_in_flight=max_in_flight,
-                waiting_size_max=waiting_size_max,
-                waiting_count_max=waiting_count_max,
-                compression=compression,
-                compress_above=compress_above,
-                avoid_slow_endpoints=avoid_slow_endpoints,
-                use_records=use_records,
-                queue_selector=queue_selector,
-                transaction_checker=transaction_checker,
-                hooks=self._hooks,
-            )
-        )
+        return self._closed_with_client(Producer(self._connection, self.records, hooks=self._hooks, **options))
 
     def simple_consumer(self, group: str, subscriptions: Subscriptions) -> SimpleConsumer:
         """A new consumer of `group`: of one topic, or of topics with their filters (`{"orders": "paid || refunded"}`).
@@ -147,80 +107,34 @@ class Client(AsyncClosing):
         return self._closed_with_client(SimpleConsumer(self._connection, group, subscriptions))
 
     def push_consumer(
-        self,
-        group: str,
-        subscriptions: Subscriptions,
-        handler: Handler,
-        *,
-        concurrency: int = 16,
-        waiting_count_max: int = 1024,
-        waiting_size_max: int = 64 << 20,
-        span_max: int = 100_000,
-        drain_seconds: float = 30.0,
+        self, group: str, subscriptions: Subscriptions, handler: Handler, **options: Unpack[PushConsumerOptions]
     ) -> PushConsumer:
         """A new consumer of `group` that calls `handler` for each message. Start it with `async with` or `start`.
 
-        - `concurrency`: how many handlers run at once. `waiting_count_max` and `waiting_size_max` (bytes) limit
-        messages received but not handled, `span_max` the span of their offsets in a queue.
-
-        - `drain_seconds`: how long `close` waits for running handlers.
+        - `concurrency` (16): how many handlers run at once.
+        - `waiting_count_max` (1,024) and `waiting_size_max` (64 MiB, in bytes) limit messages received but not handled,
+          `span_max` (100,000) the span of their offsets in a queue.
+        - `drain_seconds` (30): how long `close` waits for running handlers.
         """
         return self._closed_with_client(
-            PushConsumer(
-                self._connection,
-                group,
-                subscriptions,
-                handler,
-                concurrency=concurrency,
-                waiting_count_max=waiting_count_max,
-                waiting_size_max=waiting_size_max,
-                span_max=span_max,
-                drain_seconds=drain_seconds,
-                hooks=self._hooks,
-            )
+            PushConsumer(self._connection, group, subscriptions, handler, hooks=self._hooks, **options)
         )
 
     def pull_consumer(
-        self,
-        group: str,
-        subscriptions: Subscriptions,
-        *,
-        start: Start = "end",
-        broadcasting: bool = False,
-        offsets_file: Path | None = None,
-        allocation: Allocation | None = None,
-        commit_seconds: float | None = 5.0,
-        waiting_count_max: int = 1000,
-        waiting_size_max: int = 64 << 20,
-        span_max: int = 2000,
-        on_rebalance: Callable[[frozenset[Queue], frozenset[Queue]], None] | None = None,
+        self, group: str, subscriptions: Subscriptions, **options: Unpack[PullConsumerOptions]
     ) -> PullConsumer:
         """A new reader of queues, which tracks its own position. Start it with `async with` or `start`.
 
-        - `start`: where to read a queue without a committed offset: "begin", "end", or a time (Unix milliseconds).
-        - `broadcasting`: this consumer reads all queues, and keeps its offsets in `offsets_file`, or in memory.
+        - `start` ("end"): where to read a queue without a committed offset: "begin", "end", or a time in Unix
+          milliseconds.
+        - `broadcasting` (False): this consumer reads all queues, and keeps its offsets in `offsets_file`, or in memory.
           Otherwise the consumers of the group share the queues by `allocation` (`Averagely()` by default), and
           `on_rebalance` is called with the added and the removed queues.
-        - `commit_seconds`: how often handled offsets are committed; None: only by `commit`.
-        - `waiting_count_max`, `waiting_size_max` (bytes) and `span_max` (offsets of a queue) limit the buffered
-        messages.
+        - `commit_seconds` (5): how often handled offsets are committed; None: only by `commit`.
+        - `waiting_count_max` (1,000), `waiting_size_max` (64 MiB, in bytes) and `span_max` (2,000 offsets of a queue)
+          limit the buffered messages.
         """
-        return self._closed_with_client(
-            PullConsumer(
-                self._connection,
-                group,
-                subscriptions,
-                start=start,
-                broadcasting=broadcasting,
-                offsets_file=offsets_file,
-                allocation=allocation,
-                commit_seconds=commit_seconds,
-                waiting_count_max=waiting_count_max,
-                waiting_size_max=waiting_size_max,
-                span_max=span_max,
-                on_rebalance=on_rebalance,
-            )
-        )
+        return self._closed_with_client(PullConsumer(self._connection, group, subscriptions, **options))
 
     async def close(self) -> None:
         """Close the producers and consumers, then the connection. Running calls are cancelled."""

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Iterable, Sequence
+from typing import TypedDict
 
 from aerobee_client.allocation import Queue
 from aerobee_client.connections.closing import AsyncClosing
@@ -41,6 +42,24 @@ RECORDS_COUNT_MIN = 8  # below this, SendMessage is as fast
 RECORDS_COUNT_MAX = 32_768  # the limit of one AppendRecords
 WAITING_SIZE_MAX = 64 << 20
 WAITING_COUNT_MAX = 100_000
+
+
+class ProducerOptions(TypedDict, total=False):
+    """The options of `Client.producer`, which documents them, for functions that pass them on."""
+
+    topics: Iterable[str]
+    linger_seconds: float
+    request_count_max: int
+    request_size_max: int
+    max_in_flight: int
+    waiting_size_max: int
+    waiting_count_max: int
+    compression: Compression | None
+    compress_above: int
+    avoid_slow_endpoints: bool
+    use_records: bool
+    queue_selector: QueueSelector | None
+    transaction_checker: TransactionChecker | None
 
 
 class Producer(AsyncClosing):

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, TypedDict
 
 from aerobee_client.allocation import Allocation, Averagely, Queue
 from aerobee_client.connections.closing import AsyncClosing
@@ -62,6 +62,20 @@ class _Reading:
         self.running = asyncio.Event()
         self.running.set()
         self.task: asyncio.Task[None] | None = None
+
+
+class PullConsumerOptions(TypedDict, total=False):
+    """The options of `Client.pull_consumer`, which documents them, for functions that pass them on."""
+
+    start: Start
+    broadcasting: bool
+    offsets_file: Path | None
+    allocation: Allocation | None
+    commit_seconds: float | None
+    waiting_count_max: int
+    waiting_size_max: int
+    span_max: int
+    on_rebalance: Callable[[frozenset[Queue], frozenset[Queue]], None] | None
 
 
 class PullConsumer(AsyncClosing):

@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from aerobee_client.connections.closing import AsyncClosing
 from aerobee_client.connections.connection import Connection
@@ -42,6 +42,16 @@ class RetryLater(Exception):  # part of normal operation, so not an Error
     def __init__(self, delay_seconds: float) -> None:
         super().__init__(f"again in {delay_seconds:g} s")
         self.delay_seconds = delay_seconds
+
+
+class PushConsumerOptions(TypedDict, total=False):
+    """The options of `Client.push_consumer`, which documents them, for functions that pass them on."""
+
+    concurrency: int
+    waiting_count_max: int
+    waiting_size_max: int
+    span_max: int
+    drain_seconds: float
 
 
 class PushConsumer(AsyncClosing):
