@@ -20,7 +20,7 @@ from aerobee_broker.commands.terminal.options import CommandError, add_debug, co
 # Each command with its module in `commands/`, in the order of the help.
 _MODULES: Final = {
     **{name: name for name in ("serve", "status", "topic", "group", "subscription", "client", "send", "receive")},
-    **{"query": "query", "dlq": "dlq", "config": "configuration", "store": "store"},
+    **{"query": "query", "dlq": "dlq", "account": "account", "config": "configuration", "store": "store"},
     **{name: name for name in ("spark", "bench", "namesrv", "replication")},
     **{"promote": "replication", "version": "version"},
 }

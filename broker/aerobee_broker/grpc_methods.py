@@ -11,6 +11,7 @@ from aerobee_broker.listening.listeners import Listening
 from aerobee_broker.namesrv.cluster_routes import ClusterRoutes
 from aerobee_broker.parts import BrokerParts
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
+from aerobee_broker.processors.administration.accounts import AccountAdministration
 from aerobee_broker.processors.administration.accumulation import Accumulation
 from aerobee_broker.processors.administration.clients import ClientAdministration
 from aerobee_broker.processors.administration.configuration import ConfigurationAdministration
@@ -134,6 +135,7 @@ def _administration(
             config=config, store=store, tables=tables, clients=clients, deliveries=deliveries, clock=clock
         ),
         accumulation=accumulation,
+        accounts=AccountAdministration(parts.accounts),
         messages=MessageAdministration(store=store, tables=tables, deliveries=deliveries, send=send, clock=clock),
         dead_letters=DeadLetterAdministration(
             store=store, tables=tables, counters=parts.counters, loop_share=deliveries.loop_share

@@ -268,6 +268,23 @@ class Admin:
         if error := status_error(answer.status):
             raise error
 
+    # --- Accounts ---------------------------------------------------------------------------------------------
+
+    async def who_am_i(self) -> admin_v1.WhoAmIResponse:
+        """The account of this client and its rights; every account may ask."""
+        return await self._call(lambda stubs: stubs.aerobee_admin.WhoAmI, admin_v1.WhoAmIRequest())
+
+    async def accounts(self) -> AsyncIterator[admin_v1.Account]:
+        """The accounts and their rights, in order of access keys; none if the broker requires none."""
+        request = admin_v1.ListAccountsRequest()
+        while True:
+            answer = await self._call(lambda stubs: stubs.aerobee_admin.ListAccounts, request)
+            for account in answer.accounts:
+                yield account
+            if not answer.next_page_token:
+                return
+            request.page_token = answer.next_page_token
+
     # --- The broker -------------------------------------------------------------------------------------------
 
     async def broker_status(self) -> admin_v1.GetBrokerStatusResponse:

@@ -12,6 +12,7 @@ The messages, their defaults and their errors are documented in `aerobee/v1/admi
 from typing import TYPE_CHECKING
 
 from aerobee_proto.aerobee.v1.admin_pb2 import (
+    Account,
     BrokerLease,
     BrokerReplication,
     BrokerStatistics,
@@ -44,6 +45,8 @@ from aerobee_proto.aerobee.v1.admin_pb2 import (
     GroupQueueStatus,
     GroupTopicStatus,
     GroupTraffic,
+    ListAccountsRequest,
+    ListAccountsResponse,
     ListConnectionsRequest,
     ListConnectionsResponse,
     ListDeadLetterQueuesRequest,
@@ -79,6 +82,8 @@ from aerobee_proto.aerobee.v1.admin_pb2 import (
     UpdateGroupResponse,
     UpdateTopicRequest,
     UpdateTopicResponse,
+    WhoAmIRequest,
+    WhoAmIResponse,
 )
 from aerobee_proto.lazy_names import names_of
 
@@ -101,6 +106,7 @@ else:  # gRPC is imported when one of these is named
     )
 
 __all__ = [
+    "Account",
     "AdminServiceServicer",
     "AdminServiceStub",
     "BrokerLease",
@@ -135,6 +141,8 @@ __all__ = [
     "GroupQueueStatus",
     "GroupTopicStatus",
     "GroupTraffic",
+    "ListAccountsRequest",
+    "ListAccountsResponse",
     "ListConnectionsRequest",
     "ListConnectionsResponse",
     "ListDeadLetterQueuesRequest",
@@ -170,5 +178,7 @@ __all__ = [
     "UpdateGroupResponse",
     "UpdateTopicRequest",
     "UpdateTopicResponse",
+    "WhoAmIRequest",
+    "WhoAmIResponse",
     "add_AdminServiceServicer_to_server",
 ]

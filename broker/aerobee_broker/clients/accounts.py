@@ -12,6 +12,10 @@
     secret_key = "..."
     admin = true                          # everything
 
+    [accounts.dashboard]
+    secret_key = "..."
+    view = true                           # sees everything but messages, and changes nothing
+
     [accounts.billing]
     certificate = "CN=billing,O=Example"  # the subject of a client's certificate, with or instead of a secret key
 
@@ -59,9 +63,10 @@ _OF_GROUP: Final = ("%DLQ%", "%RETRY%")
 class Names:
     """A set of names, given by patterns. Caches its answers."""
 
-    __slots__ = ("_expression", "_known")
+    __slots__ = ("_expression", "_known", "patterns")
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
+        self.patterns = patterns
         parts = [".*".join(re.escape(part) for part in pattern.split("*")) for pattern in patterns]
         self._expression = re.compile("|".join(parts)) if parts else None
         self._known: dict[str, bool] = {}
@@ -88,10 +93,15 @@ class Right(enum.Enum):
     DECIDE_MESSAGE = ("decide the transaction", "publish")
     ADMIN = ("be an administrator", "admin")
     CLUSTER = ("be a broker of the cluster", "admin")
+    VIEW = ("see the state of the broker", "view")
+    VIEW_TOPIC = ("see topic", "publish or consume")
+    VIEW_GROUP = ("see group", "groups")
 
 
 class _NamesOfNobody:
     """The names that are in no account's setting."""
+
+    patterns = ()
 
     def __init__(self, claimed: Names) -> None:
         self._claimed = claimed
@@ -113,6 +123,7 @@ class Account:
     certificate: str | None = None  # subject of the certificate of its clients, in RFC 2253's form
     producer_groups: Names | _NamesOfNobody = field(default_factory=lambda: Names(()))
     cluster: bool = False  # a broker or a name server of this cluster
+    view: bool = False  # sees everything but the bodies of messages, and changes nothing
 
     def require(self, right: Right, name: str) -> None:
         """Raise ForbiddenError unless the account has the right for this topic, group or call.
@@ -123,6 +134,10 @@ class Account:
             return
         if right is Right.ADMIN or right is Right.CLUSTER:
             raise ForbiddenError(f"{name} needs an account with admin = true; {self.access_key!r} has admin = false")
+        if right is Right.VIEW:
+            raise ForbiddenError(
+                f"{name} needs an account with view = true or admin = true; {self.access_key!r} has neither"
+            )
         deed, setting = right.value
         if right is Right.READ_MESSAGE or right is Right.DECIDE_MESSAGE:
             raise ForbiddenError(
@@ -154,6 +169,12 @@ class Account:
                 return bool(name) and name in self.publish
             case Right.CLUSTER:
                 return self.cluster
+            case Right.VIEW:
+                return self.view
+            case Right.VIEW_TOPIC:
+                return self.view or self.may(Right.USE, name)
+            case Right.VIEW_GROUP:
+                return self.view or name in self.groups
             case _:
                 return False
 
@@ -186,6 +207,10 @@ class Accounts:
         """Whether an account has a right now; an account that was removed has none."""
         account = self._accounts.get(access_key)
         return account is not None and account.may(right, name)
+
+    def all(self) -> list[Account]:
+        """The accounts in order of access keys."""
+        return [self._accounts[access_key] for access_key in sorted(self._accounts)]
 
     def still_good(self, known: Account | None) -> bool:
         """Whether an account from an earlier call still exists, with the same secret key and certificate."""
@@ -346,12 +371,15 @@ def _account(where: str, access_key: str, values: Any) -> Account:
         raise ConfigError(f"{where}: an access key must have 1 to 128 letters, digits, '_', '.' or '-'; choose another")
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: not a table of settings; write one for each account")
-    known = {"secret_key", "secret_key_file", "certificate", "admin", "publish", "consume", "groups", "producer_groups"}
+    known = {
+        *("secret_key", "secret_key_file", "certificate", "admin", "view"),
+        *("publish", "consume", "groups", "producer_groups"),
+    }
     if unknown := sorted(values.keys() - known):
         raise ConfigError(f"{where}.{unknown[0]}: unknown setting; known settings are {', '.join(sorted(known))}")
-    admin = values.get("admin", False)
-    if not isinstance(admin, bool):
-        raise ConfigError(f"{where}.admin: {admin!r} is neither true nor false")
+    for flag in ("admin", "view"):
+        if not isinstance(values.get(flag, False), bool):
+            raise ConfigError(f"{where}.{flag}: {values[flag]!r} is neither true nor false")
     names = {
         name: Names(_patterns(f"{where}.{name}", values.get(name, [])))
         for name in ("publish", "consume", "groups", "producer_groups")
@@ -366,12 +394,13 @@ def _account(where: str, access_key: str, values: Any) -> Account:
     return Account(
         access_key,
         _secret_key(where, values),
-        admin,
+        values.get("admin", False),
         names["publish"],
         names["consume"],
         names["groups"],
         certificate,
         names["producer_groups"],
+        view=values.get("view", False),
     )
 
 

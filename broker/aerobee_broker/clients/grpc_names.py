@@ -40,6 +40,21 @@ def group_if_any(request: Any, client: Client) -> Sequence[str]:
     return (group_name(request.group, client),) if request.group.name else ()
 
 
+def stored_name(request: Any, _: Client) -> Sequence[str]:
+    """The topic or group that an operator names."""
+    return (request.name,)
+
+
+def stored_topic(request: Any, _: Client) -> Sequence[str]:
+    """The topic in a request of an operator."""
+    return (request.topic,)
+
+
+def stored_group(request: Any, _: Client) -> Sequence[str]:
+    """The group in a request of an operator."""
+    return (request.group,)
+
+
 def subscription(request: v2.ListMessageRequest, client: Client) -> Sequence[str]:
     """The group whose messages are listed."""
     if request.WhichOneof("search_key") != "subscription":

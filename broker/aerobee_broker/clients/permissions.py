@@ -13,6 +13,11 @@ administrators. The rights:
     DECIDE_MESSAGE   send to the topic of a half message; the same
     ADMIN            be an administrator
     CLUSTER          be a broker or a name server of this cluster, or an administrator
+    VIEW             look at everything: a viewer, or an administrator
+    VIEW_TOPIC       look at the topic: a viewer, or one who may use it
+    VIEW_GROUP       look at the group: a viewer, or one who may be a consumer of it
+
+A row without needs is open to every account.
 """
 
 from __future__ import annotations
@@ -78,6 +83,7 @@ def _rows(row: Row, calls: Iterable[Any]) -> dict[Any, Row]:
 
 _ADMIN: Final[Row] = (Need(Right.ADMIN),)
 _CLUSTER: Final[Row] = (Need(Right.CLUSTER),)
+_VIEW: Final[Row] = (Need(Right.VIEW),)
 
 # --- gRPC ---------------------------------------------------------------------------------------------------
 
@@ -86,6 +92,7 @@ _USE: Final[Row] = (Need(Right.USE, of_grpc.topic),)
 _CONSUME: Final[Row] = (Need(Right.CONSUME, of_grpc.topic),)
 _AS_GROUP: Final[Row] = (Need(Right.GROUP, of_grpc.group), *_CONSUME)
 _AS_OWN_GROUP: Final[Row] = (Need(Right.GROUP, of_grpc.group_if_any),)
+_VIEW_GROUP: Final[Row] = (Need(Right.VIEW_GROUP, of_grpc.group),)
 _QUEUE: Final[Row] = (Need(Right.CONSUME, of_grpc.topic_of_queue),)
 _QUEUE_AS_GROUP: Final[Row] = (Need(Right.GROUP, of_grpc.group), *_QUEUE)
 
@@ -115,28 +122,40 @@ _MESSAGING: Final[dict[str, Row]] = {
 _ADMINISTRATION: Final[dict[str, Row]] = {
     # The group comes first: the answer must not tell which groups exist.
     "QueryMessage": (Need(Right.GROUP, of_grpc.subscription), *_CONSUME),
-    "DescribeTopicStatus": _USE,
+    "DescribeTopicStatus": (Need(Right.VIEW_TOPIC, of_grpc.topic),),
     "GetTopicRoute": _USE,
+    "DescribeGroupAccumulation": _VIEW_GROUP,
+    "QueryTimeSpan": _VIEW_GROUP,
+    "ListConsumerConnection": _VIEW_GROUP,
+    **_rows(_VIEW, ("GetProxyRuntimeStats", "ListSubscription", "DescribeSubscription")),
     **_rows(
         _ADMIN,
         (
-            *("ChangeLogLevel", "PrintThreadStackTrace", "GetProxyRuntimeStats", "QueryTimeSpan"),
-            *("ListSubscription", "DescribeSubscription", "DeleteSubscription", "DescribeGroupAccumulation"),
-            *("ListConsumerConnection", "GetConsumerRunningInfo", "ResetGroupOffset"),
-            *("VerifyMessage", "AdminSendMessage"),
+            *("ChangeLogLevel", "PrintThreadStackTrace", "DeleteSubscription", "GetConsumerRunningInfo"),
+            *("ResetGroupOffset", "VerifyMessage", "AdminSendMessage"),
         ),
     ),
 }
-_OURS: Final[dict[str, Row]] = _rows(
-    _ADMIN,
-    (
-        *("CreateTopic", "UpdateTopic", "DeleteTopic", "ListTopics", "DescribeTopic"),
-        *("CreateGroup", "UpdateGroup", "DeleteGroup", "ListGroups", "DescribeGroup", "ResetOffsets"),
-        *("GetBrokerStatus", "GetStoreStatus", "ListTraffic", "ListConnections", "ReconnectClient"),
-        *("DescribeMessage", "ListDeadLetterQueues", "ListDeadLetters", "ResendDeadLetters"),
-        *("GetConfiguration", "UpdateConfiguration"),
+_OURS: Final[dict[str, Row]] = {
+    "WhoAmI": (),
+    "DescribeTopic": (Need(Right.VIEW_TOPIC, of_grpc.stored_name),),
+    "DescribeGroup": (Need(Right.VIEW_GROUP, of_grpc.stored_name),),
+    **_rows(
+        _VIEW,
+        (
+            *("ListTopics", "ListGroups", "GetBrokerStatus", "GetStoreStatus", "ListTraffic", "ListConnections"),
+            *("ListDeadLetterQueues", "GetConfiguration"),
+        ),
     ),
-)
+    **_rows(
+        _ADMIN,
+        (
+            *("CreateTopic", "UpdateTopic", "DeleteTopic", "CreateGroup", "UpdateGroup", "DeleteGroup"),
+            *("ResetOffsets", "ReconnectClient", "DescribeMessage", "ListDeadLetters", "ResendDeadLetters"),
+            *("UpdateConfiguration", "ListAccounts"),
+        ),
+    ),
+}
 _RECORDS: Final[dict[str, Row]] = {
     "AppendRecords": _PUBLISH,
     "StreamAppendRecords": _PUBLISH,

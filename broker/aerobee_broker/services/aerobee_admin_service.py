@@ -9,6 +9,7 @@ from msgspec import Struct
 from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.front.methods import Method
+from aerobee_broker.processors.administration.accounts import AccountAdministration
 from aerobee_broker.processors.administration.accumulation import Accumulation
 from aerobee_broker.processors.administration.clients import ClientAdministration
 from aerobee_broker.processors.administration.configuration import ConfigurationAdministration
@@ -31,6 +32,7 @@ class Administration(Struct, frozen=True, kw_only=True):
     groups: GroupAdministration
     clients: ClientAdministration
     accumulation: Accumulation
+    accounts: AccountAdministration
     messages: MessageAdministration
     dead_letters: DeadLetterAdministration
     configuration: ConfigurationAdministration
@@ -59,6 +61,8 @@ def aerobee_admin_methods(
             "ListDeadLetterQueues": administration.dead_letters.list_queues,
             "ListDeadLetters": administration.dead_letters.list_letters,
             "GetConfiguration": administration.configuration.get,
+            "WhoAmI": administration.accounts.who_am_i,
+            "ListAccounts": administration.accounts.list_accounts,
             **audited(
                 {
                     "CreateTopic": administration.topics.create_topic,

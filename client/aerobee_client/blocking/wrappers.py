@@ -190,6 +190,14 @@ class BlockingAdmin(Wrapper[Admin]):
         """
         return self._loop_thread.run(self.asynchronous.verify_message(client_id, group, topic, message_id))
 
+    def who_am_i(self) -> admin_v1.WhoAmIResponse:
+        """The account of this client and its rights; every account may ask."""
+        return self._loop_thread.run(self.asynchronous.who_am_i())
+
+    def accounts(self) -> Iterator[admin_v1.Account]:
+        """The accounts and their rights, in order of access keys; none if the broker requires none."""
+        yield from self._loop_thread.iterate(self.asynchronous.accounts())
+
     def broker_status(self) -> admin_v1.GetBrokerStatusResponse:
         """The broker's identity and configuration, and whether it accepts messages."""
         return self._loop_thread.run(self.asynchronous.broker_status())

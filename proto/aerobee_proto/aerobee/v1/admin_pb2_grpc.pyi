@@ -92,6 +92,16 @@ class AdminServiceStub:
     """Changes settings of the running broker, all or none. They outlive a restart. BAD_REQUEST for one that only a
     start can change, or that a flag or the environment decides.
     """
+    WhoAmI: _grpc.UnaryUnaryMultiCallable[_admin_pb2.WhoAmIRequest, _admin_pb2.WhoAmIResponse]
+    """--- Looking ------------------------------------------------------------------------------------------------
+
+    The account that signed this call and its rights. Every account may ask.
+    """
+    ListAccounts: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]
+    """--- Operators and the disk ---------------------------------------------------------------------------------
+
+    The accounts and their rights, in order of access keys; no secret keys.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -147,6 +157,16 @@ class AdminServiceAsyncStub(AdminServiceStub):
     UpdateConfiguration: _aio.UnaryUnaryMultiCallable[_admin_pb2.UpdateConfigurationRequest, _admin_pb2.UpdateConfigurationResponse]  # type: ignore[assignment]
     """Changes settings of the running broker, all or none. They outlive a restart. BAD_REQUEST for one that only a
     start can change, or that a flag or the environment decides.
+    """
+    WhoAmI: _aio.UnaryUnaryMultiCallable[_admin_pb2.WhoAmIRequest, _admin_pb2.WhoAmIResponse]  # type: ignore[assignment]
+    """--- Looking ------------------------------------------------------------------------------------------------
+
+    The account that signed this call and its rights. Every account may ask.
+    """
+    ListAccounts: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]  # type: ignore[assignment]
+    """--- Operators and the disk ---------------------------------------------------------------------------------
+
+    The accounts and their rights, in order of access keys; no secret keys.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -332,6 +352,28 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_pb2.UpdateConfigurationResponse, _abc.Awaitable[_admin_pb2.UpdateConfigurationResponse]]:
         """Changes settings of the running broker, all or none. They outlive a restart. BAD_REQUEST for one that only a
         start can change, or that a flag or the environment decides.
+        """
+
+    @_abc_1.abstractmethod
+    def WhoAmI(
+        self,
+        request: _admin_pb2.WhoAmIRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.WhoAmIResponse, _abc.Awaitable[_admin_pb2.WhoAmIResponse]]:
+        """--- Looking ------------------------------------------------------------------------------------------------
+
+        The account that signed this call and its rights. Every account may ask.
+        """
+
+    @_abc_1.abstractmethod
+    def ListAccounts(
+        self,
+        request: _admin_pb2.ListAccountsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListAccountsResponse, _abc.Awaitable[_admin_pb2.ListAccountsResponse]]:
+        """--- Operators and the disk ---------------------------------------------------------------------------------
+
+        The accounts and their rights, in order of access keys; no secret keys.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -27,7 +27,18 @@ ACCOUNTS = {
     "consume as nobody": Account("consume as nobody", b"", consume=Names(("t",))),
     "group of nothing": Account("group of nothing", b"", groups=Names(("g",))),
     "nothing": Account("nothing", b""),
+    "viewer": Account("viewer", b"", view=True),
 }
+EVERYBODY = set(ACCOUNTS)
+GROUP_VIEWS = [
+    *((ADMIN, name) for name in ("DescribeGroupAccumulation", "QueryTimeSpan", "ListConsumerConnection")),
+    (OURS, "DescribeGroup"),
+]
+VIEWS = [
+    *((ADMIN, name) for name in ("GetProxyRuntimeStats", "ListSubscription", "DescribeSubscription")),
+    *((OURS, name) for name in ("ListTopics", "ListGroups", "GetBrokerStatus", "GetStoreStatus", "ListTraffic")),
+    *((OURS, name) for name in ("ListConnections", "ListDeadLetterQueues", "GetConfiguration")),
+]
 NEEDS: dict[tuple[str, str], set[str]] = {
     (MESSAGING, "QueryRoute"): {"publish", "consume", "consume as nobody"},
     (MESSAGING, "Heartbeat"): {"consume", "group of nothing"},
@@ -46,7 +57,11 @@ NEEDS: dict[tuple[str, str], set[str]] = {
     (MESSAGING, "SyncLiteSubscription"): {"consume"},
     (MESSAGING, "QueryOffset"): {"consume", "consume as nobody"},
     (ADMIN, "QueryMessage"): {"consume", "consume as nobody"},
-    (ADMIN, "DescribeTopicStatus"): {"publish", "consume", "consume as nobody"},
+    (ADMIN, "DescribeTopicStatus"): {"publish", "consume", "consume as nobody", "viewer"},
+    **{key: {"consume", "group of nothing", "viewer"} for key in GROUP_VIEWS},
+    (OURS, "DescribeTopic"): {"publish", "consume", "consume as nobody", "viewer"},
+    (OURS, "WhoAmI"): EVERYBODY,
+    **{key: {"viewer"} for key in VIEWS},
     (ADMIN, "GetTopicRoute"): {"publish", "consume", "consume as nobody"},
     (RECORDS, "AppendRecords"): {"publish"},
     (RECORDS, "StreamAppendRecords"): {"publish"},
@@ -73,6 +88,12 @@ def a_request(service: str, method: str, topic: str = "t", group: str = "g") -> 
         request.group.name = group
     if "message_queue" in resources:
         request.message_queue.topic.name = topic
+    if service == OURS:
+        for field, value in (("topic", topic), ("group", group)):
+            if field in descriptor.fields_by_name and field not in resources:
+                setattr(request, field, value)
+        if "name" in descriptor.fields_by_name:
+            request.name = group if "Group" in method else topic
     if "messages" in resources:
         request.messages.add().topic.name = topic
     if "topics" in resources and service == RECORDS:
