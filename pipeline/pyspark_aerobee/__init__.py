@@ -16,6 +16,6 @@ def __getattr__(name: str) -> Any:
         try:
             from aerobee_pipeline.source import AerobeeDataSource
         except ImportError as error:
-            raise AttributeError(f"the data source aerobee needs `pip install 'aerobee[spark]'`: {error}") from error
+            raise AttributeError(f"the data source aerobee needs `pip install '.[spark]'`: {error}") from error
         return AerobeeDataSource
     raise AttributeError(name)

@@ -29,8 +29,7 @@ def broker() -> Iterator[BrokerProcess]:
 @pytest.fixture
 def at_the_broker(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """The examples connect to the default address; this points it at the test's broker."""
-    plain, waiting = connect, blocking.connect
-    monkeypatch.setattr(client_examples, "connect", lambda endpoint: plain(endpoint.replace(_DEFAULT, broker.endpoint)))
+    waiting = blocking.connect
     monkeypatch.setattr(blocking, "connect", lambda endpoint: waiting(endpoint.replace(_DEFAULT, broker.endpoint)))
 
 
@@ -71,13 +70,6 @@ def test_the_examples_on_the_page_are_checked(page: str) -> None:
     assert len(blocks) >= 5
     for block in blocks:
         assert [each for each in statements(block) if each not in checked] == []
-
-
-async def test_first_steps(at_the_broker: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """A message is sent and received."""
-    async with asyncio.timeout(90):
-        await client_examples.first_steps()
-    assert capsys.readouterr().out == "b'hello' 1\n"
 
 
 def test_without_an_event_loop(at_the_broker: None) -> None:

@@ -61,6 +61,11 @@ class OfficialSdk:
         command, folder = _COMMANDS[self.name](program, home)
         return SdkProgram(command, home, folder, **options)
 
+    def installed(self, home: Path) -> tuple[list[str], Path]:
+        """Install or build the SDK if necessary; return the command of a program and the folder of its sources. Skips
+        the test if that is impossible."""
+        return _COMMANDS[self.name]("", home)
+
 
 def _pinned(file: str, pattern: str) -> str:
     match = re.search(pattern, (ROOT / file).read_text(encoding="utf-8"))

@@ -31,13 +31,13 @@ class Database(Protocol):
     async def bill(self, order: bytes) -> None: ...
 
 
-async def first_steps() -> None:
+async def main() -> None:
     async with connect("127.0.0.1:8081") as client:
         await client.producer().send(Message(topic="orders", body=b"hello", tag="paid", keys=("order-7",)))
         async with client.simple_consumer("billing", "orders") as consumer:
-            async for message in consumer:
+            for message in await consumer.receive():
                 print(message.body, message.delivery_attempt)
-                break
+                await consumer.ack(message)
 
 
 def without_an_event_loop() -> None:
@@ -98,3 +98,7 @@ async def in_bulk(client: Client, queue_id: int, messages: Sequence[Message]) ->
     async for frame in client.records.read("orders", queue_id, start=0):
         columns = frame.batch()
         print(len(columns), list(frame.bodies()))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -4,7 +4,7 @@ sys_flag & 0x001: the body is compressed. sys_flag & 0x700: the method: 0x000 an
 0x200 Zstandard.
 
 The gRPC protocol itself supports zlib only; records (`RecordService`) carry the flags. LZ4 and Zstandard need the
-packages `lz4` and `zstandard`: `pip install aerobee[compression]`.
+packages `lz4` and `zstandard`: `pip install '.[compression]'`.
 """
 
 from __future__ import annotations
@@ -75,4 +75,4 @@ def _package(kind: Compression) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ConfigurationError(f"compression {kind!r} needs a package: pip install aerobee[compression]") from None
+        raise ConfigurationError(f"compression {kind!r} needs a package: pip install '.[compression]'") from None

@@ -58,7 +58,7 @@ def open_table(kind: str, directory: Path, schema: pa.Schema) -> TopicTable:
     if kind not in PACKAGES:
         raise OptionError(f"format {kind!r} is unknown; choose one of {', '.join(PACKAGES)}")
     if importlib.util.find_spec(PACKAGES[kind]) is None:
-        raise OptionError(f"format {kind!r} needs the package {PACKAGES[kind]}: pip install 'aerobee[spark-tables]'")
+        raise OptionError(f"format {kind!r} needs the package {PACKAGES[kind]}: pip install '.[spark-tables]'")
     return _Delta(directory, schema) if kind == "delta" else _Iceberg(directory, schema)
 
 

@@ -44,7 +44,7 @@ def check_format(file_format: str, output: str) -> None:
         return
     if importlib.util.find_spec(PACKAGES[file_format]) is None:
         raise OptionError(
-            f"format {file_format!r} needs the package {PACKAGES[file_format]}: pip install 'aerobee[spark-tables]'"
+            f"format {file_format!r} needs the package {PACKAGES[file_format]}: pip install '.[spark-tables]'"
         )
     if "://" in output:
         raise OptionError(

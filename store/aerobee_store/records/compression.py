@@ -4,7 +4,7 @@
     sys_flag & 0x700    algorithm: 0x000 and 0x300 zlib, 0x100 LZ4 (frame format), 0x200 Zstandard
 
 A zlib body may also be a gzip file: some clients of SendMessage make one. LZ4 and Zstandard need the packages `lz4` and
-`zstandard`: `pip install aerobee[compression]`.
+`zstandard`: `pip install '.[compression]'`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def decompress(body: bytes | memoryview, sys_flag: int, size_max: int) -> bytes 
         package: Any = importlib.import_module(name)
     except ImportError:
         raise DecompressionError(
-            f"compression type {kind >> 8} needs the package {name.partition('.')[0]}: pip install aerobee[compression]"
+            f"compression type {kind >> 8} needs the package {name.partition('.')[0]}: pip install '.[compression]'"
         ) from None
     return _unlz4(package, body, size_max) if kind == 0x100 else _unzstd(package, body, size_max)
 

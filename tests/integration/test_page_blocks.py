@@ -1,0 +1,261 @@
+"""Every block of code on the pages: programs and commands run on a real broker, all else is parsed.
+
+Blocks that need Docker, Spark or several machines say so in their first line and are only parsed; they are counted.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+import yaml
+
+from aerobee_broker.cli import build_parser
+from aerobee_client.testing import BrokerProcess, run_broker
+from tests.support.official_sdks import GO, JAVA, NODE
+from tests.support.page_blocks import NOT_RUN, ROOT, Block, blocks, blocks_of
+from tests.support.programs import GRPCURL, go_program
+
+_DEFAULT: Final = "127.0.0.1:8081"
+_BLOCKS: Final = blocks()
+_NOT_RUN_COUNT: Final = 5
+# Parts of a coroutine, as the page says; tests/integration/test_client_examples.py runs their statements.
+_FRAGMENTS: Final = ("docs/client.md",)
+_LANGUAGES: Final = {"console", "python", "toml", "yaml", "javascript", "java", "go", "text"}
+_SECONDS: Final = 120.0  # of one program on a busy machine
+
+with_toolchains = [
+    pytest.mark.toolchain,
+    pytest.mark.skipif("AEROBEE_TOOLCHAINS" not in os.environ, reason="runs with `make test-sdks`"),
+]
+
+
+@pytest.fixture
+def broker() -> Iterator[BrokerProcess]:
+    """A broker for one block, so that no block sees the messages of another."""
+    with run_broker(memory=True) as running:
+        yield running
+
+
+def only_block(page: str, language: str, beginning: str = "") -> Block:
+    """The only block of a page in a language that begins with a text after its first comment."""
+    found = [
+        block for block in blocks_of(ROOT / page) if block.language == language and block.code.startswith(beginning)
+    ]
+    assert len(found) == 1, f"{page} has {len(found)} blocks in {language} that begin with {beginning!r}"
+    return found[0]
+
+
+def of(*languages: str) -> pytest.MarkDecorator:
+    """A test for each block in these languages."""
+    return pytest.mark.parametrize("block", [each for each in _BLOCKS if each.language in languages], ids=str)
+
+
+# --- Every block is parsed ------------------------------------------------------------------------------------
+
+
+def test_every_block_is_in_a_language_that_the_tests_know() -> None:
+    """A block in a new language needs a test; the blocks that nothing runs are as many as this file says."""
+    assert [f"{each} {each.language}" for each in _BLOCKS if each.language not in _LANGUAGES] == []
+    not_run = [each for each in _BLOCKS if each.not_run]
+    assert len(not_run) == _NOT_RUN_COUNT, f"not run: {', '.join(map(str, not_run))}"
+
+
+@of("python")
+def test_a_python_block_is_a_program(block: Block) -> None:
+    """Pasted into a file it is valid: no `await` outside of a coroutine, except in fragments of one."""
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if block.page in _FRAGMENTS else 0
+    compile(block.code, str(block), "exec", flags=flags | ast.PyCF_ONLY_AST)
+    compile(block.code, str(block), "exec", flags=flags)
+
+
+@of("toml")
+def test_a_toml_block_has_settings(block: Block) -> None:
+    """It is valid TOML."""
+    assert tomllib.loads(block.code)
+
+
+@of("yaml")
+def test_a_yaml_block_is_valid(block: Block) -> None:
+    """It is valid YAML."""
+    assert yaml.safe_load(block.code)
+
+
+@of("console")
+def test_a_console_block_has_commands_that_exist(block: Block) -> None:
+    """A shell accepts each line; commands of ours parse; targets of make, extras and modules exist."""
+    assert block.commands, f"{block} has no line that begins with a prompt"
+    for command in block.commands:
+        subprocess.run(["bash", "-n", "-c", command], check=True, timeout=_SECONDS)
+        words = shlex.split(command, comments=True)
+        check = _CHECKS.get(Path(words[0]).name)
+        if check is not None:
+            check(words)
+
+
+def _aerobee_parses(words: list[str]) -> None:
+    if "--help" not in words:
+        build_parser().parse_args(words[1:])
+
+
+def _targets_exist(words: list[str]) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in words[1:]:
+        assert "=" in target or re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), f"no target {target}"
+
+
+def _extras_exist(words: list[str]) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for word in words[2:]:
+        assert not word.startswith("aerobee"), "no index has the package: install it from a clone"
+        if found := re.fullmatch(r"\.\[(.+)\]", word):
+            assert set(found[1].split(",")) <= set(extras), f"no such extra: {word}"
+
+
+def _module_exists(words: list[str]) -> None:
+    if words[1] == "-m" and words[2].startswith("examples."):
+        assert (ROOT / words[2].replace(".", "/")).with_suffix(".py").exists()
+
+
+_CHECKS: Final[dict[str, Callable[[list[str]], None]]] = {
+    "aerobee": _aerobee_parses,
+    "make": _targets_exist,
+    "pip": _extras_exist,
+    "python": _module_exists,
+}
+
+
+# --- Programs run ---------------------------------------------------------------------------------------------
+
+
+def run_program(command: list[str], broker: BrokerProcess, folder: Path, **environment: str) -> str:
+    """Run a program or script until it ends, without a proxy; return its output."""
+    inherited = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**inherited, "PATH": path, "HOME": str(folder), "AEROBEE_ENDPOINT": broker.endpoint, **environment},
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def saved(block: Block, file: Path, broker: BrokerProcess) -> Path:
+    """The block pasted into a file, for this broker."""
+    assert block.code.count(_DEFAULT) == 1
+    file.write_text(block.code.replace(_DEFAULT, broker.endpoint))
+    return file
+
+
+def lag(broker: BrokerProcess, folder: Path) -> int:
+    """Messages of `orders` that the group `billing` has not acknowledged."""
+    answer = run_program([sys.executable, "-m", "aerobee_broker", "group", "lag", "billing", "--json"], broker, folder)
+    return int(json.loads(answer)["lag"])
+
+
+@pytest.mark.parametrize(
+    ("page", "beginning", "said"),
+    [
+        ("README.md", "from rocketmq", "received b'hello' attempt 1"),
+        ("README.md", "import asyncio", "b'hello' 1"),
+        ("docs/client.md", "import asyncio", "b'hello' 1"),
+    ],
+)
+def test_a_first_program_in_python(page: str, beginning: str, said: str, broker: BrokerProcess, tmp_path: Path) -> None:
+    """It sends, receives and acknowledges."""
+    program = saved(only_block(page, "python", beginning), tmp_path / "first.py", broker)
+    assert said in run_program([sys.executable, str(program)], broker, tmp_path)
+    assert lag(broker, tmp_path) == 0
+
+
+@NODE.mark
+def test_a_first_program_in_javascript(broker: BrokerProcess, tmp_path: Path) -> None:
+    """It sends, receives and acknowledges."""
+    node, folder = NODE.installed(tmp_path)
+    program = saved(only_block("docs/sdks.md", "javascript"), tmp_path / "first.js", broker)
+    said = run_program([node[0], str(program)], broker, tmp_path, NODE_PATH=str(folder / "node_modules"))
+    assert "received hello" in said
+    assert lag(broker, tmp_path) == 0
+
+
+@pytest.mark.toolchain
+@JAVA.mark
+@with_toolchains[1]
+def test_a_first_program_in_java(broker: BrokerProcess, tmp_path: Path) -> None:
+    """It sends, receives and acknowledges."""
+    java, _ = JAVA.installed(tmp_path)
+    program = saved(only_block("docs/sdks.md", "java"), tmp_path / "Hello.java", broker)
+    assert "received 01" in run_program([*java[:-2], str(program)], broker, tmp_path)
+    assert lag(broker, tmp_path) == 0
+
+
+@pytest.mark.toolchain
+@GO.mark
+@with_toolchains[1]
+def test_a_first_program_in_go(broker: BrokerProcess, tmp_path: Path) -> None:
+    """It sends, receives and acknowledges."""
+    _, sources = GO.installed(tmp_path)
+    for name in ("go.mod", "go.sum"):
+        (tmp_path / name).write_text((sources / name).read_text())
+    saved(only_block("docs/sdks.md", "go"), tmp_path / "first.go", broker)
+    home = os.environ["HOME"]  # of the compiler's cache; the SDK logs below HOME, too
+    assert "received hello" in run_program(["go", "run", "first.go"], broker, tmp_path, HOME=home)
+    assert lag(broker, tmp_path) == 0
+
+
+# --- Commands run ---------------------------------------------------------------------------------------------
+
+
+def run_commands(block: Block, broker: BrokerProcess, folder: Path) -> list[str]:
+    """Run the lines of a block one after the other; return the output of each."""
+    assert block.not_run is None
+    commands = [command.replace(_DEFAULT, broker.endpoint) for command in block.commands]
+    return [run_program(["bash", "-euc", command], broker, folder) for command in commands]
+
+
+def test_the_commands_of_the_readme(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Typed one after the other on a fresh broker, each succeeds and shows the message of the first."""
+    (tmp_path / "data").symlink_to(broker.store)
+    outputs = run_commands(only_block("README.md", "console", "$ aerobee send"), broker, tmp_path)
+    sent, received, queried, timeline, *_ = outputs
+    assert all(outputs[:5])
+    assert "hello" in received
+    assert "order-7" in queried
+    assert "billing" in timeline
+    assert "orders" in sent
+
+
+@pytest.mark.sdk("grpcurl")
+@pytest.mark.timeout(400)  # the first run builds grpcurl, for a minute or two
+def test_the_grpcurl_commands_of_the_readme(broker: BrokerProcess, tmp_path: Path) -> None:
+    """The services are listed and a message is sent, by reflection alone."""
+    (tmp_path / "grpcurl").symlink_to(go_program(GRPCURL))
+    block = only_block("README.md", "console", "$ grpcurl")
+    commands = [command.replace(_DEFAULT, broker.endpoint) for command in block.commands]
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    listed, sent = (run_program(["bash", "-euc", each], broker, tmp_path, PATH=path) for each in commands)
+    assert "apache.rocketmq.v2.MessagingService" in listed
+    assert json.loads(sent)["status"]["code"] == "OK"
+
+
+def test_blocks_that_are_not_run_say_why() -> None:
+    """The reason is a sentence in the first line, where a reader sees it."""
+    for block in _BLOCKS:
+        if NOT_RUN.strip() in block.code:
+            assert block.not_run is not None
+            assert block.not_run.endswith("."), str(block)
