@@ -11,7 +11,7 @@ from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.counters.loop_delay import LoopDelay
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.filters.consumer_filters import ConsumerFilters
-from aerobee_broker.limits.byte_budget import ByteBudget
+from aerobee_broker.limits.ledger import Ledger
 from aerobee_broker.statistics.broker_stats import BrokerStats
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.timer.level_delay import LevelDelay
@@ -42,7 +42,5 @@ class BrokerParts(Struct, frozen=True, kw_only=True):
     counters: BrokerCounters
     broker_stats: BrokerStats
     loop_delay: LoopDelay
-    requests: ByteBudget
-    """Bytes of requests in progress."""
-    answers: ByteBudget
-    """Bytes of messages on their way to clients."""
+    ledger: Ledger
+    """Memory that waits on behalf of peers."""

@@ -24,7 +24,7 @@ from aerobee_broker.filters.consumer_filters import ConsumerFilters
 from aerobee_broker.front.methods import Method
 from aerobee_broker.front.sockets import Front
 from aerobee_broker.grpc_methods import grpc_methods
-from aerobee_broker.limits.byte_budget import ByteBudget
+from aerobee_broker.limits.ledger import Ledger
 from aerobee_broker.listening.listeners import Listening, check_certificate, check_ports, listen_native
 from aerobee_broker.metrics.http_endpoint import HttpEndpoint
 from aerobee_broker.metrics.page import Metrics
@@ -354,7 +354,6 @@ async def _open_parts(process: _Process, store: MessageStore, tables: Tables, se
     if consumer_filters is not None:
         await asyncio.to_thread(consumer_filters.open)
     counters = BrokerCounters()
-    limits = config.limits
     return BrokerParts(
         settings=settings,
         clock=clock,
@@ -371,12 +370,7 @@ async def _open_parts(process: _Process, store: MessageStore, tables: Tables, se
         counters=counters,
         broker_stats=BrokerStats(counters, tables, store, clock, deliveries.read_offset),
         loop_delay=LoopDelay(),
-        requests=ByteBudget(
-            "requests in progress", total_max=limits.request_bytes_max, owner_max=limits.request_bytes_per_client_max
-        ),
-        answers=ByteBudget(
-            "messages for clients", total_max=limits.answer_bytes_max, owner_max=limits.answer_bytes_per_client_max
-        ),
+        ledger=Ledger(config.limits),
     )
 
 
@@ -425,7 +419,7 @@ async def _listen(
 ) -> _GrpcFront:
     """Bind the ports and serve every service on them. Raises ListenError."""
     config = parts.settings.current
-    limits = RequestLimits(parts.requests, parts.answers, body_size_max=config.store.body_size_max)
+    limits = RequestLimits(parts.ledger.requests, parts.ledger.answers, body_size_max=config.store.body_size_max)
     remoting_address = None if config.listen.remoting is None else await remoting.listen(config.listen.remoting)
     methods: dict[str, Method] = {}  # complete before the loop accepts the first connection
     server: Server
@@ -435,7 +429,7 @@ async def _listen(
             config.front,
             parts.counters.front,
             protocols=(remoting.protocol(),),
-            answers=parts.answers,
+            answers=parts.ledger.answers,
             first_connection=_load_deferred if config.listen.remoting is None else lambda: None,
         )
         try:

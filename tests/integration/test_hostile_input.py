@@ -25,6 +25,7 @@ ROUNDS = int(os.environ.get("AEROBEE_HOSTILE_ROUNDS", "1"))
 SEED = seeds.seed("AEROBEE_HOSTILE_SEED")
 DRAWN = 4 if ROUNDS == 1 else 50 * ROUNDS
 SHORT = {
+    "parts of the largest frame",
     "a header of commas",
     "settings of many open calls",
     "many settings",

@@ -383,7 +383,7 @@ NAMED: Final[tuple[Attack, ...]] = (
     Attack("queries whose answers have no window", 1, _unread_queries, stays_seconds=4),
     Attack("queries without window over many connections", 12, _unread_queries, stays_seconds=4),
     Attack("remoting queries that are not read", 2, _unread_remoting_queries, stays_seconds=4),
-    Attack("parts of the largest frame", 40, _partial_frame),
+    Attack("parts of the largest frame", 24, _partial_frame),
     Attack("a header of commas", 20, _header_bomb),
     Attack("a request in frames of two bytes", 4, _tiny_data),
     Attack("open calls", 24, _open_calls, stays_seconds=2),

@@ -50,6 +50,7 @@ _BEYOND: Final = {
     "limits.request_bytes_max": f"the request waits; after 5 s {_TOO_MANY}",
     "limits.request_bytes_per_client_max": f"the request waits; after 5 s {_TOO_MANY}",
     "limits.user_property_count_max": "`MESSAGE_PROPERTIES_TOO_LARGE`",
+    "limits.waiting_bytes_max": "the connections that hold most are closed, those without an account first",
     "replication.lag_bytes_max": "the replica is not in sync",
     "store.body_size_max": "`MESSAGE_BODY_TOO_LARGE`",
     "store.dispatch_waiting_bytes_max": _TOO_MANY,

@@ -5,10 +5,46 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from typing import Final, Protocol
 
 from msgspec import Struct
 
 from aerobee_broker.errors import TooManyRequestsError
+
+
+class Total(Protocol):
+    """What several budgets share: see `ledger.Ledger`."""
+
+    def has_room(self, size: int) -> bool:
+        """Whether this many bytes more may be taken."""
+
+    def grew(self) -> None:
+        """Bytes were taken that are in memory already."""
+
+    def waits(self, budget: ByteBudget) -> None:
+        """Calls wait for bytes of the total: call `budget.advance` when some are free."""
+
+    def freed(self) -> None:
+        """Bytes were returned."""
+
+
+class _Unshared:
+    """The total of a budget by itself."""
+
+    def has_room(self, size: int) -> bool:
+        return True
+
+    def grew(self) -> None:
+        pass
+
+    def waits(self, budget: ByteBudget) -> None:
+        pass
+
+    def freed(self) -> None:
+        pass
+
+
+_UNSHARED: Final = _Unshared()
 
 
 class _Waiter(Struct, eq=False):
@@ -25,11 +61,23 @@ class ByteBudget:
     when nothing is taken, so no size waits forever. Event loop only.
     """
 
-    __slots__ = ("_of_owner", "_of_total", "_owners", "_what", "owner_max", "refused", "total_max", "used", "waited")
+    __slots__ = (
+        "_of_owner",
+        "_of_total",
+        "_owners",
+        "_total",
+        "_what",
+        "owner_max",
+        "refused",
+        "total_max",
+        "used",
+        "waited",
+    )
 
-    def __init__(self, what: str, *, total_max: int, owner_max: int) -> None:
-        """`what` names the bytes in errors: "requests in progress"."""
+    def __init__(self, what: str, *, total_max: int, owner_max: int, total: Total = _UNSHARED) -> None:
+        """`what` names the bytes in errors: "requests in progress"; `total` is shared with other budgets."""
         self._what = what
+        self._total = total
         self.total_max = total_max
         self.owner_max = owner_max
         self.used = 0
@@ -48,20 +96,23 @@ class ByteBudget:
 
     def has_free_for_all(self) -> bool:
         """Whether one more byte may be taken by any owner: the total is not used up."""
-        return not self.used or self.used < min(self.total_max, self.owner_max)
+        return not self.used or (self.used < min(self.total_max, self.owner_max) and self._total.has_room(1))
 
     def take_now(self, size: int, owners: Sequence[str]) -> None:
         """Take the bytes unconditionally: they are in memory already."""
+        self._add(size, owners)
+        self._total.grew()
+
+    def _add(self, size: int, owners: Sequence[str]) -> None:
         self.used += size
         for owner in owners:
             self._owners[owner] = self._owners.get(owner, 0) + size
 
     def try_take(self, size: int, owners: Sequence[str]) -> bool:
         """Take the bytes if that many are free and no call waits for them. Returns whether they were taken."""
-        used = self.used
-        if self._of_total or (used and used + size > self.total_max) or self._full_owner(size, owners) is not None:
+        if self._of_total or not self._total_has_free(size) or self._full_owner(size, owners) is not None:
             return False
-        self.take_now(size, owners)
+        self._add(size, owners)
         return True
 
     async def take(self, size: int, owners: Sequence[str], *, seconds: float) -> None:
@@ -105,9 +156,15 @@ class ByteBudget:
                 del self._owners[owner]
         if self._of_total or self._of_owner:
             self._advance(owners)
+        self._total.freed()
+
+    def advance(self) -> bool:
+        """Serve calls that wait for bytes of the total; return whether some still wait."""
+        self._advance(())
+        return bool(self._of_total)
 
     def _total_has_free(self, size: int) -> bool:
-        return not self.used or self.used + size <= self.total_max
+        return not self.used or (self.used + size <= self.total_max and self._total.has_room(size))
 
     def _full_owner(self, size: int, owners: Sequence[str]) -> str | None:
         for owner in owners:
@@ -124,8 +181,9 @@ class ByteBudget:
             self._of_owner.setdefault(full, deque()).append(waiter)
         elif (self._of_total and not is_first) or not self._total_has_free(waiter.size):
             self._of_total.append(waiter)
+            self._total.waits(self)
         else:
-            self.take_now(waiter.size, waiter.owners)
+            self._add(waiter.size, waiter.owners)
             waiter.granted.set_result(None)
 
     def _advance(self, owners: Sequence[str]) -> None:

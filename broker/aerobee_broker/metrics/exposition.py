@@ -137,8 +137,7 @@ class _BrokerCollector:
         self._transactions = sources.transactions
         self._counters = sources.counters
         self._loop_delay = sources.loop_delay
-        self._requests = sources.requests
-        self._answers = sources.answers
+        self._ledger = sources.ledger
         self._clock = sources.clock
 
     def collect(self) -> Pieces:
@@ -162,6 +161,7 @@ class _BrokerCollector:
         )
         yield from self._front()
         yield from self._event_loop()
+        yield from self._waiting()
         yield self._gauge("aerobee_clients", "Clients that sent a call within the expiry time.", len(self._clients))
 
     def _front(self) -> Pieces:
@@ -195,15 +195,25 @@ class _BrokerCollector:
             "Most processor time that the event loop used between two firings of its timer, which are 0.05 s apart.",
             self._loop_delay.busy_seconds_max,
         )
-        yield self._gauge("aerobee_request_bytes", "Bytes of requests in progress.", self._requests.used)
-        yield self._gauge(
-            "aerobee_answer_bytes", "Bytes of messages that clients have not read yet.", self._answers.used
+
+    def _waiting(self) -> Pieces:
+        ledger = self._ledger
+        waiting = GaugeFamily(
+            "aerobee_waiting_bytes", "Memory that waits on behalf of clients, by kind.", labels=(*_BROKER, "of")
         )
+        for kind, size in ledger.sizes().items():
+            waiting.add_metric((*self._base, kind), size)
+        yield waiting
+        dropped = CounterFamily(
+            "aerobee_peers_dropped", "Connections that were closed because clients held too much.", labels=_BROKER
+        )
+        dropped.add_metric(self._base, ledger.dropped)
+        yield dropped
         refused = CounterFamily(
             "aerobee_byte_refusals", "Calls refused after waiting for memory.", labels=(*_BROKER, "of")
         )
-        refused.add_metric((*self._base, "requests"), self._requests.refused)
-        refused.add_metric((*self._base, "answers"), self._answers.refused)
+        refused.add_metric((*self._base, "requests"), ledger.requests.refused)
+        refused.add_metric((*self._base, "answers"), ledger.answers.refused)
         yield refused
 
     def _gauge(self, name: str, text: str, value: float) -> Family:

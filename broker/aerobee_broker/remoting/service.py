@@ -62,7 +62,7 @@ class RemotingService:
         self._permissions = Permissions(
             parts.accounts, store, self.clients.owner_of, PeerKey.load(settings.current.peers)
         )
-        self.server = RemotingServer(self.handle, requests=parts.requests, answers=parts.answers)
+        self.server = RemotingServer(self.handle, ledger=parts.ledger)
         self.server.closed_listeners.append(self._closed)
         self._offsets = OffsetRequests(store, tables, deliveries)
         self.request_modes = RequestModes(settings, store, tables, self.clients)

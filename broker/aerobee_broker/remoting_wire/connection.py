@@ -1,8 +1,8 @@
 """Connections of the remoting protocol and their limits, independent of the meaning of requests.
 
 Requests of one connection run concurrently and are answered when they are ready, so a waiting pull blocks nothing.
-Reading stops while too many requests run, their bytes use up a budget, or the peer does not read its answers. The
-budgets are shared with gRPC calls.
+Reading stops while too many requests run, their bytes use up a budget, or the peer does not read its answers. The bytes
+of an incomplete frame are held while it arrives. All of them count in one ledger with those of gRPC calls.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from contextlib import suppress
 from time import monotonic
 from typing import Final, cast
 
-from aerobee_broker.config import Address, LimitsConfig
+from aerobee_broker.config import Address
 from aerobee_broker.errors import BrokerError, ListenError, TooManyRequestsError
 from aerobee_broker.front.proxy_header import ProxyHeaderError, proxy_header_size
 from aerobee_broker.front.unsent_answers import UnsentAnswers
-from aerobee_broker.limits.byte_budget import ByteBudget, Share
+from aerobee_broker.limits.byte_budget import Share
 from aerobee_broker.limits.input_turns import TURN_SECONDS, InputTurns
+from aerobee_broker.limits.ledger import Ledger
 from aerobee_broker.remoting_wire.errors import refusal
 from aerobee_broker.remoting_wire.frame import (
     FLAG_ONE_WAY,
@@ -71,6 +72,7 @@ class Connection(asyncio.Protocol):
         self.local = Address("127.0.0.1", 0)
         self.key = f"remoting {next(server.numbers)}"
         """Identifies the connection in place of a client id; no client id has a blank before a number."""
+        self.holdings = server.ledger.open(self.key, "", self.abort)
         self._waits_for_memory = False
         self._waits = False  # for its turn
         self._unsent = UnsentAnswers(lambda: self._transport is None or not self._transport.get_write_buffer_size())
@@ -82,6 +84,7 @@ class Connection(asyncio.Protocol):
         peer, local = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         if peer:
             self.peer = (peer[0].partition("%")[0].removeprefix("::ffff:"), peer[1])
+            self.holdings.host = self.peer[0]
         if local:
             self.local = Address(local[0].partition("%")[0].removeprefix("::ffff:"), local[1])
         self._server.connections.add(self)
@@ -114,7 +117,12 @@ class Connection(asyncio.Protocol):
         if not self._waits:
             self._waits = True
             self._server.turns.wait(self._go_on)
+        self._hold_input()
         self._pause_or_resume()
+
+    def _hold_input(self) -> None:
+        """Count the bytes of a frame that is incomplete, or of frames that wait for their turn."""
+        self.holdings.set("received", self._reader.waiting_size)
 
     def _go_on(self, until: float) -> bool:
         """Begin requests until this time of `time.monotonic`; return whether some are left for a later turn."""
@@ -138,6 +146,7 @@ class Connection(asyncio.Protocol):
             if monotonic() > until:
                 break
         self._waits = more
+        self._hold_input()
         self._pause_or_resume()
         return more
 
@@ -151,6 +160,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._reader = FrameReader()
+        self.holdings.close()
         self._writable.set()
         self._unsent.connection_lost()
         if self._idle_timer is not None:
@@ -172,14 +183,14 @@ class Connection(asyncio.Protocol):
         Raises TooManyRequestsError after `seconds` without space.
         """
         await self._writable.wait()
-        await self._server.answers.wait_free((self.key,), seconds=seconds)
+        await self._server.ledger.answers.wait_free((self.key,), seconds=seconds)
 
     async def room_for_answer(self, size: int) -> Share:
         """Wait until an answer of this size may be made. Close the share when it is made.
 
         Raises TooManyRequestsError if the peer does not read its earlier answers.
         """
-        share = Share(self._server.answers, (self.key,))
+        share = Share(self._server.ledger.answers, (self.key,))
         await share.take(size, _MEMORY_CHECK_SECONDS)
         return share
 
@@ -227,7 +238,7 @@ class Connection(asyncio.Protocol):
 
     def _taken(self, command: Command) -> Share:
         """Count the bytes of a request until it is answered. They are in memory already."""
-        share = Share(self._server.requests, (self.key,))
+        share = Share(self._server.ledger.requests, (self.key,))
         share.take_now(_COMMAND_SIZE + len(command.body) + sum(map(len, command.fields.values())))
         return share
 
@@ -240,6 +251,8 @@ class Connection(asyncio.Protocol):
                 answer = await self._server.handler(command, self)
             except Exception as error:
                 answer = refusal(error, command.code)
+            if command.access_key:
+                self.holdings.is_known = True
             if answer is None:
                 return
             if command.is_one_way or not self.is_open:
@@ -260,7 +273,7 @@ class Connection(asyncio.Protocol):
 
     async def _kept(self, size: int) -> None:
         """Count an answer that waits in memory for the peer to read."""
-        answers, owners = self._server.answers, (self.key,)
+        answers, owners = self._server.ledger.answers, (self.key,)
         answers.take_now(size, owners)
         try:
             await self._writable.wait()
@@ -284,7 +297,7 @@ class Connection(asyncio.Protocol):
         return next(self._opaques) & _OPAQUE_MAX
 
     def _pause_or_resume(self) -> None:
-        has_free = self._server.requests.has_free(1, (self.key,))
+        has_free = self._server.ledger.requests.has_free(1, (self.key,))
         if not has_free and not self._waits_for_memory and self.is_open:
             self._waits_for_memory = True
             self._server.start(self._resume_with_room())
@@ -303,7 +316,7 @@ class Connection(asyncio.Protocol):
         """Resume reading when requests in progress, of this connection or others, have been answered."""
         while self.is_open:
             with suppress(TooManyRequestsError):  # check whether it is still open
-                await self._server.requests.wait_free((self.key,), seconds=_MEMORY_CHECK_SECONDS)
+                await self._server.ledger.requests.wait_free((self.key,), seconds=_MEMORY_CHECK_SECONDS)
                 break
         self._waits_for_memory = False
         self._pause_or_resume()
@@ -321,21 +334,10 @@ class Connection(asyncio.Protocol):
 class RemotingServer:
     """Listens, and owns the connections. Its tasks are those of requests; they end with `stop`."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        *,
-        idle_seconds: float = IDLE_SECONDS,
-        requests: ByteBudget | None = None,
-        answers: ByteBudget | None = None,
-    ) -> None:
-        """`requests` and `answers`: budgets of the bytes of requests in progress, and of unread answers.
-
-        Without them the server has its own budgets of the default sizes.
-        """
+    def __init__(self, handler: Handler, *, idle_seconds: float = IDLE_SECONDS, ledger: Ledger | None = None) -> None:
+        """`ledger` counts what waits for peers; without one the server has its own, with the default limits."""
         self.handler = handler
-        self.requests = requests or _budget("requests in progress")
-        self.answers = answers or _budget("unread answers")
+        self.ledger = ledger or Ledger()
         self.idle_seconds = idle_seconds
         self.connections: set[Connection] = set()
         self.closed_listeners: list[Callable[[Connection], None]] = []
@@ -414,8 +416,3 @@ class RemotingServer:
         while self.connections:
             self._closed_one.clear()
             await self._closed_one.wait()
-
-
-def _budget(what: str) -> ByteBudget:
-    limits = LimitsConfig()
-    return ByteBudget(what, total_max=limits.request_bytes_max, owner_max=limits.request_bytes_per_client_max)

@@ -157,8 +157,8 @@ class FrameReader:
 
     @property
     def waiting_size(self) -> int:
-        """Bytes of the incomplete frame."""
-        return len(self._buffer)
+        """Bytes of memory of what was kept: frames that were not taken, and an incomplete one."""
+        return self._buffer.__alloc__() if self._buffer else 0
 
     def keep(self, data: bytes) -> None:
         """Keep bytes for the next `feed`."""

@@ -26,6 +26,7 @@ from aerobee_broker.config import Address, Settings
 from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import BrokerError
+from aerobee_broker.limits.ledger import Ledger
 from aerobee_broker.namesrv.registrar import Registrar
 from aerobee_broker.remoting.clients import RemotingClients
 from aerobee_broker.remoting.offsets import OffsetRequests
@@ -101,7 +102,7 @@ class ReplicaBroker:
         self._tables = tables
         self._epochs = epochs
         self._metadata = Metadata(store, tables, clock)
-        self._server = RemotingServer(self._handle)
+        self._server = RemotingServer(self._handle, ledger=Ledger(config.limits))
         self._key = PeerKey.load(config.peers)
         self._server.sign = None if self._key is None else self._key.sign
         self._leadership = leadership

@@ -79,7 +79,7 @@ class MessagingService:
         self._counters = parts.counters
         self._limits = limits
         self._loop_share = LoopShare()  # for requests in Telemetry streams
-        self._answers = parts.answers
+        self._answers = parts.ledger.answers
         self._read_command = limits.reader("Telemetry", v2.TelemetryCommand).read
         self._identify = ClientIdentity(parts.clients, parts.accounts)
         self._processors = processors

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from aerobee_broker.config import Address
+from aerobee_broker.config import Address, LimitsConfig
 from aerobee_broker.errors import TooManyRequestsError
-from aerobee_broker.limits.byte_budget import ByteBudget
+from aerobee_broker.limits.ledger import Ledger
 from aerobee_broker.remoting_wire.connection import Connection, RemotingServer
 from aerobee_broker.remoting_wire.frame import FLAG_ONE_WAY, Command, FrameReader, encode
 
@@ -22,9 +22,17 @@ class Server:
     """A server whose requests wait for `let_go` and whose answers have `answer_size` bytes."""
 
     def __init__(self) -> None:
-        self.requests = ByteBudget("requests in progress", total_max=4 * OWNER_MAX, owner_max=OWNER_MAX)
-        self.answers = ByteBudget("answers", total_max=4 * OWNER_MAX, owner_max=OWNER_MAX)
-        self.remoting = RemotingServer(self._handle, requests=self.requests, answers=self.answers)
+        self.ledger = Ledger(
+            LimitsConfig(
+                request_bytes_max=4 * OWNER_MAX,
+                request_bytes_per_client_max=OWNER_MAX,
+                answer_bytes_max=4 * OWNER_MAX,
+                answer_bytes_per_client_max=OWNER_MAX,
+                waiting_bytes_max=1 << 30,
+            )
+        )
+        self.requests, self.answers = self.ledger.requests, self.ledger.answers
+        self.remoting = RemotingServer(self._handle, ledger=self.ledger)
         self.let_go = asyncio.Event()
         self.lost = asyncio.Event()  # an answer did not reach its client
         self.answer_size = 0
@@ -99,7 +107,7 @@ async def test_unread_answers_are_counted(server: Server) -> None:
     await waiting
     await until(lambda: server.answers.used == 0)
     server.answers.take_now(OWNER_MAX, (server.connection.key,))
-    with pytest.raises(TooManyRequestsError, match="answers in progress take"):
+    with pytest.raises(TooManyRequestsError, match="messages for clients in progress take"):
         await server.connection.writable(0.01)
     writer.close()
 
@@ -153,3 +161,48 @@ async def test_an_answer_that_its_client_got(server: Server) -> None:
     writer.close()
     await until(lambda: not server.remoting.connections)
     assert not server.lost.is_set()
+
+
+async def test_parts_of_frames_are_held_as_they_arrive(server: Server) -> None:
+    """An incomplete frame counts with every byte, a whole one does not any more, and nothing is left at the end."""
+    reader, writer = await connect(server)
+    whole = encode(Command(10, body=bytes(1 << 20)))
+    writer.write(whole[: 1 << 19])
+    await until(lambda: server.ledger.held >= 1 << 19)
+    assert server.ledger.held_of_kind["received"] < 2 << 19
+    server.let_go.set()
+    writer.write(whole[1 << 19 :] + whole[: 1 << 10])
+    await reader.read(1)
+    await until(lambda: 0 < server.ledger.held <= 2 << 10)
+    writer.close()
+    await until(lambda: server.ledger.used == 0)
+
+
+async def test_connections_with_parts_of_frames_are_closed_past_the_bound() -> None:
+    """Strangers send parts of frames without end: those that hold most are closed, and a client is answered."""
+    ledger = Ledger(LimitsConfig(request_bytes_max=1 << 20, waiting_bytes_max=3 << 20))
+    most = 0
+
+    async def answer(command: Command, _: Connection) -> Command:
+        return Command(0)
+
+    remoting = RemotingServer(answer, ledger=ledger)
+    address = await remoting.listen("listen.remoting", Address("127.0.0.1", 0))
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    part = encode(Command(10, body=bytes(4 << 20)))[:700_000]
+    parts = [await asyncio.open_connection(address.host, address.port) for _ in range(12)]
+    for _, other in parts:
+        other.write(part)
+    for _ in range(200):
+        writer.write(encode(Command(10)))
+        assert await reader.read(1 << 16)
+        most = max(most, ledger.held)
+    await until(lambda: ledger.dropped > 0)
+    assert most <= ledger.held_max + (1 << 20)  # one read of a socket more
+    assert ledger.dropped < len(parts)
+    writer.write(encode(Command(10)))
+    assert await reader.read(1 << 16)
+    for _, other in (*parts, (reader, writer)):
+        other.close()
+    await until(lambda: ledger.used == 0)
+    await remoting.stop(0)
