@@ -62,13 +62,15 @@ def grpc_methods(
     listening: Listening,
     cluster: ClusterRoutes,
     replication: Callable[[], admin_v1.BrokerReplication] | None,
+    leaving: asyncio.Event,
     draining: asyncio.Event,
 ) -> dict[str, Method]:
     """All methods by path. Requests of operators over remoting get the same processors.
 
-    `draining` ends streams of health and reflection.
+    `leaving` ends streams of health, and removes the broker from routes; `draining` ends streams of reflection and
+    records.
     """
-    route = RouteProcessor(parts.settings, parts.tables, listening, cluster)
+    route = RouteProcessor(parts.settings, parts.tables, listening, cluster, leaving)
     send = SendProcessor(
         parts.settings, parts.store, parts.tables, parts.counters, parts.clock, parts.transactions, parts.timer
     )
@@ -86,7 +88,7 @@ def grpc_methods(
         **admin.methods(),
         **aerobee_admin_methods(administration, parts.counters, limits, parts.accounts),
         **_record_service(parts, limits, draining).methods(),
-        **health_methods(SERVICES, draining),
+        **health_methods(SERVICES, leaving),
         **reflection_methods(SERVICES, draining),
     }
 

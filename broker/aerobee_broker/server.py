@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from aerobee_proto import admin_v1
 
 _log = logging.getLogger(__name__)
+_LOOK_SECONDS: Final = 0.05  # between looks whether clients of a leaving broker are still connected
 
 
 class Server(Protocol):
@@ -62,6 +63,10 @@ class Server(Protocol):
 
     async def start(self) -> None:
         """Begin to serve."""
+
+    @property
+    def connection_count(self) -> int | None:
+        """Connections of clients; None if the server does not know."""
 
     async def stop(self, grace_seconds: float, /) -> None:
         """Refuse new calls, give running calls this much time, then end them. May be called again."""
@@ -96,6 +101,7 @@ class _Process(Struct, frozen=True, kw_only=True):
     config: BrokerConfig
     accounts: Accounts | None
     stop: asyncio.Event
+    hurry: asyncio.Event
     clock: Clock
     metrics: Metrics
     metrics_address: Address
@@ -113,10 +119,12 @@ async def run(
     stop: asyncio.Event,
     announce: Callable[[Listening, Address], None],
     *,
+    hurry: asyncio.Event | None = None,
     clock: Clock | None = None,
     announce_replica: Callable[[Address, Address], None] = _announce_nothing,
 ) -> int:
-    """Serve until `stop` is set, then drain and return 0.
+    """Serve until `stop` is set, then leave the routes, drain and return 0; once `hurry` is set, without waiting for
+    clients.
 
     `announce` is called once, when the broker serves, with the addresses for clients and for metrics;
     `announce_replica` before that with the remoting address of a replica. Raises StoreError or BrokerError for problems
@@ -140,6 +148,7 @@ async def run(
         config=config,
         accounts=accounts,
         stop=stop,
+        hurry=hurry or asyncio.Event(),
         clock=clock,
         metrics=metrics,
         metrics_address=metrics_address,
@@ -298,10 +307,10 @@ async def _serve(
             master = await _open_master(process, settings.current, store) if is_master else None
             await parts.deliveries.adopt()
             registrar = Registrar(settings, tables)
-            cluster = ClusterRoutes(lambda: registrar.connections, remoting.routes)
+            cluster = ClusterRoutes(settings.current.name, lambda: registrar.connections, remoting.routes)
             replication = None if master is None else master.describe
             front = await _listen(parts, runtime_settings, remoting, cluster, replication)
-            serving = _Serving(process, parts, remoting, registrar, master, front)
+            serving = _Serving(process, parts, remoting, registrar, cluster, master, front)
             ends = [tasks.create_task(process.stop.wait())]
             try:
                 await serving.start(tasks, running, ends)
@@ -310,7 +319,11 @@ async def _serve(
                     _load_deferred()
                 announce(serving.front.listening, process.metrics_address)
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)  # cancelled if a service dies
-                is_deposed = not process.stop.is_set()
+                losses = ends[1:]
+                if process.stop.is_set():
+                    ready.reason = "draining: the broker stops"
+                    await serving.leave(lambda: any(loss.done() for loss in losses))
+                is_deposed = any(loss.done() for loss in losses)
                 ready.reason = "the lease is lost" if is_deposed else "draining: the broker stops"
                 await serving.drain(is_deposed=is_deposed)
             finally:
@@ -403,10 +416,15 @@ async def _open_master(process: _Process, config: BrokerConfig, store: MessageSt
 
 
 class _GrpcFront(Struct, frozen=True, kw_only=True):
-    """The gRPC server, its addresses, and the event that ends streams of health and reflection."""
+    """The gRPC server and its addresses.
+
+    `leaving` removes the broker from routes, and ends streams of health; `draining` ends streams of reflection and
+    records.
+    """
 
     server: Server
     listening: Listening
+    leaving: asyncio.Event
     draining: asyncio.Event
 
 
@@ -441,10 +459,12 @@ async def _listen(
         from aerobee_broker.listening.grpcio_listeners import listen_grpcio
 
         server, listening = listen_grpcio(methods, config, request_size_max=limits.request_size_max)
-    listening, draining = replace(listening, remoting=remoting_address), asyncio.Event()
-    methods |= grpc_methods(parts, limits, runtime_settings, remoting, listening, cluster, replication, draining)
+    listening, leaving, draining = replace(listening, remoting=remoting_address), asyncio.Event(), asyncio.Event()
+    methods |= grpc_methods(
+        parts, limits, runtime_settings, remoting, listening, cluster, replication, leaving, draining
+    )
     await server.start()
-    return _GrpcFront(server=server, listening=listening, draining=draining)
+    return _GrpcFront(server=server, listening=listening, leaving=leaving, draining=draining)
 
 
 class _Serving:
@@ -456,6 +476,7 @@ class _Serving:
         parts: BrokerParts,
         remoting: RemotingService,
         registrar: Registrar,
+        cluster: ClusterRoutes,
         master: MasterBroker | None,
         front: _GrpcFront,
     ) -> None:
@@ -465,6 +486,7 @@ class _Serving:
         self._remoting = remoting
         self._master = master
         self._registrar = registrar
+        self._cluster = cluster
         self._collectors: list[MasterCollector] = []
 
     async def start(
@@ -489,16 +511,42 @@ class _Serving:
             self._registrar.listening(address, listening)
             running.append(tasks.create_task(self._registrar.run(), name=self._registrar.name))
 
+    async def leave(self, is_deposed: Callable[[], bool]) -> None:
+        """Leave the routes, and serve on while clients that have fetched them earlier may still come.
+
+        The wait is for clients that can go to other brokers of the cluster. It ends after `listen.leave_seconds`, when
+        no client is connected, when the master is deposed, or when the stop is hurried.
+        """
+        config, hurry = self._parts.settings.current, self._process.hurry
+        self.front.leaving.set()
+        ends = asyncio.get_running_loop().time() + config.listen.leave_seconds
+        if not config.listen.leave_seconds or not await self._cluster.has_others():
+            return
+        _log.info("broker leaving the routes; it serves on for at most %g s", config.listen.leave_seconds)
+        self._remoting.leave_routes()
+        await self._registrar.unregister()
+        while self._has_clients() and not is_deposed() and not hurry.is_set():
+            remaining = ends - asyncio.get_running_loop().time()
+            if remaining <= 0:
+                break
+            with suppress(TimeoutError):  # connections tell nobody of their end
+                async with asyncio.timeout(min(remaining, _LOOK_SECONDS)):
+                    await hurry.wait()
+
+    def _has_clients(self) -> bool:
+        count = self.front.server.connection_count
+        return bool(self._remoting.clients or (len(self._parts.clients) if count is None else count))
+
     async def drain(self, *, is_deposed: bool) -> None:
         """Answer the calls in flight, then save everything. A deposed master neither answers nor appends."""
         _log.info("broker draining")
         parts = self._parts
+        self.front.leaving.set()
         self.front.draining.set()
-        await self._registrar.unregister()
+        await self._registrar.close()
         parts.deliveries.long_polling.drain()
         parts.clients.close_streams()
-        drain_seconds = 0 if is_deposed else parts.settings.current.listen.drain_seconds
-        await asyncio.gather(self.front.server.stop(drain_seconds), self._remoting.server.stop(drain_seconds))
+        await self._end_calls(0 if is_deposed else parts.settings.current.listen.drain_seconds)
         await parts.timer.close()
         if not is_deposed:  # these append to the log
             await parts.deliveries.close()
@@ -506,6 +554,20 @@ class _Serving:
         await parts.tables.save_all()
         if parts.consumer_filters is not None:
             await parts.consumer_filters.close()
+
+    async def _end_calls(self, grace_seconds: float) -> None:
+        """Refuse new calls, and give running calls this much time, until the stop is hurried."""
+        servers = self.front.server, self._remoting.server
+        hurry = asyncio.create_task(self._process.hurry.wait(), name="hurry")
+        ended = asyncio.gather(*(server.stop(grace_seconds) for server in servers))
+        try:
+            await asyncio.wait((hurry, ended), return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                await asyncio.gather(*(server.stop(0) for server in servers))
+            await ended
+        finally:
+            hurry.cancel()
+            ended.cancel()
 
     async def stop(self) -> None:
         """Stop everything that still runs, at once."""

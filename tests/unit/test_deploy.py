@@ -264,13 +264,15 @@ def test_kubernetes_runs_two_brokers_that_may_write_one_lease(tmp_path: Path) ->
 
 
 def test_systemd_waits_longer_than_the_broker_drains() -> None:
-    """The unit keeps the store in its state directory, and its stop timeout is longer than a drain."""
+    """The unit keeps the store in its state directory, and its stop timeout is longer than a drain, as Docker's is."""
     unit = (DEPLOY / "systemd" / "aerobee.service").read_text()
     settings = dict(re.findall(r"(?m)^(\w+)=(.*)$", unit))
     assert settings["StateDirectory"] == "aerobee"
     assert f"--store {STORE_DIRECTORY}" in settings["ExecStart"]
     assert settings["Restart"] == "on-failure"
-    assert int(settings["TimeoutStopSec"]) > ListenConfig().drain_seconds
+    listen = ListenConfig()
+    assert int(settings["TimeoutStopSec"]) > 35 + listen.drain_seconds, "the manual names leave_seconds = 35"
+    assert listen.leave_seconds + listen.drain_seconds < 10, "docker stop kills after ten seconds"
 
 
 # --- Alerts and board ---------------------------------------------------------------------------------------

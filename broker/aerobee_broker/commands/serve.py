@@ -34,8 +34,8 @@ _EXAMPLES = """\
   aerobee serve --dev --listen-remoting 127.0.0.1:9876     also a name server and broker for RocketMQ 4 clients
   aerobee serve --rocketmq-conf broker.conf    settings and store of a RocketMQ broker
 
-SIGTERM and Ctrl-C stop the broker cleanly. Set other settings in a TOML file (--config) or in the environment
-(AEROBEE_STORE_DIRECTORY for store.directory). Flags take precedence.
+SIGTERM and Ctrl-C stop the broker cleanly, a second one without waiting for clients. Set other settings in a TOML file
+(--config) or in the environment (AEROBEE_STORE_DIRECTORY for store.directory). Flags take precedence.
 """
 
 
@@ -186,18 +186,22 @@ def _share_descriptors() -> None:
 
 
 async def serve(config: BrokerConfig, stop: asyncio.Event, *, clock: Clock | None = None) -> int:
-    """Run a broker until `stop` is set or a signal arrives."""
+    """Run a broker until `stop` is set or a signal arrives; a second signal ends the wait for clients."""
     import asyncio
 
     from aerobee_broker import server
 
-    loop = asyncio.get_running_loop()
+    loop, hurry = asyncio.get_running_loop(), asyncio.Event()
+    signals = (signal.SIGTERM, signal.SIGINT)
 
     def begin_to_stop() -> None:
+        if stop.is_set():
+            hurry.set()
+            for number in signals:  # a third signal ends the process, as a crash does
+                loop.remove_signal_handler(number)
         stop.set()
-        loop.remove_signal_handler(signal.SIGINT)  # a second Ctrl-C skips the drain
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in signals:
         loop.add_signal_handler(number, begin_to_stop)
 
     def serving(listening: Listening, metrics: Address) -> None:
@@ -207,7 +211,7 @@ async def serve(config: BrokerConfig, stop: asyncio.Event, *, clock: Clock | Non
     def following(remoting: Address, metrics: Address) -> None:
         print(f"ready role=replica remoting={remoting} metrics={metrics}", flush=True)
 
-    return await server.run(config, stop, serving, clock=clock, announce_replica=following)
+    return await server.run(config, stop, serving, hurry=hurry, clock=clock, announce_replica=following)
 
 
 def collect_less_garbage() -> None:

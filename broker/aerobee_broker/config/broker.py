@@ -217,7 +217,7 @@ class BrokerConfig(Section):
         defaults: dict[str, Any] = {
             "store": StoreConfig.tiny(directory),
             "dev": True,
-            "listen": ListenConfig(grpc=loopback, metrics=loopback, drain_seconds=0.5),
+            "listen": ListenConfig(grpc=loopback, metrics=loopback, leave_seconds=0.0, drain_seconds=0.5),
         }
         return cls(**{**defaults, **changes})
 
@@ -260,8 +260,9 @@ class BrokerConfig(Section):
             section, _, key = name.partition(".")
             given.setdefault(section, {})[key] = setting_of_text(name, value)
         own, listen = given.pop("broker"), ListenConfig(**given["listen"])
-        defaults = {"directory": DIRECTORY_DEFAULT, "store_host": _store_host(listen)}
-        given["store"] = {**defaults, **(_DEV_STORE_DEFAULTS if own.get("dev") else {}), **given["store"]}
+        given["store"] = {"directory": DIRECTORY_DEFAULT, "store_host": _store_host(listen), **given["store"]}
+        if own.get("dev"):
+            given |= {section: {**found, **given[section]} for section, found in _DEV_DEFAULTS.items()}
         sections: dict[str, Any] = {name: _SECTION_TYPES[name](**found) for name, found in given.items()}
         return cls(
             **own, **sections, ignored_rocketmq_keys=ignored, ignored_log_paths=ignored_log_paths, sources=sources
@@ -337,7 +338,10 @@ _SECTIONS: Final[dict[str, dict[str, Any]]] = {
 }
 del _SECTIONS["store"]["store_host"]  # derived from the addresses
 # A developer's disk is full of other things. Only disk_headroom limits the broker there, and nothing is removed early.
-_DEV_STORE_DEFAULTS: Final = {"disk_force_clean_ratio": 1.0, "disk_full_ratio": 1.0}
+_DEV_DEFAULTS: Final[dict[str, dict[str, Any]]] = {
+    "store": {"disk_force_clean_ratio": 1.0, "disk_full_ratio": 1.0},
+    "listen": {"leave_seconds": 0.0},
+}
 
 
 def _take_out_foreign_paths(

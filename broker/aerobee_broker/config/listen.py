@@ -27,4 +27,7 @@ class ListenConfig(Section):
     advertise: Address | None = None  # the address given to clients; None: the one they connected to
     advertise_remoting: Address | None = None  # the address given to name servers; None: the listening address
     advertise_tls: Address | None = None  # as `advertise`, for clients that connected with TLS
-    drain_seconds: SecondsOrZero = 5.0  # how long a stop waits for running calls
+    # how long a stop goes on serving clients that may still have the broker in their routes, if other brokers can serve
+    # them; with drain_seconds less than the ten seconds after which Docker kills. Clients refresh routes every 30 s
+    leave_seconds: SecondsOrZero = 4.0
+    drain_seconds: SecondsOrZero = 5.0  # how long a stop then waits for running calls

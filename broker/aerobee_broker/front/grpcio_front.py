@@ -45,6 +45,10 @@ class GrpcioServer:
         self.server.add_generic_rpc_handlers((handler,))
         await self.server.start()
 
+    @property
+    def connection_count(self) -> None:
+        """None: grpcio does not tell."""
+
     async def stop(self, grace_seconds: float) -> None:
         """Accept no more calls, let running calls end for this time, then end the rest."""
         await self.server.stop(grace_seconds or None)

@@ -262,6 +262,11 @@ class Front:
                 self._forget_silent(accepted)
                 accepted.close()
 
+    @property
+    def connection_count(self) -> int:
+        """Connections of gRPC clients, and those that have not decided on a protocol."""
+        return self._count()
+
     async def stop(self, grace_seconds: float) -> None:
         """Stop accepting, let calls end for this time, then abort the rest."""
         self._stop_listening()

@@ -35,20 +35,36 @@ _PERMISSIONS: Final = int(Permission.READ_WRITE | Permission.INHERIT)
 
 
 class ClusterRoutes:
-    """Event loop only. `name_servers` are the connections to ask; `own` is the name server inside of this broker."""
+    """Event loop only. `name` is this broker's, `name_servers` are the connections to ask, and `own` is the name server
+    inside of this broker."""
 
-    def __init__(self, name_servers: Callable[[], Sequence[Connection]], own: RouteTables) -> None:
+    def __init__(self, name: str, name_servers: Callable[[], Sequence[Connection]], own: RouteTables) -> None:
+        self._name = name
         self._name_servers = name_servers
         self._own = own
         self._known: dict[str, tuple[float, asyncio.Task[list[BrokerQueues]]]] = {}
 
     async def brokers(self, topic: str) -> list[BrokerQueues]:
         """The brokers that have registered this topic, perhaps this one too. Empty without a cluster."""
-        own = _registered(self._own, topic) if len(self._own.brokers()) > 1 else []
+        own = _registered(self._own, topic) if self._own.has_others(self._name) else []
         if not self._name_servers() and topic not in self._known:
             return own
         names = {found.broker for found in own}
         return own + [found for found in await self._asked(topic) if found.broker not in names]
+
+    async def has_others(self) -> bool:
+        """Whether the cluster has a broker of another name."""
+        if self._own.has_others(self._name):
+            return True
+        for connection in self._name_servers():
+            try:
+                answered = await connection.ask(Command(Request.GET_BROKER_CLUSTER_INFO), _ANSWER_SECONDS)
+                if answered.code == Answer.SUCCESS:
+                    brokers = JsonFields("cluster", java_json.loads(answered.body)).mapping("brokerAddrTable")
+                    return any(other != self._name for other in brokers)
+            except (BrokerError, StoreError, TimeoutError) as error:
+                _log.warning("no brokers from a name server cause=%s", str(error) or "timeout")
+        return False
 
     async def _asked(self, topic: str) -> list[BrokerQueues]:
         now = asyncio.get_running_loop().time()

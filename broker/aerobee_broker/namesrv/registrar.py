@@ -97,10 +97,16 @@ class Registrar:
             await asyncio.Event().wait()
 
     async def unregister(self) -> None:
-        """Unregister from all name servers that answer within two seconds."""
+        """Unregister from all name servers that answer within two seconds. They can be asked until `close`."""
+        if self._leaving:
+            return
         self._leaving = True
-        connections, self._connections = self._connections, {}
-        await asyncio.gather(*(self._say_goodbye(connection) for connection in connections.values()))
+        await asyncio.gather(*(self._say_goodbye(connection) for connection in self.connections))
+
+    async def close(self) -> None:
+        """Unregister, and close the connections to the name servers."""
+        await self.unregister()
+        self._connections = {}
         await self._outgoing.stop(0)
 
     async def _keep_registered(self, server: Address) -> None:

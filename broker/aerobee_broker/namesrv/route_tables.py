@@ -385,6 +385,10 @@ class RouteTables:
     def brokers(self) -> list[Broker]:
         return list(self._brokers.values())
 
+    def has_others(self, name: str) -> bool:
+        """Whether a broker of another name is registered."""
+        return any(other != name for other in self._brokers)
+
     def broker(self, name: str) -> Broker | None:
         return self._brokers.get(name)
 

@@ -7,8 +7,10 @@ address that they registered with the name server.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -53,29 +55,38 @@ class Cluster(Protocol):
 
 
 class RouteProcessor:
-    """Answers QueryRoute and QueryAssignment; `listening` are the bound addresses, `cluster` the other brokers."""
+    """Answers QueryRoute and QueryAssignment.
 
-    def __init__(self, settings: Settings, tables: Tables, listening: Listening, cluster: Cluster) -> None:
+    `listening` are the bound addresses, `cluster` the other brokers. Once `leaving` is set, this broker is left out of
+    the routes of topics that another broker takes messages for.
+    """
+
+    def __init__(
+        self, settings: Settings, tables: Tables, listening: Listening, cluster: Cluster, leaving: asyncio.Event
+    ) -> None:
         self._settings = settings
         self._tables = tables
         self._listening = listening
         self._cluster = cluster
+        self._leaving = leaving
 
     async def query_route(self, request: v2.QueryRouteRequest, client: Client) -> v2.QueryRouteResponse:
         check_endpoints(request.endpoints)
         stored = topic_name(request.topic, client)
         queues = [
-            v2.MessageQueue(
-                topic=request.topic,
-                id=queue_id,
-                permission=permission,
-                broker=broker,
-                accept_message_types=ACCEPTED_TYPES[topic.message_type],
-            )
+            [
+                v2.MessageQueue(
+                    topic=request.topic,
+                    id=queue_id,
+                    permission=permission,
+                    broker=broker,
+                    accept_message_types=ACCEPTED_TYPES[topic.message_type],
+                )
+                for queue_id, permission in queue_permissions(topic)
+            ]
             for broker, topic in await self._brokers(stored, request.endpoints, client)
-            for queue_id, permission in queue_permissions(topic)
         ]
-        return v2.QueryRouteResponse(status=_OK, message_queues=queues)
+        return v2.QueryRouteResponse(status=_OK, message_queues=_spread(queues))
 
     async def query_assignment(self, request: v2.QueryAssignmentRequest, client: Client) -> v2.QueryAssignmentResponse:
         check_endpoints(request.endpoints)
@@ -96,7 +107,7 @@ class RouteProcessor:
         return v2.QueryAssignmentResponse(status=_OK, assignments=assignments)
 
     async def _brokers(self, stored: str, dialled: v2.Endpoints, client: Client) -> list[tuple[v2.Broker, TopicConfig]]:
-        """The brokers that have a topic, with its queues there; this one first."""
+        """The brokers that have a topic, with its queues there."""
         topic = self._tables.topics.get(stored)
         known = await self._cluster.brokers(stored)
         own_name = self._settings.current.name
@@ -107,6 +118,8 @@ class RouteProcessor:
         ]
         if topic is None:
             return others or [(self._broker(dialled, client), await self._tables.topic_in_use(stored))]
+        if self._leaving.is_set() and any(there.writable for _, there in others):
+            return others
         is_wiped = any(other.broker == own_name and not other.topic.writable for other in known)
         return [(self._broker(dialled, client), _read_only(topic) if is_wiped else topic), *others]
 
@@ -127,6 +140,26 @@ class RouteProcessor:
             return _endpoints_of([bound])
         local = ipaddress.ip_address(client.peer[0]).is_loopback
         return _endpoints_of([Address(client.peer[0] if local else socket.gethostname(), bound.port)])
+
+
+def _spread(queues_of_brokers: Sequence[Sequence[v2.MessageQueue]]) -> list[v2.MessageQueue]:
+    """The queues of all brokers, those of each spread evenly over the list.
+
+    Some clients (Python's) repeat a failed send with the next queue of the list, so that is another broker's, where
+    one of the brokers does not take messages. The order is the same whichever broker is asked, because clients choose
+    the queue of a message group by its place in the list.
+    """
+    return [
+        queue
+        for _, queue in sorted(
+            (
+                ((2 * place + 1) / len(queues), queue)
+                for queues in queues_of_brokers
+                for place, queue in enumerate(queues)
+            ),
+            key=lambda found: (found[0], found[1].broker.name),
+        )
+    ]
 
 
 def _read_only(topic: TopicConfig) -> TopicConfig:

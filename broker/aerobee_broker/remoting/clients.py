@@ -87,6 +87,10 @@ class RemotingClients:
         self._owned: dict[str, OrderedDict[str, float]] = {}  # access key -> client id -> when seen
         self.producer_listeners: list[Callable[[str, Member], None]] = []  # group and client, when it is new
 
+    def __bool__(self) -> bool:
+        """Whether any client is registered."""
+        return bool(self._consumers or self._producers)
+
     # --- Requests ---------------------------------------------------------------------------------------------
 
     async def heartbeat(self, request: Command, connection: Connection) -> Command:

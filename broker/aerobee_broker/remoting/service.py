@@ -59,6 +59,7 @@ class RemotingService:
         self.clients = RemotingClients(settings, tables, clock)
         self.routes = RouteTables(clock)
         self._registered_revision = -1
+        self._has_left = False  # its own name server
         self._permissions = Permissions(
             parts.accounts, store, self.clients.owner_of, PeerKey.load(settings.current.peers)
         )
@@ -168,11 +169,17 @@ class RemotingService:
         self._permissions.check(request)
         return await handler(request, connection)
 
+    def leave_routes(self) -> None:
+        """Remove this broker from its own name server, if that knows other brokers."""
+        if self.routes.has_others(self._settings.current.name):
+            self._has_left = True
+            self.routes.unregister(self._settings.current.cluster, self._settings.current.name, LOCAL, _OWN_CONNECTION)
+
     def _with_own_routes(self, handler: Handler) -> Handler:
         """The broker's current topics are registered with its own name server on every query."""
 
         async def handle(request: Command, connection: Connection) -> Command | None:
-            if self._registered_revision != self._tables.topics.saved_revision:
+            if self._registered_revision != self._tables.topics.saved_revision and not self._has_left:
                 self._register_own()
             return await handler(request, connection)
 

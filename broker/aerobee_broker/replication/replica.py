@@ -162,7 +162,7 @@ class ReplicaBroker:
             stopping = tasks.create_task(stop.wait())
             try:
                 await asyncio.wait((stopping, self._ended), return_when=asyncio.FIRST_COMPLETED)
-                await self.registrar.unregister()
+                await self.registrar.close()
                 self._deliveries.long_polling.drain()
                 await self._server.stop(self._config.listen.drain_seconds)
                 services[1].cancel()

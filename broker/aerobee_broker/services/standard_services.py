@@ -33,8 +33,8 @@ HEALTH: Final = "grpc.health.v1.Health"
 REFLECTION: Final = ("grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection")
 
 
-def health_methods(services: Iterable[str], draining: asyncio.Event) -> dict[str, Method]:
-    """Check and Watch for the broker (the empty name) and each of `services`: serving until `draining` is set, which
+def health_methods(services: Iterable[str], leaving: asyncio.Event) -> dict[str, Method]:
+    """Check and Watch for the broker (the empty name) and each of `services`: serving until `leaving` is set, which
     ends every Watch after a last status. List is not supported."""
     known = frozenset(("", *services))
     status: Any = health_pb2.HealthCheckResponse
@@ -48,14 +48,14 @@ def health_methods(services: Iterable[str], draining: asyncio.Event) -> dict[str
         request: Any = _read(check_reader, data)
         if request.service not in known:
             raise CallAbortedError(StatusCode.NOT_FOUND, "unknown service; server reflection lists the services")
-        return answer(status.NOT_SERVING if draining.is_set() else status.SERVING)
+        return answer(status.NOT_SERVING if leaving.is_set() else status.SERVING)
 
     async def watch(data: bytes, context: Context) -> None:
         request: Any = _read(watch_reader, data)
         with suppress(ClientWentAwayError):
-            if not draining.is_set():
+            if not leaving.is_set():
                 await context.write(answer(status.SERVING if request.service in known else status.SERVICE_UNKNOWN))
-                await draining.wait()
+                await leaving.wait()
             if request.service in known:
                 await context.write(answer(status.NOT_SERVING))
 

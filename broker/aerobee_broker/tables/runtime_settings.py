@@ -39,7 +39,7 @@ CHANGEABLE: Final = frozenset(
     {
         *("topics.auto_create", "topics.queue_count", "groups.auto_create"),
         *("limits.user_property_count_max", "limits.properties_size_max", "limits.delay_seconds_max"),
-        *("listen.advertise", "listen.drain_seconds"),
+        *("listen.advertise", "listen.leave_seconds", "listen.drain_seconds"),
         *("delivery.initial_position", "delivery.receive_count_max", "delivery.poll_seconds_max"),
         *("delivery.poll_reserve_seconds", "delivery.invisible_seconds_min", "delivery.invisible_seconds_max"),
         *("delivery.auto_renew_seconds_max", "delivery.in_flight_per_group_max", "delivery.fifo_waiting_max"),

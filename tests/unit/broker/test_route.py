@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import cast
@@ -62,8 +63,10 @@ class Routes:
         ):
             saved(self.tables.topics).create(topic)
         self.name_server = RouteTables(ManualClock())
-        cluster = ClusterRoutes(lambda: (), self.name_server)
-        self.processor = RouteProcessor(Settings(config), self.tables, Listening(Address.parse(listening)), cluster)
+        cluster, self.leaving = ClusterRoutes("aerobee", lambda: (), self.name_server), asyncio.Event()
+        self.processor = RouteProcessor(
+            Settings(config), self.tables, Listening(Address.parse(listening)), cluster, self.leaving
+        )
 
     async def queues(self, topic: str, *dialled: tuple[str, int]) -> list[v2.MessageQueue]:
         request = v2.QueryRouteRequest(topic=v2.Resource(name=topic))
@@ -213,13 +216,14 @@ async def test_queues_of_other_brokers(routes: Routes) -> None:
     _register(routes, "headless", broker_id=1, grpc=GrpcAddresses("10.0.0.4:8081"), orders=orders, absent=fifo)
     queues = await routes.queues("orders", ("127.0.0.1", 18081))
     assert [(queue.broker.name, queue.id) for queue in queues] == [
-        *(("aerobee", number) for number in range(4)),
-        *(("two", number) for number in range(3)),
+        *(("aerobee", 0), ("two", 0), ("aerobee", 1), ("two", 1)),
+        *(("aerobee", 2), ("two", 2), ("aerobee", 3)),
     ]
-    assert [queue.permission for queue in queues[4:]] == [v2.Permission.READ_WRITE, *[v2.Permission.READ] * 2]
+    others = [queue for queue in queues if queue.broker.name == "two"]
+    assert [queue.permission for queue in others] == [v2.Permission.READ_WRITE, *[v2.Permission.READ] * 2]
     assert queues[0].broker.endpoints.addresses[0].port == 18081
-    assert (queues[4].broker.id, queues[4].broker.endpoints.addresses[0].host) == (0, "10.0.0.2")
-    assert list(queues[4].accept_message_types) == [v2.MessageType.NORMAL]
+    assert (others[0].broker.id, others[0].broker.endpoints.addresses[0].host) == (0, "10.0.0.2")
+    assert list(others[0].accept_message_types) == [v2.MessageType.NORMAL]
     # A topic of another broker is not created here.
     (queue,) = await routes.queues("absent")
     assert (queue.broker.name, list(queue.accept_message_types)) == ("two", [v2.MessageType.FIFO])
@@ -239,8 +243,20 @@ async def test_a_broker_without_write_permission_is_read_only(routes: Routes) ->
     _register(routes, "aerobee", grpc=GrpcAddresses(), orders=QueueData(4, 4, 6))
     _register(routes, "two", grpc=GrpcAddresses("10.0.0.2:8081"), orders=QueueData(1, 1, 6))
     routes.name_server.wipe_write_permission("aerobee")
-    permissions = [queue.permission for queue in await routes.queues("orders")]
-    assert permissions == [*[v2.Permission.READ] * 4, v2.Permission.READ_WRITE]
+    permissions = {(queue.broker.name, queue.permission) for queue in await routes.queues("orders")}
+    assert permissions == {("aerobee", v2.Permission.READ), ("two", v2.Permission.READ_WRITE)}
+
+
+async def test_queues_of_brokers_alternate(routes: Routes) -> None:
+    """Each broker's queues are spread evenly; a leaving broker is left out where another one takes messages."""
+    _register(routes, "a", grpc=GrpcAddresses("10.0.0.2:8081"), orders=QueueData(2, 2, 6), mixed=QueueData(1, 1, 4))
+    names = [queue.broker.name for queue in await routes.queues("orders")]
+    assert names == ["aerobee", "a", "aerobee", "aerobee", "a", "aerobee"]
+    routes.leaving.set()
+    assert {queue.broker.name for queue in await routes.queues("orders")} == {"a"}
+    assert {queue.broker.name for queue in await routes.assigned("orders", "billing")} == {"a"}
+    assert {queue.broker.name for queue in await routes.queues("mixed")} == {"aerobee", "a"}, "a's is read-only"
+    assert {queue.broker.name for queue in await routes.queues("shrinking")} == {"aerobee"}
 
 
 class _NameServer:
@@ -266,7 +282,7 @@ async def test_a_broker_of_two_name_servers_is_listed_once(routes: Routes) -> No
     for name in ("aerobee", "two"):
         _register(routes, name, grpc=GrpcAddresses(), orders=QueueData(1, 1, 6))
     server = cast(Connection, _NameServer(_route_of("two", "three")))
-    cluster = ClusterRoutes(lambda: (server,), routes.name_server)
+    cluster = ClusterRoutes("aerobee", lambda: (server,), routes.name_server)
     assert [found.broker for found in await cluster.brokers("orders")] == ["aerobee", "two", "three"]
 
 
@@ -276,7 +292,7 @@ async def test_name_servers_that_do_not_answer(routes: Routes, monkeypatch: pyte
     absent = Command(Answer.TOPIC_NOT_EXIST)
     first = cast(Connection, _NameServer(None, None, None, absent))
     second = cast(Connection, _NameServer(_route_of("two"), None, Command(Answer.SYSTEM_ERROR)))
-    cluster = ClusterRoutes(lambda: (first, second), routes.name_server)
+    cluster = ClusterRoutes("aerobee", lambda: (first, second), routes.name_server)
     found = [[queues.broker for queues in await cluster.brokers("orders")] for _ in range(4)]
     assert found == [["two"], ["two"], ["two"], []]
 
