@@ -18,6 +18,7 @@ from aerobee_broker.processors.administration.configuration import Configuration
 from aerobee_broker.processors.administration.dead_letters import DeadLetterAdministration
 from aerobee_broker.processors.administration.groups import GroupAdministration
 from aerobee_broker.processors.administration.messages import MessageAdministration
+from aerobee_broker.processors.administration.overview import Overview
 from aerobee_broker.processors.administration.status import StatusAdministration
 from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.processors.heartbeat import HeartbeatProcessor
@@ -143,6 +144,14 @@ def _administration(
             store=store, tables=tables, counters=parts.counters, loop_share=deliveries.loop_share
         ),
         configuration=ConfigurationAdministration(runtime_settings),
+        overview=Overview(
+            store=store,
+            tables=tables,
+            clients=clients,
+            deliveries=deliveries,
+            accumulation=accumulation,
+            broker_stats=parts.broker_stats,
+        ),
         status=StatusAdministration(parts, listening, replication),
     )
 

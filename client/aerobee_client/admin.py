@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _PAGE_COUNT = 32
 _DEAD_LETTER_PAGE_COUNT = 100
+_STATUS_PAGE_COUNT = 1000
+TopicOrder = Literal["name", "messages", "bytes", "in_rate", "out_rate", "last_stored"]
+GroupOrder = Literal["name", "lag", "age", "out_rate", "clients", "dead_letters"]
 LogLevel = Literal["TRACE", "DEBUG", "INFO", "WARN", "ERROR"]
 
 
@@ -198,6 +201,63 @@ class Admin:
         request = v2.QueryTimeSpanRequest(group=_resource(group), topics=map(_resource, topics))
         answer = await self._call(lambda stubs: stubs.admin.QueryTimeSpan, request)
         return list(answer.queue_time_span_list)
+
+    async def topic_status(
+        self,
+        *,
+        search: str = "",
+        order: TopicOrder = "name",
+        descending: bool = False,
+        include_system: bool = False,
+        max_count: int | None = None,
+    ) -> AsyncIterator[admin_v1.TopicStatus]:
+        """Topics whose name contains `search` with their messages, bytes and rates, sorted by the broker."""
+        request = admin_v1.ListTopicStatusRequest(
+            search=search,
+            order=admin_v1.TopicOrder.Value(f"TOPIC_ORDER_{order.upper()}"),
+            descending=descending,
+            include_system=include_system,
+        )
+        count = 0
+        while True:
+            request.page_size = 0 if max_count is None else min(max_count - count, _STATUS_PAGE_COUNT)
+            answer = await self._call(lambda stubs: stubs.aerobee_admin.ListTopicStatus, request)
+            for topic in answer.topics:
+                yield topic
+            count += len(answer.topics)
+            if not answer.next_page_token or count == max_count:
+                return
+            request.page_token = answer.next_page_token
+
+    async def group_status(
+        self,
+        *,
+        search: str = "",
+        topic: str = "",
+        order: GroupOrder = "name",
+        descending: bool = False,
+        include_system: bool = False,
+        max_count: int | None = None,
+    ) -> AsyncIterator[admin_v1.GroupStatus]:
+        """Groups whose name contains `search` with their backlog, its age and their rates, sorted by the broker.
+        `topic`: only groups that read it."""
+        request = admin_v1.ListGroupStatusRequest(
+            search=search,
+            topic=topic,
+            order=admin_v1.GroupOrder.Value(f"GROUP_ORDER_{order.upper()}"),
+            descending=descending,
+            include_system=include_system,
+        )
+        count = 0
+        while True:
+            request.page_size = 0 if max_count is None else min(max_count - count, _STATUS_PAGE_COUNT)
+            answer = await self._call(lambda stubs: stubs.aerobee_admin.ListGroupStatus, request)
+            for group in answer.groups:
+                yield group
+            count += len(answer.groups)
+            if not answer.next_page_token or count == max_count:
+                return
+            request.page_token = answer.next_page_token
 
     # --- Clients and subscriptions ----------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         SyncTimeoutError,
         TooFewReplicasError,
     )
-    from aerobee_store.message_reader import ReadResult
+    from aerobee_store.message_reader import QueueBytes, ReadResult
     from aerobee_store.message_store import MessageStore
     from aerobee_store.message_writer import Appended, AppendedBatch
     from aerobee_store.records.record import Message, Record
@@ -53,6 +53,7 @@ __all__ = [
     "LogMismatchError",
     "Message",
     "MessageStore",
+    "QueueBytes",
     "ReadResult",
     "Record",
     "RecordBatch",
@@ -86,6 +87,7 @@ _MODULES = {
     "LightQueuesFullError": "aerobee_store.errors",
     "Message": "aerobee_store.records.record",
     "MessageStore": "aerobee_store.message_store",
+    "QueueBytes": "aerobee_store.message_reader",
     "ReadResult": "aerobee_store.message_reader",
     "Record": "aerobee_store.records.record",
     "RecordBatch": "aerobee_store.records.record_batch",

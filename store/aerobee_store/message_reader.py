@@ -25,8 +25,13 @@ from aerobee_store.records.record import Message, Record, TransactionType
 from aerobee_store.stats import StoreStats
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from aerobee_store.queues.batch_consume_queue import BatchUnits
+    from aerobee_store.queues.consume_queue import Units
     from aerobee_store.records import inner_batch
 else:
+    np = deferred("numpy")
     inner_batch = deferred("aerobee_store.records.inner_batch")
 
 
@@ -34,6 +39,10 @@ _log = logging.getLogger(__name__)
 
 # Units examined by one read, as in RocketMQ (maxFilterMessageSize). Bounds the work of a filter with few matches.
 _SCAN_UNITS_MAX: Final = 800
+# The bytes of a queue: all units of a short one, some blocks of a longer one. Some 10 or 50 microseconds.
+_EXACT_UNITS_MAX: Final = 1024
+_SAMPLE_BLOCKS: Final = 8
+_SAMPLE_UNITS: Final = 64
 
 ReadStatus = Literal["found", "empty", "no-match", "offset-too-small", "offset-at-end", "offset-too-large"]
 
@@ -47,6 +56,13 @@ class ReadResult(Struct, frozen=True):
     min_offset: int
     max_offset: int
     lost: int = 0
+
+
+class QueueBytes(Struct, frozen=True):
+    """The bytes of the records of a queue."""
+
+    size: int
+    is_estimated: bool
 
 
 class MessageReader:
@@ -291,6 +307,20 @@ class MessageReader:
             return queue.offset_by_time(timestamp, boundary)
         return queue.offset_by_time(timestamp, boundary, self._log.store_timestamp_at) if queue is not None else 0
 
+    def queue_bytes(self, topic: str, queue_id: int) -> QueueBytes:
+        """Like MessageStore.queue_bytes. A filler unit has no record."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return QueueBytes(0, False)
+        first, end = queue.unit_numbers
+        if end - first <= _EXACT_UNITS_MAX:
+            return QueueBytes(_record_bytes(queue.units(first, end - first)), False)
+        # Blocks at equal distances, the first and the last one included.
+        step = (end - first - _SAMPLE_UNITS) / (_SAMPLE_BLOCKS - 1)
+        starts = [first + round(step * number) for number in range(_SAMPLE_BLOCKS)]
+        size = sum(_record_bytes(queue.units(start, _SAMPLE_UNITS)) for start in starts)
+        return QueueBytes(round(size * (end - first) / (_SAMPLE_BLOCKS * _SAMPLE_UNITS)), True)
+
     def store_timestamp_at(self, topic: str, queue_id: int, queue_offset: int) -> int | None:
         """The store time of the message with this queue offset, or None if there is none."""
         physical_offset = self.physical_offset_at(topic, queue_id, queue_offset)
@@ -307,6 +337,11 @@ class MessageReader:
         if not len(unit) or int(unit[0]["size"]) == FILLER_SIZE:
             return None
         return int(unit[0]["physical_offset"])
+
+
+def _record_bytes(units: Units | BatchUnits) -> int:
+    sizes = units["size"]
+    return int(sizes[sizes != FILLER_SIZE].sum(dtype=np.int64))
 
 
 def outside(queue_offset: int, low: int, high: int) -> ReadResult:

@@ -47,7 +47,7 @@ from aerobee_store.log.write_modes import BufferPool, segments_of
 from aerobee_store.log_follower import LogFollower
 from aerobee_store.maintenance.scrub import Scrub
 from aerobee_store.maintenance.unit_repair import UnitRepair
-from aerobee_store.message_reader import MessageReader, ReadResult
+from aerobee_store.message_reader import MessageReader, QueueBytes, ReadResult
 from aerobee_store.message_writer import Appended, AppendedBatch, MessageWriter
 from aerobee_store.queues.dispatch import ArrivalListener, Dispatch, DispatchLimits
 from aerobee_store.queues.filter_bitmaps import FilterBitmaps, FilterBits
@@ -633,6 +633,10 @@ class MessageStore:
         """(first offset, offset after the last message); (0, 0) for a queue that does not exist."""
         queue = self._queues.find(topic, queue_id)
         return (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
+
+    def queue_bytes(self, topic: str, queue_id: int) -> QueueBytes:
+        """The bytes of the records of a queue: exact for a short one, otherwise estimated from a sample."""
+        return self._reader.queue_bytes(topic, queue_id)
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Literal["lower", "upper"] = "lower"

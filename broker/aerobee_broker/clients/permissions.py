@@ -144,7 +144,7 @@ _OURS: Final[dict[str, Row]] = {
         _VIEW,
         (
             *("ListTopics", "ListGroups", "GetBrokerStatus", "GetStoreStatus", "ListTraffic", "ListConnections"),
-            *("ListDeadLetterQueues", "GetConfiguration"),
+            *("ListDeadLetterQueues", "GetConfiguration", "ListTopicStatus", "ListGroupStatus"),
         ),
     ),
     **_rows(

@@ -16,6 +16,7 @@ from aerobee_broker.processors.administration.configuration import Configuration
 from aerobee_broker.processors.administration.dead_letters import DeadLetterAdministration
 from aerobee_broker.processors.administration.groups import GroupAdministration
 from aerobee_broker.processors.administration.messages import MessageAdministration
+from aerobee_broker.processors.administration.overview import Overview
 from aerobee_broker.processors.administration.status import StatusAdministration
 from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.services.audit import audited
@@ -36,6 +37,7 @@ class Administration(Struct, frozen=True, kw_only=True):
     messages: MessageAdministration
     dead_letters: DeadLetterAdministration
     configuration: ConfigurationAdministration
+    overview: Overview
     status: StatusAdministration
 
 
@@ -61,6 +63,8 @@ def aerobee_admin_methods(
             "ListDeadLetterQueues": administration.dead_letters.list_queues,
             "ListDeadLetters": administration.dead_letters.list_letters,
             "GetConfiguration": administration.configuration.get,
+            "ListTopicStatus": administration.overview.list_topics,
+            "ListGroupStatus": administration.overview.list_groups,
             "WhoAmI": administration.accounts.who_am_i,
             "ListAccounts": administration.accounts.list_accounts,
             **audited(

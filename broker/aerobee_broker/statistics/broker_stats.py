@@ -67,6 +67,9 @@ class GroupTraffic(NamedTuple):
     disk_messages: int = 0  # delivered so late that they come from the disk
     disk_bytes: int = 0
 
+    def plus(self, other: GroupTraffic) -> GroupTraffic:
+        return _sum(self, other)
+
 
 class QueueTraffic(NamedTuple):
     """Messages sent to a queue, or delivered from it to a group."""
@@ -214,6 +217,13 @@ class _Windows(Generic[K, V]):
                 found = values if found is None else _sum(found, values)
         return found, length
 
+    def recent(self, seconds: float) -> _Slot[K, V]:
+        """The last sample with what came since, `seconds` after it: 10 to 20 seconds."""
+        total: _Slot[K, V] = self._now(seconds)
+        if samples := self._slots["minute"]:
+            total.add(samples[-1])
+        return total
+
     def drop(self, is_gone: Callable[[K], bool]) -> None:
         """Forget these keys in all slots."""
         for slot in (*itertools.chain(*self._slots.values()), *self._open.values()):
@@ -224,9 +234,12 @@ class _Windows(Generic[K, V]):
         yield from self._slots[window]
         if window in self._open:
             yield self._open[window]
+        yield self._now(seconds)
+
+    def _now(self, seconds: float) -> _Slot[K, V]:
         now: _Slot[K, V] = _Slot()
         now.seconds, now.traffic = seconds, self._source.since_last()
-        yield now
+        return now
 
 
 class BrokerStats:
@@ -291,6 +304,12 @@ class BrokerStats:
     def groups(self, window: Window) -> dict[GroupKey, GroupTraffic]:
         """The topics and groups (stored names) with deliveries in the window."""
         return self._groups.total(window, self._seconds_since_sample()).traffic
+
+    def recent(self) -> tuple[float, dict[str, TopicTraffic], dict[GroupKey, GroupTraffic]]:
+        """The traffic of topics and groups in the last 10 to 20 seconds, and the exact number of seconds."""
+        seconds = self._seconds_since_sample()
+        topics = self._topics.recent(seconds)
+        return topics.seconds, topics.traffic, self._groups.recent(seconds).traffic
 
     def seconds(self, window: Window) -> float:
         """The length of the window in seconds: at first, the time since the start."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
-from aerobee_client.admin import Admin, LogLevel
+from aerobee_client.admin import Admin, GroupOrder, LogLevel, TopicOrder
 from aerobee_client.allocation import Queue
 from aerobee_client.blocking.loop_thread import ClosingWrapper, Wrapper
 from aerobee_client.messages.message import Message, ReceivedMessage, SendResult, StoredMessage
@@ -146,6 +146,45 @@ class BlockingAdmin(Wrapper[Admin]):
     def time_spans(self, group: str, topics: Iterable[str] = ()) -> list[v2.QueryTimeSpanResponse.QueueTimeSpan]:
         """The time span of the messages in each queue, and the group's position in it."""
         return self._loop_thread.run(self.asynchronous.time_spans(group, topics))
+
+    def topic_status(
+        self,
+        *,
+        search: str = "",
+        order: TopicOrder = "name",
+        descending: bool = False,
+        include_system: bool = False,
+        max_count: int | None = None,
+    ) -> Iterator[admin_v1.TopicStatus]:
+        """Topics whose name contains `search` with their messages, bytes and rates, sorted by the broker."""
+        yield from self._loop_thread.iterate(
+            self.asynchronous.topic_status(
+                search=search, order=order, descending=descending, include_system=include_system, max_count=max_count
+            )
+        )
+
+    def group_status(
+        self,
+        *,
+        search: str = "",
+        topic: str = "",
+        order: GroupOrder = "name",
+        descending: bool = False,
+        include_system: bool = False,
+        max_count: int | None = None,
+    ) -> Iterator[admin_v1.GroupStatus]:
+        """Groups whose name contains `search` with their backlog, its age and their rates, sorted by the broker.
+        `topic`: only groups that read it."""
+        yield from self._loop_thread.iterate(
+            self.asynchronous.group_status(
+                search=search,
+                topic=topic,
+                order=order,
+                descending=descending,
+                include_system=include_system,
+                max_count=max_count,
+            )
+        )
 
     def connections(self, *, group: str = "", topic: str = "", client_id: str = "") -> Iterator[admin_v1.Connection]:
         """The connected clients in order of client ids; optionally only consumers of a group, users of a topic, or one

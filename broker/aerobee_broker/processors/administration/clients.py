@@ -299,7 +299,7 @@ class ClientAdministration:
             connected = sorted(by_group.get(name, ()), key=lambda client: client.client_id)
             topics = {(split_light_topic_name(each) or (each,))[0] for each in self._tables.offsets.topics_of(name)}
             topics.update(read for each in connected for read in subscribed_topics(each))
-            consistent = _agree(connected)
+            consistent = agree(connected)
             for found in sorted(topics if topic is None else topics & {topic}):
                 subscribed = [said for each in connected for said in _subscriptions(each) if said.topic == found]
                 yield self._info(name, found, connected, subscribed, consistent), subscribed
@@ -389,7 +389,7 @@ def _may_read(client: Client, topic: str) -> bool:
     return client.settings is None or topic in subscribed_topics(client)
 
 
-def _agree(connected: list[Client]) -> bool:
+def agree(connected: list[Client]) -> bool:
     """Whether the clients with known settings have equal subscriptions."""
     said = {
         frozenset((each.topic, each.meaning) for each in _subscriptions(client))

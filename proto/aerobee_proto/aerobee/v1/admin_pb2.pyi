@@ -106,6 +106,64 @@ TRAFFIC_WINDOW_HOUR: TrafficWindow.ValueType  # 2
 TRAFFIC_WINDOW_DAY: TrafficWindow.ValueType  # 3
 Global___TrafficWindow: _TypeAlias = TrafficWindow  # noqa: Y015
 
+class _TopicOrder:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TopicOrderEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TopicOrder.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOPIC_ORDER_UNSPECIFIED: _TopicOrder.ValueType  # 0
+    """By name."""
+    TOPIC_ORDER_NAME: _TopicOrder.ValueType  # 1
+    TOPIC_ORDER_MESSAGES: _TopicOrder.ValueType  # 2
+    TOPIC_ORDER_BYTES: _TopicOrder.ValueType  # 3
+    TOPIC_ORDER_IN_RATE: _TopicOrder.ValueType  # 4
+    TOPIC_ORDER_OUT_RATE: _TopicOrder.ValueType  # 5
+    TOPIC_ORDER_LAST_STORED: _TopicOrder.ValueType  # 6
+
+class TopicOrder(_TopicOrder, metaclass=_TopicOrderEnumTypeWrapper):
+    """By what topics are sorted; topics that are equal in it, by name."""
+
+TOPIC_ORDER_UNSPECIFIED: TopicOrder.ValueType  # 0
+"""By name."""
+TOPIC_ORDER_NAME: TopicOrder.ValueType  # 1
+TOPIC_ORDER_MESSAGES: TopicOrder.ValueType  # 2
+TOPIC_ORDER_BYTES: TopicOrder.ValueType  # 3
+TOPIC_ORDER_IN_RATE: TopicOrder.ValueType  # 4
+TOPIC_ORDER_OUT_RATE: TopicOrder.ValueType  # 5
+TOPIC_ORDER_LAST_STORED: TopicOrder.ValueType  # 6
+Global___TopicOrder: _TypeAlias = TopicOrder  # noqa: Y015
+
+class _GroupOrder:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GroupOrderEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GroupOrder.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GROUP_ORDER_UNSPECIFIED: _GroupOrder.ValueType  # 0
+    """By name."""
+    GROUP_ORDER_NAME: _GroupOrder.ValueType  # 1
+    GROUP_ORDER_LAG: _GroupOrder.ValueType  # 2
+    GROUP_ORDER_AGE: _GroupOrder.ValueType  # 3
+    """The age of the oldest message that is not finished."""
+    GROUP_ORDER_OUT_RATE: _GroupOrder.ValueType  # 4
+    GROUP_ORDER_CLIENTS: _GroupOrder.ValueType  # 5
+    GROUP_ORDER_DEAD_LETTERS: _GroupOrder.ValueType  # 6
+
+class GroupOrder(_GroupOrder, metaclass=_GroupOrderEnumTypeWrapper):
+    """By what groups are sorted; groups that are equal in it, by name."""
+
+GROUP_ORDER_UNSPECIFIED: GroupOrder.ValueType  # 0
+"""By name."""
+GROUP_ORDER_NAME: GroupOrder.ValueType  # 1
+GROUP_ORDER_LAG: GroupOrder.ValueType  # 2
+GROUP_ORDER_AGE: GroupOrder.ValueType  # 3
+"""The age of the oldest message that is not finished."""
+GROUP_ORDER_OUT_RATE: GroupOrder.ValueType  # 4
+GROUP_ORDER_CLIENTS: GroupOrder.ValueType  # 5
+GROUP_ORDER_DEAD_LETTERS: GroupOrder.ValueType  # 6
+Global___GroupOrder: _TypeAlias = GroupOrder  # noqa: Y015
+
 @_typing.final
 class Topic(_message.Message):
     """The definition of a topic."""
@@ -2680,6 +2738,268 @@ class Account(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Account: _TypeAlias = Account  # noqa: Y015
+
+@_typing.final
+class ListTopicStatusRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEARCH_FIELD_NUMBER: _builtins.int
+    INCLUDE_SYSTEM_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    DESCENDING_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    search: _builtins.str
+    """Only topics whose name contains this, upper and lower case alike; empty: all. At most 255 characters."""
+    include_system: _builtins.bool
+    """Also the broker's own topics, and the retry and dead letter topics of groups."""
+    order: Global___TopicOrder.ValueType
+    descending: _builtins.bool
+    """The largest, newest or last name first."""
+    page_size: _builtins.int
+    """0: 100."""
+    page_token: _builtins.str
+    """Pages follow the order at the moment of each call: a topic that moves meanwhile may be seen twice or not at all."""
+    def __init__(
+        self,
+        *,
+        search: _builtins.str = ...,
+        include_system: _builtins.bool = ...,
+        order: Global___TopicOrder.ValueType = ...,
+        descending: _builtins.bool = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["descending", b"descending", "include_system", b"include_system", "order", b"order", "page_size", b"page_size", "page_token", b"page_token", "search", b"search"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTopicStatusRequest: _TypeAlias = ListTopicStatusRequest  # noqa: Y015
+
+@_typing.final
+class ListTopicStatusResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    TOTAL_COUNT_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    total_count: _builtins.int
+    """Topics that the search found, on all pages."""
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status: ...
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicStatus]: ...
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        topics: _abc.Iterable[Global___TopicStatus] | None = ...,
+        next_page_token: _builtins.str = ...,
+        total_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "status", b"status", "topics", b"topics", "total_count", b"total_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTopicStatusResponse: _TypeAlias = ListTopicStatusResponse  # noqa: Y015
+
+@_typing.final
+class TopicStatus(_message.Message):
+    """What a topic holds and how busy it is. Rates are means of the last 10 to 20 seconds, per second."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_ESTIMATED_FIELD_NUMBER: _builtins.int
+    MESSAGES_IN_RATE_FIELD_NUMBER: _builtins.int
+    BYTES_IN_RATE_FIELD_NUMBER: _builtins.int
+    MESSAGES_OUT_RATE_FIELD_NUMBER: _builtins.int
+    LAST_STORE_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    GROUP_COUNT_FIELD_NUMBER: _builtins.int
+    message_count: _builtins.int
+    """Messages in its queues."""
+    bytes: _builtins.int
+    """Bytes of their records in the log: exact for queues of at most 1024 messages, else estimated from a sample."""
+    bytes_estimated: _builtins.bool
+    messages_in_rate: _builtins.float
+    """Stored for producers."""
+    bytes_in_rate: _builtins.float
+    messages_out_rate: _builtins.float
+    """Handed to all groups; redeliveries count again."""
+    group_count: _builtins.int
+    """Groups with a position in the topic."""
+    @_builtins.property
+    def topic(self) -> Global___Topic: ...
+    @_builtins.property
+    def last_store_timestamp(self) -> _pool.Timestamp:
+        """When the last message was stored; unset if there is none."""
+
+    def __init__(
+        self,
+        *,
+        topic: Global___Topic | None = ...,
+        message_count: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        bytes_estimated: _builtins.bool = ...,
+        messages_in_rate: _builtins.float = ...,
+        bytes_in_rate: _builtins.float = ...,
+        messages_out_rate: _builtins.float = ...,
+        last_store_timestamp: _pool.Timestamp | None = ...,
+        group_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_store_timestamp", b"last_store_timestamp", "topic", b"topic"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "bytes_estimated", b"bytes_estimated", "bytes_in_rate", b"bytes_in_rate", "group_count", b"group_count", "last_store_timestamp", b"last_store_timestamp", "message_count", b"message_count", "messages_in_rate", b"messages_in_rate", "messages_out_rate", b"messages_out_rate", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopicStatus: _TypeAlias = TopicStatus  # noqa: Y015
+
+@_typing.final
+class ListGroupStatusRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEARCH_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    INCLUDE_SYSTEM_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    DESCENDING_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    search: _builtins.str
+    """Only groups whose name contains this, upper and lower case alike; empty: all. At most 255 characters."""
+    topic: _builtins.str
+    """Only groups with a position in this topic; empty: all."""
+    include_system: _builtins.bool
+    """Also the broker's own groups."""
+    order: Global___GroupOrder.ValueType
+    descending: _builtins.bool
+    """The largest, oldest or last name first."""
+    page_size: _builtins.int
+    """0: 100."""
+    page_token: _builtins.str
+    """As of ListTopicStatus."""
+    def __init__(
+        self,
+        *,
+        search: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        include_system: _builtins.bool = ...,
+        order: Global___GroupOrder.ValueType = ...,
+        descending: _builtins.bool = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["descending", b"descending", "include_system", b"include_system", "order", b"order", "page_size", b"page_size", "page_token", b"page_token", "search", b"search", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListGroupStatusRequest: _TypeAlias = ListGroupStatusRequest  # noqa: Y015
+
+@_typing.final
+class ListGroupStatusResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    TOTAL_COUNT_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    total_count: _builtins.int
+    """Groups that the search found, on all pages."""
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status: ...
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupStatus]: ...
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        groups: _abc.Iterable[Global___GroupStatus] | None = ...,
+        next_page_token: _builtins.str = ...,
+        total_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "next_page_token", b"next_page_token", "status", b"status", "total_count", b"total_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListGroupStatusResponse: _TypeAlias = ListGroupStatusResponse  # noqa: Y015
+
+@_typing.final
+class GroupStatus(_message.Message):
+    """How far a group is in all its topics and how busy it is. Rates are means of the last 10 to 20 seconds, per second."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    LAG_FIELD_NUMBER: _builtins.int
+    INFLIGHT_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    RETRYING_FIELD_NUMBER: _builtins.int
+    OLDEST_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    MESSAGES_OUT_RATE_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGED_RATE_FIELD_NUMBER: _builtins.int
+    CLIENT_COUNT_FIELD_NUMBER: _builtins.int
+    TOPIC_COUNT_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_COUNT_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTIONS_DIFFER_FIELD_NUMBER: _builtins.int
+    lag: _builtins.int
+    """Messages that the group has not finished: inflight + ready."""
+    inflight: _builtins.int
+    ready: _builtins.int
+    retrying: _builtins.int
+    messages_out_rate: _builtins.float
+    """Handed to the group; redeliveries count again."""
+    acknowledged_rate: _builtins.float
+    client_count: _builtins.int
+    """Connected now."""
+    topic_count: _builtins.int
+    """Topics in which the group has a position."""
+    dead_letter_count: _builtins.int
+    """Kept now."""
+    subscriptions_differ: _builtins.bool
+    """Whether its clients subscribe to different things, which makes messages get lost for some of them."""
+    @_builtins.property
+    def group(self) -> Global___Group: ...
+    @_builtins.property
+    def oldest_timestamp(self) -> _pool.Timestamp:
+        """When the oldest message that is not finished was stored; unset if there is none."""
+
+    def __init__(
+        self,
+        *,
+        group: Global___Group | None = ...,
+        lag: _builtins.int = ...,
+        inflight: _builtins.int = ...,
+        ready: _builtins.int = ...,
+        retrying: _builtins.int = ...,
+        oldest_timestamp: _pool.Timestamp | None = ...,
+        messages_out_rate: _builtins.float = ...,
+        acknowledged_rate: _builtins.float = ...,
+        client_count: _builtins.int = ...,
+        topic_count: _builtins.int = ...,
+        dead_letter_count: _builtins.int = ...,
+        subscriptions_differ: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "oldest_timestamp", b"oldest_timestamp"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_rate", b"acknowledged_rate", "client_count", b"client_count", "dead_letter_count", b"dead_letter_count", "group", b"group", "inflight", b"inflight", "lag", b"lag", "messages_out_rate", b"messages_out_rate", "oldest_timestamp", b"oldest_timestamp", "ready", b"ready", "retrying", b"retrying", "subscriptions_differ", b"subscriptions_differ", "topic_count", b"topic_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupStatus: _TypeAlias = GroupStatus  # noqa: Y015
 
 @_typing.final
 class ListAccountsRequest(_message.Message):

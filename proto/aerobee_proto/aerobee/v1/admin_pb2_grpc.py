@@ -150,6 +150,16 @@ class AdminServiceStub:
                 request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.WhoAmIRequest.SerializeToString,
                 response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.WhoAmIResponse.FromString,
                 _registered_method=True)
+        self.ListTopicStatus = channel.unary_unary(
+                '/aerobee.v1.AdminService/ListTopicStatus',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListTopicStatusRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListTopicStatusResponse.FromString,
+                _registered_method=True)
+        self.ListGroupStatus = channel.unary_unary(
+                '/aerobee.v1.AdminService/ListGroupStatus',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListGroupStatusRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListGroupStatusResponse.FromString,
+                _registered_method=True)
         self.ListAccounts = channel.unary_unary(
                 '/aerobee.v1.AdminService/ListAccounts',
                 request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListAccountsRequest.SerializeToString,
@@ -327,6 +337,20 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTopicStatus(self, request, context):
+        """Topics with their rates, messages and bytes: searched, sorted and paged by the broker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListGroupStatus(self, request, context):
+        """Groups with their backlog, its age and their rates: searched, sorted and paged by the broker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAccounts(self, request, context):
         """--- Operators and the disk ---------------------------------------------------------------------------------
 
@@ -453,6 +477,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.WhoAmI,
                     request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.WhoAmIRequest.FromString,
                     response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.WhoAmIResponse.SerializeToString,
+            ),
+            'ListTopicStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTopicStatus,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListTopicStatusRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListTopicStatusResponse.SerializeToString,
+            ),
+            'ListGroupStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListGroupStatus,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListGroupStatusRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListGroupStatusResponse.SerializeToString,
             ),
             'ListAccounts': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAccounts,
@@ -1082,6 +1116,60 @@ class AdminService:
             '/aerobee.v1.AdminService/WhoAmI',
             aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.WhoAmIRequest.SerializeToString,
             aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.WhoAmIResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTopicStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/ListTopicStatus',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListTopicStatusRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListTopicStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListGroupStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/ListGroupStatus',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListGroupStatusRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListGroupStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -97,6 +97,10 @@ class AdminServiceStub:
 
     The account that signed this call and its rights. Every account may ask.
     """
+    ListTopicStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTopicStatusRequest, _admin_pb2.ListTopicStatusResponse]
+    """Topics with their rates, messages and bytes: searched, sorted and paged by the broker."""
+    ListGroupStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListGroupStatusRequest, _admin_pb2.ListGroupStatusResponse]
+    """Groups with their backlog, its age and their rates: searched, sorted and paged by the broker."""
     ListAccounts: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]
     """--- Operators and the disk ---------------------------------------------------------------------------------
 
@@ -163,6 +167,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     The account that signed this call and its rights. Every account may ask.
     """
+    ListTopicStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTopicStatusRequest, _admin_pb2.ListTopicStatusResponse]  # type: ignore[assignment]
+    """Topics with their rates, messages and bytes: searched, sorted and paged by the broker."""
+    ListGroupStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListGroupStatusRequest, _admin_pb2.ListGroupStatusResponse]  # type: ignore[assignment]
+    """Groups with their backlog, its age and their rates: searched, sorted and paged by the broker."""
     ListAccounts: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]  # type: ignore[assignment]
     """--- Operators and the disk ---------------------------------------------------------------------------------
 
@@ -364,6 +372,22 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
 
         The account that signed this call and its rights. Every account may ask.
         """
+
+    @_abc_1.abstractmethod
+    def ListTopicStatus(
+        self,
+        request: _admin_pb2.ListTopicStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListTopicStatusResponse, _abc.Awaitable[_admin_pb2.ListTopicStatusResponse]]:
+        """Topics with their rates, messages and bytes: searched, sorted and paged by the broker."""
+
+    @_abc_1.abstractmethod
+    def ListGroupStatus(
+        self,
+        request: _admin_pb2.ListGroupStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListGroupStatusResponse, _abc.Awaitable[_admin_pb2.ListGroupStatusResponse]]:
+        """Groups with their backlog, its age and their rates: searched, sorted and paged by the broker."""
 
     @_abc_1.abstractmethod
     def ListAccounts(
