@@ -15,7 +15,7 @@ from aerobee_pipeline.errors import (
     RecordDecodeError,
     SparkMissingError,
 )
-from aerobee_pipeline.session import kafka_view, local_session, register
+from aerobee_pipeline.session import from_kafka_view, kafka_view, local_session, register
 
 __all__ = [
     "DataLossError",
@@ -23,6 +23,7 @@ __all__ = [
     "PipelineError",
     "RecordDecodeError",
     "SparkMissingError",
+    "from_kafka_view",
     "kafka_view",
     "local_session",
     "register",

@@ -156,6 +156,22 @@ class Broker:
             raise BrokerCallError(f"{self._address.endpoint}: {what} has no writable queue")
         return found
 
+    def body_size_max(self) -> int:
+        """The limit of a body in bytes, which the broker tells its producers."""
+        settings = v2.Settings(client_type=v2.ClientType.PRODUCER, publishing=v2.Publishing())
+
+        def ask() -> int:
+            call: Any = self._messaging.Telemetry(
+                iter((v2.TelemetryCommand(settings=settings),)), metadata=self.metadata(), timeout=self.timeout_seconds
+            )
+            for command in call:
+                if command.HasField("settings"):
+                    call.cancel()
+                    return int(command.settings.publishing.max_body_size)
+            raise _BusyError("the broker sent no settings")
+
+        return self.tried("settings of producers", ask)
+
     def report(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Commit the progress of a group to the broker, for its lag metrics."""
         request: Any = v2.UpdateOffsetRequest(

@@ -37,6 +37,16 @@ _ALIASES: Final = {
 _INSTEAD: Final = {
     "maxbytespertrigger": "a broker knows the sizes of messages only after reading them; use maxOffsetsPerTrigger",
     "pullbatchsize": "it counts messages; use pullBytes",
+    "groupidprefix": "the source joins no group; leave it out, or name a group for lag metrics with the option group",
+    "includetimestamp": "the times of a message are always columns; leave it out",
+}
+# The same by the beginning of the name; the first that fits counts.
+_INSTEAD_OF: Final = {
+    "kafka.security.protocol": "give tlsCa for TLS, and credentialsFile or the environment for an account",
+    "kafka.sasl.": "an account is an access key and a secret key; give credentialsFile, or set the environment",
+    "kafka.ssl.truststore": "give tlsCa, a PEM file with the authorities to trust",
+    "kafka.ssl.": "clients have no certificates of their own; give tlsCa for TLS and credentialsFile for an account",
+    "kafka.": "it is a setting of Kafka's client, which has no part here; leave it out",
 }
 _SOURCE: Final = [
     "endpoint",
@@ -57,6 +67,7 @@ _SOURCE: Final = [
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
     "minPartitions",
+    "maxRecordsPerPartition",
     "splitBytes",
     "failOnDataLoss",
     "includeProperties",
@@ -158,6 +169,8 @@ class SourceOptions:
     offsets_per_trigger_min: int | None
     trigger_delay_seconds_max: float
     partitions_min: int | None
+    partition_rows_max: int | None
+    """Messages of a task; None: the planner's limit. Byte ranges of a log cannot keep it: it needs queues."""
     split_bytes: int
     fail_on_data_loss: bool
     include_properties: bool
@@ -197,6 +210,8 @@ class SourceOptions:
         starting = _limit(options, "starting", "latest" if streaming else "earliest", brokers)
         ending = _limit(options, "ending", "latest", brokers)
         _check_limits(options, starting, ending, streaming)
+        if options.has("maxRecordsPerPartition") and options.optional("readBy") == "log":
+            raise OptionError("maxRecordsPerPartition: readBy=log reads ranges of bytes; set readBy=queue or auto")
         tags = options.optional("subExpression")
         offsets_max, offsets_min = options.number("maxOffsetsPerTrigger"), options.number("minOffsetsPerTrigger")
         if offsets_max is not None and offsets_min is not None and offsets_min > offsets_max:
@@ -215,6 +230,7 @@ class SourceOptions:
             offsets_per_trigger_min=offsets_min,
             trigger_delay_seconds_max=options.seconds("maxTriggerDelay", "15m"),
             partitions_min=options.number("minPartitions"),
+            partition_rows_max=options.number("maxRecordsPerPartition"),
             split_bytes=options.size("splitBytes", "128m") or 1,
             fail_on_data_loss=options.flag("failOnDataLoss", True),
             include_properties=options.flag("includeProperties", False),
@@ -287,8 +303,9 @@ class _Given:
             name = _ALIASES.get(written.lower(), written.lower())
             if name in _SPARKS_OWN:
                 continue
-            if name in _INSTEAD:
-                raise OptionError(f"option {written!r} is not supported: {_INSTEAD[name]}")
+            instead = _INSTEAD.get(name) or next((its for of, its in _INSTEAD_OF.items() if name.startswith(of)), None)
+            if instead is not None:
+                raise OptionError(f"option {written!r} is not supported: {instead}")
             if name not in names:
                 raise OptionError(f"unknown option {written!r}; the options are {', '.join(known)}")
             self._values[name] = str(value)

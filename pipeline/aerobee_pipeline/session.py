@@ -33,6 +33,7 @@ _KAFKA_NAMES: Final = {
     "storeTimestamp": "timestamp",
     "properties": "headers",
 }
+_KAFKA_SOURCE_ONLY: Final = frozenset({"offset", "timestamp", "timestampType"})
 
 
 def local_session(
@@ -78,3 +79,26 @@ def register(spark: SparkSession, *, pushdown: bool = False) -> None:
 def kafka_view(frame: DataFrame) -> DataFrame:
     """The columns of the source under the names that Spark's Kafka source gives them."""
     return frame.withColumnsRenamed({ours: theirs for ours, theirs in _KAFKA_NAMES.items() if ours in frame.columns})
+
+
+def from_kafka_view(frame: DataFrame) -> DataFrame:
+    """The reverse of `kafka_view`, for the sink: rows as Spark's Kafka sink takes them, under our names.
+
+    `headers` may be an array of pairs, as in Kafka, or a map; binary keys become text. The columns that only a source
+    has (`offset`, `timestamp`, `timestampType`) are left out.
+    """
+    from pyspark.sql import functions as f
+
+    ours = {theirs: name for name, theirs in _KAFKA_NAMES.items()}
+    columns = []
+    for name, spark_type in frame.dtypes:
+        if name in _KAFKA_SOURCE_ONLY:
+            continue
+        column = f.col(name)
+        if name == "headers" and spark_type.startswith("array"):
+            pairs = f.transform(column, lambda pair: f.struct(pair["key"], pair["value"].cast("string")))
+            column = f.map_from_entries(pairs)
+        elif name == "key":
+            column = column.cast("string")
+        columns.append(column.alias(ours.get(name, name)))
+    return frame.select(*columns)

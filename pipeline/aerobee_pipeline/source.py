@@ -331,7 +331,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         bounds = self._queues().bounds(options.subscription)
         kept, losses = checked_ranges(ranges, bounds, fail_on_data_loss=options.fail_on_data_loss)
         warn(losses)
-        packs = packed_ranges(kept, options.partitions_min)
+        packs = packed_ranges(kept, options)
         return [TaskPartition(Task(ranges=tuple(pack))) for pack in packs]
 
     def commit(self, end: dict[str, Any]) -> None:

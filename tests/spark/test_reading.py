@@ -162,6 +162,14 @@ def test_small_segments_and_short_ranges_share_a_task(log: tuple[Path, list[int]
     assert len(reader(store, readBy="log", splitBytes="4m").partitions()) > 2
 
 
+def test_a_task_has_no_more_messages_than_asked_for(log: tuple[Path, list[int]]) -> None:
+    """maxRecordsPerPartition cuts the ranges of queues, and keeps all rows."""
+    reading = reader(log[0], maxRecordsPerPartition="400")
+    counts = [sum(batch.num_rows for batch in reading.read(part)) for part in reading.partitions()]
+    assert sum(counts) == 6000
+    assert 300 < max(counts) <= 400
+
+
 def test_a_body_that_cannot_be_decoded(tmp_path: Path) -> None:
     """It is an error that names the options, or null with the reason beside it; no other row suffers."""
     messages = orders(20, queues=1)

@@ -13,11 +13,13 @@ import pyarrow as pa
 import pytest
 
 from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_pipeline import from_kafka_view, kafka_view
 from aerobee_pipeline.errors import RowError
 from aerobee_pipeline.options import SinkOptions
 from aerobee_pipeline.worker_start import retry_worker_start
 from aerobee_pipeline.writing import sink
 from aerobee_pipeline.writing.encode import chunks, message_ids, property_strings, row_ids
+from aerobee_pipeline.writing.row_checks import check_rows
 from aerobee_proto import records_v1, v2
 from aerobee_store.records.properties import jump_hash
 from aerobee_store.records.record_batch import RecordBatch
@@ -67,10 +69,10 @@ def test_encoded_rows_are_records(tmp_path: Path) -> None:
             ),
         }
     )
-    texts = property_strings(rows, message_ids(7, 10, 4), ("SPARK_ID", row_ids("job:3", 10, 4)), 10)
+    texts = property_strings(rows, message_ids(7, 10, 4), ("SPARK_ID", row_ids("job:3", 10, 4)))
     for topic in ("t", "größe" * 40):
         for size_max in (1, 1 << 20):
-            found = list(chunks(topic, rows.column("body"), texts, iter(range(100)), size_max, 10))
+            found = list(chunks(topic, rows.column("body"), texts, iter(range(100)), size_max))
             assert len(found) == (4 if size_max == 1 else 1)
             records = [RecordBatch.parse(chunk.records, base_physical_offset=None, placed=False) for _, chunk in found]
             items = [batch.record(number) for batch in records for number in range(len(batch))]
@@ -86,11 +88,91 @@ def test_encoded_rows_are_records(tmp_path: Path) -> None:
             ]
 
 
-def test_text_that_cannot_be_stored_is_refused() -> None:
-    """Property separators in a text would create other properties."""
-    rows = pa.RecordBatch.from_pydict({"body": pa.array([b"x"]), "tags": pa.array(["a\x02b"])})
-    with pytest.raises(RowError, match=r"column 'tags'.*contains 0x02"):
-        property_strings(rows, message_ids(1, 0, 1), None, 0)
+def rows_with(**columns: list[Any]) -> pa.RecordBatch:
+    """Three rows with a body, whose other columns are given."""
+    types = {"body": pa.binary(), "properties": pa.map_(pa.string(), pa.string())}
+    columns = {"body": [b"x"] * 3, **columns}
+    arrays = {name: pa.array(values, types.get(name, pa.string())) for name, values in columns.items()}
+    return pa.RecordBatch.from_pydict(arrays)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (rows_with(body=[b"x", b"", b"x"]), r"row 11 of the task, column 'body': .* is empty"),
+        (rows_with(body=[b"x", b"x", b"x" * 101]), r"row 12 .*'body': .* has 101 bytes, the limit is 100"),
+        (rows_with(body=[b"x", None, b""]), r"row 11 .*'body': it is null"),
+        (rows_with(tags=["a", "a|b", "c"]), r"row 11 .*'tags': tag 'a\|b'"),
+        (rows_with(tags=["a\x02b", None, ""]), r"row 10 .*'tags'.*control character"),
+        (rows_with(tags=[" ", None, ""]), r"row 10 .*'tags'.*is blank"),
+        (rows_with(keys=["", None, "a b\x7f"]), r"row 12 .*'keys': key 'a b.*control character"),
+        (rows_with(keys=["", " a", "  "]), r"row 12 .*'keys'.*is blank"),
+        (rows_with(messageGroup=[None, " ", "g"]), r"row 11 .*'messageGroup'.*is blank"),
+        (rows_with(messageGroup=["g" * 64, None, "g"]), r"row 10 .*'messageGroup'.*more than 63 bytes"),
+        (rows_with(properties=[None, [], [("a", "b"), ("c", "\x01")]]), r"row 12 .*'properties': .*'c' contains"),
+        (rows_with(properties=[[("", "b")], [], []]), r"row 10 .*'properties': .* empty name"),
+        (rows_with(properties=[[(f"n{n}", "") for n in range(129)], [], []]), r"'properties': .* 129 user .* 128"),
+        (rows_with(keys=["k" * 9000] * 3, tags=["t" * 8000] * 3), r"row 10 .*'keys, tags'.* 17000 bytes, .* 16384"),
+        (rows_with(keys=["k", "k" * 16000, "k"], properties=[[], [("n", "v" * 400)], []]), r"row 11 .* 16401 bytes"),
+    ],
+)
+def test_rows_that_no_broker_stores_are_refused(rows: pa.RecordBatch, message: str) -> None:
+    """The error has the row, the column and the limit; parts of a longer array are read at their place."""
+    with pytest.raises(RowError, match=message):
+        check_rows(rows, 100, 10)
+    twice = pa.Table.from_batches([rows.slice(0, 0), rows]).combine_chunks().to_batches()[0]
+    with pytest.raises(RowError, match=message):
+        check_rows(pa.concat_batches([rows_of_ones(rows.schema), twice]).slice(3), 100, 10)
+
+
+def rows_of_ones(schema: pa.Schema) -> pa.RecordBatch:
+    """Three valid rows of these columns, with one property more each."""
+    values: dict[str, Any] = {"body": b"1", "properties": [("one", "1")]}
+    return pa.RecordBatch.from_pylist([{name: values.get(name, "1") for name in schema.names}] * 3, schema)
+
+
+def test_rows_that_brokers_store_are_accepted() -> None:
+    """The longest body, reserved properties, nulls and empty texts, which are left out, and text of any script."""
+    rows = rows_with(
+        body=[b"x" * 100, b"x", b"x"],
+        keys=[None, "", "ключ  b"],
+        tags=["größe", None, ""],
+        messageGroup=["g" * 63, None, "標"],
+        properties=[None, [("KEYS", "\x01"), ("n", None)], [(f"n{n}", "ü") for n in range(128)]],
+    )
+    check_rows(rows, 100, 0)
+    check_rows(rows.slice(1, 0), 100, 0)
+
+
+def test_a_refused_row_fails_the_job_once(spark: Any, broker: BrokerProcess) -> None:
+    """No task is repeated, and nothing of the row's batch was sent; what was sent before it is stored once."""
+    size = f"if(id = 25, {(4 << 20) + 1}, 1)"
+    frame = spark.range(0, 40, 1, 1).selectExpr(f"concat(id, ' ', repeat('x', {size})) body")
+    with small_batches(spark), pytest.raises(Exception, match=r"row 25 of the task, column 'body'.*limit is 4194304"):
+        write(frame, broker, "refused")
+    found = [int(row.body.split()[0]) for row in read(spark, broker, "refused").select("body").collect()]
+    assert sorted(found) == list(range(20))
+
+
+def test_rows_in_the_words_of_kafka(spark: Any, broker: BrokerProcess) -> None:
+    """What a job writes for Kafka is written and read back; headers may be pairs or a map."""
+    frame = spark.range(20).selectExpr(
+        "cast(concat('k', id) as binary) key",
+        "concat('body ', id) value",
+        "array(struct('n' as key, cast(cast(id as string) as binary) as value)) headers",
+        "cast(id % 2 as int) partition",
+        "'words' topic",
+    )
+    write(from_kafka_view(frame), broker)
+    seen = kafka_view(read(spark, broker, "words"))
+    rows = seen.collect()
+    assert {"key", "value", "headers", "partition", "offset", "timestamp"} <= set(seen.columns)
+    assert len(rows) == 20
+    for row in rows:
+        number = int(row.headers["n"])
+        assert (row.key, bytes(row.value), row.partition) == (f"k{number}", f"body {number}".encode(), number % 2)
+    write(from_kafka_view(seen).drop("brokerName", "msgId", "tags", "bornTimestamp", "topic"), broker, "words2")
+    assert read(spark, broker, "words2").count() == 20
 
 
 def test_every_column(spark: Any, broker: BrokerProcess) -> None:
@@ -117,7 +199,7 @@ def test_every_column(spark: Any, broker: BrokerProcess) -> None:
 
 
 def test_invalid_rows_are_refused(spark: Any, broker: BrokerProcess) -> None:
-    """Overwriting, other columns, no topic, null bodies, and an unknown queue."""
+    """Overwriting, other columns, no topic, and an unknown queue."""
     frame = spark.range(5).selectExpr("cast('x' as binary) body")
     with pytest.raises(Exception, match="messages in a topic cannot be replaced"):
         frame.write.format("aerobee").mode("overwrite").options(endpoint=broker.endpoint, topic="t").save()
@@ -125,8 +207,6 @@ def test_invalid_rows_are_refused(spark: Any, broker: BrokerProcess) -> None:
         write(frame.withColumnRenamed("body", "value"), broker, "t")
     with pytest.raises(Exception, match="option topic, or a column"):
         write(frame, broker)
-    with pytest.raises(Exception, match="column 'body' is null in"):
-        write(spark.range(5).selectExpr("cast(null as binary) body"), broker, "t")
     write(frame, broker, "t")
     with pytest.raises(Exception, match=r"topic 't'.*no queue 99"):
         write(frame.selectExpr("body", "99 queueId"), broker, "t")
@@ -140,10 +220,11 @@ def test_a_repeated_task_stores_the_same_message_ids(spark: Any, broker: BrokerP
         for batch in batches:
             if not marker.exists() and "999" in set(batch["body"]):
                 marker.touch()
-                batch["body"] = None
+                batch["queueId"] = 99  # the broker has none, and refuses the row
             yield batch
 
-    frame = spark.range(0, 1000, 1, 1).selectExpr("cast(id as string) body").mapInPandas(fail_once, "body string")
+    rows = spark.range(0, 1000, 1, 1).selectExpr("cast(id as string) body", "cast(id % 2 as int) queueId")
+    frame = rows.mapInPandas(fail_once, "body string, queueId int")
     with small_batches(spark):
         write(frame, broker, "repeated", jobId="job-1", batchBytes="1k")
     found = read(spark, broker, "repeated").selectExpr("body", "properties['SPARK_ID'] id", "msgId").collect()
@@ -185,7 +266,8 @@ class RefusingRecords:
 def test_order_with_a_busy_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused requests are sent again before later rows of their queue."""
     records = RefusingRecords()
-    monkeypatch.setattr(sink, "Broker", lambda address: SimpleNamespace(records=records, metadata=tuple))
+    fake = SimpleNamespace(records=records, metadata=tuple, body_size_max=lambda: 100)
+    monkeypatch.setattr(sink, "Broker", lambda address: fake)
     monkeypatch.setattr("aerobee_pipeline.writing.record_appender.time.sleep", lambda seconds: None)
     task = sink._Task(SinkOptions.parse({"endpoint": "h:1", "topic": "t", "batchBytes": "1k", "maxInFlight": "8"}), "j")
     bodies = [b"%d" % number for number in range(400)]
@@ -286,7 +368,7 @@ def test_a_restarted_stream_repeats_its_batch(
         finally:
             query.stop()
 
-    with small_batches(spark), pytest.raises(Exception, match="column 'body' is null"):
+    with small_batches(spark), pytest.raises(Exception, match="column 'body': it is null"):
         retry_worker_start(run)
     marker.unlink()
     retry_worker_start(run)

@@ -94,6 +94,12 @@ def _add_export(actions: Commands) -> None:
     )
     export.add_argument("--checkpoint", metavar="PATH", help="write only messages since the last run with this path")
     export.add_argument("--format", default="parquet", help="parquet, delta or iceberg (the last two: also a table)")
+    export.add_argument(
+        "--on-bad-body",
+        choices=("fail", "null"),
+        default="fail",
+        help="a body that cannot be decompressed: an error, or null with its reason in the column decodeError",
+    )
     _add_job(export)
 
 
@@ -353,7 +359,7 @@ def _export(arguments: argparse.Namespace) -> int:
         arguments,
         lambda session: _jobs().export(
             session,
-            _source(arguments),
+            {**_source(arguments), "onBadBody": arguments.on_bad_body},
             arguments.output,
             checkpoint=arguments.checkpoint,
             file_format=arguments.format,

@@ -7,6 +7,7 @@ columns. Only small rows are shuffled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +40,8 @@ def log_splits(stores: Stores, split_bytes: int) -> list[LogSplit]:
     """The ranges of all logs. Segments that are missing are a finding of audits, so they do not stop a plan."""
     splits: list[LogSplit] = []
     for broker, directory in stores.items():
-        splits += plan_log(broker, store_files(directory), split_bytes, fail_on_data_loss=False)
+        with closing(store_files(directory)) as files:
+            splits += plan_log(broker, files, split_bytes, fail_on_data_loss=False)
     return splits
 
 

@@ -66,7 +66,7 @@ def keep_table(
             ranges = ranges_between(start, end)
             if not ranges:
                 break
-            tasks = [Task(ranges=tuple(pack)) for pack in packed_ranges(ranges, None)]
+            tasks = [Task(ranges=tuple(pack)) for pack in packed_ranges(ranges, options)]
             files = _written(spark, options, tasks, str(root), table.keeps_day_in_files)
             found = sum(file.rows for file in files)
             planned = sum(item.end - item.start for item in ranges)

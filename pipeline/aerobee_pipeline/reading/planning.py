@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
@@ -112,7 +113,8 @@ def plan(options: SourceOptions, wanted: Wanted) -> ReadPlan:
             return _log_plan(options, logs)
         queues = _queue_plan(options, wanted, window, logs)
         assert queues.bytes_planned is not None
-        return _log_plan(options, logs) if queues.bytes_planned >= logs.bytes_planned * _LOG_WEIGHT_MIN else queues
+        by_log = queues.bytes_planned >= logs.bytes_planned * _LOG_WEIGHT_MIN and options.partition_rows_max is None
+        return _log_plan(options, logs) if by_log else queues
     return _queue_plan(options, wanted, window, None)
 
 
@@ -127,16 +129,16 @@ class _Logs:
         self.splits: list[LogSplit] = []
         self.log_bytes = 0
         for broker, directory in options.stores.items():
-            files = store_files(directory)
-            self.log_bytes += log_size(files)
-            self.splits += plan_log(
-                broker,
-                files,
-                options.split_bytes,
-                fail_on_data_loss=options.fail_on_data_loss,
-                window=window,
-                parts_min=parts_min,
-            )
+            with closing(store_files(directory)) as files:
+                self.log_bytes += log_size(files)
+                self.splits += plan_log(
+                    broker,
+                    files,
+                    options.split_bytes,
+                    fail_on_data_loss=options.fail_on_data_loss,
+                    window=window,
+                    parts_min=parts_min,
+                )
         self.bytes_planned = sum(split.size for split in self.splits)
 
 
@@ -226,7 +228,7 @@ def _queue_plan(options: SourceOptions, wanted: Wanted, window: LogWindow | None
         sizes = [access.size_of(part) for part in parts]
     finally:
         access.close()
-    tasks = tuple(Task(ranges=tuple(pack)) for pack in packed_ranges(parts, options.partitions_min))
+    tasks = tuple(Task(ranges=tuple(pack)) for pack in packed_ranges(parts, options))
     size = log_bytes = None
     if options.mode == "store":
         size = sum(each or 0 for each in sizes)
@@ -255,10 +257,11 @@ def _narrow(
         ends[queue] = max(starts[queue], ends[queue])
 
 
-def packed_ranges(ranges: Sequence[Range], partitions_min: int | None) -> list[list[Range]]:
+def packed_ranges(ranges: Sequence[Range], options: SourceOptions) -> list[list[Range]]:
     """The ranges of each task: long ones are cut, short ones share a task unless more tasks are asked for."""
-    pieces = cut(ranges, parts_min=partitions_min, rows_max=RANGE_ROWS_MAX)
-    enough = _TASK_ROWS_MIN if partitions_min is None else 1
+    rows_max = min(options.partition_rows_max or RANGE_ROWS_MAX, RANGE_ROWS_MAX)
+    pieces = cut(ranges, parts_min=options.partitions_min, rows_max=rows_max)
+    enough = min(_TASK_ROWS_MIN, rows_max) if options.partitions_min is None else 1
     return _packed(pieces, lambda item: item.end - item.start, enough)
 
 
@@ -292,14 +295,11 @@ def _index_plan(options: SourceOptions, wanted: Wanted) -> ReadPlan | None:
     found: dict[str, KeyPlaces] = {}
     log_bytes = 0
     for broker, directory in options.stores.items():
-        files = store_files(directory)
-        try:
+        with closing(store_files(directory)) as files:
             topics = {topic for topic, _ in (*files.queues, *files.batch_queues)} | options.subscription.named
             chosen = [topic for topic in topics if options.subscription.has_topic(topic)]
             places = None if files.state == "crashed" else find_keys(files, chosen, wanted.keys)
             log_bytes += log_size(files)
-        finally:
-            files.close()
         if places is None:
             return None
         found[broker] = places
@@ -313,13 +313,14 @@ def _index_plan(options: SourceOptions, wanted: Wanted) -> ReadPlan | None:
         size += places.bytes_read
         splits: list[LogSplit] = []
         for begin, end in places.stretches:
-            splits += plan_log(
-                broker,
-                store_files(directory),
-                options.split_bytes,
-                fail_on_data_loss=options.fail_on_data_loss,
-                window=wanted.window(options).within_offsets(begin, end),
-            )
+            with closing(store_files(directory)) as files:
+                splits += plan_log(
+                    broker,
+                    files,
+                    options.split_bytes,
+                    fail_on_data_loss=options.fail_on_data_loss,
+                    window=wanted.window(options).within_offsets(begin, end),
+                )
         covered = {offset for offset in places.records if any(one.begin <= offset < one.end for one in splits)}
         single = tuple(offset for offset in places.records if offset not in covered)
         size += sum(split.size for split in splits)
@@ -336,9 +337,8 @@ def _index_plan(options: SourceOptions, wanted: Wanted) -> ReadPlan | None:
 def _log_bytes(options: SourceOptions) -> int:
     total = 0
     for directory in options.stores.values():
-        files = store_files(directory)
-        total += log_size(files)
-        files.close()
+        with closing(store_files(directory)) as files:
+            total += log_size(files)
     return total
 
 

@@ -195,7 +195,6 @@ def plan_log(
                         used_bytes,
                     )
                 )
-    files.close()
     return splits
 
 
@@ -278,8 +277,14 @@ class SplitReader:
 
     def batches(self) -> Iterator[RecordBatch]:
         """The records of the range, in batches of some thousand. DataLossError if the segment is not as planned."""
+        segment = _planned_segment(self._split)
+        try:
+            yield from self._batches_of(segment)
+        finally:
+            segment.close()  # a worker lives longer than its tasks
+
+    def _batches_of(self, segment: MappedFile) -> Iterator[RecordBatch]:
         split = self._split
-        segment = _planned_segment(split)
         log = LogScan([segment], record_size_max=max(split.segment_size, RECORD_SIZE_MIN))
         segment_end = split.segment_begin + split.segment_size
         begin: int | None = split.begin
@@ -335,6 +340,7 @@ def _planned_segment(split: LogSplit) -> MappedFile:
             f"it; read again"
         ) from None
     if found_size < split.segment_size:
+        segment.close()
         raise DataLossError(
             f"{split.path}: {found_size} bytes, but {split.segment_size} bytes when the query was planned; read again"
         )

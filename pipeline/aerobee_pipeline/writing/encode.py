@@ -16,14 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aerobee_pipeline.errors import RowError
+from aerobee_pipeline.writing.row_checks import RESERVED
 from aerobee_store.records import properties, record
 from aerobee_store.records.record_columns import HEAD, crcs_of
 
-# Reserved names: columns, the broker's properties, and the encoding of a record.
-RESERVED: Final = frozenset(
-    value for name, value in vars(properties).items() if name.isupper() and isinstance(value, str) and len(value) > 1
-)
 _CRC_PLACE: Final = record.PROPERTY_CRC_NAME + b"0000000000\x02"
 _TIMER_OUT_DIGITS: Final = 13  # the broker writes them
 # The broker's limits for a request.
@@ -40,18 +36,16 @@ class Chunk:
     count: int
 
 
-def property_strings(
-    rows: pa.RecordBatch, message_ids: pa.Array, dedup: tuple[str, pa.Array] | None, first_row: int
-) -> pa.Array:
-    """The encoded properties of each row, without the record checksum. RowError for text that cannot be stored."""
+def property_strings(rows: pa.RecordBatch, message_ids: pa.Array, dedup: tuple[str, pa.Array] | None) -> pa.Array:
+    """The encoded properties of each row, without the record checksum."""
     parts = [_pair(properties.UNIQ_KEY, message_ids)]
     names = set(rows.schema.names)
     columns = (("keys", properties.KEYS), ("tags", properties.TAGS), ("messageGroup", properties.SHARDING_KEY))
     for column, name in columns:
         if column in names:
-            parts.append(_pair(name, _checked(rows.column(column), column, first_row)))
+            parts.append(_pair(name, rows.column(column)))
     if "properties" in names:
-        parts.append(_map_strings(rows.column("properties"), dedup[0] if dedup else "", first_row))
+        parts.append(_map_strings(rows.column("properties"), dedup[0] if dedup else ""))
     if dedup is not None:
         parts.append(_pair(*dedup))
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
@@ -72,7 +66,6 @@ def chunks(
     property_texts: pa.Array,
     queue_of_chunk: Iterator[int],
     size_max: int,
-    first_row: int,
 ) -> Iterator[tuple[int, Chunk]]:
     """The records of these rows in requests of at most about `size_max` bytes, each with its target queue."""
     encoded_topic = topic.encode()
@@ -80,12 +73,6 @@ def chunks(
     topic_part = len(encoded_topic).to_bytes(version, "big") + encoded_topic
     body_sizes = _lengths(bodies)
     property_sizes = _lengths(property_texts) + len(_CRC_PLACE)
-    if len(property_sizes) and int(property_sizes.max()) > properties.PROPERTIES_SIZE_MAX:
-        row = first_row + int(property_sizes.argmax())
-        raise RowError(
-            f"row {row} of the task: keys, tags and properties take {int(property_sizes.max())} bytes, the limit is "
-            f"{properties.PROPERTIES_SIZE_MAX}"
-        )
     sizes = record.FIXED_SIZE + body_sizes + len(topic_part) + 2 + property_sizes
     limit = max(1, min(size_max, REQUEST_SIZE_MAX))
     begin = 0
@@ -180,12 +167,10 @@ def _pair(name: str, values: pa.Array) -> pa.Array:
     return pc.if_else(there, joined, pa.scalar(b"", pa.binary()))
 
 
-def _map_strings(maps: pa.Array, dedup_name: str, first_row: int) -> pa.Array:
+def _map_strings(maps: pa.Array, dedup_name: str) -> pa.Array:
     """The pairs of each row's map, without reserved names."""
     keys, items = maps.keys, maps.items
     reserved = pc.is_in(keys, pa.array([*RESERVED, dedup_name], pa.string()))
-    _checked(keys, "properties", first_row)
-    _checked(items, "properties", first_row)
     pairs = _pair_of(keys.cast(pa.binary()), items.cast(pa.binary()))
     pairs = pc.if_else(pc.or_kleene(reserved, pc.is_null(items)), pa.scalar(b"", pa.binary()), pairs)
     texts = pc.binary_join(pa.ListArray.from_arrays(maps.offsets, pairs), pa.scalar(b"", pa.binary()))
@@ -197,18 +182,6 @@ def _pair_of(names: pa.Array, values: pa.Array) -> pa.Array:
     joined = pc.binary_join_element_wise(joined, pa.scalar(b"\x02", pa.binary()), pa.scalar(b"", pa.binary()))
     kept = pc.fill_null(pc.greater(pc.binary_length(values), 0), False)
     return pc.if_else(kept, joined, pa.scalar(b"", pa.binary()))
-
-
-def _checked(values: pa.Array, column: str, first_row: int) -> pa.Array:
-    """RowError for text with one of the two bytes that separate properties."""
-    for separator in ("\x01", "\x02"):
-        found = pc.fill_null(pc.match_substring(values, separator), False)
-        if pc.any(found).as_py():
-            raise RowError(
-                f"column {column!r}, from row {first_row} of the task on: a value contains 0x{ord(separator):02x}, "
-                f"which separates properties in a stored message; remove it"
-            )
-    return values
 
 
 def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:

@@ -26,6 +26,7 @@ from aerobee_pipeline.errors import OptionError, RowError
 from aerobee_pipeline.options import SinkOptions
 from aerobee_pipeline.writing.encode import chunks, message_ids, property_strings, row_ids, timer_strings
 from aerobee_pipeline.writing.record_appender import RecordAppender
+from aerobee_pipeline.writing.row_checks import check_rows
 from aerobee_store.records.message_fields import TIMER_QUEUE_ID, TIMER_TOPIC
 from aerobee_store.records.properties import jump_hash
 
@@ -45,10 +46,11 @@ _DELAYED_ROWS: Final = 1000  # delayed messages that go to the same queue, which
 
 @dataclass
 class Stored(WriterCommitMessage):
-    """The result of a task."""
+    """The result of a task. `refused`: why a row cannot be stored; nothing of its batch was sent."""
 
     partition: int
     rows: int
+    refused: str | None = None
 
 
 class _Sink:
@@ -83,7 +85,11 @@ class _Sink:
         return cls(options, options.job_id or uuid.uuid4().hex)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Stored:
-        """Send the rows of a task and return when all are stored. Runs in a worker."""
+        """Send the rows of a task and return when all are stored. Runs in a worker.
+
+        A row that no attempt could store is no error here, because Spark would repeat the task and store the other rows
+        again; `commit` raises it.
+        """
         context = TaskContext.get()
         assert context is not None
         run = self._run_id(context)
@@ -95,12 +101,21 @@ class _Sink:
                 for part in pace.parts(batch):
                     task.take(part)
             task.finish()
+        except RowError as error:
+            task.finish()
+            return Stored(partition, task.rows, str(error))
         finally:
             task.close()
         return Stored(partition, task.rows)
 
     def _run_id(self, context: TaskContext) -> str:
         return self._job_id
+
+    def _commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All messages are stored, or a row was refused: RowError."""
+        for message in messages:
+            if isinstance(message, Stored) and message.refused is not None:
+                raise RowError(f"task {message.partition}: {message.refused}")
 
     def _abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Stored messages remain; the next attempt stores them again with the same ids."""
@@ -110,7 +125,7 @@ class BatchSink(_Sink, DataSourceArrowWriter):
     """`frame.write.format("aerobee").mode("append").save()`."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing to do: all messages are stored."""
+        self._commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._abort(messages)
@@ -125,7 +140,7 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):
         return f"{query}:{context.getLocalProperty('streaming.sql.batchId')}"
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing to do: all messages are stored."""
+        self._commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._abort(messages)
@@ -184,25 +199,27 @@ class _Task:
         )
         self._queues: dict[str, list[int]] = {}
         self._rotations: dict[str, Iterator[int]] = {}
+        self._body_size_max: int | None = None
         self.rows = 0
 
     def take(self, batch: pa.RecordBatch) -> None:
         """Send the rows of a batch; some may remain unanswered."""
         if batch.num_rows == 0:
             return
+        if self._body_size_max is None:
+            self._body_size_max = self._broker.body_size_max()
+        check_rows(batch, self._body_size_max, self.rows)
         bodies = batch.column("body").cast(pa.binary())
-        if bodies.null_count:
-            raise RowError(f"column 'body' is null in {bodies.null_count} rows from row {self.rows} of the task on")
         ids = message_ids(self._prefix, self.rows, batch.num_rows)
         marks = row_ids(self._task_id, self.rows, batch.num_rows)
         delayed = self._delayed(batch)
         topics = self._topics(batch)
-        texts = property_strings(batch, ids, (self._options.dedup_property, marks), self.rows)
+        texts = property_strings(batch, ids, (self._options.dedup_property, marks))
         size_max = self._options.batch_bytes
         for topic, queue, rows in self._groups(batch, topics, np.flatnonzero(~delayed)):
             index = pa.array(rows)
             queues = self._rotation(topic) if queue is None else itertools.repeat(queue)
-            for number, chunk in chunks(topic, bodies.take(index), texts.take(index), queues, size_max, self.rows):
+            for number, chunk in chunks(topic, bodies.take(index), texts.take(index), queues, size_max):
                 # Rows of a given queue or group keep their order even if the broker refuses a request at first.
                 self._appender.append(topic, number, chunk, ordered=queue is not None)
         for topic, queue, rows in self._groups(batch, topics, np.flatnonzero(delayed)):
@@ -212,7 +229,7 @@ class _Task:
                 times = timer_strings(batch.column("deliverTimestamp").take(index), topic, target)
                 strings = pc.binary_join_element_wise(texts.take(index), times, pa.scalar(b"", pa.binary()))
                 timer_queue = itertools.repeat(TIMER_QUEUE_ID)
-                for _, chunk in chunks(TIMER_TOPIC, bodies.take(index), strings, timer_queue, size_max, self.rows):
+                for _, chunk in chunks(TIMER_TOPIC, bodies.take(index), strings, timer_queue, size_max):
                     self._appender.append(topic, target, chunk)
         self.rows += batch.num_rows
 

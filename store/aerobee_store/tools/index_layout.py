@@ -61,6 +61,7 @@ class IndexFileReader:
     def __init__(self, file: File) -> None:
         self.path: Path = file.path
         self.size = file.size
+        self._file = file
         self._view = file.map()
         self.header = IndexHeader(*HEADER.unpack_from(self._view))
         self.counts: IndexCounts | None = None
@@ -100,6 +101,7 @@ class IndexFileReader:
 
     def close(self) -> None:
         del self._view
+        self._file.close()
 
     def _entries_at(self, counts: IndexCounts, first: int, last: int) -> npt.NDArray[np.void]:
         position = counts.entries_position + ENTRY_SIZE * first
@@ -181,6 +183,7 @@ def open_index(
         except FileNotFoundError:
             continue  # removed by retention since the listing
         if file.size < HEADER_SIZE + SLOT_SIZE + ENTRY_SIZE:
+            file.close()
             readers.append(path)
             continue
         reader = IndexFileReader(file)
