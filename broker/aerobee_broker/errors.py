@@ -20,6 +20,10 @@ class IllegalTopicError(BrokerError):
     """The topic's name, or the operation on the topic, is not allowed."""
 
 
+class SystemTopicError(IllegalTopicError):
+    """Clients may neither create the topic nor send to it, because it belongs to the broker."""
+
+
 class IllegalGroupError(BrokerError):
     """The consumer group's name, or the operation on the group, is not allowed."""
 

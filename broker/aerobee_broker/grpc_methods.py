@@ -73,7 +73,7 @@ def grpc_methods(
     """
     route = RouteProcessor(parts.settings, parts.tables, listening, cluster, leaving)
     send = SendProcessor(
-        parts.settings, parts.store, parts.tables, parts.counters, parts.clock, parts.transactions, parts.timer
+        parts.settings, parts.store, parts.admission, parts.counters, parts.clock, parts.transactions, parts.timer
     )
     administration = _administration(parts, route, send, runtime_settings, listening, replication)
     remoting.administer(administration.topics, administration.groups, runtime_settings, parts.broker_stats)
@@ -141,7 +141,11 @@ def _administration(
         accounts=AccountAdministration(parts.accounts),
         messages=MessageAdministration(store=store, tables=tables, deliveries=deliveries, send=send, clock=clock),
         dead_letters=DeadLetterAdministration(
-            store=store, tables=tables, counters=parts.counters, loop_share=deliveries.loop_share
+            store=store,
+            tables=tables,
+            admission=parts.admission,
+            counters=parts.counters,
+            loop_share=deliveries.loop_share,
         ),
         configuration=ConfigurationAdministration(runtime_settings),
         overview=Overview(
@@ -163,7 +167,7 @@ def _record_service(parts: BrokerParts, limits: RequestLimits, draining: asyncio
         clients=parts.clients,
         counters=parts.counters,
         limits=limits,
-        append=AppendProcessor(settings, store, tables, parts.counters, parts.clock, parts.timer),
+        append=AppendProcessor(settings, store, parts.admission, parts.counters, parts.clock, parts.timer),
         read=ReadProcessor(settings, store, tables, parts.deliveries.long_polling, parts.counters),
         query=RecordQueryProcessor(store, tables, parts.deliveries.loop_share),
         offsets=OffsetsProcessor(store, tables),

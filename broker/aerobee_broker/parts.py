@@ -12,6 +12,7 @@ from aerobee_broker.counters.loop_delay import LoopDelay
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.filters.consumer_filters import ConsumerFilters
 from aerobee_broker.limits.ledger import Ledger
+from aerobee_broker.messages.admission import Admission
 from aerobee_broker.statistics.broker_stats import BrokerStats
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.timer.level_delay import LevelDelay
@@ -29,6 +30,7 @@ class BrokerParts(Struct, frozen=True, kw_only=True):
     clock: Clock
     store: MessageStore
     tables: Tables
+    admission: Admission
     clients: ClientRegistry
     accounts: Accounts | None
     """None: every caller may do everything."""

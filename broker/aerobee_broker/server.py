@@ -26,6 +26,7 @@ from aerobee_broker.front.sockets import Front
 from aerobee_broker.grpc_methods import grpc_methods
 from aerobee_broker.limits.ledger import Ledger
 from aerobee_broker.listening.listeners import Listening, check_certificate, check_ports, listen_native
+from aerobee_broker.messages.admission import Admission
 from aerobee_broker.metrics.http_endpoint import HttpEndpoint
 from aerobee_broker.metrics.page import Metrics
 from aerobee_broker.namesrv.cluster_routes import ClusterRoutes
@@ -372,6 +373,7 @@ async def _open_parts(process: _Process, store: MessageStore, tables: Tables, se
         clock=clock,
         store=store,
         tables=tables,
+        admission=Admission(settings, tables),
         clients=clients,
         accounts=accounts,
         deliveries=deliveries,

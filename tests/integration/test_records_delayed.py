@@ -186,7 +186,7 @@ async def test_invalid_requests_are_refused(tmp_path: Path) -> None:
         plain = [for_timer(each, now_ms + HOUR_MS) for each in some(5)]
         answer = await records.append(b"".join(packed(plain)))
         assert answer.status.code == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
-        assert "topic 'orders' does not take delayed messages" in answer.status.message
+        assert "topic 'orders' takes NORMAL messages, but this one is DELAY" in answer.status.message
         answer = await records.append(b"".join(packed(good)), TIMER_TOPIC)
         assert answer.status.code != Code.OK, "the timer's topic itself is the broker's"
         answer = await records.append(b"".join(packed(good)), "later")

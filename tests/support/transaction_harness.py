@@ -11,6 +11,7 @@ from aerobee_broker.clients.registry import Client, ClientRegistry
 from aerobee_broker.config import BrokerConfig, Settings, TopicsConfig
 from aerobee_broker.config.transactions import TransactionsConfig
 from aerobee_broker.counters.broker_counters import BrokerCounters
+from aerobee_broker.messages.admission import Admission
 from aerobee_broker.processors.sending.send import SendProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.services.errors import status_of
@@ -65,9 +66,9 @@ class TransactionHarness:
         producers = Producers(self.clients)
         self.transactions = Transactions(self.store, self.tables, self.clock, Settings(self.config), producers, timer)
         self.clients.producer_listeners.append(self.transactions.producer_ready)
-        self._send = SendProcessor(
-            Settings(self.config), self.store, self.tables, self.counters, self.clock, self.transactions, timer
-        )
+        settings = Settings(self.config)
+        admission = Admission(settings, self.tables)
+        self._send = SendProcessor(settings, self.store, admission, self.counters, self.clock, self.transactions, timer)
         self._end = TransactionProcessor(self.transactions, self.counters)
         self._services: list[asyncio.Task[None]] = []
 

@@ -150,6 +150,28 @@ class BrokerCounters(Struct):
             counters = self.sent[key] = SentCounters()
         return counters
 
+    def stored(
+        self, topic: str, message_types: Sequence[str], queue_ids: Sequence[int], sizes: Sequence[int]
+    ) -> SentCounters:
+        """Count the messages of one request: type, queue and bytes of the record of each. Returns the counters of the
+        first one."""
+        of_queues: dict[int, list[int]] = {}
+        for message_type, queue_id, size in zip(message_types, queue_ids, sizes, strict=True):
+            self.sent_to(topic, message_type).add(size)
+            of_queues.setdefault(queue_id, []).append(size)
+        for queue_id, of_queue in of_queues.items():
+            self.sent_to_queue(topic, queue_id, len(of_queue), sum(of_queue))
+        return self.sent_to(topic, message_types[0])
+
+    def stored_records(
+        self, topic: str, message_type: str, queue_id: int, record_sizes: npt.NDArray[np.int64], message_count: int
+    ) -> SentCounters:
+        """The same for the records of one request, which are all for one queue."""
+        sent = self.sent_to(topic, message_type)
+        size = sent.add_many(record_sizes, message_count)
+        self.sent_to_queue(topic, queue_id, message_count, size)
+        return sent
+
     def received_by(self, topic: str, group: str) -> ReceivedCounters:
         key = (topic, group)
         counters = self.received.get(key)

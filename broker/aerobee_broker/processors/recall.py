@@ -7,8 +7,8 @@ from typing import Final
 from aerobee_broker.clients.naming import topic_name
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.messages.admission import ACCEPTED_TYPES
 from aerobee_broker.messages.message_mapping import DELAY
-from aerobee_broker.processors.route import ACCEPTED_TYPES
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.timer.recall_handle import InvalidRecallHandleError, RecallHandle
 from aerobee_broker.timer.wheel_timer import MessageNotPendingError, Timer

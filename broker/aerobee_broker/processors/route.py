@@ -19,10 +19,11 @@ from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Address, Settings
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.listening.listeners import Listening
+from aerobee_broker.messages.admission import ACCEPTED_TYPES
 from aerobee_broker.messages.validation import address_scheme, check_endpoints
 from aerobee_broker.namesrv.route_tables import BrokerQueues
 from aerobee_broker.tables.table_files import Tables
-from aerobee_broker.tables.topics import Permission, TopicConfig, TopicMessageType
+from aerobee_broker.tables.topics import Permission, TopicConfig
 from aerobee_proto import v2
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
@@ -33,18 +34,6 @@ _READ_WRITE: Final = v2.Permission.READ_WRITE
 _READABLE: Final = (_READ, _READ_WRITE)
 _DOMAIN_NAME: Final = v2.AddressScheme.DOMAIN_NAME
 ANY_QUEUE: Final = -1
-
-_T = v2.MessageType
-ACCEPTED_TYPES: Final[dict[TopicMessageType, tuple[v2.MessageType.ValueType, ...]]] = {
-    TopicMessageType.UNSPECIFIED: (_T.NORMAL,),  # a type of a later RocketMQ; clients reject an unspecified one
-    TopicMessageType.NORMAL: (_T.NORMAL,),
-    TopicMessageType.FIFO: (_T.FIFO,),
-    TopicMessageType.DELAY: (_T.DELAY,),
-    TopicMessageType.TRANSACTION: (_T.TRANSACTION,),
-    TopicMessageType.MIXED: (_T.NORMAL, _T.FIFO, _T.DELAY, _T.TRANSACTION),
-    TopicMessageType.LITE: (_T.LITE,),
-    TopicMessageType.PRIORITY: (_T.PRIORITY,),
-}
 
 
 class Cluster(Protocol):

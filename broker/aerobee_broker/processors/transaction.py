@@ -39,6 +39,5 @@ class TransactionProcessor:
             )
         final = await self._transactions.end(topic, request.transaction_id, _OUTCOMES[request.resolution])
         if final is not None:
-            self._counters.sent_to(topic, "transaction").add(final.place.size)
-            self._counters.sent_to_queue(topic, final.queue_id, 1, final.place.size)
+            self._counters.stored(topic, ["transaction"], [final.queue_id], [final.place.size])
         return v2.EndTransactionResponse(status=_OK)

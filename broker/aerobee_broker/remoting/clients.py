@@ -21,7 +21,7 @@ from aerobee_broker.remoting_wire.errors import RemotingError
 from aerobee_broker.remoting_wire.fields import answer, body_object, integer_member, member, objects, text
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.table_files import Tables
-from aerobee_broker.tables.topics import RETRY_PREFIX, TopicConfig, TopicMessageType, retry_topic
+from aerobee_broker.tables.topics import RETRY_PREFIX, retry_topic
 from aerobee_store.clock import Clock
 from aerobee_store.tables.java_json import Bean
 
@@ -261,7 +261,7 @@ class RemotingClients:
         topics = [topic for topic in subscriptions if not topic.startswith(RETRY_PREFIX)]
         if group in self._tables.groups or self._settings.current.auto_create_groups:
             await self._tables.group_in_use(group, topics)
-            await self._ensure_retry_topic(group)
+            await self._tables.internal_topic(retry_topic(group))
         if not found.connection.is_open:
             return  # it disconnected in the meantime, and nobody would notice later
         self._note(group, found)
@@ -286,12 +286,6 @@ class RemotingClients:
         consumers.subscriptions = subscriptions
         if joined or changed:
             self._notify(group, consumers)
-
-    async def _ensure_retry_topic(self, group: str) -> None:
-        name = retry_topic(group)
-        if name not in self._tables.topics:
-            self._tables.topics.create_internal(TopicConfig.of_type(name, TopicMessageType.NORMAL, queue_count=1))
-            await self._tables.save_topics()
 
     def _note(self, group: str, found: Member) -> None:
         """Note what the end of the connection removes. RemotingError if it registers too much."""

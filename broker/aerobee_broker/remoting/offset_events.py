@@ -11,7 +11,6 @@ from typing import Final
 
 from aerobee_broker.config import Settings
 from aerobee_broker.tables.table_files import Tables
-from aerobee_broker.tables.topics import TopicConfig
 from aerobee_store import Message, MessageStore, StoreError
 from aerobee_store.clock import Clock
 from aerobee_store.records import properties as p
@@ -65,9 +64,7 @@ class OffsetEvents:
             born_host=config.store.store_host,
         )
         try:
-            if TOPIC not in self._tables.topics:
-                self._tables.topics.create_internal(TopicConfig(name=TOPIC, read_queue_count=1, write_queue_count=1))
-                await self._tables.save_topics()
+            await self._tables.internal_topic(TOPIC)
             self._store.append([message])
         except (StoreError, OSError) as error:
             _log.warning("event of a corrected offset not stored cause=%s", error)

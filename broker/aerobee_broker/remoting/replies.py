@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from aerobee_broker.config import BrokerConfig
 from aerobee_broker.remoting.clients import RemotingClients
 from aerobee_broker.remoting.send import SHORT_NAMES, SendRequests
 from aerobee_broker.remoting_wire.codes import Answer, Request
@@ -27,8 +26,7 @@ _PUSHED: Final = (
 class ReplyRequests:
     """Answers SEND_REPLY_MESSAGE and SEND_REPLY_MESSAGE_V2."""
 
-    def __init__(self, config: BrokerConfig, clients: RemotingClients, send: SendRequests, clock: Clock) -> None:
-        self._config = config
+    def __init__(self, clients: RemotingClients, send: SendRequests, clock: Clock) -> None:
         self._clients = clients
         self._send = send
         self._clock = clock
@@ -44,7 +42,6 @@ class ReplyRequests:
     async def _reply(self, request: Command, connection: Connection, *, short: bool) -> Command:
         """Push the reply to the waiting client, then store it in any case. The answer tells whether the client has
         received it."""
-        await self._send.ensure_topic(f"{self._config.cluster}_REPLY_TOPIC", 1)
         failure = await self._push(request, connection, short=short)
         stored = await (self._send.send_v2 if short else self._send.send)(request, connection)
         if failure and stored.code == Answer.SUCCESS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from aerobee_broker.messages.admission import Admission
 from aerobee_broker.remoting.send import SendRequests, store_host
 from aerobee_broker.remoting_wire.codes import Answer
 from aerobee_broker.remoting_wire.connection import Connection
@@ -28,9 +29,17 @@ _FIRST_LEVEL: Final = 3  # 10 seconds, one level more with each attempt
 class RetryRequests:
     """Answers CONSUMER_SEND_MESSAGE_BACK."""
 
-    def __init__(self, store: MessageStore, tables: Tables, send: SendRequests, level_delay: LevelDelay) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        tables: Tables,
+        admission: Admission,
+        send: SendRequests,
+        level_delay: LevelDelay,
+    ) -> None:
         self._store = store
         self._tables = tables
+        self._admission = admission
         self._send = send
         self._level_delay = level_delay
 
@@ -53,8 +62,10 @@ class RetryRequests:
         properties.setdefault(p.ORIGIN_MESSAGE_ID, p.offset_message_id(record.store_host, record.physical_offset))
         for name in (p.WAIT, p.TIMER_OUT_MS, *DELAY_NAMES):
             properties.pop(name, None)
-        topic = await self._send.ensure_topic(retry_topic(group.name), queue_count)
-        message = record.to_message(topic.name, offset % max(topic.write_queue_count, 1), properties)
+        topic = await self._tables.internal_topic(retry_topic(group.name), queue_count=queue_count)
+        destination = await self._admission.destination(topic.name)
+        destination.check(None)
+        message = record.to_message(topic.name, offset % destination.queue_count, properties)
         message.store_host = store_host(connection)
         message.reconsume_times += 1
         message.prepared_transaction_offset = 0

@@ -17,23 +17,15 @@ from msgspec import Struct
 
 from aerobee_broker.config import Settings
 from aerobee_broker.counters.broker_counters import BrokerCounters
-from aerobee_broker.errors import IllegalTopicError, QueueNotFoundError
+from aerobee_broker.messages.admission import Admission
 from aerobee_broker.remoting_wire.codes import Answer
 from aerobee_broker.remoting_wire.connection import Connection
 from aerobee_broker.remoting_wire.errors import RemotingError, code_of_stored
 from aerobee_broker.remoting_wire.fields import answer, boolean, integer, text
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.consumer_groups import attempt_max
-from aerobee_broker.tables.predefined_topics import predefined_topics
 from aerobee_broker.tables.table_files import Tables
-from aerobee_broker.tables.topics import (
-    DEAD_LETTER_PREFIX,
-    RETRY_PREFIX,
-    TopicConfig,
-    TopicMessageType,
-    check_new_topic_name,
-    dead_letter_topic,
-)
+from aerobee_broker.tables.topics import RETRY_PREFIX, dead_letter_topic
 from aerobee_broker.timer.level_delay import LevelDelay
 from aerobee_broker.timer.recall_handle import RecallHandle
 from aerobee_broker.timer.wheel_timer import Timer
@@ -44,7 +36,7 @@ from aerobee_store.errors import ReplicaError
 from aerobee_store.records import properties as p
 from aerobee_store.records.decimals import decimal
 from aerobee_store.records.message_fields import DELAY_NAMES
-from aerobee_store.records.message_rules import BrokenRuleError, check_body, check_compression
+from aerobee_store.records.message_rules import check_body, check_compression, check_delivery_time
 from aerobee_store.records.record import (
     SYS_FLAG_COMPRESSED,
     SYS_FLAG_COMPRESSION_TYPE,
@@ -53,17 +45,6 @@ from aerobee_store.records.record import (
 )
 
 REGION: Final = "DefaultRegion"
-_OWN_TOPICS: Final = frozenset(
-    {
-        "SCHEDULE_TOPIC_XXXX",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-    }
-)
-"""Clients must not send to these, as in RocketMQ."""
 _KEPT_FLAGS: Final = SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE | SYS_FLAG_MULTI_TAGS
 _BATCH_COUNT_MAX: Final = 32_768
 _BATCH_ITEM: Final = struct.Struct(">iiiii")
@@ -111,6 +92,7 @@ class SendRequests:
         settings: Settings,
         store: MessageStore,
         tables: Tables,
+        admission: Admission,
         counters: BrokerCounters,
         clock: Clock,
         transactions: Transactions,
@@ -120,12 +102,12 @@ class SendRequests:
         self._settings = settings
         self._store = store
         self._tables = tables
+        self._admission = admission
         self._counters = counters
         self._clock = clock
         self._transactions = transactions
         self._timer = timer
         self._level_delay = level_delay
-        self._next_queue = 0
 
     async def send(self, request: Command, connection: Connection) -> Command:
         """SEND_MESSAGE, with the long names of its fields."""
@@ -137,13 +119,17 @@ class SendRequests:
 
     async def _send(self, sent: _Sent, request: Command, connection: Connection) -> Command:
         started = perf_counter()
-        topic = await self._topic(sent)
-        queue_id = self._queue_id(topic, sent.queue_id)
-        _check_body(len(request.body), self._settings.current.store.body_size_max)
+        check_body(len(request.body), self._settings.current.store.body_size_max)
         if not sent.is_batch:
-            _check_compression(request.body, sent.sys_flag)
+            check_compression(bytes(request.body[:4]), sent.sys_flag)
+        destination = await self._admission.destination(sent.topic, queue_count=max(sent.queue_count, 1))
+        destination.check(None)
+        queue_id = sent.queue_id
+        if queue_id < 0:
+            queue_id = destination.take_queue()
+        destination.check_queue(queue_id, as_of_old_route=True)
         message = Message(
-            topic=topic.name,
+            topic=destination.topic,
             queue_id=queue_id,
             body=request.body,
             properties=self._with_own(sent.properties),
@@ -156,16 +142,14 @@ class SendRequests:
         )
         if sent.is_batch:
             return await self._send_batch(message, started)
-        if topic.name.startswith(RETRY_PREFIX):
+        if destination.topic.startswith(RETRY_PREFIX):
             message = await self._again_or_dead(message, sent)
         elif message.properties.get(p.TRANSACTION_MESSAGE, "").lower() == "true":
             return await self._send_half(message, sent, connection)
         stored, handle = self.delayed(message)
         [place] = self._store.append([stored])
         kind = "normal" if stored is message else "delay"
-        sent_to = self._counters.sent_to(message.topic, kind)
-        sent_to.add(place.size)
-        self._counters.sent_to_queue(message.topic, queue_id, 1, place.size)
+        sent_to = self._counters.stored(message.topic, [kind], [queue_id], [place.size])
         code = await self._wait(place.end, message)
         sent_to.milliseconds.observe((perf_counter() - started) * 1000)
         ids = [p.offset_message_id(message.store_host or self._store.config.store_host, place.physical_offset)]
@@ -197,10 +181,9 @@ class SendRequests:
                 Answer.MESSAGE_ILLEGAL, "a batch cannot contain delayed or transactional messages; send them one by one"
             )
         places = self._store.append(messages, split_batch=True)
-        sent_to = self._counters.sent_to(whole.topic, "normal")
-        for place in places:
-            sent_to.add(place.size)
-        self._counters.sent_to_queue(whole.topic, whole.queue_id, len(places), sum(place.size for place in places))
+        count = len(places)
+        sizes = [place.size for place in places]
+        sent_to = self._counters.stored(whole.topic, ["normal"] * count, [whole.queue_id] * count, sizes)
         code = await self._wait(places[-1].end, whole)
         sent_to.milliseconds.observe((perf_counter() - started) * 1000)
         host = whole.store_host or self._store.config.store_host
@@ -211,9 +194,7 @@ class SendRequests:
         """A transactional message: it waits for its producer's decision."""
         properties = {p.PRODUCER_GROUP: sent.producer_group, **message.properties}
         message.properties = properties
-        if not self._transactions.has_topics:
-            await self._transactions.create_topics()
-        [place] = self._transactions.append_halves([message], connection.key)
+        [place] = await self._transactions.begin([message], connection.key)
         code = await self._wait(place.end, message)
         host = message.store_host or self._store.config.store_host
         ids = [p.offset_message_id(host, place.physical_offset or 0)]
@@ -255,31 +236,6 @@ class SendRequests:
             properties[p.UNIQ_KEY] = secrets.token_hex(16).upper()
         return properties
 
-    # --- The destination --------------------------------------------------------------------------------------
-
-    async def _topic(self, sent: _Sent) -> TopicConfig:
-        name = sent.topic
-        if name in _OWN_TOPICS:
-            raise RemotingError(Answer.NO_PERMISSION, f"topic {name!r} is a system topic; send to another topic")
-        if name.startswith(RETRY_PREFIX):
-            self._tables.groups.require(name.removeprefix(RETRY_PREFIX))
-        topic = self._tables.topics.get(name)
-        if topic is None:
-            if name not in predefined_topics(self._settings.current):
-                check_new_or_own_name(name)
-            topic = await self._tables.topic_in_use(name, queue_count=max(sent.queue_count, 1))
-        topic.check_writable()
-        return topic
-
-    def _queue_id(self, topic: TopicConfig, wanted: int) -> int:
-        if wanted < 0:
-            self._next_queue += 1
-            return self._next_queue % topic.write_queue_count
-        count = max(topic.write_queue_count, topic.read_queue_count)
-        if wanted >= count:
-            raise QueueNotFoundError(topic.name, "write", count, wanted)
-        return wanted
-
     async def _again_or_dead(self, message: Message, sent: _Sent) -> Message:
         """A message that a consumer sends to its retry topic; a dead letter once it has reached the maximum number of
         attempts."""
@@ -292,21 +248,12 @@ class SendRequests:
     async def dead_letter(self, message: Message, group: str) -> Message:
         """The message as a dead letter of the group, whose topic exists on return."""
         name = dead_letter_topic(group)
-        await self.ensure_topic(name, 1)
+        await self._tables.internal_topic(name)
         properties = dict(message.properties)
         for dropped in DELAY_NAMES:
             properties.pop(dropped, None)
         message.topic, message.queue_id, message.properties = name, 0, properties
         return message
-
-    async def ensure_topic(self, name: str, queue_count: int) -> TopicConfig:
-        """A topic that the broker needs; durable on return."""
-        topic = self._tables.topics.get(name)
-        if topic is None:
-            topic = TopicConfig.of_type(name, TopicMessageType.NORMAL, queue_count=queue_count)
-            topic = self._tables.topics.create_internal(topic)
-            await self._tables.save_topics()
-        return topic
 
     def delayed(self, message: Message) -> tuple[Message, str]:
         """The stored form of a message, which may be delayed, and the handle to recall it.
@@ -321,14 +268,9 @@ class SendRequests:
             return self._level_delay.delayed(message, _number(properties, p.DELAY)), ""
         number = _number(properties, delay)
         deliver_ms = {p.TIMER_DELAY_SEC: now_ms + number * 1000, p.TIMER_DELAY_MS: now_ms + number}.get(delay, number)
-        delay_max = self._settings.current.limits.delay_seconds_max
-        if deliver_ms > now_ms + delay_max * 1000:
-            raise RemotingError(
-                Answer.MESSAGE_ILLEGAL,
-                f"{delay} is {number}, more than {delay_max:g} s ahead; the limit is {delay_max:g} s",
-            )
         if deliver_ms <= now_ms:
             return message, ""
+        check_delivery_time(deliver_ms, now_ms, self._settings.current.limits.delay_seconds_max)
         handle = RecallHandle(message.topic, self._settings.current.name, deliver_ms, properties[p.UNIQ_KEY])
         return self._timer.delayed(message, deliver_ms), handle.encode()
 
@@ -336,16 +278,6 @@ class SendRequests:
 def store_host(connection: Connection) -> tuple[str, int] | None:
     """The broker's address in records: clients connect to it to fetch a message by its id."""
     return (connection.local.host, connection.local.port)
-
-
-def check_new_or_own_name(name: str) -> None:
-    """Raise IllegalTopicError unless a client may name this topic in a send."""
-    for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX):
-        if name.startswith(prefix) and len(name) > len(prefix):
-            return
-    if not name:
-        raise IllegalTopicError("the topic name is blank; enter a name")
-    check_new_topic_name(name)
 
 
 def _delay_of(properties: Mapping[str, str]) -> str:
@@ -395,20 +327,6 @@ def _sent(request: Command, *, short: bool) -> _Sent:
     )
 
 
-def _check_body(size: int, size_max: int) -> None:
-    try:
-        check_body(size, size_max)
-    except BrokenRuleError as broken:
-        raise RemotingError(Answer.MESSAGE_ILLEGAL, broken.reason) from None
-
-
-def _check_compression(body: bytes | bytearray | memoryview, sys_flag: int) -> None:
-    try:
-        check_compression(bytes(body[:4]), sys_flag)
-    except BrokenRuleError as broken:
-        raise RemotingError(Answer.MESSAGE_ILLEGAL, broken.reason) from None
-
-
 def _split_batch(body: bytes) -> list[tuple[int, bytes, dict[str, str]]]:
     """Flag, body and properties of each message in the body of a batch. Raises RemotingError."""
     items: list[tuple[int, bytes, dict[str, str]]] = []
@@ -425,7 +343,7 @@ def _split_batch(body: bytes) -> list[tuple[int, bytes, dict[str, str]]]:
                 raise RemotingError(
                     Answer.MESSAGE_ILLEGAL, f"the lengths in message {len(items)} of the batch disagree"
                 )
-            _check_body(body_size, body_size)  # the size of all was checked
+            check_body(body_size, body_size)  # the size of all was checked
             properties = p.decode_properties(body[end - properties_size : end])
             items.append((flag, body[begin : begin + body_size], properties))
             at = end

@@ -70,9 +70,11 @@ class RemotingService:
         decisions = TransactionRequests(store, transactions, self.clients, counters, parts.accounts)
         parts.producers.ask_by_group = decisions.ask
         self.clients.producer_listeners.append(lambda group, producer: transactions.group_ready())
-        send = SendRequests(settings, store, tables, counters, clock, transactions, parts.timer, parts.level_delay)
-        retry = RetryRequests(store, tables, send, parts.level_delay)
-        replies = ReplyRequests(settings.current, self.clients, send, clock)
+        send = SendRequests(
+            settings, store, tables, parts.admission, counters, clock, transactions, parts.timer, parts.level_delay
+        )
+        retry = RetryRequests(store, tables, parts.admission, send, parts.level_delay)
+        replies = ReplyRequests(self.clients, send, clock)
         name_server = NameServerRequests(
             self.routes, KvConfig(), lambda: {"serverMode": "broker", "brokerName": settings.current.name}
         )

@@ -62,8 +62,7 @@ class TransactionRequests:
             )
         final = await self._transactions.end(half.topic, half.transaction_id, outcome)
         if final is not None:
-            self._counters.sent_to(half.topic, "transaction").add(final.place.size)
-            self._counters.sent_to_queue(half.topic, final.queue_id, 1, final.place.size)
+            self._counters.stored(half.topic, ["transaction"], [final.queue_id], [final.place.size])
         return answer()
 
     def ask(self, record: Record, topic: str, transaction_id: str, number: int) -> bool:

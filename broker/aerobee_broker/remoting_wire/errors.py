@@ -16,6 +16,7 @@ _TEXT_MAX: Final = 900  # characters
 
 # The first class of an error's bases in this table decides.
 _CODES: Final[dict[type[BaseException], Answer]] = {
+    broker.SystemTopicError: Answer.NO_PERMISSION,
     broker.IllegalTopicError: Answer.INVALID_PARAMETER,
     broker.IllegalGroupError: Answer.INVALID_PARAMETER,
     broker.IllegalAttributeError: Answer.SYSTEM_ERROR,  # as in RocketMQ

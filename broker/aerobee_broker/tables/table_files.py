@@ -230,6 +230,14 @@ class Tables:
             await self.save_topics()
         return topic
 
+    async def internal_topic(self, stored_name: str, *, queue_count: int = 1) -> TopicConfig:
+        """A topic that the broker needs (retry, dead letters, events), created if it is missing; durable on return."""
+        topic = self.topics.get(stored_name)
+        if topic is None:
+            topic = self.topics.create_internal(TopicConfig.of_type(stored_name, queue_count=queue_count))
+            await self.save_topics()
+        return topic
+
     def group_or_first_use(self, stored_name: str, topics: Iterable[str]) -> GroupConfig:
         """The group, or the group that its first use would create, because clients want to know its settings before
         that.

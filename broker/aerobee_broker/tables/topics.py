@@ -165,14 +165,14 @@ def check_topic_name(name: str) -> None:
 
     1..127 characters of `a-z A-Z 0-9 _ - % |`, and no system topic. Retry and dead-letter topics may be read.
     """
-    _check_form(name, NAME_SIZE_MAX)
+    check_form(name, NAME_SIZE_MAX)
     if is_system_topic(name):
         raise IllegalTopicError(f"topic {name!r} is a system topic; choose another name")
 
 
 def check_new_topic_name(stored: str) -> None:
     """Raise IllegalTopicError unless a user may create a topic with this stored name."""
-    _check_form(stored, NAME_SIZE_MAX)
+    check_form(stored, NAME_SIZE_MAX)
     name = split_stored_name(stored)[1]
     check_topic_name(name)
     for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX, LIGHT_PREFIX):
@@ -180,7 +180,8 @@ def check_new_topic_name(stored: str) -> None:
             raise IllegalTopicError(f"topic {name!r} begins with the reserved prefix {prefix}; choose another name")
 
 
-def _check_form(name: str, size_max: int) -> None:
+def check_form(name: str, size_max: int = INTERNAL_TOPIC_NAME_SIZE_MAX) -> None:
+    """Raise IllegalTopicError for a name with forbidden characters, or one that is too long."""
     # RocketMQ joins group and topic with a character that neither may have.
     letters = name.replace("+", "_", 1) if name.startswith(RETRY_PREFIX) else name
     if fault := name_fault(letters, size_max):
@@ -335,7 +336,7 @@ class TopicTable(NamedTable[TopicConfig]):
         existing = self._latest.get(topic.name)
         if existing is not None:
             return existing
-        _check_form(topic.name, INTERNAL_TOPIC_NAME_SIZE_MAX)
+        check_form(topic.name)
         self._put(topic)
         return topic
 

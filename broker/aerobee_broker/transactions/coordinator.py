@@ -294,18 +294,19 @@ class Transactions:
         await self._tables.save()
         self._has_topics = True
 
-    @property
-    def has_topics(self) -> bool:
-        return self._has_topics
-
     # --- Send and decide --------------------------------------------------------------------------------------
 
-    def append_halves(self, messages: Sequence[Message], client_id: str) -> list[HalfPlace]:
-        """Store messages, prepared for their real topics, as half messages; all or none. Wait for them afterwards.
+    async def begin(self, messages: Sequence[Message], client_id: str) -> list[HalfPlace]:
+        """Append messages, prepared for their real topics, as half messages; all or none. Wait for them afterwards.
 
         A message that exists already, with the same unique key in the same topic, is not stored again: its client
-        repeats the call because it has not seen the answer. Raises TooManyRequestsError, StoreError.
+        repeats the call because it has not seen the answer. Raises TooManyRequestsError, StoreError, OSError.
         """
+        if not self._has_topics:
+            await self.create_topics()
+        return self._append_halves(messages, client_id)
+
+    def _append_halves(self, messages: Sequence[Message], client_id: str) -> list[HalfPlace]:
         places: list[HalfPlace | None] = []
         fresh: dict[bytes, Message] = {}
         keys = [transaction_key(message.topic, message.properties[p.UNIQ_KEY]) for message in messages]

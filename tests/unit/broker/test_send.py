@@ -18,6 +18,7 @@ from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.errors import IllegalTopicError, InvalidRequestError, TopicNotFoundError
 from aerobee_broker.limits import loop_share
 from aerobee_broker.messages import message_mapping
+from aerobee_broker.messages.admission import Admission
 from aerobee_broker.processors.sending import send
 from aerobee_broker.processors.sending.send import SendProcessor
 from aerobee_broker.processors.sending.send_known import KnownMessage, SendKnown, SendReader
@@ -50,7 +51,13 @@ class Sender:
         producers = Producers(ClientRegistry(store.clock))
         self.transactions = Transactions(store, tables, store.clock, Settings(config), producers, timer)
         self._processor = SendProcessor(
-            Settings(config), store, tables, self.counters, store.clock, self.transactions, timer
+            Settings(config),
+            store,
+            Admission(Settings(config), tables),
+            self.counters,
+            store.clock,
+            self.transactions,
+            timer,
         )
 
     async def send(self, *messages: v2.Message) -> v2.SendMessageResponse:

@@ -7,7 +7,7 @@ from typing import Final
 from aerobee_broker.delivery.state.stats import DeliveryStats
 from aerobee_broker.delivery.state.subscriptions import DeliveryTables, Queue
 from aerobee_broker.tables.consumer_groups import attempt_max
-from aerobee_broker.tables.topics import TopicConfig, dead_letter_topic
+from aerobee_broker.tables.topics import dead_letter_topic
 from aerobee_store import InvalidMessageError, MessageStore, Record
 from aerobee_store.records import properties as p
 
@@ -35,8 +35,7 @@ class DeadLetters:
 
     async def create_topic(self, group: str) -> None:
         """Durable on return."""
-        self._tables.topics.create_internal(TopicConfig.of_type(dead_letter_topic(group), queue_count=1))
-        await self._tables.save_topics()
+        await self._tables.internal_topic(dead_letter_topic(group))
 
     def append(self, record: Record, queue: Queue) -> None:
         """The event that finishes the message must be appended in the same step, so that it follows in the log."""

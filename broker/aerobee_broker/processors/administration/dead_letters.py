@@ -13,13 +13,14 @@ from typing import Final
 
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.counters.broker_counters import BrokerCounters
-from aerobee_broker.errors import InvalidRequestError, TopicNotFoundError
+from aerobee_broker.errors import IllegalTopicError, InvalidRequestError, TopicNotFoundError
 from aerobee_broker.limits.loop_share import READ_COUNT, STEP_SIZE, LoopShare, Steps
+from aerobee_broker.messages.admission import Admission, Destination
 from aerobee_broker.messages.key_query import find_by_message_id, newest_with_key
 from aerobee_broker.messages.message_mapping import RESENT_FROM, timestamp_ms, to_wire_message
 from aerobee_broker.processors.administration.wire import OK, page_count, page_of, resource, timestamp
 from aerobee_broker.tables.table_files import Tables
-from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, TopicConfig, dead_letter_topic, is_system_topic
+from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, dead_letter_topic
 from aerobee_broker.timer.state import TIMER_ORIGIN
 from aerobee_proto import admin_v1, v2
 from aerobee_store import InvalidMessageError, MessageStore, Record
@@ -48,12 +49,20 @@ _ENDED: Final = (
 class DeadLetterAdministration:
     """One method per RPC."""
 
-    def __init__(self, *, store: MessageStore, tables: Tables, counters: BrokerCounters, loop_share: LoopShare) -> None:
+    def __init__(
+        self,
+        *,
+        store: MessageStore,
+        tables: Tables,
+        admission: Admission,
+        counters: BrokerCounters,
+        loop_share: LoopShare,
+    ) -> None:
         self._store = store
+        self._admission = admission
         self._loop_share = loop_share
         self._tables = tables
         self._counters = counters
-        self._turns = 0
 
     async def list_queues(
         self, request: admin_v1.ListDeadLetterQueuesRequest, _: Client
@@ -158,6 +167,8 @@ class DeadLetterAdministration:
                 result.status.code, result.status.message = v2.Code.ValueType(error.code), str(error)
             except TopicNotFoundError as error:
                 result.status.code, result.status.message = v2.Code.TOPIC_NOT_FOUND, str(error)
+            except IllegalTopicError as error:
+                result.status.code, result.status.message = v2.Code.ILLEGAL_TOPIC, str(error)
             except InvalidMessageError as error:
                 result.status.code, result.status.message = v2.Code.BAD_REQUEST, str(error)
             results.append(result)
@@ -190,29 +201,23 @@ class DeadLetterAdministration:
                 v2.Code.BAD_REQUEST, f"dead letter {offset} does not record its topic; name a topic to send it to"
             )
         target = self._target(target_name)
-        if not request.again and (before := await self._find_resent(record, target.name)) is not None:
+        if not request.again and (before := await self._find_resent(record, target.topic)) is not None:
             raise InvalidRequestError(
                 v2.Code.PRECONDITION_FAILED,
                 f"dead letter {offset} was already resent, to queue {before.queue_id}, offset "
                 f"{before.queue_offset}; to resend it once more, set `again` (--again)",
             )
-        message_group = record.properties.get(p.SHARDING_KEY)
-        if message_group:
-            queue_id = p.jump_hash(message_group, target.write_queue_count)
-        else:
-            self._turns += 1
-            queue_id = self._turns % target.write_queue_count
+        queue_id = target.queue_for(record.properties.get(p.SHARDING_KEY, ""))
         properties = {name: value for name, value in record.properties.items() if name not in _ENDED}
         properties[RESENT_FROM] = _letter_name(record)
         if not request.topic:
             properties[ONLY_GROUP] = topic.removeprefix(DEAD_LETTER_PREFIX)
-        message = record.to_new_message(target.name, queue_id, properties)
+        message = record.to_new_message(target.topic, queue_id, properties)
         message.reconsume_times = 0
         [place] = self._store.append([message])
-        self._counters.sent_to(target.name, "normal").add(place.size)
-        self._counters.sent_to_queue(target.name, queue_id, 1, place.size)
+        self._counters.stored(target.topic, ["normal"], [queue_id], [place.size])
         result.message_id = record.unique_key or ""
-        result.topic, result.queue_id, result.queue_offset = target.name, queue_id, place.queue_offset
+        result.topic, result.queue_id, result.queue_offset = target.topic, queue_id, place.queue_offset
         return place.end
 
     def _letter(self, topic: str, group: str, offset: int) -> Record:
@@ -224,13 +229,13 @@ class DeadLetterAdministration:
             )
         return found[0]
 
-    def _target(self, name: str) -> TopicConfig:
-        if is_system_topic(name) or name.startswith(DEAD_LETTER_PREFIX):
+    def _target(self, name: str) -> Destination:
+        if name.startswith(DEAD_LETTER_PREFIX):
             raise InvalidRequestError(
-                v2.Code.FORBIDDEN, f"topic {name!r} is a system topic; name another topic to send to"
+                v2.Code.FORBIDDEN, f"topic {name!r} is for dead letters; name another topic to send to"
             )
-        target = self._tables.topics.require(name)
-        target.check_writable()
+        target = self._admission.existing(name)
+        target.check(None)
         return target
 
     def _topic(self, group: str) -> str:

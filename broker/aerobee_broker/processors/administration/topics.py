@@ -12,6 +12,7 @@ from aerobee_broker.clients.registry import Client, ClientRegistry
 from aerobee_broker.config import Settings
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.messages.admission import ACCEPTED_TYPES
 from aerobee_broker.processors.administration.wire import (
     OK,
     TYPE_ATTRIBUTE,
@@ -20,7 +21,7 @@ from aerobee_broker.processors.administration.wire import (
     timestamp,
     topic_to_wire,
 )
-from aerobee_broker.processors.route import ACCEPTED_TYPES, RouteProcessor
+from aerobee_broker.processors.route import RouteProcessor
 from aerobee_broker.tables.attributes import AttributeChanges
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_broker.tables.table_files import Tables

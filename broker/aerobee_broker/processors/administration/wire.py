@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
-from aerobee_broker.processors.route import ACCEPTED_TYPES
+from aerobee_broker.messages.admission import ACCEPTED_TYPES
 from aerobee_broker.processors.telemetry import retry_policy
 from aerobee_broker.tables.consumer_groups import GroupConfig, is_system_group
 from aerobee_broker.tables.topics import (

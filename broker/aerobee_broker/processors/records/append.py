@@ -14,9 +14,9 @@ from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Settings
 from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.errors import BadRecordError, InvalidRequestError
+from aerobee_broker.messages.admission import Admission
 from aerobee_broker.messages.varints import read_varint
 from aerobee_broker.processors.records.read import SIZE_DTYPE
-from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.timer.wheel_timer import Timer
 from aerobee_proto import records_v1, v2
 from aerobee_store import AppendedBatch, InvalidRecordError, MessageStore
@@ -105,7 +105,7 @@ class AppendProcessor:
         self,
         settings: Settings,
         store: MessageStore,
-        tables: Tables,
+        admission: Admission,
         counters: BrokerCounters,
         clock: Clock,
         timer: Timer,
@@ -113,7 +113,7 @@ class AppendProcessor:
         config = settings.current
         self._settings = settings
         self._store = store
-        self._tables = tables
+        self._admission = admission
         self._counters = counters
         self._clock = clock
         self._timer = timer
@@ -130,12 +130,11 @@ class AppendProcessor:
     async def append(self, request: AnyAppendRequest, client: Client) -> AppendedBatch:
         """Append all records of the request or none, in one step of the event loop unless the topic must be created."""
         stored_name = topic_name(request.topic, client)
-        topic = self._tables.topics.get(stored_name) or await self._tables.topic_in_use(stored_name)
-        topic.check_write_queue(request.queue_id)
         batch = self._parsed(request)
+        destination = await self._admission.destination(stored_name)
         for_timer = TIMER_TOPIC in batch.topics
         limits = self._settings.current.limits
-        checks.check_records(batch, topic, request.queue_id, limits, self._body_size_max, delayed=for_timer)
+        checks.check_records(batch, destination, request.queue_id, limits, self._body_size_max, delayed=for_timer)
         place = stored_name, request.queue_id
         if for_timer:
             batch = delayed.timer_records(batch, *place, self._timer, limits, self._clock.now_ms())
@@ -144,9 +143,8 @@ class AppendProcessor:
             appended = self._store.append_records(*place, batch, born_host=client.peer)
         except InvalidRecordError as error:
             raise BadRecordError(v2.Code.BAD_REQUEST, error.index, error.reason) from error
-        sent_to = self._counters.sent_to(stored_name, "delay" if for_timer else "normal")
-        size = sent_to.add_many(batch.size, appended.count)
-        self._counters.sent_to_queue(stored_name, request.queue_id, appended.count, size)
+        kind = "delay" if for_timer else "normal"
+        self._counters.stored_records(stored_name, kind, request.queue_id, batch.size, appended.count)
         return appended
 
     async def finish(self, appended: AppendedBatch, started: float) -> records_v1.AppendRecordsResponse:

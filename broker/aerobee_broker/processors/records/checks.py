@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from aerobee_broker.config import LimitsConfig
-from aerobee_broker.errors import BadRecordError
-from aerobee_broker.processors.route import ACCEPTED_TYPES
-from aerobee_broker.tables.topics import TopicConfig
+from aerobee_broker.errors import BadRecordError, ClosedError, InvalidRequestError
+from aerobee_broker.messages.admission import Destination
+from aerobee_broker.messages.message_mapping import DELAY, FIFO, NORMAL
 from aerobee_proto import v2
 from aerobee_store.records import message_rules as rules
 from aerobee_store.records import properties as p
@@ -61,7 +61,7 @@ _MUST_CHECK: Final = {name: _first_bytes(rule) for name, rule in rules.OF_PROPER
 
 def check_records(
     batch: RecordBatch,
-    topic: TopicConfig,
+    destination: Destination,
     queue_id: int,
     limits: LimitsConfig,
     body_size_max: int,
@@ -73,7 +73,7 @@ def check_records(
     `delayed`: the records are for the timer; delayed.py checks their timer properties.
     """
     _check_bodies(batch, body_size_max)
-    takes_batches = topic.takes_batches and not delayed
+    takes_batches = destination.config.takes_batches and not delayed
     other = batch.sys_flag & ~(_SYS_FLAGS | (_BATCH_FLAGS if takes_batches else 0))
     if np.count_nonzero(other):
         row = int((other != 0).argmax())
@@ -95,10 +95,9 @@ def check_records(
     _check_transient(batch)
     _check_sizes(batch, limits)
     _check_texts(batch)
-    if delayed:
-        _check_delay_type(batch, topic)
-    else:
-        _check_type(batch, topic, queue_id)
+    _check_type(batch, destination, delayed=delayed)
+    destination.check_queue(queue_id)
+    _check_groups(batch, destination, queue_id)
     _check_compression(batch)
 
 
@@ -147,7 +146,7 @@ def _check_sizes(batch: RecordBatch, limits: LimitsConfig) -> None:
 
 def _check_texts(batch: RecordBatch) -> None:
     """Ask the rules about each text that may be blank, is long, or is of a field with forbidden characters that occur
-    somewhere. Control characters were found before, and `_check_type` asks about each message group."""
+    somewhere. Control characters were found before, and `_check_groups` asks about each message group."""
     if batch.properties_lack(_ODD) and int(batch.properties_size.max()) <= _LONG:
         return
     for name, rule in rules.OF_PROPERTY.items():
@@ -169,43 +168,32 @@ def _bad(row: int, broken: BrokenRuleError) -> BadRecordError:
     return BadRecordError(_Code.Value(broken.code), row, broken.reason)
 
 
-def _check_delay_type(batch: RecordBatch, topic: TopicConfig) -> None:
-    if v2.MessageType.DELAY not in ACCEPTED_TYPES[topic.message_type]:
-        raise BadRecordError(
-            _Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-            0,
-            f"topic {topic.name!r} does not take delayed messages; send it to a topic of its type",
-        )
+def _check_type(batch: RecordBatch, destination: Destination, *, delayed: bool) -> None:
+    """A message with a message group is a FIFO message."""
     grouped = batch.rows_with(p.SHARDING_KEY)
-    if len(grouped):
+    if delayed and len(grouped):
         raise BadRecordError(
             _Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
             int(grouped[0]),
             f"a delayed message cannot have the property {p.SHARDING_KEY}; leave it out",
         )
+    kinds = [(FIFO, int(grouped[0]))] if len(grouped) else []
+    if len(grouped) < len(batch):
+        alone = np.isin(np.arange(len(batch)), grouped, invert=True)
+        kinds.append((DELAY if delayed else NORMAL, int(alone.argmax())))
+    for kind, row in kinds:
+        try:
+            destination.check(kind, has_batches=batch.any_has(SYS_FLAG_INNER_BATCH))
+        except ClosedError:
+            raise  # whatever the record is
+        except InvalidRequestError as error:
+            raise BadRecordError(error.code, row, str(error)) from None
 
 
-def _check_type(batch: RecordBatch, topic: TopicConfig, queue_id: int) -> None:
-    """A message with a message group is a FIFO message, and must be in the queue of its group."""
-    accepted = ACCEPTED_TYPES[topic.message_type]
-    grouped = batch.rows_with(p.SHARDING_KEY)
-    if len(grouped) < len(batch) and v2.MessageType.NORMAL not in accepted:
-        row = int(np.isin(np.arange(len(batch)), grouped, invert=True).argmax())
-        raise BadRecordError(
-            _Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-            row,
-            f"topic {topic.name!r} does not take normal messages, and the record has no {p.SHARDING_KEY}; "
-            "send it to a topic of its type, or with SendMessage",
-        )
-    if not len(grouped):
+def _check_groups(batch: RecordBatch, destination: Destination, queue_id: int) -> None:
+    """Each message must be in the queue of its group."""
+    if not len(batch.rows_with(p.SHARDING_KEY)):
         return
-    if v2.MessageType.FIFO not in accepted:
-        raise BadRecordError(
-            _Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-            int(grouped[0]),
-            f"topic {topic.name!r} does not take FIFO messages, and the record has the property {p.SHARDING_KEY}; "
-            "send it to a topic of its type",
-        )
     known: set[str] = set()
     for row, group in enumerate(batch.property_strings(p.SHARDING_KEY)):
         if group is None or group in known:
@@ -214,11 +202,11 @@ def _check_type(batch: RecordBatch, topic: TopicConfig, queue_id: int) -> None:
             rules.MESSAGE_GROUP.check(group)
         except BrokenRuleError as broken:
             raise _bad(row, broken) from None
-        if (right := p.jump_hash(group, topic.write_queue_count)) != queue_id:
+        if (right := destination.queue_for(group)) != queue_id:
             raise BadRecordError(
                 _Code.BAD_REQUEST,
                 row,
-                f"message group {group!r} belongs in queue {right} of {topic.write_queue_count}, not in {queue_id}: "
+                f"message group {group!r} belongs in queue {right} of {destination.queue_count}, not in {queue_id}: "
                 "its messages would lose their order",
             )
         known.add(group)

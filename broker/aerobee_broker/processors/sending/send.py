@@ -1,7 +1,7 @@
 """SendMessage: check, choose a queue, append, and answer when the messages are as safe as the flush mode promises.
 
-This is the broker's hottest path besides the receive: data that depends only on the topic is cached in a `_Destination`
-until a topic changes, and no call logs, locks or schedules anything.
+This is the broker's hottest path besides the receive: data that depends only on the topic is in a `Destination` until a
+topic changes, and no call logs, locks or schedules anything.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Final
 from aerobee_broker.clients.naming import topic_name
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Settings
-from aerobee_broker.counters.broker_counters import BrokerCounters, SentCounters
+from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.limits.loop_share import Turns
+from aerobee_broker.messages.admission import Admission, Destination
 from aerobee_broker.messages.message_mapping import (
     DELAY,
     LITE,
@@ -27,11 +28,9 @@ from aerobee_broker.messages.message_mapping import (
     to_store_message,
 )
 from aerobee_broker.messages.validation import check_message
-from aerobee_broker.processors.route import ACCEPTED_TYPES
 from aerobee_broker.processors.sending.send_answer import send_answer
 from aerobee_broker.processors.sending.send_known import SendKnown
-from aerobee_broker.tables.table_files import Tables
-from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, TopicConfig, light_topic_name
+from aerobee_broker.tables.topics import TopicMessageType, light_topic_name
 from aerobee_broker.timer.recall_handle import RecallHandle
 from aerobee_broker.timer.wheel_timer import Timer
 from aerobee_broker.transactions.coordinator import Transactions
@@ -53,33 +52,9 @@ else:
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 _ENTRY: Final = v2.SendResultEntry(status=_OK)
 
+_KINDS: Final = {kind: name.lower() for name, kind in v2.MessageType.items()}
+"""The types of messages, as metrics name them."""
 _KEYS_MAX: Final = 16_384  # of messages stored one by one: the index handles a whole request in one step
-
-
-class _Destination:
-    """Cached data for sending to one topic."""
-
-    __slots__ = ("accepted", "config", "counters", "exempt", "next_queue", "queue_count", "takes_batches", "topic")
-
-    def __init__(self, topic: TopicConfig) -> None:
-        self.config = topic
-        self.topic = topic.name
-        self.accepted = frozenset(ACCEPTED_TYPES[topic.message_type])
-        self.exempt = topic.name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))  # accept messages of every type
-        self.takes_batches = topic.takes_batches
-        self.queue_count = topic.write_queue_count if topic.writable else 0
-        self.next_queue = 0
-        self.counters: dict[int, SentCounters] = {}
-
-    def takes(self, kind: v2.MessageType.ValueType) -> bool:
-        """Whether messages of this type are stored one record each in a queue of the topic."""
-        return (kind in self.accepted or self.exempt) and not self.takes_batches and self.queue_count > 0
-
-    def take_queue(self) -> int:
-        """The queue for messages without a message group: round-robin per request, as in RocketMQ."""
-        queue_id = self.next_queue
-        self.next_queue = (queue_id + 1) % max(1, self.queue_count)
-        return queue_id
 
 
 class SendProcessor:
@@ -89,7 +64,7 @@ class SendProcessor:
         self,
         settings: Settings,
         store: MessageStore,
-        tables: Tables,
+        admission: Admission,
         counters: BrokerCounters,
         clock: Clock,
         transactions: Transactions,
@@ -98,16 +73,13 @@ class SendProcessor:
         self._settings = settings
         config = settings.current
         self._body_size_max = config.store.body_size_max
-        self._light_queues = config.store.light_queues
         self._store = store
-        self._tables = tables
+        self._admission = admission
         self._counters = counters
         self._clock = clock
         self._transactions = transactions
         self._timer = timer
         self._broker_name = config.name
-        self._destinations: dict[tuple[str, str], _Destination] = {}
-        self._topics_revision = -1
 
     async def answer(self, request: AnySendRequest, client: Client) -> v2.SendMessageResponse | bytes:
         """Like `process`, for a request that may have been read without protobuf; the answer may be encoded bytes."""
@@ -136,14 +108,9 @@ class SendProcessor:
         messages = request.messages
         if not messages:
             raise InvalidRequestError(v2.Code.MESSAGE_CORRUPTED, "the request has no message to send")
-        resource = messages[0].topic
-        key = (resource.resource_namespace or client.namespace, resource.name)
-        destination = self._destination(key)
-        stored_name = topic_name(resource, client) if destination is None else destination.topic
-
+        stored_name = topic_name(messages[0].topic, client)
         now_ms = self._clock.now_ms()
         transactional = messages[0].system_properties.message_type == TRANSACTION
-        revision = self._topics_revision
         turns = None
         if len(messages) == 1:
             check_message(messages[0], self._settings.current.limits, self._body_size_max, now_ms)
@@ -151,31 +118,31 @@ class SendProcessor:
             turns = Turns()
             await self._check_together(messages, turns, now_ms)
         while True:
-            if destination is None or revision != self._tables.topics.saved_revision:  # a large batch took its time
-                destination = _Destination(await self._tables.topic_in_use(stored_name))
-                revision = self._tables.topics.saved_revision
-                if revision == self._topics_revision:
-                    self._destinations[key] = destination
+            destination = await self._admission.destination(stored_name)
+            revision = self._admission.revision
             to_store: list[Message] = []
             drafts: list[Draft] | None = None if turns is None or transactional else []
-            counters: list[tuple[SentCounters, int]] = []
+            kinds: list[str] = []
+            queue_ids: list[int] = []
             next_queue = destination.take_queue()
             for message in messages:
                 if to_store and turns is not None:
                     await turns.next()
-                to_store.append(self._prepared(message, destination, client, now_ms, counters, next_queue))
+                kind = message_type(message.system_properties)
+                destination.check(kind)
+                group = message.system_properties.message_group
+                queue_ids.append(jump_hash(group, destination.queue_count) if group else next_queue)
+                kinds.append(_KINDS[kind])
+                to_store.append(self._prepared(message, kind, destination, queue_ids[-1], client, now_ms))
                 if drafts is not None:
                     drafts.append(self._store.draft(to_store[-1]))
-            if revision == self._tables.topics.saved_revision:
+            if revision == self._admission.revision:  # a large batch takes its time
                 break
         if transactional:
             queue_offsets = await self._append_halves(messages, to_store, client)
         else:
             appended = self._store.append(to_store, drafts=drafts)
-            self._count(destination.topic, counters, appended)
-            await self._store.wait_stored(appended[-1].end)
-            counters[0][0].milliseconds.observe((perf_counter() - started) * 1000)
-            queue_offsets = [place.queue_offset for place in appended]
+            queue_offsets = await self._stored(destination.topic, kinds, queue_ids, appended, started)
 
         recall_handles = {
             number: self._recall_handle(message, destination, now_ms)
@@ -209,26 +176,18 @@ class SendProcessor:
                 )
             check_message(message, self._settings.current.limits, self._body_size_max, now_ms)
 
-    def _destination(self, key: tuple[str, str]) -> _Destination | None:
-        """The cached data of the topic with this namespace and name, unless a topic has changed."""
-        if self._topics_revision != self._tables.topics.saved_revision:
-            self._destinations.clear()
-            self._topics_revision = self._tables.topics.saved_revision
-        return self._destinations.get(key)
-
     async def _store_known(self, request: SendKnown, client: Client) -> bytes | None:
         """Store messages of known layouts. None, with nothing stored, if a message does not allow that."""
         started = perf_counter()
-        first = request.messages[0].layout
-        destination = self._destination((first.namespace or client.namespace, first.name))
+        destination = self._admission.known(topic_name(request.topic, client))
         if destination is None:
             return None
-        revision = self._topics_revision
+        revision = self._admission.revision
         now_ms, limits = self._clock.now_ms(), self._settings.current.limits
         next_queue = destination.take_queue()
         turns = Turns() if len(request.messages) > 1 else None
         to_store: list[TemplateMessage] = []
-        counters: list[tuple[SentCounters, int]] = []
+        kinds: list[str] = []
         for known in request.messages:
             if to_store and turns is not None:
                 await turns.next()
@@ -241,21 +200,19 @@ class SendProcessor:
             if message is None:
                 return None
             to_store.append(message)
-            counters.append((self._counter(destination, layout.kind), queue_id))
-        if revision != self._tables.topics.saved_revision:
+            kinds.append(_KINDS[layout.kind])
+        if revision != self._admission.revision:
             return None
         appended = self._store.append_templated(to_store)
-        self._count(destination.topic, counters, appended)
-        await self._store.wait_stored(appended[-1].end)
-        counters[0][0].milliseconds.observe((perf_counter() - started) * 1000)
-        return send_answer([known.words[0] for known in request.messages], [place.queue_offset for place in appended])
+        queue_ids = [message.queue_id for message in to_store]
+        queue_offsets = await self._stored(destination.topic, kinds, queue_ids, appended, started)
+        return send_answer([known.words[0] for known in request.messages], queue_offsets)
 
     async def _store_shapes(self, request: SendShapes, client: Client) -> bytes | None:
         """Store normal messages as one batch in one queue. None, with nothing stored, if these messages do not allow
         that."""
         started = perf_counter()
-        resource = request.topic
-        destination = self._destination((resource.resource_namespace or client.namespace, resource.name))
+        destination = self._admission.known(topic_name(request.topic, client))
         if destination is None or not destination.takes(NORMAL):
             return None
         queue_id = destination.take_queue()
@@ -266,28 +223,24 @@ class SendProcessor:
             return None
         batch, message_ids = packed
         appended = self._store.append_records(destination.topic, queue_id, batch)
-        counter = self._counter(destination, NORMAL)
-        size = counter.add_many(batch.size, appended.count)
-        self._counters.sent_to_queue(destination.topic, queue_id, appended.count, size)
+        counter = self._counters.stored_records(destination.topic, "normal", queue_id, batch.size, appended.count)
         await self._store.wait_stored(appended.end)
         counter.milliseconds.observe((perf_counter() - started) * 1000)
         return send_answer(message_ids, count(appended.first_queue_offset))
 
-    def _counter(self, destination: _Destination, kind: v2.MessageType.ValueType) -> SentCounters:
-        counter = destination.counters.get(kind)
-        if counter is None:
-            counter = self._counters.sent_to(destination.topic, v2.MessageType.Name(kind).lower())
-            destination.counters[kind] = counter
-        return counter
-
-    def _count(self, topic: str, counters: Sequence[tuple[SentCounters, int]], appended: Sequence[Appended]) -> None:
-        """Count the messages of one request. `counters`: of each message, with its queue id."""
-        sizes: dict[int, list[int]] = {}
-        for (counter, queue_id), place in zip(counters, appended, strict=True):
-            counter.add(place.size)
-            sizes.setdefault(queue_id, []).append(place.size)
-        for queue_id, of_queue in sizes.items():
-            self._counters.sent_to_queue(topic, queue_id, len(of_queue), sum(of_queue))
+    async def _stored(
+        self,
+        topic: str,
+        kinds: Sequence[str],
+        queue_ids: Sequence[int],
+        appended: Sequence[Appended],
+        started: float,
+    ) -> list[int]:
+        """Count appended messages, and wait until they are safe; returns their queue offsets."""
+        sent = self._counters.stored(topic, kinds, queue_ids, [place.size for place in appended])
+        await self._store.wait_stored(appended[-1].end)
+        sent.milliseconds.observe((perf_counter() - started) * 1000)
+        return [place.queue_offset for place in appended]
 
     async def _append_halves(
         self, messages: Sequence[v2.Message], to_store: list[Message], client: Client
@@ -298,46 +251,29 @@ class SendProcessor:
                 v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
                 "a transactional message cannot have a delivery timestamp; leave it out, or send without a transaction",
             )
-        if not self._transactions.has_topics:
-            await self._transactions.create_topics()
-        places = self._transactions.append_halves(to_store, client.client_id)
+        places = await self._transactions.begin(to_store, client.client_id)
         await self._store.wait_stored(max(place.end for place in places))
         return [place.queue_offset for place in places]
 
     def _prepared(
         self,
         message: v2.Message,
-        destination: _Destination,
+        kind: v2.MessageType.ValueType,
+        destination: Destination,
+        queue_id: int,
         client: Client,
         now_ms: int,
-        counters: list[tuple[SentCounters, int]],
-        next_queue: int,
     ) -> Message:
         system = message.system_properties
-        kind = message_type(system)
-        if kind not in destination.accepted and not destination.exempt:
-            names = ", ".join(map(v2.MessageType.Name, destination.accepted))
-            raise InvalidRequestError(
-                v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-                f"topic {destination.topic!r} takes {names} messages, but this one is {v2.MessageType.Name(kind)}; "
-                "send it to a topic of its type",
-            )
-        if kind == LITE and not self._light_queues:
-            raise InvalidRequestError(
-                v2.Code.NOT_IMPLEMENTED, "lite topics need light queues; set store.light_queues = true"
-            )
-        destination.config.check_writable()
-        queue_id = jump_hash(system.message_group, destination.queue_count) if system.message_group else next_queue
-        counters.append((self._counter(destination, kind), queue_id))
         stored = to_store_message(message, destination.topic, queue_id, client.peer, now_ms)
-        if kind == LITE and LITE in destination.accepted:
+        if kind == LITE and destination.config.message_type is TopicMessageType.LITE:
             name = light_topic_name(destination.topic, system.lite_topic)
             stored.properties = {**stored.properties, INNER_MULTI_DISPATCH: name}
         if kind == DELAY and (deliver_ms := delivery_ms(system.delivery_timestamp)) > now_ms:
             return self._timer.delayed(stored, deliver_ms)
         return stored
 
-    def _recall_handle(self, message: v2.Message, destination: _Destination, now_ms: int) -> str:
+    def _recall_handle(self, message: v2.Message, destination: Destination, now_ms: int) -> str:
         """None for a message that was already due and has been delivered."""
         deliver_ms = delivery_ms(message.system_properties.delivery_timestamp)
         if deliver_ms <= now_ms:
