@@ -397,6 +397,11 @@ class PullConsumer(AsyncClosing):
         group = self._connection.stored_name(self.group)
         async with aclosing(frames):
             async for frame in frames:
+                if frame.lost_count:
+                    _log.warning(
+                        "%d messages from offset %d on cannot be read, continuing at %d queue=%s",
+                        *(frame.lost_count, frame.start_offset, frame.next_offset, reading.queue),
+                    )
                 messages = frame.messages(topic, group)
                 # The broker compares hashes of tags.
                 self._take(reading, [each for each in messages if not tags or each.tag in tags], frame.next_offset)

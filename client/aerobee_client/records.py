@@ -67,7 +67,7 @@ class Frame:
     records: bytes
     start_offset: int
     next_offset: int
-    lost_count: int  # unreadable messages: their records are damaged or gone
+    lost_count: int  # unreadable messages: their records are damaged, or gone, also by retention during the read
 
     def batch(self) -> RecordBatch:
         """The records as numpy columns, with all checksums verified. CorruptRecordError if one is wrong."""

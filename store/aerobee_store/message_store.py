@@ -522,8 +522,9 @@ class MessageStore:
         """Records of a queue as slices of the log, at most `max_bytes` (but at least one), before `end_offset`.
 
         `tags`: only records with one of these tags, compared by hash alone; ignored for a batch consume queue.
-        Checksums are not verified; a record that is gone or has a wrong header is skipped and counted in `lost`. An
-        inner batch is returned as a whole record, even for an offset within it. Raises StoreAccessError.
+        Checksums are not verified; a record that is gone, also by retention, or has a wrong header is skipped and
+        counted in `lost`. An inner batch is returned as a whole record, even for an offset within it. Raises
+        StoreAccessError.
         """
         self.running.check_readable()
         started = perf_counter()

@@ -42,7 +42,8 @@ _UNITS_MAX: Final = 16384
 
 
 class RecordRuns(Struct, frozen=True):
-    """Records of one queue. The next read begins at `next_offset`. `lost` counts messages without a readable record.
+    """Records of one queue. The next read begins at `next_offset`. `lost` counts messages without a readable record,
+    also those before `min_offset`.
 
     `runs` are slices of segments, to be copied before the event loop continues; `sizes` are those of their records.
     """
@@ -87,7 +88,10 @@ class RunReader:
         if queue is None:
             return RecordRuns("empty", [], _none(), 0, 0, 0)
         low, high = queue.min_offset, self.max_offset(topic, queue_id, flushed_only=flushed_only)
-        if not low <= queue_offset < high:
+        if queue_offset < low:  # the messages before are deleted: whoever reads on from here has lost them
+            stop = low if end_offset is None else max(queue_offset, min(low, end_offset))
+            return RecordRuns("offset-too-small", [], _none(), stop, low, high, stop - queue_offset)
+        if queue_offset >= high:
             there = outside(queue_offset, low, high)
             return RecordRuns(there.status, [], _none(), there.next_offset, low, high)
         stop = high if end_offset is None else min(high, end_offset)

@@ -423,6 +423,28 @@ class TestPullConsumer:
         assert found == [b"%d" % number for number in range(50)]
         assert 1 <= largest() <= 3
 
+    async def test_lost_messages_are_reported(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A bulk read that lacks messages logs how many and where, and continues."""
+        read = Records.read
+
+        async def without_first(*arguments: Any, **options: Any) -> AsyncGenerator[Frame, None]:
+            async for frame in read(*arguments, **options):
+                first = frame.start_offset
+                yield Frame(b"", first, frame.next_offset, frame.next_offset - first) if first < 200 else frame
+
+        monkeypatch.setattr(Records, "read", without_first)
+        monkeypatch.setattr("aerobee_client.pull_consumer._FRAME_SIZE", 1)
+        await client.admin.create_topic("lacking", queue_count=1)
+        await client.producer().send_many([Message(topic="lacking", body=b"%d" % n) for n in range(201)])
+        async with client.pull_consumer("lacking", "lacking", start="begin") as consumer:
+            found = {(await consumer.getone()).queue_offset}
+            while 200 not in found:
+                found.add((await consumer.getone()).queue_offset)
+        assert "1 messages from offset 199 on cannot be read, continuing at 200" in caplog.text
+        assert 199 not in found
+
     async def test_closing_commits_handled_messages(self, client: Client) -> None:
         """The last message handed out is not committed: only the next request shows that it was handled."""
         await client.admin.create_topic("closing", queue_count=1)

@@ -89,6 +89,11 @@ def test_an_interrupted_stream_resumes_after_its_last_frame(end: list[Any]) -> N
     ("responses", "message", "rest"),
     [
         ([frame(0, 10, lost=2), last(v2.Code.OK, 10)], "2 messages from 0 on cannot be read", [*range(8)]),
+        (
+            [frame(0, 2), frame(2, 5, lost=3), frame(5, 10), last(v2.Code.OK, 10)],
+            "3 messages from 2 on cannot",
+            [0, 1, *range(5, 10)],
+        ),
         ([last(v2.Code.ILLEGAL_OFFSET, 4, first=4)], "message 0 is asked for, but there are 4 to 10", [*range(4, 10)]),
         ([frame(0, 6), last(v2.Code.OK, 6, end=6)], "ends at 6, but was planned to be read up to 10", [*range(6)]),
     ],

@@ -223,8 +223,8 @@ class ReadRecordsResponse(_message.Message):
     nearest offset that the queue has.
     """
     lost_count: _builtins.int
-    """How many messages between the two cannot be read: their records are damaged or gone. What the tags leave out does
-    not count.
+    """How many messages between the two cannot be read: their records are damaged or gone, also by retention since the
+    stream began. What the tags leave out does not count, unless it is gone.
     """
     min_queue_offset: _builtins.int
     """Of the queue at this moment."""
