@@ -13,6 +13,7 @@ from aerobee_broker.parts import BrokerParts
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.administration.accounts import AccountAdministration
 from aerobee_broker.processors.administration.accumulation import Accumulation
+from aerobee_broker.processors.administration.browse import MessageBrowser
 from aerobee_broker.processors.administration.clients import ClientAdministration
 from aerobee_broker.processors.administration.configuration import ConfigurationAdministration
 from aerobee_broker.processors.administration.dead_letters import DeadLetterAdministration
@@ -20,6 +21,7 @@ from aerobee_broker.processors.administration.groups import GroupAdministration
 from aerobee_broker.processors.administration.messages import MessageAdministration
 from aerobee_broker.processors.administration.overview import Overview
 from aerobee_broker.processors.administration.status import StatusAdministration
+from aerobee_broker.processors.administration.tail import MessageTail
 from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.processors.heartbeat import HeartbeatProcessor
 from aerobee_broker.processors.lite import LiteProcessor
@@ -68,14 +70,14 @@ def grpc_methods(
 ) -> dict[str, Method]:
     """All methods by path. Requests of operators over remoting get the same processors.
 
-    `leaving` ends streams of health, and removes the broker from routes; `draining` ends streams of reflection and
-    records.
+    `leaving` ends streams of health, and removes the broker from routes; `draining` ends streams of reflection,
+    records and tails.
     """
     route = RouteProcessor(parts.settings, parts.tables, listening, cluster, leaving)
     send = SendProcessor(
         parts.settings, parts.store, parts.admission, parts.counters, parts.clock, parts.transactions, parts.timer
     )
-    administration = _administration(parts, route, send, runtime_settings, listening, replication)
+    administration = _administration(parts, route, send, runtime_settings, listening, replication, draining)
     remoting.administer(administration.topics, administration.groups, runtime_settings, parts.broker_stats)
     admin = AdminService(
         accounts=parts.accounts,
@@ -117,6 +119,7 @@ def _administration(
     runtime_settings: RuntimeSettings,
     listening: Listening,
     replication: Callable[[], admin_v1.BrokerReplication] | None,
+    draining: asyncio.Event,
 ) -> Administration:
     config, clock, store, tables = parts.settings.current, parts.clock, parts.store, parts.tables
     clients, deliveries = parts.clients, parts.deliveries
@@ -155,6 +158,15 @@ def _administration(
             deliveries=deliveries,
             accumulation=accumulation,
             broker_stats=parts.broker_stats,
+        ),
+        browser=MessageBrowser(store=store, tables=tables, loop_share=deliveries.loop_share),
+        tail=MessageTail(
+            store=store,
+            tables=tables,
+            long_polling=deliveries.long_polling,
+            loop_share=deliveries.loop_share,
+            accounts=parts.accounts,
+            draining=draining,
         ),
         status=StatusAdministration(parts, listening, replication),
     )

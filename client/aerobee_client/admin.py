@@ -7,11 +7,13 @@ milliseconds. Long lists are iterators that fetch page by page. All calls raise 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from aerobee_client.connections.connection import AnswerT, Connection, RequestT, Stubs, new_client_id
-from aerobee_client.errors import ClientError, status_error
+from aerobee_client.errors import ClientError, ForbiddenError, status_error
 from aerobee_client.messages.message import StoredMessage, stored_message
 from aerobee_proto import admin_v1, v2
 
@@ -24,6 +26,15 @@ _STATUS_PAGE_COUNT = 1000
 TopicOrder = Literal["name", "messages", "bytes", "in_rate", "out_rate", "last_stored"]
 GroupOrder = Literal["name", "lag", "age", "out_rate", "clients", "dead_letters"]
 LogLevel = Literal["TRACE", "DEBUG", "INFO", "WARN", "ERROR"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tailed:
+    """What a tail has seen since its previous item. `dropped`: messages that were too many."""
+
+    messages: list[StoredMessage]
+    dropped: int
+    bodies_hidden: bool
 
 
 class Admin:
@@ -435,6 +446,95 @@ class Admin:
                 return
             request.scroll_id = answer.scroll_id
 
+    async def browse(
+        self,
+        topic: str,
+        *,
+        oldest_first: bool = False,
+        queue_ids: Iterable[int] = (),
+        begin_offset: int | None = None,
+        end_offset: int | None = None,
+        begin: int | None = None,
+        end: int | None = None,
+        tags: str = "",
+        sql: str = "",
+        text: str = "",
+        max_count: int | None = None,
+    ) -> AsyncIterator[StoredMessage]:
+        """The messages of a topic in order of storing, newest first, without any effect on groups.
+
+        `begin` (inclusive) and `end` are store times in Unix milliseconds. `text` is looked for in keys, properties and
+        bodies. ForbiddenError if the account may not read the bodies; `browse_page` then returns the rest.
+        """
+        request = admin_v1.BrowseMessagesRequest(
+            topic=topic,
+            oldest_first=oldest_first,
+            queue_ids=queue_ids,
+            begin_offset=begin_offset,
+            end_offset=end_offset,
+            filter=_filter(tags, sql),
+            text=text,
+            include_bodies=True,
+        )
+        if begin is not None:
+            request.begin_timestamp.FromMilliseconds(begin)
+        if end is not None:
+            request.end_timestamp.FromMilliseconds(end)
+        left = max_count
+        while left is None or left > 0:
+            request.page_size = 0 if left is None else min(left, _STATUS_PAGE_COUNT)
+            page = await self.browse_page(request)
+            if page.bodies_hidden:
+                raise ForbiddenError(v2.Code.FORBIDDEN, f"this account may not read the bodies of topic {topic!r}")
+            for found in page.messages:
+                yield stored_message(found.message)
+            if left is not None:
+                left -= len(page.messages)
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    async def browse_page(self, request: admin_v1.BrowseMessagesRequest) -> admin_v1.BrowseMessagesResponse:
+        """One page of `browse`, which also tells where each message is stored; an empty one may have a next page."""
+        return await self._call(lambda stubs: stubs.aerobee_admin.BrowseMessages, request)
+
+    async def tail(
+        self,
+        topic: str,
+        *,
+        queue_ids: Iterable[int] = (),
+        tags: str = "",
+        sql: str = "",
+        text: str = "",
+        rate_max: int = 0,
+        last_count: int = 0,
+        body_size_max: int = 0,
+    ) -> AsyncGenerator[Tailed, None]:
+        """The messages of a topic as they are stored, after the last `last_count` (up to 100), until it is closed.
+
+        Nothing is recorded and no group takes part. Of more than `rate_max` a second (0: 50) the newest come. Begins
+        with one item at once, and has one at least every 15 seconds. Bodies are empty if the account may not read them.
+        """
+        request = admin_v1.TailMessagesRequest(
+            topic=topic,
+            queue_ids=queue_ids,
+            filter=_filter(tags, sql),
+            text=text,
+            include_bodies=True,
+            rate_max=rate_max,
+            last_count=last_count,
+            body_size_max=body_size_max,
+        )
+        responses = self._connection.stream(
+            lambda stubs: stubs.aerobee_admin.TailMessages, request, self._metadata, timeout_seconds=None
+        )
+        async with aclosing(responses):
+            async for response in responses:
+                if error := status_error(response.status):
+                    raise error
+                messages = [stored_message(found.message) for found in response.messages]
+                yield Tailed(messages, response.dropped_count, response.bodies_hidden)
+
     async def message_timelines(
         self,
         topic: str,
@@ -534,6 +634,14 @@ class Admin:
         check: Callable[[AnswerT], ClientError | None] = lambda answer: status_error(answer.status),
     ) -> AnswerT:
         return await self._connection.call(select, request, self._metadata, check=check)
+
+
+def _filter(tags: str, sql: str) -> v2.FilterExpression | None:
+    if tags and sql:
+        raise ValueError("give tags or sql, not both")
+    if sql:
+        return v2.FilterExpression(type=v2.FilterType.SQL, expression=sql)
+    return v2.FilterExpression(type=v2.FilterType.TAG, expression=tags) if tags else None
 
 
 def _resource(name: str) -> v2.Resource:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from aerobee_broker.cli import main
 from aerobee_client import Credentials, ForbiddenError, Message, connect
 from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_proto import admin_v1
 
 OPERATOR = Credentials("operator", "the operator's secret")
 VIEWER = Credentials("viewer", "the viewer's secret")
@@ -120,3 +122,27 @@ def test_commands_show_accounts(broker: BrokerProcess, capsys: pytest.CaptureFix
     assert [line.split()[:3] for line in capsys.readouterr().out.splitlines() if "shop" in line] == [
         ["shop", "client", "orders"]
     ]
+
+
+async def test_bodies_are_for_those_who_may_receive(broker: BrokerProcess) -> None:
+    """A viewer browses, tails and describes messages without bodies, and may not search in what it does not see."""
+    async with connect(broker.endpoint, credentials=SHOP) as shop:
+        sent = await shop.producer().send(Message(topic="orders", body=b"a private body"))
+        assert [each.body async for each in shop.admin.browse("orders", max_count=1)] == [b"a private body"]
+        async with aclosing(shop.admin.tail("orders", last_count=1)) as tail:
+            assert [message.body for message in (await anext(tail)).messages] == [b"a private body"]
+        with pytest.raises(ForbiddenError, match="may not see topic 'transfers'"):
+            _ = [each async for each in shop.admin.browse("transfers")]
+    async with connect(broker.endpoint, credentials=VIEWER) as viewer:
+        request = admin_v1.BrowseMessagesRequest(topic="orders", include_bodies=True, page_size=1)
+        page = await viewer.admin.browse_page(request)
+        assert (page.bodies_hidden, page.messages[0].message.body, page.messages[0].body_size) == (True, b"", 14)
+        assert page.messages[0].message.system_properties.message_id == sent.message_id
+        request.text = "private"
+        with pytest.raises(ForbiddenError, match="may not search in them"):
+            await viewer.admin.browse_page(request)
+        async with aclosing(viewer.admin.tail("orders", last_count=1)) as tail:
+            first = await anext(tail)
+            assert (first.bodies_hidden, [message.body for message in first.messages]) == (True, [b""])
+        [timeline] = await viewer.admin.message_timelines("orders", message_id=sent.message_id)
+        assert timeline.message.body == b""

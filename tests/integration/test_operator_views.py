@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aerobee_client import Client, connect
+from aerobee_broker.processors.administration import browse
+from aerobee_client import Client, Message, NotFoundError, connect
 from aerobee_proto import admin_v1, v2
 from aerobee_store.testing.travelling_clock import TravellingClock
-from tests.conformance.raw_client import RawClient, message
+from tests.conformance.raw_client import RawClient, message, timestamp
 from tests.support.in_process_broker import in_process_broker
 
 Code = v2.Code
@@ -172,3 +176,214 @@ class TestGroups:
         age = [each.group.name async for each in harness.client.admin.group_status(order="age", descending=True)]
         assert lag == ["much", "late", "billing", "none"]
         assert age == ["late", "much", "billing", "none"]
+
+
+class TestBrowsing:
+    """BrowseMessages against the messages that were sent."""
+
+    async def pages(self, harness: Harness, **fields: Any) -> list[list[str]]:
+        """The bodies of each page."""
+        pages, token = [], ""
+        while True:
+            request = admin_v1.BrowseMessagesRequest(topic="many", include_bodies=True, page_token=token, **fields)
+            page = await harness.ok("BrowseMessages", request)
+            pages.append([each.message.body.decode() for each in page.messages])
+            if not (token := page.next_page_token):
+                return pages
+
+    @pytest.fixture
+    async def bodies(self, harness: Harness) -> list[str]:
+        """Bodies of a topic with three queues, in the order of storing."""
+        await harness.client.admin.create_topic("many", queue_count=3)
+        bodies = [f"body {number}" for number in range(40)]
+        for number, body in enumerate(bodies):
+            tag = "even" if number % 2 == 0 else "odd"
+            await harness.send("many", body, tag=tag, properties={"number": str(number)})
+        return bodies
+
+    @pytest.mark.parametrize("page_size", [1, 7, 1000])
+    async def test_all_messages_in_both_directions(self, harness: Harness, bodies: list[str], page_size: int) -> None:
+        """Pages of any size have every message once, in order of storing."""
+        newest = await self.pages(harness, page_size=page_size)
+        oldest = await self.pages(harness, page_size=page_size, oldest_first=True)
+        assert list(itertools.chain(*newest)) == bodies[::-1]
+        assert list(itertools.chain(*oldest)) == bodies
+        assert max(map(len, newest)) == min(page_size, 40)
+
+    @pytest.mark.parametrize("oldest_first", [False, True])
+    async def test_filters(self, harness: Harness, bodies: list[str], oldest_first: bool) -> None:
+        """By tag, by an SQL expression, and by a text in the body or a property, upper and lower case alike."""
+        expected: dict[str, tuple[dict[str, Any], list[str]]] = {
+            "tag": ({"filter": v2.FilterExpression(type=v2.FilterType.TAG, expression="even")}, bodies[::2]),
+            "sql": ({"filter": v2.FilterExpression(type=v2.FilterType.SQL, expression="number >= 35")}, bodies[35:]),
+            "text": ({"text": "BODY 1"}, [body for body in bodies if "body 1" in body]),
+            "both": (
+                {"text": "3", "filter": v2.FilterExpression(type=v2.FilterType.TAG, expression="odd")},
+                [body for number, body in enumerate(bodies) if "3" in body and number % 2],
+            ),
+            "none": ({"text": "no such text"}, []),
+        }
+        for name, (fields, found) in expected.items():
+            for page_size in (3, 100):
+                pages = await self.pages(harness, page_size=page_size, oldest_first=oldest_first, **fields)
+                assert list(itertools.chain(*pages)) == (found if oldest_first else found[::-1]), name
+
+    async def test_ranges(self, harness: Harness, bodies: list[str]) -> None:
+        """Queues, offsets and times narrow the search; the end is exclusive."""
+        everything = await harness.ok(
+            "BrowseMessages", admin_v1.BrowseMessagesRequest(topic="many", include_bodies=True, oldest_first=True)
+        )
+        places = [each.message.system_properties for each in everything.messages]
+        one = [body for body, place in zip(bodies, places, strict=True) if place.queue_id == 1]
+        assert list(itertools.chain(*await self.pages(harness, queue_ids=[1], oldest_first=True))) == one
+        found = await self.pages(harness, queue_ids=[1], begin_offset=2, end_offset=4, oldest_first=True)
+        assert list(itertools.chain(*found)) == one[2:4]
+        await harness.clock.advance(60)
+        since = harness.clock.now_ms()
+        await harness.send("many", "late")
+        request = {"begin_timestamp": timestamp(since)}
+        assert await self.pages(harness, **request) == [["late"]]
+        request = {"end_timestamp": timestamp(since)}
+        assert list(itertools.chain(*await self.pages(harness, **request))) == bodies[::-1]
+
+    async def test_large_messages_make_short_pages(self, harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A page has a bounded size, and messages of very different sizes come in order, once each."""
+        for name, size in (("ANSWER_SIZE_MAX", 16 << 10), ("_BLOCK_SIZE", 4 << 10), ("_HELD_SIZE_MAX", 8 << 10)):
+            monkeypatch.setattr(browse, name, size)
+        await harness.client.admin.create_topic("many", queue_count=2)
+        bodies = [str(number) * (6 << 10 if number % 2 == 0 else 10) for number in range(9)]
+        for body in bodies:
+            await harness.send("many", body)
+        pages = await self.pages(harness)
+        assert list(itertools.chain(*pages)) == bodies[::-1]
+        assert len(pages) > 1
+        assert list(itertools.chain(*await self.pages(harness, oldest_first=True))) == bodies
+        [cut] = (
+            await harness.ok(
+                "BrowseMessages",
+                admin_v1.BrowseMessagesRequest(topic="many", include_bodies=True, page_size=1, body_size_max=4),
+            )
+        ).messages
+        assert (cut.message.body, cut.body_cut, cut.body_size) == (bodies[-1][:4].encode(), True, len(bodies[-1]))
+
+    async def test_without_bodies(self, harness: Harness, bodies: list[str]) -> None:
+        """Without `include_bodies` only their sizes come."""
+        page = await harness.ok("BrowseMessages", admin_v1.BrowseMessagesRequest(topic="many", page_size=1))
+        [found] = page.messages
+        assert (found.message.body, found.body_size, page.bodies_hidden) == (b"", len(bodies[-1]), False)
+        assert found.offset_message_id
+        assert await self.places(harness, found) == found.physical_offset
+
+    async def places(self, harness: Harness, found: admin_v1.BrowsedMessage) -> int:
+        """The physical offset of the message, by its position in the queue."""
+        system = found.message.system_properties
+        [timeline] = await harness.client.admin.message_timelines(
+            "many", queue_id=system.queue_id, queue_offset=system.queue_offset
+        )
+        return timeline.physical_offset
+
+    async def test_a_compressed_body_is_searched(self, harness: Harness) -> None:
+        """The text is looked for in what the producer sent, not in its compressed form."""
+        body = b"a needle " + b"hay " * 2000
+        await harness.client.producer().send(Message(topic=TOPIC, body=body))
+        found = [each async for each in harness.client.admin.browse(TOPIC, text="NEEDLE")]
+        assert [each.body for each in found] == [body]
+
+    @pytest.mark.parametrize(
+        ("fields", "text"),
+        [
+            ({"page_token": "1-2"}, "is invalid"),
+            ({"page_token": "1--2"}, "is invalid"),
+            ({"text": "x" * 256}, "256 bytes"),
+            ({"body_size_max": -1}, "negative"),
+        ],
+    )
+    async def test_bad_requests(self, harness: Harness, fields: dict[str, Any], text: str) -> None:
+        """Each is refused with its cause."""
+        code, said = await harness.refused("BrowseMessages", admin_v1.BrowseMessagesRequest(topic=TOPIC, **fields))
+        assert (code, text in said) == (Code.BAD_REQUEST, True), said
+
+    async def test_an_unknown_topic_and_a_wrong_filter(self, harness: Harness) -> None:
+        """Their codes are those of the protocol."""
+        code, _ = await harness.refused("BrowseMessages", admin_v1.BrowseMessagesRequest(topic="absent"))
+        assert code == Code.TOPIC_NOT_FOUND
+        wrong = v2.FilterExpression(type=v2.FilterType.SQL, expression="a >")
+        code, _ = await harness.refused("BrowseMessages", admin_v1.BrowseMessagesRequest(topic=TOPIC, filter=wrong))
+        assert code == Code.ILLEGAL_FILTER_EXPRESSION
+
+
+class TestTailing:
+    async def test_messages_as_they_come(self, harness: Harness) -> None:
+        """The last messages first, then each new one; no group and no offset remains."""
+        await harness.send(TOPIC, "0", "1", "2")
+        tail = harness.client.admin.tail(TOPIC, last_count=2)
+        found: list[str] = []
+        async with asyncio.timeout(60), aclosing(tail) as news:
+            async for each in news:
+                found += [message.body.decode() for message in each.messages]
+                if len(found) in (2, 3):
+                    await harness.send(TOPIC, f"new {len(found)}")
+                if len(found) >= 4:
+                    break
+        assert found == ["1", "2", "new 2", "new 3"]
+        assert not (await harness.ok("DescribeTopic", admin_v1.DescribeTopicRequest(name=TOPIC))).groups
+        assert [each.group.name async for each in harness.client.admin.group_status()] == [GROUP]
+
+    async def test_what_is_too_much_is_dropped_and_counted(self, harness: Harness) -> None:
+        """Of a burst the newest messages come, and the number of the others."""
+        found: list[int] = []
+        dropped = 0
+        async with asyncio.timeout(60), aclosing(harness.client.admin.tail(TOPIC, rate_max=5)) as news:
+            async for each in news:
+                if not found and not each.messages:
+                    await harness.send(TOPIC, *(str(number) for number in range(100)))
+                found += [int(message.body) for message in each.messages]
+                dropped += each.dropped
+                if found and found[-1] == 99:
+                    break
+        assert len(found) + dropped == 100
+        assert found == sorted(found)
+        assert 1 <= len(found) <= 10
+
+    async def test_filtered(self, harness: Harness) -> None:
+        """Only messages with the tag come; the others are not counted as dropped."""
+        async with asyncio.timeout(60), aclosing(harness.client.admin.tail(TOPIC, tags="b")) as news:
+            async for each in news:
+                assert each.dropped == 0
+                if each.messages:
+                    assert [message.body for message in each.messages] == [b"2"]
+                    break
+                await harness.send(TOPIC, "1", tag="a")
+                await harness.send(TOPIC, "2", tag="b")
+
+    async def test_a_deleted_topic_ends_it(self, harness: Harness) -> None:
+        """The tail ends with an error that names the topic."""
+
+        async def watch() -> None:
+            async with asyncio.timeout(60), aclosing(harness.client.admin.tail(TOPIC)) as news:
+                async for _ in news:
+                    await harness.client.admin.delete_topic(TOPIC)
+
+        with pytest.raises(NotFoundError, match="orders"):
+            await watch()
+
+    async def test_too_many(self, harness: Harness) -> None:
+        """One more than 64 is refused; when one ends, there is room again."""
+        request = admin_v1.TailMessagesRequest(topic=TOPIC)
+        calls = [harness.raw.admin.TailMessages(request, timeout=60) for _ in range(64)]
+        for call in calls:
+            assert (await call.read()).status.code == Code.OK
+        refused = await harness.raw.admin.TailMessages(request, timeout=60).read()
+        assert (refused.status.code, "64 tails" in refused.status.message) == (Code.TOO_MANY_REQUESTS, True)
+        for call in calls:
+            call.cancel()
+        async with asyncio.timeout(60):
+            while (await harness.raw.admin.TailMessages(request, timeout=60).read()).status.code != Code.OK:
+                pass  # the broker learns of a cancelled call a moment later
+
+    @pytest.mark.parametrize("fields", [{"rate_max": 1001}, {"last_count": 101}, {"rate_max": -1}])
+    async def test_bad_requests(self, harness: Harness, fields: dict[str, Any]) -> None:
+        """A limit that is too high is refused, not lowered."""
+        request = admin_v1.TailMessagesRequest(topic=TOPIC, **fields)
+        answer = await harness.raw.admin.TailMessages(request, timeout=60).read()
+        assert answer.status.code == Code.BAD_REQUEST

@@ -6,7 +6,7 @@ python -m tests.support.blocking_wrappers --check     fail if that file differs 
 Each public method becomes one with the same arguments and the same docstring that runs in the client's thread:
 
     async def f(...) -> T                         def f(...) -> T
-    async def f(...) -> AsyncIterator[T], yield   def f(...) -> Iterator[T]
+    async def f(...) -> AsyncIterator[T], yield   def f(...) -> Iterator[T]; the same of AsyncGenerator[T, None]
     @asynccontextmanager async def f(...)         @contextmanager def f(...)
     def f(...) -> T, @property                    the same, called in the thread
 
@@ -133,6 +133,10 @@ class Source:
     def _text(self, node: ast.arguments | ast.expr | None) -> str:
         """Arguments or an annotation as text, with the synchronous forms of asynchronous types."""
         assert node is not None, "the type checker wants every argument and result annotated"
+        for generator in (child for child in ast.walk(node) if isinstance(child, ast.Subscript)):
+            if isinstance(generator.value, ast.Name) and generator.value.id == "AsyncGenerator":
+                assert isinstance(generator.slice, ast.Tuple), "AsyncGenerator has two arguments"
+                generator.slice = generator.slice.elts[0]  # nothing is sent into it
         for name in (child for child in ast.walk(node) if isinstance(child, ast.Name)):
             if statement := self._imports.get(name.id):
                 name.id = _SYNCHRONOUS.get(name.id, name.id)

@@ -92,6 +92,7 @@ _USE: Final[Row] = (Need(Right.USE, of_grpc.topic),)
 _CONSUME: Final[Row] = (Need(Right.CONSUME, of_grpc.topic),)
 _AS_GROUP: Final[Row] = (Need(Right.GROUP, of_grpc.group), *_CONSUME)
 _AS_OWN_GROUP: Final[Row] = (Need(Right.GROUP, of_grpc.group_if_any),)
+_VIEW_TOPIC: Final[Row] = (Need(Right.VIEW_TOPIC, of_grpc.stored_topic),)
 _VIEW_GROUP: Final[Row] = (Need(Right.VIEW_GROUP, of_grpc.group),)
 _QUEUE: Final[Row] = (Need(Right.CONSUME, of_grpc.topic_of_queue),)
 _QUEUE_AS_GROUP: Final[Row] = (Need(Right.GROUP, of_grpc.group), *_QUEUE)
@@ -138,6 +139,8 @@ _ADMINISTRATION: Final[dict[str, Row]] = {
 }
 _OURS: Final[dict[str, Row]] = {
     "WhoAmI": (),
+    **_rows(_VIEW_TOPIC, ("BrowseMessages", "TailMessages", "DescribeMessage")),
+    "ListDeadLetters": (Need(Right.VIEW_GROUP, of_grpc.stored_group),),
     "DescribeTopic": (Need(Right.VIEW_TOPIC, of_grpc.stored_name),),
     "DescribeGroup": (Need(Right.VIEW_GROUP, of_grpc.stored_name),),
     **_rows(
@@ -151,7 +154,7 @@ _OURS: Final[dict[str, Row]] = {
         _ADMIN,
         (
             *("CreateTopic", "UpdateTopic", "DeleteTopic", "CreateGroup", "UpdateGroup", "DeleteGroup"),
-            *("ResetOffsets", "ReconnectClient", "DescribeMessage", "ListDeadLetters", "ResendDeadLetters"),
+            *("ResetOffsets", "ReconnectClient", "ResendDeadLetters"),
             *("UpdateConfiguration", "ListAccounts"),
         ),
     ),

@@ -11,6 +11,7 @@ from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.front.methods import Method
 from aerobee_broker.processors.administration.accounts import AccountAdministration
 from aerobee_broker.processors.administration.accumulation import Accumulation
+from aerobee_broker.processors.administration.browse import MessageBrowser
 from aerobee_broker.processors.administration.clients import ClientAdministration
 from aerobee_broker.processors.administration.configuration import ConfigurationAdministration
 from aerobee_broker.processors.administration.dead_letters import DeadLetterAdministration
@@ -18,6 +19,7 @@ from aerobee_broker.processors.administration.groups import GroupAdministration
 from aerobee_broker.processors.administration.messages import MessageAdministration
 from aerobee_broker.processors.administration.overview import Overview
 from aerobee_broker.processors.administration.status import StatusAdministration
+from aerobee_broker.processors.administration.tail import MessageTail
 from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.services.audit import audited
 from aerobee_broker.services.requests import RequestLimits
@@ -38,6 +40,8 @@ class Administration(Struct, frozen=True, kw_only=True):
     dead_letters: DeadLetterAdministration
     configuration: ConfigurationAdministration
     overview: Overview
+    browser: MessageBrowser
+    tail: MessageTail
     status: StatusAdministration
 
 
@@ -65,6 +69,7 @@ def aerobee_admin_methods(
             "GetConfiguration": administration.configuration.get,
             "ListTopicStatus": administration.overview.list_topics,
             "ListGroupStatus": administration.overview.list_groups,
+            "BrowseMessages": administration.browser.browse,
             "WhoAmI": administration.accounts.who_am_i,
             "ListAccounts": administration.accounts.list_accounts,
             **audited(
@@ -82,4 +87,5 @@ def aerobee_admin_methods(
                 }
             ),
         },
+        streams={"TailMessages": administration.tail.tail},
     )

@@ -49,7 +49,7 @@ _OK: Final = v2.Code.OK
 
 MEMORY_WAIT_SECONDS: Final = 5.0  # how long a request waits for the memory of its bytes
 _TAKE_SECONDS: Final = 30.0  # the time for a client to read a large answer; after that, unread messages are returned
-_ANSWER_SIZES: Final = dict.fromkeys(("QueryMessage", "QueryRecords", "DescribeMessage"), 12 << 20)
+_ANSWER_SIZES: Final = dict.fromkeys(("QueryMessage", "QueryRecords", "DescribeMessage", "BrowseMessages"), 12 << 20)
 """Bytes of memory that the largest answer takes while it is made: records, messages and their encoding. A call takes
 them before it begins."""
 _LARGE_SIZE: Final = 64 << 10

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
-from aerobee_client.admin import Admin, GroupOrder, LogLevel, TopicOrder
+from aerobee_client.admin import Admin, GroupOrder, LogLevel, Tailed, TopicOrder
 from aerobee_client.allocation import Queue
 from aerobee_client.blocking.loop_thread import ClosingWrapper, Wrapper
 from aerobee_client.messages.message import Message, ReceivedMessage, SendResult, StoredMessage
@@ -292,6 +292,76 @@ class BlockingAdmin(Wrapper[Admin]):
                 begin=begin,
                 end=end,
                 max_count=max_count,
+            )
+        )
+
+    def browse(
+        self,
+        topic: str,
+        *,
+        oldest_first: bool = False,
+        queue_ids: Iterable[int] = (),
+        begin_offset: int | None = None,
+        end_offset: int | None = None,
+        begin: int | None = None,
+        end: int | None = None,
+        tags: str = "",
+        sql: str = "",
+        text: str = "",
+        max_count: int | None = None,
+    ) -> Iterator[StoredMessage]:
+        """The messages of a topic in order of storing, newest first, without any effect on groups.
+
+        `begin` (inclusive) and `end` are store times in Unix milliseconds. `text` is looked for in keys, properties and
+        bodies. ForbiddenError if the account may not read the bodies; `browse_page` then returns the rest.
+        """
+        yield from self._loop_thread.iterate(
+            self.asynchronous.browse(
+                topic,
+                oldest_first=oldest_first,
+                queue_ids=queue_ids,
+                begin_offset=begin_offset,
+                end_offset=end_offset,
+                begin=begin,
+                end=end,
+                tags=tags,
+                sql=sql,
+                text=text,
+                max_count=max_count,
+            )
+        )
+
+    def browse_page(self, request: admin_v1.BrowseMessagesRequest) -> admin_v1.BrowseMessagesResponse:
+        """One page of `browse`, which also tells where each message is stored; an empty one may have a next page."""
+        return self._loop_thread.run(self.asynchronous.browse_page(request))
+
+    def tail(
+        self,
+        topic: str,
+        *,
+        queue_ids: Iterable[int] = (),
+        tags: str = "",
+        sql: str = "",
+        text: str = "",
+        rate_max: int = 0,
+        last_count: int = 0,
+        body_size_max: int = 0,
+    ) -> Iterator[Tailed]:
+        """The messages of a topic as they are stored, after the last `last_count` (up to 100), until it is closed.
+
+        Nothing is recorded and no group takes part. Of more than `rate_max` a second (0: 50) the newest come. Begins
+        with one item at once, and has one at least every 15 seconds. Bodies are empty if the account may not read them.
+        """
+        yield from self._loop_thread.iterate(
+            self.asynchronous.tail(
+                topic,
+                queue_ids=queue_ids,
+                tags=tags,
+                sql=sql,
+                text=text,
+                rate_max=rate_max,
+                last_count=last_count,
+                body_size_max=body_size_max,
             )
         )
 

@@ -18,7 +18,15 @@ from aerobee_broker.limits.loop_share import READ_COUNT, STEP_SIZE, LoopShare, S
 from aerobee_broker.messages.admission import Admission, Destination
 from aerobee_broker.messages.key_query import find_by_message_id, newest_with_key
 from aerobee_broker.messages.message_mapping import RESENT_FROM, timestamp_ms, to_wire_message
-from aerobee_broker.processors.administration.wire import OK, page_count, page_of, resource, timestamp
+from aerobee_broker.processors.administration.wire import (
+    OK,
+    clear_body,
+    may_read_bodies,
+    page_count,
+    page_of,
+    resource,
+    timestamp,
+)
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, dead_letter_topic
 from aerobee_broker.timer.state import TIMER_ORIGIN
@@ -88,7 +96,7 @@ class DeadLetterAdministration:
         return admin_v1.ListDeadLetterQueuesResponse(status=OK, queues=queues, next_page_token=token)
 
     async def list_letters(
-        self, request: admin_v1.ListDeadLettersRequest, _: Client
+        self, request: admin_v1.ListDeadLettersRequest, client: Client
     ) -> admin_v1.ListDeadLettersResponse:
         topic = self._topic(request.group)
         begin = timestamp_ms(request.begin_timestamp) if request.HasField("begin_timestamp") else 0
@@ -103,10 +111,11 @@ class DeadLetterAdministration:
             found, token = await self._page(
                 topic, begin, end, page_count(request.page_size, default=_PAGE_COUNT), request
             )
+        include_bodies = request.include_bodies and may_read_bodies(client, topic)
         letters = []
         steps = Steps(self._loop_share)
         for record in found:
-            letters.append(await self._to_wire(record, include_body=request.include_bodies))
+            letters.append(await self._to_wire(record, include_body=include_bodies))
             await steps.did(record.size)
         return admin_v1.ListDeadLettersResponse(status=OK, dead_letters=letters, next_page_token=token)
 
@@ -252,9 +261,7 @@ class DeadLetterAdministration:
     async def _to_wire(self, record: Record, *, include_body: bool) -> admin_v1.DeadLetter:
         message = to_wire_message(record, resource(record.topic))
         if not include_body:
-            message.body = b""
-            message.system_properties.body_encoding = v2.Encoding.IDENTITY
-            message.system_properties.ClearField("body_digest")
+            clear_body(message)
         origin = origin_topic(record)
         letter = admin_v1.DeadLetter(
             offset=record.queue_offset,

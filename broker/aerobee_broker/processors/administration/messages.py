@@ -26,7 +26,7 @@ from aerobee_broker.limits.loop_share import READ_COUNT, STEP_SIZE, Steps
 from aerobee_broker.messages.key_query import ANSWER_SIZE_MAX, find_by_key, find_by_message_id
 from aerobee_broker.messages.message_mapping import TRANSACTION, to_wire_message
 from aerobee_broker.processors.administration.dead_letters import find_resent
-from aerobee_broker.processors.administration.wire import OK, resource, timestamp
+from aerobee_broker.processors.administration.wire import OK, clear_body, may_read_bodies, resource, timestamp
 from aerobee_broker.processors.sending.send import SendProcessor
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_broker.tables.table_files import Tables
@@ -99,7 +99,9 @@ class MessageAdministration:
 
     # --- Timelines --------------------------------------------------------------------------------------------
 
-    async def describe(self, request: admin_v1.DescribeMessageRequest, _: Client) -> admin_v1.DescribeMessageResponse:
+    async def describe(
+        self, request: admin_v1.DescribeMessageRequest, client: Client
+    ) -> admin_v1.DescribeMessageResponse:
         topic = self._tables.topics.require(request.topic).name
         if request.group:
             self._tables.groups.require(request.group)
@@ -115,6 +117,9 @@ class MessageAdministration:
                 v2.Code.MESSAGE_NOT_FOUND,
                 f"no {what} in topic {topic!r}; it never existed or has expired",
             )
+        if not may_read_bodies(client, topic):
+            for timeline in timelines:
+                clear_body(timeline.message)
         return admin_v1.DescribeMessageResponse(status=OK, timelines=timelines)
 
     async def _records(self, request: admin_v1.DescribeMessageRequest, topic: str) -> list[Record]:

@@ -1,4 +1,4 @@
-"""Shared by the administration modules: the wire form of topics and groups, and pagination."""
+"""Shared by the administration modules: the wire form of topics and groups, pages, and who may read bodies."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
+from aerobee_broker.clients.accounts import Right
+from aerobee_broker.clients.registry import Client
 from aerobee_broker.messages.admission import ACCEPTED_TYPES
 from aerobee_broker.processors.telemetry import retry_policy
 from aerobee_broker.tables.consumer_groups import GroupConfig, is_system_group
@@ -66,6 +68,18 @@ def timestamp(milliseconds: int) -> v2.Timestamp:
     found = v2.Timestamp()
     found.FromMilliseconds(milliseconds)
     return found
+
+
+def may_read_bodies(client: Client, topic: str) -> bool:
+    """Whether the caller may see the bodies of this topic: as one who may receive from it."""
+    return client.account is None or client.account.may(Right.CONSUME, topic)
+
+
+def clear_body(message: v2.Message) -> None:
+    """Take the body out, and what depends on it."""
+    message.body = b""
+    message.system_properties.body_encoding = v2.Encoding.IDENTITY
+    message.system_properties.ClearField("body_digest")
 
 
 def page_count(requested: int, *, default: int = PAGE_COUNT_MAX, maximum: int = PAGE_COUNT_MAX) -> int:

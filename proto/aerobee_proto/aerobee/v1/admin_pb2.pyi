@@ -3002,6 +3002,251 @@ class GroupStatus(_message.Message):
 Global___GroupStatus: _TypeAlias = GroupStatus  # noqa: Y015
 
 @_typing.final
+class BrowseMessagesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    QUEUE_IDS_FIELD_NUMBER: _builtins.int
+    OLDEST_FIRST_FIELD_NUMBER: _builtins.int
+    BEGIN_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    BEGIN_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    END_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    INCLUDE_BODIES_FIELD_NUMBER: _builtins.int
+    BODY_SIZE_MAX_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Any topic, also one of the broker's own, such as `%DLQ%group`."""
+    oldest_first: _builtins.bool
+    """Newest first if it is false."""
+    begin_offset: _builtins.int
+    """From this offset on, in each of the queues."""
+    end_offset: _builtins.int
+    """Before this offset, in each of the queues."""
+    text: _builtins.str
+    """Only messages with these characters in the tag, a key, a user property or the body, upper and lower case alike; of a
+    body, its first MiB. At most 255 bytes in UTF-8. FORBIDDEN for an account that may not read bodies.
+    """
+    include_bodies: _builtins.bool
+    """Without, the messages have no bodies."""
+    body_size_max: _builtins.int
+    """Bytes of each body that are sent. 0: all, as far as the 8 MiB of an answer allow."""
+    page_size: _builtins.int
+    """0: 50."""
+    page_token: _builtins.str
+    @_builtins.property
+    def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Empty: all queues."""
+
+    @_builtins.property
+    def begin_timestamp(self) -> _pool.Timestamp:
+        """Stored then or later."""
+
+    @_builtins.property
+    def end_timestamp(self) -> _pool.Timestamp:
+        """Stored before then."""
+
+    @_builtins.property
+    def filter(self) -> _definition_pb2.FilterExpression:
+        """As of a consumer: tags, or an SQL expression over the properties. Unset: all messages."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        queue_ids: _abc.Iterable[_builtins.int] | None = ...,
+        oldest_first: _builtins.bool = ...,
+        begin_offset: _builtins.int | None = ...,
+        end_offset: _builtins.int | None = ...,
+        begin_timestamp: _pool.Timestamp | None = ...,
+        end_timestamp: _pool.Timestamp | None = ...,
+        filter: _definition_pb2.FilterExpression | None = ...,
+        text: _builtins.str = ...,
+        include_bodies: _builtins.bool = ...,
+        body_size_max: _builtins.int = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_begin_offset", b"_begin_offset", "_end_offset", b"_end_offset", "begin_offset", b"begin_offset", "begin_timestamp", b"begin_timestamp", "end_offset", b"end_offset", "end_timestamp", b"end_timestamp", "filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_begin_offset", b"_begin_offset", "_end_offset", b"_end_offset", "begin_offset", b"begin_offset", "begin_timestamp", b"begin_timestamp", "body_size_max", b"body_size_max", "end_offset", b"end_offset", "end_timestamp", b"end_timestamp", "filter", b"filter", "include_bodies", b"include_bodies", "oldest_first", b"oldest_first", "page_size", b"page_size", "page_token", b"page_token", "queue_ids", b"queue_ids", "text", b"text", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__begin_offset: _TypeAlias = _typing.Literal["begin_offset"]  # noqa: Y015
+    _WhichOneofArgType__begin_offset: _TypeAlias = _typing.Literal["_begin_offset", b"_begin_offset"]  # noqa: Y015
+    _WhichOneofReturnType__end_offset: _TypeAlias = _typing.Literal["end_offset"]  # noqa: Y015
+    _WhichOneofArgType__end_offset: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__begin_offset) -> _WhichOneofReturnType__begin_offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end_offset) -> _WhichOneofReturnType__end_offset | None: ...
+
+Global___BrowseMessagesRequest: _TypeAlias = BrowseMessagesRequest  # noqa: Y015
+
+@_typing.final
+class BrowseMessagesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    EXAMINED_COUNT_FIELD_NUMBER: _builtins.int
+    BODIES_HIDDEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty: there are no further messages in this direction."""
+    examined_count: _builtins.int
+    """Messages that this call looked at."""
+    bodies_hidden: _builtins.bool
+    """Bodies are left out because the account may not receive from the topic."""
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status: ...
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrowsedMessage]: ...
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        messages: _abc.Iterable[Global___BrowsedMessage] | None = ...,
+        next_page_token: _builtins.str = ...,
+        examined_count: _builtins.int = ...,
+        bodies_hidden: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bodies_hidden", b"bodies_hidden", "examined_count", b"examined_count", "messages", b"messages", "next_page_token", b"next_page_token", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BrowseMessagesResponse: _TypeAlias = BrowseMessagesResponse  # noqa: Y015
+
+@_typing.final
+class BrowsedMessage(_message.Message):
+    """A stored message with its place."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    PHYSICAL_OFFSET_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    BODY_SIZE_FIELD_NUMBER: _builtins.int
+    BODY_CUT_FIELD_NUMBER: _builtins.int
+    OFFSET_MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    physical_offset: _builtins.int
+    size: _builtins.int
+    """Of the record in the log, in bytes."""
+    body_size: _builtins.int
+    """Of the whole body as it is stored, in bytes."""
+    body_cut: _builtins.bool
+    """Whether the message has only the beginning of its body. A compressed body that is cut cannot be read."""
+    offset_message_id: _builtins.str
+    """The message's id of the server, which names the place of the record."""
+    @_builtins.property
+    def message(self) -> _definition_pb2.Message: ...
+    def __init__(
+        self,
+        *,
+        message: _definition_pb2.Message | None = ...,
+        physical_offset: _builtins.int = ...,
+        size: _builtins.int = ...,
+        body_size: _builtins.int = ...,
+        body_cut: _builtins.bool = ...,
+        offset_message_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body_cut", b"body_cut", "body_size", b"body_size", "message", b"message", "offset_message_id", b"offset_message_id", "physical_offset", b"physical_offset", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BrowsedMessage: _TypeAlias = BrowsedMessage  # noqa: Y015
+
+@_typing.final
+class TailMessagesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    QUEUE_IDS_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    INCLUDE_BODIES_FIELD_NUMBER: _builtins.int
+    BODY_SIZE_MAX_FIELD_NUMBER: _builtins.int
+    RATE_MAX_FIELD_NUMBER: _builtins.int
+    LAST_COUNT_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    text: _builtins.str
+    include_bodies: _builtins.bool
+    body_size_max: _builtins.int
+    """0: 64 KiB."""
+    rate_max: _builtins.int
+    """Messages a second. 0: 50; at most 1000. Of more, the newest are sent and the others dropped."""
+    last_count: _builtins.int
+    """So many of the latest messages first; at most 100."""
+    @_builtins.property
+    def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Empty: all queues."""
+
+    @_builtins.property
+    def filter(self) -> _definition_pb2.FilterExpression:
+        """As in BrowseMessages."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        queue_ids: _abc.Iterable[_builtins.int] | None = ...,
+        filter: _definition_pb2.FilterExpression | None = ...,
+        text: _builtins.str = ...,
+        include_bodies: _builtins.bool = ...,
+        body_size_max: _builtins.int = ...,
+        rate_max: _builtins.int = ...,
+        last_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body_size_max", b"body_size_max", "filter", b"filter", "include_bodies", b"include_bodies", "last_count", b"last_count", "queue_ids", b"queue_ids", "rate_max", b"rate_max", "text", b"text", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TailMessagesRequest: _TypeAlias = TailMessagesRequest  # noqa: Y015
+
+@_typing.final
+class TailMessagesResponse(_message.Message):
+    """Comes when there is something to say, and every 15 seconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    DROPPED_COUNT_FIELD_NUMBER: _builtins.int
+    BODIES_HIDDEN_FIELD_NUMBER: _builtins.int
+    dropped_count: _builtins.int
+    """Messages since the previous response that were not looked at or not sent, because there were too many."""
+    bodies_hidden: _builtins.bool
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status: ...
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrowsedMessage]:
+        """In order of storing."""
+
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        messages: _abc.Iterable[Global___BrowsedMessage] | None = ...,
+        dropped_count: _builtins.int = ...,
+        bodies_hidden: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bodies_hidden", b"bodies_hidden", "dropped_count", b"dropped_count", "messages", b"messages", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TailMessagesResponse: _TypeAlias = TailMessagesResponse  # noqa: Y015
+
+@_typing.final
 class ListAccountsRequest(_message.Message):
     """--- Operators and the disk -------------------------------------------------------------------------------------"""
 

@@ -160,6 +160,16 @@ class AdminServiceStub:
                 request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListGroupStatusRequest.SerializeToString,
                 response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListGroupStatusResponse.FromString,
                 _registered_method=True)
+        self.BrowseMessages = channel.unary_unary(
+                '/aerobee.v1.AdminService/BrowseMessages',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.BrowseMessagesRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.BrowseMessagesResponse.FromString,
+                _registered_method=True)
+        self.TailMessages = channel.unary_stream(
+                '/aerobee.v1.AdminService/TailMessages',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.TailMessagesRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.TailMessagesResponse.FromString,
+                _registered_method=True)
         self.ListAccounts = channel.unary_unary(
                 '/aerobee.v1.AdminService/ListAccounts',
                 request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListAccountsRequest.SerializeToString,
@@ -351,6 +361,22 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BrowseMessages(self, request, context):
+        """Messages of one topic, newest or oldest first, without any effect on groups. One call examines a bounded number of
+        messages: a page may be short, even empty, and still have a next_page_token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TailMessages(self, request, context):
+        """Messages of one topic as they are stored, until the caller ends the call. No group takes part and nothing is
+        recorded. TOO_MANY_REQUESTS beyond 64 such calls at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAccounts(self, request, context):
         """--- Operators and the disk ---------------------------------------------------------------------------------
 
@@ -487,6 +513,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListGroupStatus,
                     request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListGroupStatusRequest.FromString,
                     response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListGroupStatusResponse.SerializeToString,
+            ),
+            'BrowseMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.BrowseMessages,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.BrowseMessagesRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.BrowseMessagesResponse.SerializeToString,
+            ),
+            'TailMessages': grpc.unary_stream_rpc_method_handler(
+                    servicer.TailMessages,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.TailMessagesRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.TailMessagesResponse.SerializeToString,
             ),
             'ListAccounts': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAccounts,
@@ -1170,6 +1206,60 @@ class AdminService:
             '/aerobee.v1.AdminService/ListGroupStatus',
             aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListGroupStatusRequest.SerializeToString,
             aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListGroupStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BrowseMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/BrowseMessages',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.BrowseMessagesRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.BrowseMessagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TailMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/aerobee.v1.AdminService/TailMessages',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.TailMessagesRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.TailMessagesResponse.FromString,
             options,
             channel_credentials,
             insecure,

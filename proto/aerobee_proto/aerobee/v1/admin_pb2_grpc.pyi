@@ -101,6 +101,14 @@ class AdminServiceStub:
     """Topics with their rates, messages and bytes: searched, sorted and paged by the broker."""
     ListGroupStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListGroupStatusRequest, _admin_pb2.ListGroupStatusResponse]
     """Groups with their backlog, its age and their rates: searched, sorted and paged by the broker."""
+    BrowseMessages: _grpc.UnaryUnaryMultiCallable[_admin_pb2.BrowseMessagesRequest, _admin_pb2.BrowseMessagesResponse]
+    """Messages of one topic, newest or oldest first, without any effect on groups. One call examines a bounded number of
+    messages: a page may be short, even empty, and still have a next_page_token.
+    """
+    TailMessages: _grpc.UnaryStreamMultiCallable[_admin_pb2.TailMessagesRequest, _admin_pb2.TailMessagesResponse]
+    """Messages of one topic as they are stored, until the caller ends the call. No group takes part and nothing is
+    recorded. TOO_MANY_REQUESTS beyond 64 such calls at a time.
+    """
     ListAccounts: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]
     """--- Operators and the disk ---------------------------------------------------------------------------------
 
@@ -171,6 +179,14 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Topics with their rates, messages and bytes: searched, sorted and paged by the broker."""
     ListGroupStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListGroupStatusRequest, _admin_pb2.ListGroupStatusResponse]  # type: ignore[assignment]
     """Groups with their backlog, its age and their rates: searched, sorted and paged by the broker."""
+    BrowseMessages: _aio.UnaryUnaryMultiCallable[_admin_pb2.BrowseMessagesRequest, _admin_pb2.BrowseMessagesResponse]  # type: ignore[assignment]
+    """Messages of one topic, newest or oldest first, without any effect on groups. One call examines a bounded number of
+    messages: a page may be short, even empty, and still have a next_page_token.
+    """
+    TailMessages: _aio.UnaryStreamMultiCallable[_admin_pb2.TailMessagesRequest, _admin_pb2.TailMessagesResponse]  # type: ignore[assignment]
+    """Messages of one topic as they are stored, until the caller ends the call. No group takes part and nothing is
+    recorded. TOO_MANY_REQUESTS beyond 64 such calls at a time.
+    """
     ListAccounts: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]  # type: ignore[assignment]
     """--- Operators and the disk ---------------------------------------------------------------------------------
 
@@ -388,6 +404,26 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListGroupStatusResponse, _abc.Awaitable[_admin_pb2.ListGroupStatusResponse]]:
         """Groups with their backlog, its age and their rates: searched, sorted and paged by the broker."""
+
+    @_abc_1.abstractmethod
+    def BrowseMessages(
+        self,
+        request: _admin_pb2.BrowseMessagesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.BrowseMessagesResponse, _abc.Awaitable[_admin_pb2.BrowseMessagesResponse]]:
+        """Messages of one topic, newest or oldest first, without any effect on groups. One call examines a bounded number of
+        messages: a page may be short, even empty, and still have a next_page_token.
+        """
+
+    @_abc_1.abstractmethod
+    def TailMessages(
+        self,
+        request: _admin_pb2.TailMessagesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.TailMessagesResponse], _abc.AsyncIterator[_admin_pb2.TailMessagesResponse]]:
+        """Messages of one topic as they are stored, until the caller ends the call. No group takes part and nothing is
+        recorded. TOO_MANY_REQUESTS beyond 64 such calls at a time.
+        """
 
     @_abc_1.abstractmethod
     def ListAccounts(

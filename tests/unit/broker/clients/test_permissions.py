@@ -32,7 +32,11 @@ ACCOUNTS = {
 EVERYBODY = set(ACCOUNTS)
 GROUP_VIEWS = [
     *((ADMIN, name) for name in ("DescribeGroupAccumulation", "QueryTimeSpan", "ListConsumerConnection")),
-    (OURS, "DescribeGroup"),
+    *((OURS, name) for name in ("DescribeGroup", "ListDeadLetters")),
+]
+TOPIC_VIEWS = [
+    (ADMIN, "DescribeTopicStatus"),
+    *((OURS, name) for name in ("DescribeTopic", "BrowseMessages", "TailMessages", "DescribeMessage")),
 ]
 VIEWS = [
     *((ADMIN, name) for name in ("GetProxyRuntimeStats", "ListSubscription", "DescribeSubscription")),
@@ -58,9 +62,8 @@ NEEDS: dict[tuple[str, str], set[str]] = {
     (MESSAGING, "SyncLiteSubscription"): {"consume"},
     (MESSAGING, "QueryOffset"): {"consume", "consume as nobody"},
     (ADMIN, "QueryMessage"): {"consume", "consume as nobody"},
-    (ADMIN, "DescribeTopicStatus"): {"publish", "consume", "consume as nobody", "viewer"},
+    **{key: {"publish", "consume", "consume as nobody", "viewer"} for key in TOPIC_VIEWS},
     **{key: {"consume", "group of nothing", "viewer"} for key in GROUP_VIEWS},
-    (OURS, "DescribeTopic"): {"publish", "consume", "consume as nobody", "viewer"},
     (OURS, "WhoAmI"): EVERYBODY,
     **{key: {"viewer"} for key in VIEWS},
     (ADMIN, "GetTopicRoute"): {"publish", "consume", "consume as nobody"},
