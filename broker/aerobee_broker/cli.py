@@ -21,7 +21,7 @@ from aerobee_broker.commands.terminal.options import CommandError, add_debug, co
 _MODULES: Final = {
     **{name: name for name in ("serve", "status", "topic", "group", "subscription", "client", "send", "receive")},
     **{"query": "query", "dlq": "dlq", "account": "account", "config": "configuration", "store": "store"},
-    **{name: name for name in ("spark", "bench", "namesrv", "replication")},
+    **{name: name for name in ("spark", "bench", "console", "namesrv", "replication")},
     **{"promote": "replication", "version": "version"},
 }
 _EXAMPLES = """\

@@ -626,6 +626,12 @@ class Admin:
         )
         return list(answer.results)
 
+    async def call(
+        self, select: Callable[[Stubs], UnaryUnaryMultiCallable[RequestT, AnswerT]], request: RequestT
+    ) -> AnswerT:
+        """One call as the protocol has it, for programs that turn pages themselves: the method that `select` names."""
+        return await self._call(select, request)
+
     async def _call(
         self,
         select: Callable[[Stubs], UnaryUnaryMultiCallable[RequestT, AnswerT]],

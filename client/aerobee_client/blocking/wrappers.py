@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
+
+from grpc.aio import UnaryUnaryMultiCallable
 
 from aerobee_client.admin import Admin, GroupOrder, LogLevel, Tailed, TopicOrder
 from aerobee_client.allocation import Queue
 from aerobee_client.blocking.loop_thread import ClosingWrapper, Wrapper
+from aerobee_client.connections.connection import AnswerT, RequestT, Stubs
 from aerobee_client.messages.message import Message, ReceivedMessage, SendResult, StoredMessage
 from aerobee_client.producer import Producer
 from aerobee_client.pull_consumer import PullConsumer
@@ -421,6 +424,10 @@ class BlockingAdmin(Wrapper[Admin]):
         `again`. With `again`, messages may be stored twice if an answer is lost, because the call is then repeated.
         """
         return self._loop_thread.run(self.asynchronous.resend_dead_letters(group, offsets, topic=topic, again=again))
+
+    def call(self, select: Callable[[Stubs], UnaryUnaryMultiCallable[RequestT, AnswerT]], request: RequestT) -> AnswerT:
+        """One call as the protocol has it, for programs that turn pages themselves: the method that `select` names."""
+        return self._loop_thread.run(self.asynchronous.call(select, request))
 
 
 class ProducerCalls(ClosingWrapper[Producer]):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from aerobee_store.records.decimals import decimal
 
 if TYPE_CHECKING:
-    from aerobee_client import Client, Credentials
+    from aerobee_client import Client, Credentials, Tls
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -69,13 +69,18 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def add_endpoint(parser: argparse.ArgumentParser) -> None:
     """`--endpoint` and the options of the connection, for commands that need a broker."""
+    add_endpoint_alone(parser)
+    add_connection(parser)
+
+
+def add_endpoint_alone(parser: argparse.ArgumentParser) -> None:
+    """`--endpoint` without the options of the connection."""
     parser.add_argument(
         "--endpoint",
         metavar="HOST:PORT",
         default=os.environ.get("AEROBEE_ENDPOINT") or ENDPOINT_DEFAULT,
         help=f"the broker (default: AEROBEE_ENDPOINT, or {ENDPOINT_DEFAULT})",
     )
-    add_connection(parser)
 
 
 def connection_options(arguments: argparse.Namespace) -> str:
@@ -107,6 +112,32 @@ def complete_advice(text: str, arguments: argparse.Namespace) -> str:
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
     """TLS, credentials, `--timeout`: the arguments that `with_client` reads besides `--endpoint`."""
+    add_tls(parser)
+    parser.add_argument(
+        "--credentials",
+        metavar="FILE",
+        type=Path,
+        help="TOML file with access_key and secret_key (default: AEROBEE_ACCESS_KEY and AEROBEE_SECRET_KEY, or "
+        "the file AEROBEE_CREDENTIALS)",
+    )
+    parser.add_argument("--access-key", metavar="KEY", help="access key, in place of --credentials")
+    parser.add_argument("--secret-key", metavar="KEY", help="secret key; visible to other users of this machine")
+    add_timeout(parser, 3.0)
+
+
+def add_timeout(parser: argparse.ArgumentParser, default: float) -> None:
+    """`--timeout`, in seconds."""
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=positive_seconds,
+        default=default,
+        help=f"timeout of each request (default: {default:g})",
+    )
+
+
+def add_tls(parser: argparse.ArgumentParser) -> None:
+    """The options that `tls_of` reads."""
     parser.add_argument("--tls", action="store_true", help="use TLS; the broker must listen with TLS")
     for option, variable, help_text in (
         ("--tls-ca", "AEROBEE_CA_FILE", "use TLS and trust this certificate authority, PEM"),
@@ -117,30 +148,25 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             option, metavar="FILE", type=Path, default=default, help=f"{help_text} (default: {variable})"
         )
-    parser.add_argument(
-        "--credentials",
-        metavar="FILE",
-        type=Path,
-        help="TOML file with access_key and secret_key (default: AEROBEE_ACCESS_KEY and AEROBEE_SECRET_KEY, or "
-        "the file AEROBEE_CREDENTIALS)",
-    )
-    parser.add_argument("--access-key", metavar="KEY", help="access key, in place of --credentials")
-    parser.add_argument("--secret-key", metavar="KEY", help="secret key; visible to other users of this machine")
-    parser.add_argument(
-        "--timeout", metavar="SECONDS", type=positive_seconds, default=3.0, help="timeout of each request (default: 3)"
-    )
+
+
+def tls_of(arguments: argparse.Namespace) -> Tls | None:
+    """How the arguments want TLS; None without it."""
+    from aerobee_client import Tls
+
+    if arguments.tls or arguments.tls_ca or arguments.tls_cert:
+        return Tls(arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
+    return None
 
 
 def with_client(arguments: argparse.Namespace, work: Callable[[Client], Awaitable[T]]) -> T:
     """Run `work` with a client of the broker that the arguments name; return its result."""
     import asyncio
 
-    from aerobee_client import Tls, connect
+    from aerobee_client import connect
 
     credentials = _credentials(arguments)
-    tls = None
-    if arguments.tls or arguments.tls_ca or arguments.tls_cert:
-        tls = Tls(arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
+    tls = tls_of(arguments)
 
     async def connected() -> T:
         async with connect(

@@ -15,6 +15,10 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from aerobee_broker.units import counted as counted
+from aerobee_broker.units import size_text as size_text
+from aerobee_broker.units import span_text as span_text
+
 if TYPE_CHECKING:
     from google.protobuf.message import Message as ProtobufMessage
     from rich.progress import Progress
@@ -85,18 +89,6 @@ def time_text(timestamp: int) -> str:
         return str(timestamp)
 
 
-def span_text(milliseconds: int) -> str:
-    """A duration in its two largest units."""
-    seconds = max(milliseconds, 0) // 1000
-    if seconds < 60:
-        return f"{max(milliseconds, 0) / 1000:.3g} s"
-    for unit, length, smaller, part in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if seconds >= length:
-            rest = seconds % length // part
-            return f"{seconds // length} {unit}" + (f" {rest} {smaller}" if rest else "")
-    raise AssertionError("a minute or more has one of the units")
-
-
 def age_text(timestamp: int) -> str:
     """The age of this time, Unix milliseconds."""
     return span_text(int(time.time() * 1000) - timestamp)
@@ -145,21 +137,6 @@ def _bar(
     with progress.Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
         bar.add_task(what, total=total)
         yield bar
-
-
-def counted(count: int, noun: str) -> str:
-    """A count with its noun: `1 queue`, `2 queues`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def size_text(size: int) -> str:
-    """Bytes with a unit."""
-    amount = float(size)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if abs(amount) < 1024:
-            return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
 
 
 def body_text(body: bytes) -> str:

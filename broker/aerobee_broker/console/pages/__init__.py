@@ -1,0 +1,1 @@
+"""The pages, one module for each part of a broker: calls in the name of the visitor, and a template."""

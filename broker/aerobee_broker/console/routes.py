@@ -1,0 +1,32 @@
+"""Which address shows which page, and which form does what."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aerobee_broker.console.pages import groups, messages, overview, topics
+from aerobee_broker.console.visit import Page
+
+PAGES: Final[tuple[tuple[str, Page], ...]] = (
+    ("/", overview.show),
+    ("/me", overview.rights),
+    ("/topics", topics.show_all),
+    ("/topics/{name}", topics.show),
+    ("/topics/{name}/{queue:int}/{offset:int}", messages.show),
+    ("/topics/{name}/{queue:int}/{offset:int}/body", messages.download),
+    ("/topics/{name}/id/{message_id}", messages.show_by_id),
+    ("/groups", groups.show_all),
+    ("/groups/{name}", groups.show),
+    ("/groups/{name}/reset", groups.show_reset),
+)
+
+ACTIONS: Final[tuple[tuple[str, Page, Page], ...]] = (
+    ("/topics", topics.create, topics.show_all),
+    ("/topics/{name}/update", topics.update, topics.show),
+    ("/topics/{name}/delete", topics.delete, topics.show),
+    ("/groups", groups.create, groups.show_all),
+    ("/groups/{name}/update", groups.update, groups.show),
+    ("/groups/{name}/delete", groups.delete, groups.show),
+    ("/groups/{name}/reset", groups.reset, groups.show_reset),
+)
+"""Each with the page that is shown again when the broker refuses it."""

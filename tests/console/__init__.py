@@ -1,0 +1,1 @@
+"""The console through a real broker: its pages, what protects them, and a browser."""

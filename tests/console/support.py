@@ -1,0 +1,88 @@
+"""A visitor of a console in this process: what a browser without scripts does."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+import httpx
+
+from aerobee_broker.console.app import open_console
+from aerobee_broker.console.settings import ConsoleSettings
+
+ADDRESS = "http://127.0.0.1:8090"
+ACCOUNTS = """
+[accounts.operator]
+secret_key = "the operator's secret"
+admin = true
+
+[accounts.viewer]
+secret_key = "the viewer's secret"
+view = true
+
+[accounts.shop]
+secret_key = "the shop's secret"
+publish = ["orders"]
+consume = ["orders"]
+groups = ["billing"]
+"""
+
+
+class Visitor:
+    """Keeps cookies, and finds the tokens of forms on the pages that it has seen."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self.client = client
+        self.token = ""
+
+    async def get(self, address: str, **options: Any) -> httpx.Response:
+        """A page, behind up to one redirection."""
+        return self._seen(await self.client.get(address, **options))
+
+    async def post(self, address: str, fields: dict[str, Any] | None = None, **options: Any) -> httpx.Response:
+        """Send a form with the token of the last page; `form_token` in `fields` replaces it."""
+        answer = await self.client.post(address, data={"form_token": self.token, **(fields or {})}, **options)
+        return self._seen(answer)
+
+    async def sign_in(self, account: str, secret: str = "") -> Self:
+        """With the secret of ACCOUNTS unless another is given."""
+        await self.get("/login")
+        answer = await self.post("/login", {"access_key": account, "secret_key": secret or f"the {account}'s secret"})
+        assert answer.status_code == 200, text_of(answer)
+        return self
+
+    def _seen(self, answer: httpx.Response) -> httpx.Response:
+        if found := re.search(r'name="form_token" value="([0-9a-f]+)"', answer.text):
+            self.token = found[1]
+        return answer
+
+
+@asynccontextmanager
+async def visiting(endpoint: str, *, follow: bool = True, **settings: Any) -> AsyncIterator[Visitor]:
+    """A visitor of a console of the broker at `endpoint`."""
+    options = {"timeout_seconds": 20.0, **settings}
+    async with open_console(ConsoleSettings(endpoint=endpoint, **options)) as app:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url=ADDRESS, follow_redirects=follow) as client:
+            yield Visitor(client)
+
+
+def text_of(answer: httpx.Response) -> str:
+    """What a page says, without its markup."""
+    content = answer.text.partition("<main")[2].partition("</main>")[0]
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", content)).split())
+
+
+def rows_of(answer: httpx.Response) -> list[list[str]]:
+    """The cells of all tables of a page."""
+    return [
+        [
+            " ".join(html.unescape(re.sub(r"<[^>]+>", " ", cell)).split())
+            for cell in re.findall(r"<td.*?</td>", row, re.S)
+        ]
+        for row in re.findall(r"<tr>.*?</tr>", answer.text, re.S)
+        if "<td" in row
+    ]
