@@ -23,6 +23,7 @@ from aerobee_broker.processors.administration.overview import Overview
 from aerobee_broker.processors.administration.status import StatusAdministration
 from aerobee_broker.processors.administration.tail import MessageTail
 from aerobee_broker.processors.administration.topics import TopicAdministration
+from aerobee_broker.processors.administration.trends import Trends
 from aerobee_broker.processors.heartbeat import HeartbeatProcessor
 from aerobee_broker.processors.lite import LiteProcessor
 from aerobee_broker.processors.pull import PullProcessor
@@ -46,6 +47,7 @@ from aerobee_broker.services.record_service import RecordService
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.standard_services import health_methods, reflection_methods
 from aerobee_broker.tables.runtime_settings import RuntimeSettings
+from aerobee_broker.watching.watch import Watch
 from aerobee_proto import admin_v1
 
 SERVICES: Final = (
@@ -65,6 +67,7 @@ def grpc_methods(
     listening: Listening,
     cluster: ClusterRoutes,
     replication: Callable[[], admin_v1.BrokerReplication] | None,
+    watch: Watch,
     leaving: asyncio.Event,
     draining: asyncio.Event,
 ) -> dict[str, Method]:
@@ -77,7 +80,7 @@ def grpc_methods(
     send = SendProcessor(
         parts.settings, parts.store, parts.admission, parts.counters, parts.clock, parts.transactions, parts.timer
     )
-    administration = _administration(parts, route, send, runtime_settings, listening, replication, draining)
+    administration = _administration(parts, route, send, runtime_settings, listening, replication, watch, draining)
     remoting.administer(administration.topics, administration.groups, runtime_settings, parts.broker_stats)
     admin = AdminService(
         accounts=parts.accounts,
@@ -119,6 +122,7 @@ def _administration(
     runtime_settings: RuntimeSettings,
     listening: Listening,
     replication: Callable[[], admin_v1.BrokerReplication] | None,
+    watch: Watch,
     draining: asyncio.Event,
 ) -> Administration:
     config, clock, store, tables = parts.settings.current, parts.clock, parts.store, parts.tables
@@ -156,7 +160,6 @@ def _administration(
             tables=tables,
             clients=clients,
             deliveries=deliveries,
-            accumulation=accumulation,
             broker_stats=parts.broker_stats,
         ),
         browser=MessageBrowser(store=store, tables=tables, loop_share=deliveries.loop_share),
@@ -168,6 +171,7 @@ def _administration(
             accounts=parts.accounts,
             draining=draining,
         ),
+        trends=Trends(watch, tables),
         status=StatusAdministration(parts, listening, replication),
     )
 

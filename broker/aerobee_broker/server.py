@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import Struct
@@ -43,6 +44,7 @@ from aerobee_broker.timer.level_delay import LevelDelay
 from aerobee_broker.timer.wheel_timer import Timer
 from aerobee_broker.transactions.coordinator import Transactions
 from aerobee_broker.transactions.producers import Producers
+from aerobee_broker.watching.watch import Watch
 from aerobee_store import MessageStore, SystemClock
 from aerobee_store.clock import Clock
 from aerobee_store.deferred import load_deferred
@@ -310,7 +312,9 @@ async def _serve(
             registrar = Registrar(settings, tables)
             cluster = ClusterRoutes(settings.current.name, lambda: registrar.connections, remoting.routes)
             replication = None if master is None else master.describe
-            front = await _listen(parts, runtime_settings, remoting, cluster, replication)
+            watch = Watch(parts, None if replication is None else partial(_replica_lags, replication))
+            running.append(tasks.create_task(watch.run(), name=watch.name))
+            front = await _listen(parts, runtime_settings, remoting, cluster, replication, watch)
             serving = _Serving(process, parts, remoting, registrar, cluster, master, front)
             ends = [tasks.create_task(process.stop.wait())]
             try:
@@ -411,6 +415,10 @@ def _run_services(parts: BrokerParts, remoting: RemotingService, tasks: asyncio.
     ]
 
 
+def _replica_lags(replication: Callable[[], admin_v1.BrokerReplication]) -> dict[str, int]:
+    return {replica.id: replica.lag_bytes for replica in replication().replicas}
+
+
 async def _open_master(process: _Process, config: BrokerConfig, store: MessageStore) -> MasterBroker:
     from aerobee_broker.replication import master_broker  # a single broker does not import replication
 
@@ -436,6 +444,7 @@ async def _listen(
     remoting: RemotingService,
     cluster: ClusterRoutes,
     replication: Callable[[], admin_v1.BrokerReplication] | None,
+    watch: Watch,
 ) -> _GrpcFront:
     """Bind the ports and serve every service on them. Raises ListenError."""
     config = parts.settings.current
@@ -463,7 +472,7 @@ async def _listen(
         server, listening = listen_grpcio(methods, config, request_size_max=limits.request_size_max)
     listening, leaving, draining = replace(listening, remoting=remoting_address), asyncio.Event(), asyncio.Event()
     methods |= grpc_methods(
-        parts, limits, runtime_settings, remoting, listening, cluster, replication, leaving, draining
+        parts, limits, runtime_settings, remoting, listening, cluster, replication, watch, leaving, draining
     )
     await server.start()
     return _GrpcFront(server=server, listening=listening, leaving=leaving, draining=draining)

@@ -377,6 +377,20 @@ class Admin:
         )
         return await self._call(lambda stubs: stubs.aerobee_admin.ListTraffic, request)
 
+    async def history(
+        self, step: Literal["second", "minute"] = "second", *, topic: str = "", group: str = "", count: int = 0
+    ) -> admin_v1.GetHistoryResponse:
+        """Figures of the broker, a topic or a group over time: the seconds of ten minutes, or the minutes of a day."""
+        request = admin_v1.GetHistoryRequest(
+            topic=topic, group=group, step=admin_v1.HistoryStep.Value(f"HISTORY_STEP_{step.upper()}"), count=count
+        )
+        return await self._call(lambda stubs: stubs.aerobee_admin.GetHistory, request)
+
+    async def problems(self) -> list[admin_v1.Problem]:
+        """What needs attention, critical problems first, each with its next step."""
+        request = admin_v1.GetProblemsRequest()
+        return list((await self._call(lambda stubs: stubs.aerobee_admin.GetProblems, request)).problems)
+
     async def configuration(self, prefix: str = "") -> list[admin_v1.Setting]:
         """All settings in order of names, or those whose names begin with a prefix, each with its source."""
         request = admin_v1.GetConfigurationRequest(prefix=prefix)

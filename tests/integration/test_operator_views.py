@@ -387,3 +387,57 @@ class TestTailing:
         request = admin_v1.TailMessagesRequest(topic=TOPIC, **fields)
         answer = await harness.raw.admin.TailMessages(request, timeout=60).read()
         assert answer.status.code == Code.BAD_REQUEST
+
+
+class TestWatching:
+    async def test_history_of_broker_topic_and_group(self, harness: Harness) -> None:
+        """Points follow each other; rates add up to what was sent, received and acknowledged."""
+        await harness.send(TOPIC, "0", "1", "2")
+        received = await harness.raw.receive(TOPIC, GROUP, count=2, wait=5)
+        await harness.raw.acknowledge(TOPIC, GROUP, *received.messages)
+        async with asyncio.timeout(60):
+            while True:
+                broker = await harness.client.admin.history()
+                figures = {series.name: list(series.values) for series in broker.series}
+                if sum(figures["messages_in"]) and sum(figures["acknowledged"]):
+                    break
+        assert len(broker.times) == len(figures["messages_in"])
+        assert list(broker.times) == sorted(set(broker.times))
+        assert broker.step.ToSeconds() == 1
+        assert figures["memory_bytes"][-1] > 1 << 20
+        assert figures["disk_used_bytes"][-1] > 0
+        topic = await harness.client.admin.history(topic=TOPIC)
+        assert sum(next(series.values for series in topic.series if series.name == "messages_in")) > 0
+        group = await harness.client.admin.history("second", group=GROUP, count=1)
+        assert [len(series.values) for series in group.series] == [1] * 4
+        assert (await harness.client.admin.history("minute")).step.ToSeconds() == 60
+
+    @pytest.mark.parametrize(
+        ("fields", "code"),
+        [
+            ({"topic": "absent"}, Code.TOPIC_NOT_FOUND),
+            ({"group": "absent"}, Code.CONSUMER_GROUP_NOT_FOUND),
+            ({"topic": TOPIC, "group": GROUP}, Code.BAD_REQUEST),
+            ({"count": -1}, Code.BAD_REQUEST),
+            ({"step": 9}, Code.BAD_REQUEST),
+        ],
+    )
+    async def test_bad_requests(self, harness: Harness, fields: dict[str, Any], code: int) -> None:
+        """Each is refused with the code of its cause."""
+        assert (await harness.refused("GetHistory", admin_v1.GetHistoryRequest(**fields)))[0] == code
+
+    async def test_problems(self, harness: Harness) -> None:
+        """A dead letter is a problem at the next look, with its group and its next step."""
+        assert await harness.client.admin.problems() == []
+        await harness.send(TOPIC, "bad")
+        await harness.raw.receive(TOPIC, GROUP, invisible=10, wait=5)
+        await harness.clock.advance(11)
+        await harness.raw.receive(TOPIC, GROUP)
+        async with asyncio.timeout(60):
+            while not (problems := await harness.client.admin.problems()):
+                pass
+        assert [(problem.name, problem.group) for problem in problems] == [("AerobeeDeadLetters", GROUP)]
+        assert "aerobee dlq list" in problems[0].next_step
+        assert problems[0].runbook == "operating.md#aerobeedeadletters"
+        answer = await harness.ok("GetProblems", admin_v1.GetProblemsRequest())
+        assert "AerobeeDiskFull" in answer.judged

@@ -148,6 +148,7 @@ _OURS: Final[dict[str, Row]] = {
         (
             *("ListTopics", "ListGroups", "GetBrokerStatus", "GetStoreStatus", "ListTraffic", "ListConnections"),
             *("ListDeadLetterQueues", "GetConfiguration", "ListTopicStatus", "ListGroupStatus"),
+            *("GetHistory", "GetProblems"),
         ),
     ),
     **_rows(

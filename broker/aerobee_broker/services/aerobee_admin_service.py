@@ -21,6 +21,7 @@ from aerobee_broker.processors.administration.overview import Overview
 from aerobee_broker.processors.administration.status import StatusAdministration
 from aerobee_broker.processors.administration.tail import MessageTail
 from aerobee_broker.processors.administration.topics import TopicAdministration
+from aerobee_broker.processors.administration.trends import Trends
 from aerobee_broker.services.audit import audited
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import AnonymousIdentity, service_methods
@@ -42,6 +43,7 @@ class Administration(Struct, frozen=True, kw_only=True):
     overview: Overview
     browser: MessageBrowser
     tail: MessageTail
+    trends: Trends
     status: StatusAdministration
 
 
@@ -69,6 +71,8 @@ def aerobee_admin_methods(
             "GetConfiguration": administration.configuration.get,
             "ListTopicStatus": administration.overview.list_topics,
             "ListGroupStatus": administration.overview.list_groups,
+            "GetHistory": administration.trends.history,
+            "GetProblems": administration.trends.problems,
             "BrowseMessages": administration.browser.browse,
             "WhoAmI": administration.accounts.who_am_i,
             "ListAccounts": administration.accounts.list_accounts,

@@ -254,6 +254,16 @@ class BlockingAdmin(Wrapper[Admin]):
         """The `count` (up to 1000) busiest topics, and pairs of topic and group, of the recent past."""
         return self._loop_thread.run(self.asynchronous.traffic(window, topic=topic, count=count))
 
+    def history(
+        self, step: Literal["second", "minute"] = "second", *, topic: str = "", group: str = "", count: int = 0
+    ) -> admin_v1.GetHistoryResponse:
+        """Figures of the broker, a topic or a group over time: the seconds of ten minutes, or the minutes of a day."""
+        return self._loop_thread.run(self.asynchronous.history(step, topic=topic, group=group, count=count))
+
+    def problems(self) -> list[admin_v1.Problem]:
+        """What needs attention, critical problems first, each with its next step."""
+        return self._loop_thread.run(self.asynchronous.problems())
+
     def configuration(self, prefix: str = "") -> list[admin_v1.Setting]:
         """All settings in order of names, or those whose names begin with a prefix, each with its source."""
         return self._loop_thread.run(self.asynchronous.configuration(prefix))

@@ -16,7 +16,7 @@ from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.state.subscriptions import QueueStatus
-from aerobee_broker.processors.administration.wire import OK, TURN_COUNT, is_own_topic, resource, timestamp
+from aerobee_broker.processors.administration.wire import OK, TURN_COUNT, resource, timestamp
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import split_light_topic_name
 from aerobee_proto import admin_v1, v2
@@ -41,12 +41,6 @@ class _Sum(Struct):
         self.oldest_ms = _earlier(self.oldest_ms, times.oldest_ms)
         self.oldest_ready_ms = _earlier(self.oldest_ready_ms, times.oldest_ready_ms)
         self.consumed_ms = max(self.consumed_ms, times.consumed_ms)
-
-
-class GroupSum(_Sum):
-    """The same over all queues of a group."""
-
-    topics: int = 0  # without retry topics of the group
 
 
 class _Times(Struct, frozen=True):
@@ -109,22 +103,6 @@ class Accumulation:
             topics.append(wire)
         queues.sort(key=lambda queue: (queue.topic, queue.queue_id))
         return queues, topics
-
-    def sum_of(self, group: str) -> GroupSum:
-        """Over all topics. Takes some 10 microseconds for each queue in which the group has a position."""
-        total = GroupSum()
-        topics = set()
-        for status in self._deliveries.status(group):
-            topics.add((split_light_topic_name(status.topic) or (status.topic, None))[0])
-            total.in_flight += status.in_flight
-            total.ready += status.ready
-            total.retrying += status.retrying
-            if status.lag:
-                low = self._store.queue_range(status.topic, status.queue_id)[0]
-                oldest = self._store.store_timestamp_at(status.topic, status.queue_id, max(status.commit_offset, low))
-                total.oldest_ms = _earlier(total.oldest_ms, oldest)
-        total.topics = sum(1 for topic in topics if not is_own_topic(topic))
-        return total
 
     async def describe(
         self, request: v2.DescribeGroupAccumulationRequest, client: Client

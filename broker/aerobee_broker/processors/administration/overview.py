@@ -15,7 +15,6 @@ from aerobee_broker.clients.registry import Client, ClientRegistry
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.limits.loop_share import Turns
-from aerobee_broker.processors.administration.accumulation import Accumulation
 from aerobee_broker.processors.administration.clients import agree
 from aerobee_broker.processors.administration.wire import (
     OK,
@@ -29,6 +28,7 @@ from aerobee_broker.statistics.broker_stats import BrokerStats, GroupTraffic, To
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import dead_letter_topic
+from aerobee_broker.watching.backlog import Backlog, backlogs_of
 from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore, QueueBytes
 from aerobee_store.records.decimals import decimal
@@ -65,14 +65,12 @@ class Overview:
         tables: Tables,
         clients: ClientRegistry,
         deliveries: Deliveries,
-        accumulation: Accumulation,
         broker_stats: BrokerStats,
     ) -> None:
         self._store = store
         self._tables = tables
         self._clients = clients
         self._deliveries = deliveries
-        self._accumulation = accumulation
         self._broker_stats = broker_stats
         self._sizes: dict[tuple[str, int], tuple[int, int, QueueBytes]] = {}  # by queue, with its range at that time
 
@@ -211,19 +209,21 @@ class Overview:
         group = self._tables.groups.get(name)
         if group is None:
             return None
-        total = self._accumulation.sum_of(name)
+        total, topics = Backlog(), backlogs_of(self._deliveries, self._store, name)
+        for backlog in topics.values():
+            total.add(backlog)
         got = traffic.groups.get(name, GroupTraffic())
         low, high = self._store.queue_range(dead_letter_topic(name), 0)
         status = admin_v1.GroupStatus(
             group=group_to_wire(group),
-            lag=total.in_flight + total.ready,
+            lag=total.lag,
             inflight=total.in_flight,
             ready=total.ready,
             retrying=total.retrying,
             messages_out_rate=traffic.rate(got.messages),
             acknowledged_rate=traffic.rate(got.acknowledged),
             client_count=len(connected),
-            topic_count=total.topics,
+            topic_count=sum(1 for topic in topics if not is_own_topic(topic)),
             dead_letter_count=high - low,
             subscriptions_differ=not agree(connected),
         )

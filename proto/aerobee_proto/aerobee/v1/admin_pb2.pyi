@@ -164,6 +164,50 @@ GROUP_ORDER_CLIENTS: GroupOrder.ValueType  # 5
 GROUP_ORDER_DEAD_LETTERS: GroupOrder.ValueType  # 6
 Global___GroupOrder: _TypeAlias = GroupOrder  # noqa: Y015
 
+class _HistoryStep:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _HistoryStepEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HistoryStep.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    HISTORY_STEP_UNSPECIFIED: _HistoryStep.ValueType  # 0
+    """Seconds of the last 10 minutes."""
+    HISTORY_STEP_SECOND: _HistoryStep.ValueType  # 1
+    HISTORY_STEP_MINUTE: _HistoryStep.ValueType  # 2
+    """Minutes of the last 24 hours."""
+
+class HistoryStep(_HistoryStep, metaclass=_HistoryStepEnumTypeWrapper):
+    """The distance between points of a history."""
+
+HISTORY_STEP_UNSPECIFIED: HistoryStep.ValueType  # 0
+"""Seconds of the last 10 minutes."""
+HISTORY_STEP_SECOND: HistoryStep.ValueType  # 1
+HISTORY_STEP_MINUTE: HistoryStep.ValueType  # 2
+"""Minutes of the last 24 hours."""
+Global___HistoryStep: _TypeAlias = HistoryStep  # noqa: Y015
+
+class _Severity:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SeverityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Severity.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SEVERITY_UNSPECIFIED: _Severity.ValueType  # 0
+    SEVERITY_WARNING: _Severity.ValueType  # 1
+    """Today."""
+    SEVERITY_CRITICAL: _Severity.ValueType  # 2
+    """Data or service is at risk now."""
+
+class Severity(_Severity, metaclass=_SeverityEnumTypeWrapper):
+    """How urgent a problem is."""
+
+SEVERITY_UNSPECIFIED: Severity.ValueType  # 0
+SEVERITY_WARNING: Severity.ValueType  # 1
+"""Today."""
+SEVERITY_CRITICAL: Severity.ValueType  # 2
+"""Data or service is at risk now."""
+Global___Severity: _TypeAlias = Severity  # noqa: Y015
+
 @_typing.final
 class Topic(_message.Message):
     """The definition of a topic."""
@@ -3245,6 +3289,204 @@ class TailMessagesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TailMessagesResponse: _TypeAlias = TailMessagesResponse  # noqa: Y015
+
+@_typing.final
+class GetHistoryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Of this topic."""
+    group: _builtins.str
+    """Of this group, in all topics. Neither: of the broker."""
+    step: Global___HistoryStep.ValueType
+    count: _builtins.int
+    """So many latest points; 0: all. Topics and groups without traffic for a while may be forgotten, of more than 500."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        group: _builtins.str = ...,
+        step: Global___HistoryStep.ValueType = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "group", b"group", "step", b"step", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetHistoryRequest: _TypeAlias = GetHistoryRequest  # noqa: Y015
+
+@_typing.final
+class GetHistoryResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Series(_message.Message):
+        """One figure over time."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAME_FIELD_NUMBER: _builtins.int
+        VALUES_FIELD_NUMBER: _builtins.int
+        name: _builtins.str
+        """Rates per second, means over the step:
+          of the broker  messages_in, bytes_in, messages_out, acknowledged, syncs
+          of a topic     messages_in, bytes_in, messages_out
+          of a group     messages_out, acknowledged
+        Levels at the end of the step:
+          of the broker  disk_used_bytes, memory_bytes, clients, backlog (of all groups), loop_delay_seconds
+          of a group     lag, oldest_age_seconds
+        backlog, lag and oldest_age_seconds are looked at every 10 seconds.
+        """
+        @_builtins.property
+        def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+            """Oldest first, as many as `times`; NaN where nothing is known."""
+
+        def __init__(
+            self,
+            *,
+            name: _builtins.str = ...,
+            values: _abc.Iterable[_builtins.float] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "values", b"values"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    SERIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status: ...
+    @_builtins.property
+    def step(self) -> _pool.Duration:
+        """The distance between points."""
+
+    @_builtins.property
+    def times(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The end of the first step, and so on. In Unix milliseconds."""
+
+    @_builtins.property
+    def series(self) -> _containers.RepeatedCompositeFieldContainer[Global___GetHistoryResponse.Series]: ...
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        step: _pool.Duration | None = ...,
+        times: _abc.Iterable[_builtins.int] | None = ...,
+        series: _abc.Iterable[Global___GetHistoryResponse.Series] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status", "step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["series", b"series", "status", b"status", "step", b"step", "times", b"times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetHistoryResponse: _TypeAlias = GetHistoryResponse  # noqa: Y015
+
+@_typing.final
+class GetProblemsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetProblemsRequest: _TypeAlias = GetProblemsRequest  # noqa: Y015
+
+@_typing.final
+class GetProblemsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    JUDGED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status: ...
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___Problem]:
+        """At most 1000: critical ones first, then in order of names."""
+
+    @_builtins.property
+    def judged(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Rules that were judged, each by its name."""
+
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        problems: _abc.Iterable[Global___Problem] | None = ...,
+        judged: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["judged", b"judged", "problems", b"problems", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetProblemsResponse: _TypeAlias = GetProblemsResponse  # noqa: Y015
+
+@_typing.final
+class Problem(_message.Message):
+    """A rule that holds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SEVERITY_FIELD_NUMBER: _builtins.int
+    SUMMARY_FIELD_NUMBER: _builtins.int
+    NEXT_STEP_FIELD_NUMBER: _builtins.int
+    RUNBOOK_FIELD_NUMBER: _builtins.int
+    SINCE_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Of the alert, such as `AerobeeDiskFull`."""
+    severity: Global___Severity.ValueType
+    summary: _builtins.str
+    """What is the matter."""
+    next_step: _builtins.str
+    """What to do."""
+    runbook: _builtins.str
+    """The section of the documentation, such as `operating.md#aerobeediskfull`."""
+    topic: _builtins.str
+    """Where it is about one."""
+    group: _builtins.str
+    @_builtins.property
+    def since_timestamp(self) -> _pool.Timestamp:
+        """Since when it has held, as far as this broker has seen."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        severity: Global___Severity.ValueType = ...,
+        summary: _builtins.str = ...,
+        next_step: _builtins.str = ...,
+        runbook: _builtins.str = ...,
+        since_timestamp: _pool.Timestamp | None = ...,
+        topic: _builtins.str = ...,
+        group: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since_timestamp", b"since_timestamp"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "name", b"name", "next_step", b"next_step", "runbook", b"runbook", "severity", b"severity", "since_timestamp", b"since_timestamp", "summary", b"summary", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Problem: _TypeAlias = Problem  # noqa: Y015
 
 @_typing.final
 class ListAccountsRequest(_message.Message):

@@ -170,6 +170,16 @@ class AdminServiceStub:
                 request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.TailMessagesRequest.SerializeToString,
                 response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.TailMessagesResponse.FromString,
                 _registered_method=True)
+        self.GetHistory = channel.unary_unary(
+                '/aerobee.v1.AdminService/GetHistory',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetHistoryRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetHistoryResponse.FromString,
+                _registered_method=True)
+        self.GetProblems = channel.unary_unary(
+                '/aerobee.v1.AdminService/GetProblems',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetProblemsRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetProblemsResponse.FromString,
+                _registered_method=True)
         self.ListAccounts = channel.unary_unary(
                 '/aerobee.v1.AdminService/ListAccounts',
                 request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListAccountsRequest.SerializeToString,
@@ -377,6 +387,21 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetHistory(self, request, context):
+        """Rates and levels of the broker, a topic or a group over time: seconds of 10 minutes, or minutes of 24 hours.
+        Kept in memory, so it begins at the start of the broker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetProblems(self, request, context):
+        """What needs attention, the worst first: the rules of deploy/prometheus/alerts.yml that this broker can judge alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAccounts(self, request, context):
         """--- Operators and the disk ---------------------------------------------------------------------------------
 
@@ -523,6 +548,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.TailMessages,
                     request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.TailMessagesRequest.FromString,
                     response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.TailMessagesResponse.SerializeToString,
+            ),
+            'GetHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHistory,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetHistoryRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetHistoryResponse.SerializeToString,
+            ),
+            'GetProblems': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetProblems,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetProblemsRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetProblemsResponse.SerializeToString,
             ),
             'ListAccounts': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAccounts,
@@ -1260,6 +1295,60 @@ class AdminService:
             '/aerobee.v1.AdminService/TailMessages',
             aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.TailMessagesRequest.SerializeToString,
             aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.TailMessagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/GetHistory',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetHistoryRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetProblems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/GetProblems',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetProblemsRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetProblemsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -109,6 +109,12 @@ class AdminServiceStub:
     """Messages of one topic as they are stored, until the caller ends the call. No group takes part and nothing is
     recorded. TOO_MANY_REQUESTS beyond 64 such calls at a time.
     """
+    GetHistory: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetHistoryRequest, _admin_pb2.GetHistoryResponse]
+    """Rates and levels of the broker, a topic or a group over time: seconds of 10 minutes, or minutes of 24 hours.
+    Kept in memory, so it begins at the start of the broker.
+    """
+    GetProblems: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetProblemsRequest, _admin_pb2.GetProblemsResponse]
+    """What needs attention, the worst first: the rules of deploy/prometheus/alerts.yml that this broker can judge alone."""
     ListAccounts: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]
     """--- Operators and the disk ---------------------------------------------------------------------------------
 
@@ -187,6 +193,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Messages of one topic as they are stored, until the caller ends the call. No group takes part and nothing is
     recorded. TOO_MANY_REQUESTS beyond 64 such calls at a time.
     """
+    GetHistory: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetHistoryRequest, _admin_pb2.GetHistoryResponse]  # type: ignore[assignment]
+    """Rates and levels of the broker, a topic or a group over time: seconds of 10 minutes, or minutes of 24 hours.
+    Kept in memory, so it begins at the start of the broker.
+    """
+    GetProblems: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetProblemsRequest, _admin_pb2.GetProblemsResponse]  # type: ignore[assignment]
+    """What needs attention, the worst first: the rules of deploy/prometheus/alerts.yml that this broker can judge alone."""
     ListAccounts: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]  # type: ignore[assignment]
     """--- Operators and the disk ---------------------------------------------------------------------------------
 
@@ -424,6 +436,24 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Messages of one topic as they are stored, until the caller ends the call. No group takes part and nothing is
         recorded. TOO_MANY_REQUESTS beyond 64 such calls at a time.
         """
+
+    @_abc_1.abstractmethod
+    def GetHistory(
+        self,
+        request: _admin_pb2.GetHistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetHistoryResponse, _abc.Awaitable[_admin_pb2.GetHistoryResponse]]:
+        """Rates and levels of the broker, a topic or a group over time: seconds of 10 minutes, or minutes of 24 hours.
+        Kept in memory, so it begins at the start of the broker.
+        """
+
+    @_abc_1.abstractmethod
+    def GetProblems(
+        self,
+        request: _admin_pb2.GetProblemsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetProblemsResponse, _abc.Awaitable[_admin_pb2.GetProblemsResponse]]:
+        """What needs attention, the worst first: the rules of deploy/prometheus/alerts.yml that this broker can judge alone."""
 
     @_abc_1.abstractmethod
     def ListAccounts(

@@ -42,7 +42,7 @@ VIEWS = [
     *((ADMIN, name) for name in ("GetProxyRuntimeStats", "ListSubscription", "DescribeSubscription")),
     *((OURS, name) for name in ("ListTopics", "ListGroups", "GetBrokerStatus", "GetStoreStatus", "ListTraffic")),
     *((OURS, name) for name in ("ListConnections", "ListDeadLetterQueues", "GetConfiguration")),
-    *((OURS, name) for name in ("ListTopicStatus", "ListGroupStatus")),
+    *((OURS, name) for name in ("ListTopicStatus", "ListGroupStatus", "GetHistory", "GetProblems")),
 ]
 NEEDS: dict[tuple[str, str], set[str]] = {
     (MESSAGING, "QueryRoute"): {"publish", "consume", "consume as nobody"},

@@ -1,0 +1,1 @@
+"""What the broker watches in itself: figures over time, and problems that need somebody's attention."""
