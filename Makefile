@@ -30,7 +30,7 @@ help: ## list the targets
 
 .venv/.spark: pyproject.toml .venv/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e \
-		'.[dev,examples,spark,spark-connect,spark-jre,spark-tables,examples-spark]'
+		'.[dev,examples,spark,spark-connect,spark-jre,spark-tables,spark-readers,examples-spark]'
 	@touch $@
 
 setup: .venv/.dev ## create .venv with all that development needs

@@ -20,7 +20,7 @@ import pytest
 from aerobee_client import Message, connect
 from aerobee_client.testing import run_broker
 from aerobee_pipeline.errors import OptionError
-from aerobee_pipeline.jobs import audit, export, lag, rebuild, replay, statistics, tables
+from aerobee_pipeline.jobs import TableOptions, audit, export, keep_table, lag, rebuild, replay, statistics
 from aerobee_pipeline.options import SourceOptions, Subscription
 from aerobee_pipeline.reading.queue_access import open_access
 from aerobee_store import MessageStore
@@ -234,52 +234,19 @@ def test_export_and_replay(spark: Any, store: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
-def test_export_to_tables(spark: Any, store: Path, kind: str, tmp_path: Path) -> None:
-    """A table has all files, for any topic name; later runs add new ones and those that a failed run left out."""
-    shutil.copytree(store, tmp_path / "store")
-    source = {"storePath": str(tmp_path / "store"), "subscribePattern": ".*"}
-    output, state = str(tmp_path / "archive"), str(tmp_path / "state")
-    assert export(spark, source, output, checkpoint=state).facts["messages"] == COUNT, "a run that died before its end"
-    runs = [export(spark, source, output, checkpoint=state, file_format="delta")] if kind == "delta" else []
-    if kind == "iceberg":
-        output, state = str(tmp_path / "own"), str(tmp_path / "own-state")
-        runs = [export(spark, source, output, checkpoint=state, file_format=kind)]
-    write(tmp_path / "store", orders(30, queues=3, first=COUNT))
-    runs += [export(spark, source, output, checkpoint=state, file_format=kind) for _ in range(2)]
-    assert runs[0].facts["files_added"] > 0
-    assert [run.facts["messages"] for run in runs[1:]] == [30, 0]
-    assert runs[2].facts["files_added"] == 0
-    rows = rows_of_table(kind, Path(output))
-    live = spark.read.format("aerobee").options(**source, includeProperties="true").load().collect()
-    expected = {(row.topic, row.queueId, row.queueOffset): (bytes(row.body), row.storeTimestamp) for row in live}
-    assert len(rows) == len(expected) == COUNT + 30
-    for row in rows:
-        body, stored = expected[row["topic"], row["queueId"], row["queueOffset"]]
-        assert (row["body"], row["storeTimestamp"].replace(tzinfo=None)) == (body, stored)
-        assert str(row["date"]) == str(stored.date())
-        assert dict(row["properties"])["n"]
+def test_replay_of_a_table(spark: Any, store: Path, kind: str, tmp_path: Path) -> None:
+    """The messages that the table of a topic has now are sent again; without a table the error says what makes one."""
+    lake = str(tmp_path / "lake")
+    keep_table(spark, {"storePath": str(store)}, "größe", TableOptions(to=kind, warehouse=lake))
     (tmp_path / "broker").mkdir()
     with run_broker(tmp_path / "broker") as broker:
         sink = {"endpoint": broker.endpoint}
-        again = replay(spark, output, sink, topic="größe", target="again", job_id="1", file_format=kind)
+        again = replay(spark, lake, sink, topic="größe", target="again", job_id="1", file_format=kind)
         assert again.facts["messages"] == COUNT // 2
-
-
-def rows_of_table(kind: str, output: Path) -> list[dict[str, Any]]:
-    """All rows, read with the format's own package."""
-    found: list[dict[str, Any]]
-    if kind == "delta":
-        from deltalake import DeltaTable
-
-        found = DeltaTable(str(output)).to_pyarrow_table().to_pylist()
-    else:
-        from pyiceberg.catalog.sql import SqlCatalog
-
-        catalog = SqlCatalog("aerobee", uri=f"sqlite:///{output}/_iceberg/catalog.db")
-        table = catalog.load_table("aerobee.messages")
-        assert len(list(table.scan("topic = 'nobody'").plan_files())) == 0, "files are left out by their partition"
-        found = table.scan().to_arrow().to_pylist()
-    return found
+        with pytest.raises(OptionError, match=f"no {kind} table of topic 'orders'; `aerobee spark table` makes one"):
+            replay(spark, lake, sink, topic="orders", target="again", job_id="1", file_format=kind)
+        with pytest.raises(OptionError, match="format 'orc' is unknown; choose one of parquet, delta, iceberg"):
+            replay(spark, lake, sink, topic="orders", target="again", job_id="1", file_format="orc")
 
 
 def test_exports_with_and_without_a_checkpoint_do_not_share_an_output(spark: Any, tmp_path: Path) -> None:
@@ -296,24 +263,6 @@ def test_exports_with_and_without_a_checkpoint_do_not_share_an_output(spark: Any
     with pytest.raises(OptionError, match="has an export without a checkpoint"):
         export(spark, source, whole, checkpoint=str(tmp_path / "state2"))
     export(spark, source, whole)
-
-
-def test_unknown_formats_are_refused(spark: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unknown format, one without its package, and an output that is not a directory."""
-    source = {"storePath": str(store), "subscribe": "orders"}
-    with pytest.raises(OptionError, match="format 'orc' is unknown; choose one of parquet, delta, iceberg"):
-        export(spark, source, "out", file_format="orc")
-    with pytest.raises(OptionError, match="format 'delta': s3a://lake/orders is not a directory of the driver"):
-        export(spark, source, "s3a://lake/orders", file_format="delta")
-    (tmp_path / "topic=orders").mkdir()
-    with pytest.raises(OptionError, match="has an export of another format than 'iceberg'; give each its own"):
-        export(spark, source, str(tmp_path), file_format="iceberg")
-    (tmp_path / "topic=orders").rename(tmp_path / "partition_topic=orders")
-    with pytest.raises(OptionError, match="has an export of another format than 'delta'"):
-        export(spark, source, str(tmp_path), file_format="delta")
-    monkeypatch.setitem(tables.PACKAGES, "iceberg", "no_such_package")
-    with pytest.raises(OptionError, match=r"'iceberg' needs the package no_such_package: pip install '\.\["):
-        export(spark, source, "out", file_format="iceberg")
 
 
 def test_the_command_replays_at_a_rate_and_shows_progress(spark: Any, tmp_path: Path) -> None:

@@ -1,82 +1,233 @@
-"""Parquet files become Delta Lake and Iceberg tables: each file is added once, and rows are read back."""
+"""Tables in both formats, by the formats' own packages: commits, progress, what others do, and old versions."""
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from aerobee_pipeline.jobs.tables import PARTITION_COLUMNS, add_files, table_files
+from aerobee_pipeline.errors import OptionError
+from aerobee_pipeline.offsets import Queue
 from aerobee_pipeline.reading.schema import arrow_schema
+from aerobee_pipeline.tables import formats
+from aerobee_pipeline.tables.data_files import DayFiles, joined
+from aerobee_pipeline.tables.formats import open_table
+from aerobee_pipeline.tables.table import NewFile, TableChangedError, TopicTable
+from aerobee_pipeline.tables.warehouse import Warehouse
 
-COLUMNS = ["topic", "queueId", "queueOffset", "body", "storeTimestamp", "properties", "date"]
-DAY = date(2026, 1, 31)
-
-
-def exported(kind: str, output: Path, topic: str, directory: str, count: int, number: int) -> str:
-    """The URI of a file as Spark leaves it; `directory` is the topic as Spark writes it in paths."""
-    rows: dict[str, list[Any]] = {
-        "topic": [topic] * count,
-        "queueId": [number] * count,
-        "queueOffset": list(range(count)),
-        "body": [f"{topic} {each}".encode() for each in range(count)],
-        "storeTimestamp": [datetime(2026, 1, 31, 12, tzinfo=UTC)] * count,
-        "properties": [[("n", str(each))] for each in range(count)],
-        "date": [DAY] * count,
-    }
-    schema = arrow_schema(COLUMNS[:-1]).append(pa.field("date", pa.date32()))
-    names = PARTITION_COLUMNS[kind]
-    kept = [name for name in COLUMNS if name not in names]
-    file = output / f"{names[0]}={directory}" / f"{names[1]}={DAY}" / f"part-{number}.zstd.parquet"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(pa.table(rows, schema=schema).select(kept), file)
-    return f"file://{quote(str(file))}"
+KINDS = ["delta", "iceberg"]
+NAMES = ["brokerName", "queueId", "queueOffset", "body", "storeTimestamp", "properties", "decodeError"]
+SCHEMA = arrow_schema(NAMES).append(pa.field("date", pa.date32()))
+DAYS = (datetime(2026, 1, 30, 23, 59, tzinfo=UTC), datetime(2026, 1, 31, 0, 1, tzinfo=UTC))
+FIRST, SECOND = Queue("größe%", "", 0), Queue("größe%", "", 1)
 
 
-def rows_of(kind: str, output: Path) -> list[dict[str, Any]]:
-    """All rows, read with the format's own package."""
-    found: list[dict[str, Any]]
-    if kind == "delta":
-        found = pytest.importorskip("deltalake").DeltaTable(str(output)).to_pyarrow_table().to_pylist()
-    else:
-        catalogs = pytest.importorskip("pyiceberg.catalog.sql")
-        catalog = catalogs.SqlCatalog("aerobee", uri=f"sqlite:///{output}/_iceberg/catalog.db")
-        table = catalog.load_table("aerobee.messages")
-        assert not list(table.scan("topic = 'nobody'").plan_files()), "files are left out by their partition"
-        assert [field.name for field in table.spec().fields] == ["topic", "date"]
-        found = table.scan().to_arrow().to_pylist()
-    return found
+def opened(kind: str, lake: Path) -> TopicTable:
+    """The table of a topic with an unusual name; it exists."""
+    table = open_table(kind, Warehouse.of(str(lake)), "größe%")
+    if table.schema() is None:
+        table.evolve(SCHEMA)
+    return table
 
 
-@pytest.mark.parametrize(("kind", "package"), [("delta", "deltalake"), ("iceberg", "pyiceberg")])
-def test_each_file_is_added_once(kind: str, package: str, tmp_path: Path) -> None:
-    """This holds for any topic name; the next run adds the files of a failed run."""
-    pytest.importorskip(package)
-    assert list(table_files(kind, str(tmp_path))) == []
-    assert add_files(kind, str(tmp_path), [], COLUMNS) == 0, "nothing was written yet"
-    files = [
-        exported(kind, tmp_path, "orders", "orders", 5, 0),
-        exported(kind, tmp_path, "größe", "größe", 7, 1),
-        exported(kind, tmp_path, "a%b", "a%25b", 3, 2),
+def messages(offsets: Iterable[int], queue: int = 0) -> pa.RecordBatch:
+    """Rows of two days in turn."""
+    rows = [
+        {
+            "brokerName": "",
+            "queueId": queue,
+            "queueOffset": offset,
+            "body": b"%d" % offset,
+            "storeTimestamp": DAYS[offset % 2],
+            "properties": [("n", str(offset))],
+            "decodeError": None,
+        }
+        for offset in offsets
     ]
-    assert add_files(kind, str(tmp_path), files[:1], COLUMNS) == 1
-    assert add_files(kind, str(tmp_path), files, COLUMNS) == 2
-    assert add_files(kind, str(tmp_path), files, COLUMNS) == 0
-    assert len(table_files(kind, str(tmp_path))) == 3
-    assert all(file.is_file() for file in table_files(kind, str(tmp_path)))
-    rows = rows_of(kind, tmp_path)
-    found = sorted((row["topic"], row["queueId"], row["queueOffset"], row["body"]) for row in rows)
-    counts = {"orders": (0, 5), "größe": (1, 7), "a%b": (2, 3)}
-    assert found == sorted(
-        (topic, queue, each, f"{topic} {each}".encode())
-        for topic, (queue, count) in counts.items()
-        for each in range(count)
-    )
-    assert {row["storeTimestamp"] for row in rows} == {datetime(2026, 1, 31, 12, tzinfo=UTC)}
-    assert {row["date"] for row in rows} == {DAY}
-    assert all(dict(row["properties"]) == {"n": str(row["queueOffset"])} for row in rows)
+    return pa.RecordBatch.from_pylist(rows, arrow_schema(NAMES))
+
+
+def written(lake: Path, table: TopicTable, *batches: pa.RecordBatch) -> list[NewFile]:
+    files = DayFiles(Warehouse.of(str(lake)).below("größe%"), keeps_day=table.keeps_day_in_files)
+    for batch in batches:
+        files.write(batch)
+    return files.finish()
+
+
+def rows_of(table: Any) -> list[tuple[int, int]]:
+    """Queue and offset of each row, as the format's own package reads them."""
+    table.load()
+    own = table._table
+    found = own.to_pyarrow_table() if hasattr(own, "to_pyarrow_table") else own.scan().to_arrow()
+    for row in found.to_pylist():
+        assert row["date"] == row["storeTimestamp"].date()
+        assert (row["body"], dict(row["properties"])["n"]) == (b"%d" % row["queueOffset"], str(row["queueOffset"]))
+    return sorted(zip(found["queueId"].to_pylist(), found["queueOffset"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_and_progress_are_one_commit(kind: str, tmp_path: Path) -> None:
+    """The progress of each queue is that of the last commit, also of a queue that is asked for no more."""
+    table = opened(kind, tmp_path)
+    assert table.progress([FIRST, SECOND]) == {}
+    table.commit(written(tmp_path, table, messages(range(10))), (), {FIRST: 10, SECOND: 0})
+    table.load()
+    assert table.progress([FIRST, SECOND]) == {FIRST: 10, SECOND: 0}
+    table.commit(written(tmp_path, table, messages(range(4), 1)), (), {FIRST: 10, SECOND: 4})
+    again = opened(kind, tmp_path)
+    assert again.progress([FIRST]) == {FIRST: 10, SECOND: 4}, "a queue that the broker has no more"
+    assert len(again.files()) == 4
+    assert {str(file.day) for file in again.files()} == {"2026-01-30", "2026-01-31"}
+    assert rows_of(again) == [(0, n) for n in range(10)] + [(1, n) for n in range(4)]
+    again.commit((), (), {FIRST: 3})
+    again.load()
+    assert again.progress([FIRST]) == {FIRST: 3}, "the other queue is forgotten"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_commit_to_an_older_version_changes_nothing(kind: str, tmp_path: Path) -> None:
+    """Whoever committed first wins, whichever queues both had messages of."""
+    one, other = opened(kind, tmp_path), opened(kind, tmp_path)
+    one.commit(written(tmp_path, one, messages(range(10))), (), {FIRST: 10, SECOND: 0})
+    with pytest.raises(TableChangedError):
+        other.commit(written(tmp_path, other, messages(range(4), 1)), (), {FIRST: 0, SECOND: 4})
+    other.load()
+    assert other.progress([FIRST, SECOND]) == {FIRST: 10, SECOND: 0}
+    assert rows_of(other) == [(0, n) for n in range(10)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_small_files_are_joined_in_order(kind: str, tmp_path: Path) -> None:
+    """The rows are the same, sorted by queue and offset; the old files are in no newer version."""
+    table = opened(kind, tmp_path)
+    for first in (20, 0, 10):
+        part = messages(range(first, first + 10)), messages(range(first, first + 10), 1)
+        table.commit(written(tmp_path, table, *part), (), {FIRST: first + 10})
+        table.load()
+    schema = table.schema()
+    assert schema is not None
+    place = Warehouse.of(str(tmp_path)).below("größe%")
+    old = [file for file in table.files() if str(file.day) == "2026-01-30"]
+    assert len(old) == 3
+    new = joined(place, "2026-01-30", [file.uri for file in old], schema, keeps_day=table.keeps_day_in_files)
+    table.commit(new, old, table.progress([FIRST]))
+    table.load()
+    assert len(table.files()) == 4
+    assert table.progress([FIRST]) == {FIRST: 20}
+    assert rows_of(table) == [(queue, n) for queue in (0, 1) for n in range(30)]
+    rows = parquet.ParquetFile(Path(place.uri) / new[0].path).read()
+    assert list(zip(rows["queueId"].to_pylist(), rows["queueOffset"].to_pylist(), strict=True)) == [
+        (queue, n) for queue in (0, 1) for n in range(0, 30, 2)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_old_versions_and_files_of_nobody_are_deleted(kind: str, tmp_path: Path) -> None:
+    """What the newest version has remains, with its progress."""
+    table = opened(kind, tmp_path)
+    table.commit(written(tmp_path, table, messages(range(10))), (), {FIRST: 10})
+    written(tmp_path, table, messages(range(10, 20)))  # a run that died
+    table.load()
+    table.commit((), table.files(), {FIRST: 10})
+    table.load()
+    table.commit(written(tmp_path, table, messages(range(10, 20))), (), {FIRST: 20})
+    table.load()
+    data = tmp_path.rglob("data/**/*.parquet")
+    assert len(list(data)) == 6
+    table.expire(1)
+    assert len(list(tmp_path.rglob("data/**/*.parquet"))) == 6, "they are younger than a day"
+    time.sleep(0.01)
+    table.expire(0)
+    assert len(list(tmp_path.rglob("data/**/*.parquet"))) == 2
+    again = opened(kind, tmp_path)
+    assert again.progress([FIRST]) == {FIRST: 20}
+    assert rows_of(again) == [(0, n) for n in range(10, 20)]
+    again.commit(written(tmp_path, table, messages(range(20, 22))), (), {FIRST: 22})
+    assert len(rows_of(again)) == 12
+
+
+def test_progress_when_others_expire_the_snapshots_of_iceberg(tmp_path: Path) -> None:
+    """A compaction of others and an expiry leave no snapshot with the property; a rollback brings back the older."""
+    table: Any = opened("iceberg", tmp_path)
+    table.commit(written(tmp_path, table, messages(range(10))), (), {FIRST: 10})
+    table.load()
+    table.commit(written(tmp_path, table, messages(range(10, 20))), (), {FIRST: 20})
+    table.load()
+    first, _ = [snapshot.snapshot_id for snapshot in table._table.snapshots()]
+    own = table._table
+    own.delete("queueOffset < 3")
+    table.load()
+    assert table.progress([FIRST]) == {FIRST: 20}
+    table._table.maintenance.expire_snapshots().older_than(datetime.now()).commit()
+    table.load()
+    assert len(table._table.snapshots()) == 1
+    assert table.progress([FIRST]) == {FIRST: 20}
+    assert rows_of(table) == [(0, n) for n in range(3, 20)]
+    assert first
+
+
+def test_a_table_that_was_rolled_back_goes_on_from_there(tmp_path: Path) -> None:
+    """The progress belongs to the history of the present version."""
+    table: Any = opened("iceberg", tmp_path)
+    for end in (10, 20):
+        table.commit(written(tmp_path, table, messages(range(end - 10, end))), (), {FIRST: end})
+        table.load()
+    first = table._table.snapshots()[0].snapshot_id
+    table._table.manage_snapshots().rollback_to_snapshot(first).commit()
+    table.load()
+    assert table.progress([FIRST]) == {FIRST: 10}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_are_added_by_the_rules_of_the_format(kind: str, tmp_path: Path) -> None:
+    """New columns are null in older files; Iceberg widens a number, Delta says that it does not."""
+    table = opened(kind, tmp_path)
+    typed = SCHEMA.append(pa.field("amount", pa.int32()))
+    table.evolve(typed)
+    table.load()
+    table.commit(written(tmp_path, table, messages(range(4))), (), {FIRST: 4})
+    table.load()
+    wide = SCHEMA.append(pa.field("amount", pa.int64())).append(pa.field("note", pa.string()))
+    if kind == "delta":
+        with pytest.raises(OptionError, match="'amount' is int32 in the table and int64 in the schema"):
+            table.evolve(wide)
+    else:
+        table.evolve(wide)
+        table.load()
+        schema = table.schema()
+        assert schema is not None
+        assert schema.field("amount").type == pa.int64()
+        with pytest.raises(OptionError, match="cannot take these columns"):
+            table.evolve(SCHEMA.append(pa.field("amount", pa.string())))
+    assert rows_of(table) == [(0, n) for n in range(4)]
+
+
+def test_places_of_warehouses() -> None:
+    """A directory becomes absolute, a bucket loses its last slash; anything else is refused."""
+    assert Warehouse.of("/lake").below("a/b%").uri == "/lake/a~2fb~25"
+    assert Warehouse.of("file:///lake").uri == "/lake"
+    bucket = Warehouse.of("s3a://lake/topics/", {"AWS_ENDPOINT_URL": "http://h:1", "AWS_REGION": "eu"})
+    assert (bucket.uri, bucket.endpoint, bucket.region) == ("s3://lake/topics", "http://h:1", "eu")
+    assert bucket.delta_options()["allow_http"] == "true"
+    for wrong in ("gs://x", "s3://", "http://h/x"):
+        with pytest.raises(OptionError, match=f"warehouse '{wrong}': give a directory, or s3://"):
+            Warehouse.of(wrong)
+
+
+def test_formats_and_catalogs_that_do_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each error says what to give."""
+    with pytest.raises(OptionError, match="format 'orc' is unknown; choose one of delta, iceberg"):
+        open_table("orc", Warehouse.of(str(tmp_path)), "t")
+    with pytest.raises(OptionError, match="catalog: a Delta table is found by its path"):
+        open_table("delta", Warehouse.of(str(tmp_path)), "t", "sqlite:///x")
+    with pytest.raises(OptionError, match="catalog: s3://b/x cannot have a catalog of SQLite"):
+        open_table("iceberg", Warehouse.of("s3://b/x"), "t")
+    monkeypatch.setitem(formats.PACKAGES, "iceberg", "no_such_package")
+    with pytest.raises(OptionError, match=r"'iceberg' needs the package no_such_package: pip install"):
+        open_table("iceberg", Warehouse.of(str(tmp_path)), "t")

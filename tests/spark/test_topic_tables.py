@@ -5,27 +5,36 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aerobee_pipeline.errors import OptionError
-from aerobee_pipeline.jobs import table_commits, topic_table
-from aerobee_pipeline.jobs.table_commits import TableConflictError
+from aerobee_pipeline.errors import DataLossError, OptionError
+from aerobee_pipeline.jobs import Housekeeping, TableOptions, keep_table, topic_table
+from aerobee_pipeline.tables.bodies import BodySchema
+from aerobee_pipeline.tables.formats import open_table
+from aerobee_pipeline.tables.table import TableConflictError
+from aerobee_pipeline.tables.warehouse import Warehouse
+from aerobee_store import Message
+from aerobee_store.records import record
 from tests.spark.stores import orders, write
 
 KINDS = ["delta", "iceberg"]
 
 
-def offsets_of(kind: str, table: Path) -> list[tuple[int, int]]:
-    """Queue and offset of every row, read by the format's own package."""
-    if kind == "delta":
-        rows = pytest.importorskip("deltalake").DeltaTable(str(table)).to_pyarrow_table().to_pylist()
-    else:
-        catalogs = pytest.importorskip("pyiceberg.catalog.sql")
-        catalog = catalogs.SqlCatalog("aerobee", uri=f"sqlite:///{table}/catalog.db")
-        rows = catalog.load_table("aerobee.messages").scan().to_arrow().to_pylist()
+def table_rows(kind: str, lake: Path, topic: str = "orders") -> Any:
+    """All rows as an Arrow table, read by the format's own package."""
+    table: Any = open_table(kind, Warehouse.of(str(lake)), topic)
+    return table._table.to_pyarrow_table() if kind == "delta" else table._table.scan().to_arrow()
+
+
+def places_of(kind: str, lake: Path) -> list[tuple[int, int]]:
+    """Queue and offset of every row."""
+    rows = table_rows(kind, lake).to_pylist()
     assert all(row["date"] == row["storeTimestamp"].date() and row["body"] is not None for row in rows)
     return sorted((row["queueId"], row["queueOffset"]) for row in rows)
 
@@ -34,80 +43,201 @@ def expected(count: int) -> list[tuple[int, int]]:
     return sorted((queue, offset) for queue in range(2) for offset in range(count // 2))
 
 
+def kept(spark: Any, kind: str, directory: Path, **options: Any) -> dict[str, Any]:
+    """The facts of a run from `directory`/store into `directory`/lake."""
+    table = TableOptions(to=kind, warehouse=str(directory / "lake"), **options)
+    facts: dict[str, Any] = keep_table(spark, {"storePath": str(directory / "store")}, "orders", table).facts
+    return facts
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_message_is_in_the_table_once(spark: Any, kind: str, tmp_path: Path) -> None:
     """Over several runs, small commits, and runs without new messages."""
-    source = {"storePath": str(tmp_path / "store")}
     write(tmp_path / "store", orders(300))
-    result = topic_table.keep_table(spark, source, "orders", str(tmp_path / "t"), to=kind, rows_per_commit=200)
-    assert (result.facts["messages"], result.facts["commits"]) == (300, 2)
+    facts = kept(spark, kind, tmp_path, rows_per_commit=200)
+    assert (facts["messages"], facts["commits"]) == (300, 2)
     write(tmp_path / "store", orders(100, first=300))
     for count in (100, 0):
-        again = topic_table.keep_table(spark, source, "orders", str(tmp_path / "t"), to=kind)
-        assert again.facts["messages"] == count
-    assert offsets_of(kind, tmp_path / "t") == expected(400)
+        assert kept(spark, kind, tmp_path)["messages"] == count
+    assert places_of(kind, tmp_path / "lake") == expected(400)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_dies_before_its_commit_and_one_that_comes_between(
+def test_a_run_that_dies_and_commits_that_come_between(
     spark: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files without a commit are in no table; of two writers one adds the messages, the other one conflicts."""
-    source = {"storePath": str(tmp_path / "store")}
-    table = tmp_path / "t"
+    """Files without a commit are in no table. Of two writers one adds the messages and the other one conflicts; with a
+    commit that moves no progress there is no conflict."""
     write(tmp_path / "store", orders(100))
-    topic_table.keep_table(spark, source, "orders", str(table), to=kind)
+    kept(spark, kind, tmp_path)
     write(tmp_path / "store", orders(100, first=100))
-    plain = topic_table._written
+    plain = topic_table._Keeper._written
 
-    def dies(*arguments: Any) -> Any:
-        plain(*arguments)
+    def run_with(between: Any) -> dict[str, Any]:
+        def then(keeper: Any, ranges: Any) -> Any:
+            files = plain(keeper, ranges)
+            monkeypatch.setattr(topic_table._Keeper, "_written", plain)
+            between()
+            return files
+
+        monkeypatch.setattr(topic_table._Keeper, "_written", then)
+        return kept(spark, kind, tmp_path)
+
+    def die() -> None:
         raise RuntimeError("killed")
 
-    def is_overtaken(*arguments: Any) -> Any:
-        files = plain(*arguments)
-        monkeypatch.setattr(topic_table, "_written", plain)
-        topic_table.keep_table(spark, source, "orders", str(table), to=kind)
-        return files
-
-    monkeypatch.setattr(topic_table, "_written", dies)
     with pytest.raises(RuntimeError, match="killed"):
-        topic_table.keep_table(spark, source, "orders", str(table), to=kind)
-    assert offsets_of(kind, table) == expected(100)
-    monkeypatch.setattr(topic_table, "_written", is_overtaken)
-    with pytest.raises(TableConflictError):
-        topic_table.keep_table(spark, source, "orders", str(table), to=kind)
-    assert offsets_of(kind, table) == expected(200)
+        run_with(die)
+    assert places_of(kind, tmp_path / "lake") == expected(100)
+    with pytest.raises(TableConflictError, match=r"another writer keeps this table .* from 100 to 200 messages"):
+        run_with(lambda: kept(spark, kind, tmp_path))
+    assert places_of(kind, tmp_path / "lake") == expected(200)
+    write(tmp_path / "store", orders(100, first=200))
+
+    def delete() -> None:
+        table: Any = open_table(kind, Warehouse.of(str(tmp_path / "lake")), "orders")
+        table._table.delete("queueOffset < 10")
+
+    assert run_with(delete)["messages"] == 100
+    assert places_of(kind, tmp_path / "lake") == [place for place in expected(300) if place[1] >= 10]
 
 
-def test_a_table_that_others_compact_and_delete_from_keeps_its_progress(spark: Any, tmp_path: Path) -> None:
-    """Rows are not doubled by the next run, and deleted ones do not return."""
-    deltalake = pytest.importorskip("deltalake")
-    source = {"storePath": str(tmp_path / "store")}
-    table = tmp_path / "t"
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_that_others_change_keeps_its_progress(spark: Any, kind: str, tmp_path: Path) -> None:
+    """Rows that others compact and delete are neither doubled nor brought back by later runs and housekeeping."""
     write(tmp_path / "store", orders(300))
-    topic_table.keep_table(spark, source, "orders", str(table), to="delta", rows_per_commit=50)
-    deltalake.DeltaTable(str(table)).optimize.compact()
-    deltalake.DeltaTable(str(table)).delete("queueOffset < 10")
-    deltalake.DeltaTable(str(table)).create_checkpoint()
+    kept(spark, kind, tmp_path, rows_per_commit=50)
+    table: Any = open_table(kind, Warehouse.of(str(tmp_path / "lake")), "orders")
+    if kind == "delta":
+        table._table.optimize.compact()
+        table.load()
+        table._table.delete("queueOffset < 10")
+        table.load()
+        table._table.create_checkpoint()
+    else:
+        table._table.overwrite(table._table.scan("queueOffset >= 10").to_arrow())
     write(tmp_path / "store", orders(20, first=300))
-    assert topic_table.keep_table(spark, source, "orders", str(table), to="delta").facts["messages"] == 20
-    assert offsets_of("delta", table) == [place for place in expected(320) if place[1] >= 10]
+    tomorrow = datetime.now(UTC).date() + timedelta(days=1)
+    house = Housekeeping(version_days=0, today=tomorrow)
+    assert kept(spark, kind, tmp_path, housekeeping=house)["messages"] == 20
+    write(tmp_path / "store", orders(20, first=320))
+    facts = kept(spark, kind, tmp_path, housekeeping=house)
+    assert (facts["messages"], facts["files_joined"]) == (20, 2)
+    assert places_of(kind, tmp_path / "lake") == [place for place in expected(340) if place[1] >= 10]
+    assert len(table_files(kind, tmp_path / "lake")) == 1
 
 
-def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
-    """The error names the formats."""
-    with pytest.raises(OptionError, match="format 'orc' is unknown; choose one of delta, iceberg"):
-        table_commits.open_table("orc", tmp_path, None)
+def table_files(kind: str, lake: Path) -> list[Any]:
+    return open_table(kind, Warehouse.of(str(lake)), "orders").files()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_housekeeping_joins_closed_days_and_deletes_old_ones(spark: Any, kind: str, tmp_path: Path) -> None:
+    """Today's files are left alone; days before the table's retention go by whole files; progress is carried on."""
+    write(tmp_path / "store", orders(300))
+    today = datetime.now(UTC).date()
+    facts = kept(spark, kind, tmp_path, rows_per_commit=100, housekeeping=Housekeeping(keep_days=0, today=today))
+    assert (facts["files_joined"], facts["files_expired"]) == (0, 0)
+    assert len(table_files(kind, tmp_path / "lake")) == 3
+    house = Housekeeping(keep_days=3, today=today + timedelta(days=3))
+    assert kept(spark, kind, tmp_path, housekeeping=house)["files_joined"] == 3
+    assert len(table_files(kind, tmp_path / "lake")) == 1
+    assert places_of(kind, tmp_path / "lake") == expected(300)
+    house = replace(house, today=today + timedelta(days=4))
+    assert kept(spark, kind, tmp_path, housekeeping=house)["files_expired"] == 1
+    assert places_of(kind, tmp_path / "lake") == []
+    assert kept(spark, kind, tmp_path)["messages"] == 0, "what was deleted does not return"
+    with pytest.raises(OptionError, match="kept for 1 day at least"):
+        Housekeeping(version_days=0)
+
+
+def json_orders(bodies: Iterable[object]) -> list[Message]:
+    return [
+        replace(message, body=json.dumps(body).encode()) for message, body in zip(orders(100), bodies, strict=False)
+    ]
+
+
+def schema_of(**properties: str) -> BodySchema:
+    parts = {name: {"type": kind} for name, kind in properties.items()}
+    return BodySchema.of("orders.json", json.dumps({"properties": parts}).encode())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_typed_columns_of_bodies(spark: Any, kind: str, tmp_path: Path) -> None:
+    """A body that does not fit or cannot be decompressed has nulls and its reason; a later schema adds columns."""
+    messages = json_orders([{"id": 1}, {"id": 2, "n": "x"}, {"id": "three"}, {"id": 4}])
+    messages[3] = replace(messages[3], sys_flag=record.SYS_FLAG_COMPRESSED)
+    write(tmp_path / "store", messages)
+    kept(spark, kind, tmp_path, body_schema=schema_of(id="integer"), keep_body=False)
+    write(tmp_path / "store", json_orders([{"id": 5, "n": "five"}]))
+    kept(spark, kind, tmp_path, body_schema=schema_of(id="integer", n="string"), keep_body=False)
+    rows = sorted(table_rows(kind, tmp_path / "lake").to_pylist(), key=lambda row: (row["queueOffset"], row["queueId"]))
+    assert [row["id"] for row in rows] == [1, 2, None, None, 5]
+    assert [row["n"] for row in rows] == [None, None, None, None, "five"]
+    assert "body" not in rows[0]
+    assert [row["decodeError"] is None for row in rows] == [True, True, False, False, True]
+    assert "id: 'three' is no whole number" in rows[2]["decodeError"]
+    assert "cannot be decompressed" in rows[3]["decodeError"]
+    with pytest.raises(OptionError, match="begin a new table"):
+        kept(spark, kind, tmp_path, body_schema=schema_of(id="string"), keep_body=False)
+    with pytest.raises(OptionError, match="needs a schema"):
+        kept(spark, kind, tmp_path, keep_body=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_that_are_lost_before_they_are_in_the_table(spark: Any, kind: str, tmp_path: Path) -> None:
+    """A restored backup is an error, and with failOnDataLoss=false the table goes on at the new end."""
+    import shutil
+
+    write(tmp_path / "store", orders(100))
+    shutil.copytree(tmp_path / "store", tmp_path / "backup")
+    write(tmp_path / "store", orders(100, first=100))
+    kept(spark, kind, tmp_path)
+    shutil.rmtree(tmp_path / "store")
+    shutil.move(tmp_path / "backup", tmp_path / "store")
+    with pytest.raises(DataLossError, match="it ends at 50, before offset 100"):
+        kept(spark, kind, tmp_path)
+    source = {"storePath": str(tmp_path / "store"), "failOnDataLoss": "false"}
+    table = TableOptions(to=kind, warehouse=str(tmp_path / "lake"))
+    assert keep_table(spark, source, "orders", table).facts["messages"] == 0
+    write(tmp_path / "store", orders(10, first=100))
+    assert keep_table(spark, source, "orders", table).facts["messages"] == 10
+
+
+def test_other_readers(spark: Any, tmp_path: Path) -> None:
+    """DuckDB, Polars and pyarrow read both formats: rows, types, and a part by its day."""
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    write(tmp_path / "store", json_orders([{"id": number} for number in range(100)]))
+    day = datetime.now(UTC).date()
+    for kind in KINDS:
+        kept(spark, kind, tmp_path / ".", body_schema=schema_of(id="integer"), rows_per_commit=50)
+        own: Any = open_table(kind, Warehouse.of(str(tmp_path / "lake")), "orders")
+        own = own._table
+        scan = polars.scan_delta(own.table_uri) if kind == "delta" else polars.scan_iceberg(own)
+        frame = scan.filter(polars.col("date") >= day).select("id", "queueOffset", "keys").collect()
+        assert (frame["id"].sum(), frame.height) == (4950, 100)
+        assert scan.filter(polars.col("date") < date(2020, 1, 1)).collect().height == 0
+        rows = own.to_pyarrow_dataset() if kind == "delta" else own.scan().to_arrow()
+        query = "select count(*), sum(id), count(distinct queueId), min(date), max(properties['n'])"
+        found = duckdb.sql(f"{query} from rows where id is not null").fetchall()[0]
+        assert found[:4] == (100, 4950, 2, day)
+        table = rows.to_table() if kind == "delta" else rows
+        assert sorted(table["id"].to_pylist()) == list(range(100))
 
 
 def test_the_command_keeps_a_table(tmp_path: Path) -> None:
-    """It starts its own session, and reports how many messages it added."""
+    """It infers a schema, starts its own session, and reports how many messages it added."""
     pytest.importorskip("deltalake")
-    write(tmp_path / "store", orders(60))
-    command = [sys.executable, "-m", "aerobee_broker", "spark", "table", "orders", "--to", "delta", "--json"]
-    command += ["--store", str(tmp_path / "store"), "--warehouse", str(tmp_path / "lake")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    write(tmp_path / "store", json_orders([{"id": number} for number in range(60)]))
+    command = [sys.executable, "-m", "aerobee_broker", "spark", "table", "orders", "--store", str(tmp_path / "store")]
+    done = subprocess.run([*command, "--infer"], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["properties"] == {"id": {"type": "integer"}}
+    (tmp_path / "orders.json").write_text(done.stdout)
+    command += ["--to", "delta", "--json", "--once", "--warehouse", str(tmp_path / "lake")]
+    done = subprocess.run(
+        [*command, "--schema", str(tmp_path / "orders.json")], capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["messages"] == 60
-    assert offsets_of("delta", tmp_path / "lake" / "orders") == expected(60)
+    assert sorted(table_rows("delta", tmp_path / "lake")["id"].to_pylist()) == list(range(60))

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from aerobee_broker.commands.terminal.options import Commands
     from aerobee_pipeline.jobs import JobResult
 
+_SAMPLE = 1000
+"""Bodies for a schema."""
 _EXAMPLES = """\
   aerobee spark audit --store data                             every record, queue and index, in parallel
   aerobee spark audit --store a=/stores/a --store b=/stores/b    of several brokers
   aerobee spark rebuild --store data --output rebuilt          queues and index from the log
   aerobee spark export --store data --topic orders --output archive --checkpoint archive.state
-  aerobee spark table orders --to delta --endpoint 127.0.0.1:8081 --warehouse /lake
+  aerobee spark table orders --to delta --endpoint 127.0.0.1:8081 --warehouse /lake --once
   aerobee spark replay --archive archive --topic orders --target again --job-id 2026-01-31
   aerobee spark stats --endpoint 127.0.0.1:8081 --topic orders --by key
 """
@@ -93,7 +95,6 @@ def _add_export(actions: Commands) -> None:
         help="target as Spark names it: a directory, s3a://...",
     )
     export.add_argument("--checkpoint", metavar="PATH", help="write only messages since the last run with this path")
-    export.add_argument("--format", default="parquet", help="parquet, delta or iceberg (the last two: also a table)")
     export.add_argument(
         "--on-bad-body",
         choices=("fail", "null"),
@@ -107,17 +108,51 @@ def _add_table(actions: Commands) -> None:
     table = new_command(
         actions,
         "table",
-        "add what is new in a topic to its table, each message once",
+        "keep a topic as a table: each message once",
         _table,
-        details="Progress is in the table's own commits. Run it again for later messages; two runs at once conflict.",
-        examples="  aerobee spark table orders --to delta --endpoint 127.0.0.1:8081 --warehouse /lake",
+        details="Progress is in the table's own commits. Without --once it goes on until it is interrupted. "
+        "Two writers conflict: the later one ends and has added nothing.",
+        examples="  aerobee spark table orders --to delta --endpoint 127.0.0.1:8081 --warehouse /lake --once\n"
+        "  aerobee spark table orders --endpoint 127.0.0.1:8081 --infer > orders.json    a JSON Schema of bodies\n"
+        "  aerobee spark table orders --to iceberg --warehouse s3://lake/topics --catalog https://catalog:8181 "
+        "--schema orders.json",
     )
     table.add_argument("topic", metavar="TOPIC")
-    table.add_argument("--to", required=True, choices=("delta", "iceberg"), help="format of the table")
-    table.add_argument("--warehouse", metavar="DIR", required=True, help="the table is in DIR/TOPIC")
+    table.add_argument("--to", choices=("delta", "iceberg"), help="format of the table")
+    table.add_argument(
+        "--warehouse", metavar="PLACE", help="directory or s3://BUCKET/PREFIX; the table is in PLACE/TOPIC"
+    )
+    table.add_argument(
+        "--catalog",
+        metavar="URI",
+        help="of Iceberg: REST (https://...) or a database (default: sqlite:////PLACE/catalog.db)",
+    )
+    table.add_argument(
+        "--schema",
+        metavar="FILE",
+        type=Path,
+        help="of the bodies: JSON Schema (*.json), Avro (*.avsc) or a descriptor set of Protobuf (*.desc, *.binpb)",
+    )
+    table.add_argument("--message", metavar="NAME", help="message in the descriptor set, such as shop.v1.Order")
+    table.add_argument("--no-body", action="store_true", help="only the columns of the schema, not the body itself")
+    table.add_argument("--infer", action="store_true", help="print a JSON Schema of the last 1000 bodies, and end")
+    table.add_argument("--once", action="store_true", help="add what the topic has now, and end")
+    table.add_argument(
+        "--every", metavar="SECONDS", type=options.count, default=60, help="look for messages so often (default: 60)"
+    )
     table.add_argument(
         "--rows", metavar="COUNT", type=options.count, default=1_000_000, help="messages per commit (default: 1000000)"
     )
+    table.add_argument("--keep-days", metavar="DAYS", type=options.count, help="delete older days (default: keep all)")
+    table.add_argument(
+        "--version-days",
+        metavar="DAYS",
+        type=options.count,
+        default=5,
+        help="how long old versions of the table can be read (default: 5)",
+    )
+    table.add_argument("--no-housekeeping", action="store_true", help="join no small files, delete nothing")
+    table.add_argument("--skip-lost", action="store_true", help="go on with a warning if messages are gone")
     _add_stores(table, required=False)
     options.add_endpoint(table)
     _add_job(table)
@@ -132,7 +167,7 @@ def _add_replay(actions: Commands) -> None:
         examples="  aerobee spark replay --archive archive --topic orders --target again --job-id 2026-01-31",
     )
     options.add_endpoint(replay)
-    replay.add_argument("--archive", metavar="PATH", required=True, help="output of `aerobee spark export`")
+    replay.add_argument("--archive", metavar="PATH", required=True, help="output of `export`, or warehouse of `table`")
     replay.add_argument("--topic", required=True, help="topic of the archive")
     replay.add_argument("--target", metavar="TOPIC", help="target topic (default: the same topic)")
     replay.add_argument("--begin", metavar="TIME", help="stored at or after this time, such as 2026-01-31T12:00")
@@ -142,7 +177,9 @@ def _add_replay(actions: Commands) -> None:
         "--job-id", metavar="ID", required=True, help="id of the replay; repeating it sends the same message ids"
     )
     replay.add_argument("--rate", metavar="COUNT", type=options.count, help="maximum messages per second")
-    replay.add_argument("--format", default="parquet", help="format of the archive: parquet, delta or iceberg")
+    replay.add_argument(
+        "--format", default="parquet", help="parquet: an export; delta, iceberg: a warehouse of `aerobee spark table`"
+    )
     _add_job(replay)
 
 
@@ -362,23 +399,64 @@ def _export(arguments: argparse.Namespace) -> int:
             {**_source(arguments), "onBadBody": arguments.on_bad_body},
             arguments.output,
             checkpoint=arguments.checkpoint,
-            file_format=arguments.format,
         ),
     )
 
 
 def _table(arguments: argparse.Namespace) -> int:
+    place = {**_place(arguments), "failOnDataLoss": str(not arguments.skip_lost).lower()}
+    if arguments.infer:
+        return _inferred(place, arguments.topic)
+    if arguments.to is None or arguments.warehouse is None:
+        options.usage_error("give --to and --warehouse, or --infer for a schema")
+    from aerobee_pipeline.errors import PipelineError
+
+    try:
+        table = _table_options(arguments)
+    except PipelineError as error:
+        raise CommandError(str(error), exit_code=2) from error
+    every = None if arguments.once else float(arguments.every)
     return _run(
-        arguments,
-        lambda session: _jobs().keep_table(
-            session,
-            _place(arguments),
-            arguments.topic,
-            str(Path(arguments.warehouse) / arguments.topic),
-            to=arguments.to,
-            rows_per_commit=arguments.rows,
-        ),
+        arguments, lambda session: _jobs().keep_table(session, place, arguments.topic, table, every_seconds=every)
     )
+
+
+def _table_options(arguments: argparse.Namespace) -> Any:
+    from aerobee_pipeline.tables.bodies import BodySchema
+
+    jobs = _jobs()
+    schema = None
+    if arguments.schema is not None:
+        try:
+            content = arguments.schema.read_bytes()
+        except OSError as error:
+            raise CommandError(f"--schema {arguments.schema}: {error.strerror}", exit_code=2) from error
+        schema = BodySchema.of(arguments.schema.name, content, arguments.message)
+    elif arguments.message is not None:
+        options.usage_error("--message: it is the name of a message in a descriptor set; give --schema, too")
+    house = jobs.Housekeeping(keep_days=arguments.keep_days, version_days=arguments.version_days)
+    return jobs.TableOptions(
+        to=arguments.to,
+        warehouse=arguments.warehouse,
+        catalog=arguments.catalog,
+        body_schema=schema,
+        keep_body=not arguments.no_body,
+        rows_per_commit=arguments.rows,
+        housekeeping=None if arguments.no_housekeeping else house,
+    )
+
+
+def _inferred(place: dict[str, str], topic: str) -> int:
+    """Print a JSON Schema of the last bodies. No Spark starts for it."""
+    from aerobee_pipeline.errors import PipelineError
+    from aerobee_pipeline.tables.json_bodies import inferred
+
+    try:
+        schema = inferred(_jobs().sample(place, topic, _SAMPLE))
+    except PipelineError as error:
+        raise CommandError(str(error), exit_code=2) from error
+    output.print_json(schema)
+    return 0
 
 
 def _replay(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aerobee_pipeline.errors import OptionError
 from aerobee_pipeline.jobs.result import JobResult
-from aerobee_pipeline.jobs.tables import PARTITION_COLUMNS, add_files, check_format, check_layout, table_files
+from aerobee_pipeline.tables.formats import PACKAGES, open_table
+from aerobee_pipeline.tables.warehouse import Warehouse
 from aerobee_pipeline.worker_start import retry_worker_start
 
 if TYPE_CHECKING:
@@ -26,29 +27,21 @@ def export(
     output: str,
     *,
     checkpoint: str | None = None,
-    file_format: str = "parquet",
 ) -> JobResult:
     """Write messages under `output`, partitioned by topic and by the date of their store time in UTC.
 
     `source` are options of the data source. With `checkpoint`, only messages since the last run are written, each once
-    however often a run fails. Without it, all messages are written in addition to existing files. `file_format` delta
-    or iceberg: the Parquet files are also a table of that format (tables.py). OptionError if its package is missing.
+    however often a run fails. Without it, all messages are written in addition to existing files. `keep_table` keeps
+    tables of Delta Lake and Iceberg.
     """
-    check_format(file_format, output)
-    check_layout(file_format, output)
     _check_kind(output, checkpoint)
     options = {"includeProperties": "true", "includeSystem": "true", **source}
     with _timestamps_for_all(spark):
         if checkpoint is None:
-            columns, counts = _everything(spark, options, output, file_format)
+            counts = _everything(spark, options, output)
         else:
-            columns, counts = _increment(
-                spark, {"startingOffsets": "earliest", **options}, output, checkpoint, file_format
-            )
+            counts = _increment(spark, {"startingOffsets": "earliest", **options}, output, checkpoint)
     facts: dict[str, Any] = {"messages": sum(counts.values()), "output": output}
-    if file_format != "parquet":
-        archive = _archive(spark, output)
-        facts["files_added"] = add_files(file_format, output, archive.inputFiles() if archive else (), columns)
     table = [(topic, date, count) for (topic, date), count in sorted(counts.items())]
     return JobResult(COLUMNS, table, 0, facts)
 
@@ -86,30 +79,27 @@ def _timestamps_for_all(spark: SparkSession) -> Iterator[None]:
         spark.conf.set(_TIMESTAMPS, before or "INT96")
 
 
-def _everything(
-    spark: SparkSession, options: dict[str, str], output: str, file_format: str
-) -> tuple[list[str], dict[tuple[str, str], int]]:
-    """The names of the table's columns, and how many messages were written by topic and date."""
+def _everything(spark: SparkSession, options: dict[str, str], output: str) -> dict[tuple[str, str], int]:
+    """How many messages were written by topic and date."""
     frame = _dated(spark.read.format("aerobee").options(**options).load())
-    columns = frame.columns
     frame = frame.sortWithinPartitions("topic", "date", "queueId", "queueOffset").cache()
     try:
         rows = frame.groupBy("topic", "date").count().collect()
-        writer = _partitioned(frame, file_format).write.format("parquet").mode("append").option("compression", "zstd")
-        writer.partitionBy(*PARTITION_COLUMNS[file_format]).save(output)
+        writer = frame.write.format("parquet").mode("append").option("compression", "zstd")
+        writer.partitionBy("topic", "date").save(output)
     finally:
         frame.unpersist()
-    return columns, {(row.topic, str(row.date)): row["count"] for row in rows}
+    return {(row.topic, str(row.date)): row["count"] for row in rows}
 
 
 def _increment(
-    spark: SparkSession, options: dict[str, str], output: str, checkpoint: str, file_format: str
-) -> tuple[list[str], dict[tuple[str, str], int]]:
+    spark: SparkSession, options: dict[str, str], output: str, checkpoint: str
+) -> dict[tuple[str, str], int]:
     """Like `_everything`."""
     before = _counts(spark, output)
     frame = _dated(spark.readStream.format("aerobee").options(**options).load())
-    writer = _partitioned(frame, file_format).writeStream.format("parquet").outputMode("append")
-    writer = writer.partitionBy(*PARTITION_COLUMNS[file_format]).option("compression", "zstd")
+    writer = frame.writeStream.format("parquet").outputMode("append")
+    writer = writer.partitionBy("topic", "date").option("compression", "zstd")
     writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
 
     def write() -> None:
@@ -121,8 +111,7 @@ def _increment(
 
     retry_worker_start(write)
     after = _counts(spark, output)
-    grown = {key: count - before.get(key, 0) for key, count in after.items() if count > before.get(key, 0)}
-    return frame.columns, grown
+    return {key: count - before.get(key, 0) for key, count in after.items() if count > before.get(key, 0)}
 
 
 def _archive(spark: SparkSession, output: str) -> DataFrame | None:
@@ -148,14 +137,6 @@ def _dated(frame: DataFrame) -> DataFrame:
     return frame.withColumn("date", f.to_date("storeTimestamp"))
 
 
-def _partitioned(frame: DataFrame, file_format: str) -> DataFrame:
-    """The frame with the columns that name directories."""
-    from pyspark.sql import functions as f
-
-    pairs = zip(PARTITION_COLUMNS[file_format], ("topic", "date"), strict=True)
-    return frame.withColumns({name: f.col(of) for name, of in pairs if name != of})
-
-
 def replay(
     spark: SparkSession,
     archive: str,
@@ -176,11 +157,11 @@ def replay(
     `keep_queues`: into the original queue of each message; otherwise the queues in turn. Properties of each message
     name its origin (`ORIGIN_TOPIC`, `ORIGIN_QUEUE`, `ORIGIN_OFFSET`); with the same `job_id` a repeated replay has the
     same ids. `messages_per_second`: the limit of all tasks together; each has an equal share. `file_format` delta or
-    iceberg: the current messages of the table.
+    iceberg: `archive` is a warehouse, and the topic's table in it is read as it is now.
     """
     from pyspark.sql import functions as f
 
-    frame = _archived(spark, archive, file_format).where(f.col("topic") == topic)
+    frame = _archived(spark, archive, topic, file_format).where(f.col("topic") == topic)
     if begin is not None:
         frame = frame.where(f.col("storeTimestamp") >= f.to_timestamp(f.lit(begin)))
     if end is not None:
@@ -210,11 +191,18 @@ def replay(
     return JobResult(("topic", "target", "messages"), [(topic, target or topic, messages)], 0, {"messages": messages})
 
 
-def _archived(spark: SparkSession, archive: str, file_format: str) -> DataFrame:
-    check_format(file_format, archive)
+def _archived(spark: SparkSession, archive: str, topic: str, file_format: str) -> DataFrame:
     if file_format == "parquet":
         return spark.read.parquet(archive)
-    files = [str(file) for file in table_files(file_format, archive)]
+    if file_format not in PACKAGES:
+        raise OptionError(f"format {file_format!r} is unknown; choose one of parquet, {', '.join(PACKAGES)}")
+    warehouse = Warehouse.of(archive)
+    files = open_table(file_format, warehouse, topic).files()
     if not files:
-        raise OptionError(f"{archive} has no {file_format} table with messages; export there first")
-    return spark.read.option("basePath", archive).parquet(*files)
+        raise OptionError(f"{archive} has no {file_format} table of topic {topic!r}; `aerobee spark table` makes one")
+    if any(file.has_deletes for file in files) or not warehouse.is_local:
+        raise OptionError(
+            f"{archive}: the table of {topic!r} is not local, or has deleted rows beside its files; read it with its "
+            f"own reader and write it with the sink"
+        )
+    return spark.read.parquet(*(file.uri for file in files))
