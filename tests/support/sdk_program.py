@@ -186,28 +186,29 @@ def numbered(count: int, prefix: str = "m") -> list[dict[str, Any]]:
 
 def group_queues(broker: BrokerProcess, group: str) -> list[dict[str, Any]]:
     """A group's progress in each queue, as the broker sees it."""
-    command = [sys.executable, "-m", "aerobee_broker", "group", "describe", group, "--endpoint", broker.endpoint]
-    described = subprocess.run([*command, "--json"], capture_output=True, check=True, timeout=30).stdout
-    queues: list[dict[str, Any]] = json.loads(described)["queues"]
+    queues: list[dict[str, Any]] = json.loads(_command(broker, "group", "describe", group, "--json"))["queues"]
     return queues
 
 
 def create_topic(broker: BrokerProcess, topic: str, *message_types: str) -> None:
     """Create a topic for messages of these types, named as on the command line."""
-    command = [sys.executable, "-m", "aerobee_broker", "topic", "create", topic, "--endpoint", broker.endpoint]
-    types = [argument for name in message_types for argument in ("--type", name)]
-    subprocess.run([*command, *types], capture_output=True, check=True, timeout=30)
+    _command(broker, "topic", "create", topic, *(argument for name in message_types for argument in ("--type", name)))
 
 
 def reconnect(broker: BrokerProcess, group: str) -> None:
     """Tell the clients of a group to reopen their Telemetry streams."""
-    command = [sys.executable, "-m", "aerobee_broker"]
-    listed = [*command, "group", "describe", group, "--json", "--endpoint", broker.endpoint]
-    found = json.loads(subprocess.run(listed, capture_output=True, check=True, timeout=30).stdout)
+    found = json.loads(_command(broker, "group", "describe", group, "--json"))
     assert found["clients"], found
     for client in found["clients"]:
-        told = [*command, "client", "reconnect", client["clientId"], "--endpoint", broker.endpoint]
-        subprocess.run(told, capture_output=True, check=True, timeout=30)
+        _command(broker, "client", "reconnect", client["clientId"])
+
+
+def _command(broker: BrokerProcess, *arguments: str) -> bytes:
+    """What a command of `aerobee` prints to standard output; it must succeed."""
+    command = [sys.executable, "-m", "aerobee_broker", *arguments, "--endpoint", broker.endpoint]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    assert done.returncode == 0, (arguments, done.stderr.decode())
+    return done.stdout
 
 
 def wait_group(broker: BrokerProcess, group: str, **expected: int) -> None:
