@@ -25,7 +25,7 @@ help: ## list the targets
 	@touch $@
 
 .venv/.dev: pyproject.toml .venv/.run
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,examples]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,docs,examples,taskiq,celery,opentelemetry]'
 	@touch $@
 
 .venv/.spark: pyproject.toml .venv/.dev

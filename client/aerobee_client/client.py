@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TypedDict, TypeVar, Unpack
 
 from aerobee_client.admin import Admin
+from aerobee_client.connections import forking
 from aerobee_client.connections.closing import AsyncClosing
 from aerobee_client.connections.connection import Connection, Retry
 from aerobee_client.errors import ClientError, ConfigurationError
@@ -60,6 +61,7 @@ class Client(AsyncClosing):
             raise ConfigurationError(
                 "no event loop is running; connect in a coroutine, or use aerobee_client.blocking"
             ) from None
+        forking.use()
         self._connection = Connection(
             endpoint,
             request_timeout_seconds=request_timeout_seconds,

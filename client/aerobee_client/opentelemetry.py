@@ -3,7 +3,8 @@
     pip install opentelemetry-api          # and the SDK and exporter of your choice
 
 A send is a span of kind producer, and its context travels with the message (trace_context, in W3C's form); a handler is
-a span of kind consumer, a child of it. Histograms, in seconds: `messaging.client.operation.duration` of sends and
+a span of kind consumer, a child of it. Names and attributes are those of OpenTelemetry's semantic conventions for
+messaging, with RocketMQ's. Histograms, in seconds: `messaging.client.operation.duration` of sends and
 `messaging.process.duration` of handlers.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from aerobee_client.errors import ClientError, ConfigurationError
 from aerobee_client.hooks import Hooks
@@ -23,16 +24,17 @@ _OPEN_MAX: Final = 100_000  # open spans, including those of messages that were 
 
 
 class OpenTelemetryHooks(Hooks):
-    """Pass an instance to `connect`. ConfigurationError if the API is not installed."""
+    """Pass an instance to `connect`. ConfigurationError if the API is not installed. Without providers, the global
+    ones are used."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tracer_provider: Any = None, meter_provider: Any = None) -> None:
         try:
             from opentelemetry import metrics, trace
         except ImportError:
             raise ConfigurationError("OpenTelemetry is not installed: pip install opentelemetry-api") from None
         self._trace: Any = trace
-        self._tracer: Any = trace.get_tracer(_SCOPE)
-        meter: Any = metrics.get_meter(_SCOPE)
+        self._tracer: Any = trace.get_tracer(_SCOPE, tracer_provider=tracer_provider)
+        meter: Any = metrics.get_meter(_SCOPE, meter_provider=meter_provider)
         self._sends: Any = meter.create_histogram("messaging.client.operation.duration", "s", "sends")
         self._handles: Any = meter.create_histogram("messaging.process.duration", "s", "handlers")
         self._open: OrderedDict[str, tuple[Any, float]] = OrderedDict()
@@ -42,7 +44,9 @@ class OpenTelemetryHooks(Hooks):
         if message.message_id is None:
             message = replace(message, message_id=new_message_id())
         span = self._tracer.start_span(
-            f"send {message.topic}", kind=self._trace.SpanKind.PRODUCER, attributes=_attributes(message.topic, "send")
+            f"send {message.topic}",
+            kind=self._trace.SpanKind.PRODUCER,
+            attributes={**_attributes(message.topic, "send"), **_details(message)},
         )
         self._begin(f"send {message.message_id}", span)
         context = span.get_span_context()
@@ -62,7 +66,7 @@ class OpenTelemetryHooks(Hooks):
             f"process {message.topic}",
             context=self._parent(message.trace_context),
             kind=self._trace.SpanKind.CONSUMER,
-            attributes={**_attributes(message.topic, "process"), "messaging.message.id": message.message_id},
+            attributes={**_attributes(message.topic, "process"), **_details(message)},
         )
         self._begin(f"process {message.receipt_handle}", span)
 
@@ -99,9 +103,24 @@ class OpenTelemetryHooks(Hooks):
         return self._trace.set_span_in_context(self._trace.NonRecordingSpan(context))
 
 
-def _attributes(topic: str, operation: str) -> dict[str, str]:
+def _attributes(topic: str, operation: Literal["send", "process"]) -> dict[str, str]:
+    """The attributes of spans and metrics; their values are few."""
     return {
         "messaging.system": "rocketmq",
         "messaging.destination.name": topic,
         "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
     }
+
+
+def _details(message: Message | ReceivedMessage) -> dict[str, object]:
+    """The attributes of a span that metrics must not have, since they differ for each message."""
+    found: dict[str, object | None] = {
+        "messaging.message.id": message.message_id,
+        "messaging.message.body.size": len(message.body),
+        "messaging.rocketmq.message.tag": message.tag,
+        "messaging.rocketmq.message.keys": list(message.keys) or None,
+        "messaging.rocketmq.message.group": message.message_group,
+        "messaging.rocketmq.message.delivery_timestamp": message.delivery_timestamp,
+    }
+    return {name: value for name, value in found.items() if value is not None}

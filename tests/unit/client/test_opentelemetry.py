@@ -40,7 +40,7 @@ def test_without_the_api(monkeypatch: pytest.MonkeyPatch) -> None:
         OpenTelemetryHooks()
 
 
-def test_a_handler_is_below_its_send(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_is_below_its_send() -> None:
     """Send and handler share a trace. Failures are marked, and no span stays open."""
     sdk: Any = pytest.importorskip("opentelemetry.sdk.trace", reason="needs opentelemetry-sdk")
     exports: Any = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
@@ -48,8 +48,7 @@ def test_a_handler_is_below_its_send(monkeypatch: pytest.MonkeyPatch) -> None:
     provider = sdk.TracerProvider()
     spans = exports.InMemorySpanExporter()
     provider.add_span_processor(processors.SimpleSpanProcessor(spans))
-    hooks = OpenTelemetryHooks()
-    monkeypatch.setattr(hooks, "_tracer", provider.get_tracer("test"))
+    hooks = OpenTelemetryHooks(tracer_provider=provider)
     sent = hooks.before_send(Message(topic="orders", body=b"x"))
     hooks.after_send(sent, SendResult(str(sent.message_id), 0))
     delivery = received(sent)

@@ -1,0 +1,1 @@
+"""Tasks with Celery on a broker."""

@@ -1,0 +1,1 @@
+"""Web applications that send to a broker and receive from it."""

@@ -1,0 +1,196 @@
+"""kombu's connections, exchanges and queues on a real broker."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kombu", reason="needs Celery: make setup")
+
+from kombu import Connection, Consumer, Exchange, Producer, Queue
+
+import aerobee_client.integrations.kombu as transport
+from aerobee_client.integrations.declaring import stored_name
+from aerobee_client.testing import BrokerProcess
+
+_SECONDS = 60.0
+
+
+@pytest.fixture
+def connection(aerobee_broker: BrokerProcess) -> Iterator[Connection]:
+    """A connection to a broker of its own."""
+    with connected(aerobee_broker) as made:
+        yield made
+
+
+def connected(broker: BrokerProcess, **options: Any) -> Connection:
+    """A connection as its users make it."""
+    return Connection(f"{transport.SCHEME}://{broker.endpoint}", transport_options={"retry_seconds": 20, **options})
+
+
+def received(
+    connection: Connection, queue: Queue, count: int, *, seconds: float = _SECONDS, **options: Any
+) -> list[Any]:
+    """Up to `count` messages, not acknowledged."""
+    found: list[Any] = []
+    with Consumer(connection, [queue], on_message=found.append, **options):
+        until = time.monotonic() + seconds
+        while len(found) < count and (left := until - time.monotonic()) > 0:
+            try:
+                connection.drain_events(timeout=left)
+            except TimeoutError:
+                break
+    return found
+
+
+def send(connection: Connection, body: Any, **options: Any) -> None:
+    """Send one message."""
+    Producer(connection).publish(body, **options)
+
+
+def test_names_stay_different() -> None:
+    """Names that a topic cannot have are escaped; no two names become the same."""
+    names = ["celery", "a.b", "a_b", "a b", "a_x2e_b", "grüße", "a%b", "a__b"]
+    stored = [stored_name(name) for name in names]
+    assert stored[:3] == ["celery", "a_x2e_b", "a_b"]
+    assert len(set(stored)) == len(names)
+
+
+def test_a_message_survives_a_restart(aerobee_broker: BrokerProcess) -> None:
+    """A durable queue keeps its messages; content, headers and type arrive as they were sent."""
+    queue = Queue("my.orders", Exchange("my.orders"), routing_key="my.orders")
+    with connected(aerobee_broker) as connection:
+        send(
+            connection,
+            {"order": 7},
+            exchange=queue.exchange,
+            routing_key="my.orders",
+            declare=[queue],
+            headers={"a": "b"},
+        )
+    aerobee_broker.kill()
+    aerobee_broker.start()
+    with connected(aerobee_broker) as connection:
+        (message,) = received(connection, queue, 1)
+        assert (message.payload, message.headers["a"], message.content_type) == ({"order": 7}, "b", "application/json")
+        assert message.delivery_info["routing_key"] == "my.orders"
+        message.ack()
+    with connected(aerobee_broker) as connection:
+        assert queue(connection).queue_declare(passive=True).message_count == 0
+
+
+def test_what_is_not_acknowledged_is_delivered_again(aerobee_broker: BrokerProcess) -> None:
+    """A rejected message comes back at once, and the message of a closed connection too; a discarded one does not."""
+    queue = Queue("orders")
+    with connected(aerobee_broker, invisible_seconds=600) as connection:
+        send(connection, "one", routing_key="orders", declare=[queue])
+        (first,) = received(connection, queue, 1)
+        first.requeue()
+        (again,) = received(connection, queue, 1)
+        assert again.delivery_info["redelivered"]
+    with connected(aerobee_broker) as connection:
+        (last,) = received(connection, queue, 1)
+        last.reject()
+        assert received(connection, queue, 1, seconds=1) == []
+
+
+def test_a_prefetch_count_limits_what_a_channel_holds(connection: Connection) -> None:
+    """Two of five are delivered until one is acknowledged; the others stay with the broker for other consumers."""
+    queue = Queue("orders")
+    for number in range(5):
+        send(connection, number, routing_key="orders", declare=[queue])
+    found: list[Any] = []
+    with Consumer(connection, [queue], on_message=found.append, prefetch_count=2):
+        for _ in range(2):
+            connection.drain_events(timeout=_SECONDS)
+        with pytest.raises(TimeoutError):
+            connection.drain_events(timeout=1)
+        found[0].ack()
+        connection.drain_events(timeout=_SECONDS)
+    assert len(found) == 3
+
+
+def test_an_eta_is_kept_by_the_broker(connection: Connection, aerobee_broker: BrokerProcess) -> None:
+    """A message with Celery's header `eta` is delivered when the broker's time has come."""
+    queue, eta = Queue("orders"), datetime.now(UTC) + timedelta(hours=1)
+    send(connection, "later", routing_key="orders", declare=[queue], headers={"eta": eta.isoformat()})
+    assert received(connection, queue, 1, seconds=1) == []
+    aerobee_broker.advance(3700)
+    (message,) = received(connection, queue, 1)
+    assert message.payload == "later"
+    message.ack()
+
+
+def test_an_eta_beyond_the_brokers_limit_takes_several_steps(
+    connection: Connection, aerobee_broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that is due after the longest delay is delivered, and sent again, until it is due."""
+    monkeypatch.setattr(transport, "_DELAY_SECONDS_MAX", 1000.0)
+    queue, eta = Queue("orders"), datetime.now(UTC) + timedelta(seconds=1800)
+    send(connection, "later", routing_key="orders", declare=[queue], headers={"eta": eta.isoformat()})
+    aerobee_broker.advance(1100)
+    assert received(connection, queue, 1, seconds=2) == []  # sent again, since our own clock has not moved
+
+
+def test_priorities_of_a_queue_that_has_them(connection: Connection) -> None:
+    """The highest priority is delivered first in a queue that was declared with `x-max-priority`."""
+    queue = Queue("orders", max_priority=9)
+    for priority in (1, 9, 5):
+        send(connection, priority, routing_key="orders", declare=[queue], priority=priority)
+    order = []
+    for _ in range(3):
+        (message,) = received(connection, queue, 1, prefetch_count=1)
+        order.append(message.payload)
+        message.ack()
+    assert order == [9, 5, 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "binding", "sent", "arrive"),
+    [
+        ("fanout", "", ["a", "b"], ["a", "b"]),
+        ("topic", "task.*", ["task.sent", "worker.online", "task.failed"], ["task.sent", "task.failed"]),
+        ("direct", "me", ["you", "me"], ["me"]),
+    ],
+)
+def test_an_exchange_reaches_the_transient_queues_of_other_connections(
+    connection: Connection, aerobee_broker: BrokerProcess, kind: str, binding: str, sent: list[str], arrive: list[str]
+) -> None:
+    """Each bound queue gets what is sent after it was bound, by its routing key, whichever connection sends."""
+    exchange = Exchange("news", type=kind, durable=False)
+    queues = [Queue(f"{name}.news", exchange, routing_key=binding, exclusive=True) for name in ("one", "two")]
+    with connected(aerobee_broker) as other, connected(aerobee_broker) as sender:
+        queues[0](connection).declare()
+        queues[1](other).declare()
+        for key in sent:
+            send(sender, key, exchange=exchange, routing_key=key, declare=[exchange])
+        for where, queue in ((connection, queues[0]), (other, queues[1])):
+            found = received(where, queue, len(arrive), no_ack=True)
+            assert [message.payload for message in found] == arrive
+
+
+def test_purge_and_size(connection: Connection) -> None:
+    """A purged queue is empty, and says how many messages it had."""
+    queue = Queue("orders")
+    for number in range(3):
+        send(connection, number, routing_key="orders", declare=[queue])
+    bound = queue(connection)
+    assert bound.queue_declare(passive=True).message_count == 3
+    assert bound.purge() == 3
+    assert bound.get() is None
+
+
+def test_without_a_broker_the_error_is_one_that_kombu_repeats() -> None:
+    """A refused connection is a connection error, so that `ensure_connection` tries again."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"{transport.SCHEME}://127.0.0.1:{free.getsockname()[1]}"
+        connection = Connection(url, transport_options={"retry_seconds": 0})
+        with pytest.raises(connection.connection_errors):
+            connection.connect()
+        connection.release()
