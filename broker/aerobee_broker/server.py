@@ -300,7 +300,7 @@ async def _serve(
     batch_topics.attach(tables.topics)
     parts = await _open_parts(process, store, tables, settings)
     remoting = RemotingService(parts)
-    await asyncio.to_thread(remoting.request_modes.open)
+    await asyncio.to_thread(remoting.open)
     process.metrics.attach(parts)
     is_deposed = False
     try:

@@ -489,12 +489,14 @@ class Deliveries:
         StoreError, OSError.
         """
         resets = []
+        committed: dict[int, int | None] = {}  # before, where only the table has the offset
         for queue_id, wanted in offsets.items():
             low, high = self._store.queue_range(topic, queue_id)
             offset = min(max(wanted, 0), high)
             queue = self._subscriptions.queue(topic, group, queue_id)
             if queue is None:
                 # A start replays the journal over the table; queues in the journal have state.
+                committed[queue_id] = self._tables.offsets.get(topic, group, queue_id)
                 self._tables.offsets.commit(topic, group, queue_id, offset, force=True)
             else:
                 resets.append((queue, max(offset, low)))
@@ -503,8 +505,14 @@ class Deliveries:
             for queue, _ in resets:
                 self._wake_receive(queue)
             await self._history.wait_stored()
-        if len(resets) < len(offsets):
+        if not committed:
+            return
+        try:
             await self._tables.save()
+        except OSError:
+            for queue_id, before in committed.items():
+                self._tables.offsets.put_back(topic, group, queue_id, before)
+            raise
 
     async def delete_topic(self, topic: str) -> None:
         """Delete the messages of a topic and of its lite topics, and all positions in them.

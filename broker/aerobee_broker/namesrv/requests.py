@@ -43,21 +43,25 @@ _UNIT: Final = 1
 _UNIT_SUBSCRIPTION: Final = 2
 
 
-class KvConfig:
-    """Values that operators store in a name server, by namespace and key. `save` makes a change durable."""
+async def _unsaved(_content: object) -> None:
+    """For values that need not outlive the process."""
 
-    def __init__(self, save: Callable[[object], Awaitable[object]] | None = None, loaded: object | None = None) -> None:
+
+class KvConfig:
+    """Values that operators store in a name server, by namespace and key. A change is visible once `save` has made it
+    durable."""
+
+    def __init__(self, save: Callable[[object], Awaitable[object]] = _unsaved) -> None:
         self._save = save
         self._table: dict[str, dict[str, str]] = {}
-        if isinstance(loaded, dict) and isinstance(found := loaded.get("configTable"), dict):
+        self._changing = asyncio.Lock()
+
+    def restore(self, saved: object) -> None:
+        """Take what `save` was given in an earlier run; None if there was nothing."""
+        if isinstance(saved, dict) and isinstance(found := saved.get("configTable"), dict):
             for namespace, values in found.items():
                 if isinstance(values, dict):
                     self._table[namespace] = {key: value for key, value in values.items() if isinstance(value, str)}
-        self._size = sum(
-            _size(name + key, value) for name, values in self._table.items() for key, value in values.items()
-        )
-        self._saving: asyncio.Task[None] | None = None
-        self._changes = self._saved_changes = 0
 
     def get(self, namespace: str, key: str) -> str | None:
         return self._table.get(namespace, {}).get(key)
@@ -66,42 +70,26 @@ class KvConfig:
         return self._table.get(name)
 
     async def put(self, namespace: str, key: str, value: str) -> None:
-        old = self.get(namespace, key)
-        size = self._size + _size(namespace + key, value) - (_size(namespace + key, old) if old is not None else 0)
-        if len(value) > _VALUE_SIZE_MAX or size > _TABLE_SIZE_MAX:
-            raise RemotingError(
-                Answer.INVALID_PARAMETER,
-                f"the value is longer than {_VALUE_SIZE_MAX}, or all values take more than {_TABLE_SIZE_MAX} bytes",
-            )
-        self._size = size
-        self._table.setdefault(namespace, {})[key] = value
-        await self._saved()
+        async with self._changing:
+            table = {**self._table, namespace: {**self._table.get(namespace, {}), key: value}}
+            size = sum(_size(name + key, value) for name, values in table.items() for key, value in values.items())
+            if len(value) > _VALUE_SIZE_MAX or size > _TABLE_SIZE_MAX:
+                raise RemotingError(
+                    Answer.INVALID_PARAMETER,
+                    f"the value is longer than {_VALUE_SIZE_MAX}, or all values take more than {_TABLE_SIZE_MAX} bytes",
+                )
+            await self._replace(table)
 
     async def delete(self, namespace: str, key: str) -> None:
-        old = self._table.get(namespace, {}).pop(key, None)
-        if old is not None:
-            self._size -= _size(namespace + key, old)
-            await self._saved()
+        async with self._changing:
+            values = self._table.get(namespace, {})
+            if key in values:
+                kept = {name: value for name, value in values.items() if name != key}
+                await self._replace({**self._table, namespace: kept})
 
-    async def _saved(self) -> None:
-        """Return when the current content is saved. Changes during a save share the next one."""
-        if self._save is None:
-            return
-        self._changes += 1
-        own = self._changes
-        while self._saved_changes < own:
-            if self._saving is None:
-                content = Bean(configTable={name: dict(values) for name, values in self._table.items()})
-                self._saving = asyncio.ensure_future(self._save_once(content, self._changes))
-            await asyncio.shield(self._saving)
-
-    async def _save_once(self, content: object, changes: int) -> None:
-        assert self._save is not None, "checked before"
-        try:
-            await self._save(content)
-            self._saved_changes = changes
-        finally:
-            self._saving = None
+    async def _replace(self, table: dict[str, dict[str, str]]) -> None:
+        await self._save(Bean(configTable=table))
+        self._table = table
 
 
 def _size(key: str, value: str) -> int:

@@ -51,15 +51,11 @@ async def run(
     known = await asyncio.to_thread(routes.load)
     if known is not None:
         tables.restore(known)
-    saving = asyncio.Lock()
-
-    async def save_values(content: object) -> None:
-        async with saving:
-            await asyncio.to_thread(values.save, content)
-
+    config = KvConfig(lambda content: asyncio.to_thread(values.save, content))
+    config.restore(await asyncio.to_thread(values.load))
     requests = NameServerRequests(
         tables,
-        KvConfig(save_values, await asyncio.to_thread(values.load)),
+        config,
         lambda: {"listenPort": str(bound.port), "serverMode": "namesrv", "storeDirectory": str(directory)},
     )
 

@@ -139,7 +139,7 @@ class AdministrationRequests:
     async def delete_topic(self, request: Command, _: Connection) -> Command:
         name = text(request, "topic")
         # tools delete in all brokers of a cluster, some of which may not have the topic
-        if name in self._tables.topics:
+        if name in self._tables.topics or self._topics.has_remains(name):
             await self._topics.delete_topic(admin_v1.DeleteTopicRequest(name=name), Client(""))
         return answer()
 

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 from aerobee_broker.config import Settings
@@ -42,6 +44,7 @@ class RequestModes:
         path = store.config.directory / "config" / "messageRequestMode.json"
         self._table = JsonTable(store.file_system, path, stats=store.stats)
         self._modes: dict[tuple[str, str], tuple[str, int]] = {}  # by topic and group: mode, popShareQueueNum
+        self._changing = asyncio.Lock()
 
     def open(self) -> None:
         """Read the file. Blocking. Raises TableFormatError, UnreadableTableError and OSError."""
@@ -66,14 +69,17 @@ class RequestModes:
         if topic.startswith(RETRY_PREFIX):
             raise RemotingError(Answer.NO_PERMISSION, f"{topic!r}: retry topics are always pulled")
         self._tables.topics.require(topic)
-        if (topic, group) not in self._modes and len(self._modes) >= _COUNT_MAX:
-            raise RemotingError(Answer.SYSTEM_ERROR, f"{_COUNT_MAX} modes are set already, the limit")
-        self._modes[topic, group] = mode, integer_member(body, "popShareQueueNum")
-        await self._store.in_disk_thread(self._table.save, self._snapshot())
+        share = integer_member(body, "popShareQueueNum")
+        async with self._changing:
+            if (topic, group) not in self._modes and len(self._modes) >= _COUNT_MAX:
+                raise RemotingError(Answer.SYSTEM_ERROR, f"{_COUNT_MAX} modes are set already, the limit")
+            modes = {**self._modes, (topic, group): (mode, share)}
+            await self._store.in_disk_thread(self._table.save, _to_json(modes))
+            self._modes = modes
         return answer()
 
     async def all(self, _request: Command, _: Connection) -> Command:
-        return answer(body=self._snapshot())
+        return answer(body=_to_json(self._modes))
 
     async def assignment(self, request: Command, _: Connection) -> Command:
         """The queues of one consumer of the group. Unknown groups get no assignment."""
@@ -100,13 +106,14 @@ class RequestModes:
         ]
         return answer(body={"messageQueueAssignments": entries})
 
-    def _snapshot(self) -> Bean:
-        table: dict[str, object] = {}
-        for (topic, group), (mode, share) in self._modes.items():
-            groups = table.setdefault(topic, {})
-            assert isinstance(groups, dict), "made here"
-            groups[group] = Bean(consumerGroup=group, mode=mode, popShareQueueNum=share, topic=topic)
-        return Bean(messageRequestModeMap=table)
+
+def _to_json(modes: Mapping[tuple[str, str], tuple[str, int]]) -> Bean:
+    table: dict[str, object] = {}
+    for (topic, group), (mode, share) in modes.items():
+        groups = table.setdefault(topic, {})
+        assert isinstance(groups, dict), "made here"
+        groups[group] = Bean(consumerGroup=group, mode=mode, popShareQueueNum=share, topic=topic)
+    return Bean(messageRequestModeMap=table)
 
 
 def _shares_of(ids: list[str], client_id: str, count: int, strategy: str, share: int) -> list[int]:

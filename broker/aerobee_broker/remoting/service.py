@@ -36,6 +36,7 @@ from aerobee_broker.remoting_wire.frame import Command, is_frame
 from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.statistics.broker_stats import BrokerStats
 from aerobee_broker.tables.runtime_settings import RuntimeSettings
+from aerobee_store.tables.json_table import JsonTable
 
 _SCAN_SECONDS: Final = 10.0
 _OWN_CONNECTION: Final = "own"
@@ -75,8 +76,11 @@ class RemotingService:
         )
         retry = RetryRequests(store, tables, parts.admission, send, parts.level_delay)
         replies = ReplyRequests(self.clients, send, clock)
+        path = store.config.directory / "config" / "kvConfig.json"
+        self._values_file = JsonTable(store.file_system, path, stats=store.stats)
+        self._values = KvConfig(lambda content: store.in_disk_thread(self._values_file.save, content))
         name_server = NameServerRequests(
-            self.routes, KvConfig(), lambda: {"serverMode": "broker", "brokerName": settings.current.name}
+            self.routes, self._values, lambda: {"serverMode": "broker", "brokerName": settings.current.name}
         )
         self._handlers: dict[int, Handler] = {
             **_sending(send, replies, decisions),
@@ -147,6 +151,11 @@ class RemotingService:
     def add(self, handlers: Mapping[int, Handler]) -> None:
         """Add handlers, replacing existing ones."""
         self._handlers |= handlers
+
+    def open(self) -> None:
+        """Read the tables of remoting. Blocking. Raises TableFormatError, UnreadableTableError and OSError."""
+        self.request_modes.open()
+        self._values.restore(self._values_file.load())
 
     async def listen(self, address: Address) -> Address:
         """Bind; returns the bound address. Raises ListenError."""

@@ -98,6 +98,18 @@ class OffsetTable(VersionedTable):
         self._changed(1)
         return True
 
+    def put_back(self, topic: str, group: str, queue_id: int, offset: int | None) -> None:
+        """Undo a commit that could not be saved: the offset before it, None if there was none."""
+        if offset is not None:
+            self.commit(topic, group, queue_id, offset, force=True)
+            return
+        queues = self._offsets.get(f"{topic}@{group}", {})
+        queues.pop(queue_id, None)
+        if not queues:
+            self.remove(topic, group)
+        else:
+            self._changed(1)
+
     def remove_topic(self, topic: str) -> None:
         """Remove all offsets in a deleted topic."""
         for group in self.groups_of(topic):

@@ -213,6 +213,22 @@ class NamedTable(VersionedTable, ABC, Generic[_Item]):
         counter = self._version.counter - self._revision.unsaved
         self._saved_version = DataVersion(counter, self._version.state_version, self._version.timestamp)
 
+    def take_back(self, revision: int) -> None:
+        """Undo the changes up to this one, because their save failed: their callers were told so.
+
+        This counts as another change, as the disk may have either state. The next save must be a complete one.
+        """
+        for name in [name for name, changed in self._unsaved.items() if changed <= revision]:
+            del self._unsaved[name]
+            if name in self._items:
+                self._latest[name] = self._items[name]
+            else:
+                self._latest.pop(name, None)
+        self._note_version()
+        self._revision.advance()
+        if not self._unsaved:
+            self.mark_saved(self._revision.current)
+
     def unsaved_change(self) -> TableChange:
         """The changes that `mark_saved` has not confirmed."""
         items = {name: self._latest[name].to_json() if name in self._latest else None for name in self._unsaved}

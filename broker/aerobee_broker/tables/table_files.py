@@ -45,20 +45,34 @@ class SavedTable(ABC):
         self._in_disk_thread = in_disk_thread
         self._saving = asyncio.Lock()
         self._saved = 0
+        self._refused = 0  # changes between `_saved` and this were taken back, because of `_refusal`
+        self._refusal: OSError | None = None
 
     async def save(self) -> None:
-        """Return when every change made before the call is on disk; concurrent calls share a save. OSError."""
+        """Return when every change made before the call is on disk; concurrent calls share a save, and its failure.
+        OSError."""
         wanted = self._table.revision
         async with self._saving:
+            if self._refusal is not None and self._saved < wanted <= self._refused:
+                raise OSError(*self._refusal.args)
             if not self._table.dirty or self._saved >= wanted:  # the running save included it
                 return
             await self._save(self._write)
 
     async def _save(self, write: Callable[[], Awaitable[object]]) -> None:
         revision = self._table.revision
-        await write()
+        try:
+            await write()
+        except OSError as error:
+            if self._takes_back(revision):
+                self._refused, self._refusal = revision, error
+            raise
         self._table.mark_saved(revision)
         self._saved = revision
+
+    def _takes_back(self, _revision: int) -> bool:
+        """Undo the changes up to this one, whose save failed; returns False if they wait for another save."""
+        return False
 
     @abstractmethod
     def _write(self) -> Awaitable[object]:
@@ -96,6 +110,10 @@ class SavedNames(SavedTable):
 
     def _write_all(self) -> Awaitable[object]:
         return self._in_disk_thread(self._file.save, self._names.content())
+
+    def _takes_back(self, revision: int) -> bool:
+        self._names.take_back(revision)
+        return True
 
     async def save_all(self, *, only_if_needed: bool = False) -> None:
         """Save every change to the file itself, which then needs no log. OSError.

@@ -25,7 +25,14 @@ from aerobee_broker.processors.route import RouteProcessor
 from aerobee_broker.tables.attributes import AttributeChanges
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_broker.tables.table_files import Tables
-from aerobee_broker.tables.topics import Permission, TopicConfig, TopicMessageType, check_topic_name, is_system_topic
+from aerobee_broker.tables.topics import (
+    LIGHT_PREFIX,
+    Permission,
+    TopicConfig,
+    TopicMessageType,
+    check_topic_name,
+    is_system_topic,
+)
 from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore
 
@@ -96,10 +103,18 @@ class TopicAdministration:
         return admin_v1.UpdateTopicResponse(status=OK, topic=topic_to_wire(topic))
 
     async def delete_topic(self, request: admin_v1.DeleteTopicRequest, _: Client) -> admin_v1.DeleteTopicResponse:
-        self._tables.topics.delete(request.name)
-        await self._tables.save_topics()
+        if not self.has_remains(request.name):
+            self._tables.topics.delete(request.name)
+            await self._tables.save_topics()
         await self._deliveries.delete_topic(request.name)
         return admin_v1.DeleteTopicResponse(status=OK)
+
+    def has_remains(self, name: str) -> bool:
+        """Whether a deletion of this topic has ended, by a crash or an error, before that of its messages: the next
+        topic of the name would have them. It can be repeated."""
+        if self._tables.topics.latest(name) is not None or not self._store.queue_ids(name):
+            return False
+        return not is_own_topic(name) and not name.startswith(LIGHT_PREFIX)
 
     async def list_topics(self, request: admin_v1.ListTopicsRequest, _: Client) -> admin_v1.ListTopicsResponse:
         names = sorted(

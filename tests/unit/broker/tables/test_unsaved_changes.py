@@ -127,11 +127,39 @@ async def test_what_could_not_be_saved_is_not_served(error: int) -> None:
     with pytest.raises(GroupNotFoundError):
         tables.groups.require("billing")
     disk.files.heal()
-    await tables.topic_in_use("orders")
-    await tables.group_in_use("billing", [])
+    await tables.topic_in_use("later")
+    await tables.group_in_use("later", [])
     again = disk.tables(disk.files.kill())
-    assert sorted(topic.name for topic in again.topics) == ["before", "orders"]
-    assert [group.name for group in again.groups] == ["billing"]
+    assert sorted(topic.name for topic in again.topics) == ["before", "later"], "a refused change was made after all"
+    assert sorted(group.name for group in again.groups) == ["later", "old"]
+    await tables.topic_in_use("orders")
+    tables.groups.delete("old")
+    await tables.save_groups()
+    again = disk.tables(disk.files.kill())
+    assert sorted(topic.name for topic in again.topics) == ["before", "later", "orders"]
+    assert [group.name for group in again.groups] == ["later"]
+
+
+async def test_callers_that_share_a_failed_save_are_all_refused() -> None:
+    """One of them wrote the changes of all; a change that came later is saved by itself."""
+    disk = SlowDisk()
+    tables = disk.tables()
+    await tables.topic_in_use("before")
+    disk.files.fail_at(None, error_number=errno.EIO, for_ever=True)
+    for name in ("first", "second"):
+        tables.topics.create(TopicConfig.of_type(name))
+    async with being_saved(disk, tables.save_topics(), tables.save_topics()) as sends:
+        later = asyncio.ensure_future(tables.topic_in_use("later"))
+        await asyncio.sleep(0)
+
+        def heal(_at: object) -> None:
+            disk.files.before_operation = None
+            asyncio.get_running_loop().call_soon(disk.files.heal)
+
+        disk.files.before_operation = heal
+    assert [type(send.exception()) for send in sends] == [OSError, OSError]
+    assert (await later).name == "later"
+    assert sorted(topic.name for topic in disk.tables(disk.files.kill()).topics) == ["before", "later"]
 
 
 async def test_a_kill_at_every_operation_of_a_save() -> None:
