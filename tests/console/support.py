@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
+import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import httpx
+from starlette.types import ASGIApp, Message, Scope
 
 from aerobee_broker.console.app import open_console
 from aerobee_broker.console.settings import ConsoleSettings
@@ -34,8 +38,9 @@ groups = ["billing"]
 class Visitor:
     """Keeps cookies, and finds the tokens of forms on the pages that it has seen."""
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
+    def __init__(self, client: httpx.AsyncClient, app: ASGIApp) -> None:
         self.client = client
+        self.app = app
         self.token = ""
 
     async def get(self, address: str, **options: Any) -> httpx.Response:
@@ -67,7 +72,40 @@ async def visiting(endpoint: str, *, follow: bool = True, **settings: Any) -> As
     async with open_console(ConsoleSettings(endpoint=endpoint, **options)) as app:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url=ADDRESS, follow_redirects=follow) as client:
-            yield Visitor(client)
+            yield Visitor(client, app)
+
+
+async def first_events(
+    visitor: Visitor, address: str, count: int, after: Callable[[], Awaitable[object]] | None = None
+) -> list[Any]:
+    """The data of the first server-sent events; `after` runs when the first has come. Then the browser leaves."""
+    parts = urlsplit(address)
+    scope: Scope = {
+        **{"type": "http", "http_version": "1.1", "method": "GET", "scheme": "http", "root_path": ""},
+        **{"path": parts.path, "raw_path": parts.path.encode(), "query_string": parts.query.encode()},
+        "headers": [(b"host", b"127.0.0.1:8090")],
+    }
+    found: asyncio.Queue[Any] = asyncio.Queue()
+    left = asyncio.Event()
+
+    async def receive() -> Message:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        for line in message.get("body", b"").decode().splitlines():
+            if line.startswith("data: "):
+                found.put_nowait(json.loads(line.removeprefix("data: ")))
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        tasks.create_task(visitor.app(scope, receive, send))  # type: ignore[arg-type]  # a coroutine, declared wider
+        events = [await found.get()]
+        if after is not None:
+            await after()
+        while len(events) < count:
+            events.append(await found.get())
+        left.set()
+    return events
 
 
 def text_of(answer: httpx.Response) -> str:

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from aerobee_client import Client, connect
+from aerobee_client import Client, Message, connect
 from tests.console.scenario import Shop, make_shop
-from tests.console.support import Visitor, rows_of, text_of, visiting
+from tests.console.support import Visitor, first_events, rows_of, text_of, visiting
 from tests.support.in_process_broker import in_process_broker
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
@@ -187,3 +187,79 @@ async def test_the_overview_shows_what_is_behind(world: World) -> None:
     status = await world.admin.broker_status()
     assert f"{status.statistics.messages_in:,} since the start" in text_of(page)
     assert [row[0] for row in rows_of(page)][:2] == ["analytics", "billing"]
+    assert [each.name in page.text for each in await world.admin.problems()].count(False) == 0
+    assert page.text.count("<figure") == 4
+
+
+async def test_messages_are_browsed_newest_first_and_filtered(world: World) -> None:
+    """By text, tag, SQL and offset; the next page goes on where the first ends."""
+    page = await world.visitor.get("/topics/orders/messages?tags=paid")
+    assert {row[2] for row in rows_of(page)} == {"paid"}
+    page = await world.visitor.get("/topics/orders/messages?text=order-1007")
+    (row,) = rows_of(page)
+    assert (row[3], row[4][:14]) == ("order-1007", '{"order": 1007')
+    page = await world.visitor.get("/topics/orders/messages", params={"sql": "region = 'us'", "oldest": "1"})
+    assert rows_of(page)[0][3] == "order-1000"
+    page = await world.visitor.get("/topics/orders/messages?queues=1&from=2&to=4")
+    assert {row[1] for row in rows_of(page)} == {"1:2", "1:3"}
+    page = await world.visitor.get("/topics/orders/messages?sql=region%20=")
+    assert page.status_code == 400
+    page = await world.visitor.get("/topics/orders/messages?tags=a&sql=b")
+    assert "give tags or an SQL expression, not both" in text_of(page)
+
+
+async def test_a_message_is_sent_again_edited(world: World) -> None:
+    """The form begins with the contents of the stored message; what is sent is a new message."""
+    page = await world.visitor.get("/topics/orders/send?like=0:0")
+    assert "&#34;customer&#34;" in page.text
+    fields = {
+        "body": '{"order": 1}\r\nedited', "form": "text", "tag": "again", "keys": "one two",
+        "properties": "region=asia\nb = c",
+    }  # fmt: skip
+    await world.admin.create_topic("returns", queue_count=1)
+    page = await world.visitor.post("/topics/returns/send", fields)
+    assert "The message was stored in returns." in text_of(page)
+    (sent,) = [each async for each in world.admin.browse("returns")]
+    assert (sent.body, sent.tag, sent.keys) == (b'{"order": 1}\nedited', "again", ("one", "two"))
+    assert dict(sent.properties) == {"region": "asia", "b": "c"}
+    page = await world.visitor.post("/topics/returns/send", {"form": "hex", "body": "00 ff"})
+    assert [each.body async for each in world.admin.browse("returns", max_count=1)] == [b"\x00\xff"]
+    page = await world.visitor.post("/topics/returns/send", {"form": "hex", "body": "no hex", "tag": "kept"})
+    assert "the body is not in hexadecimal" in text_of(page)
+    assert 'value="kept"' in page.text
+    await world.admin.delete_topic("returns")
+
+
+async def test_a_search_finds_names_keys_and_ids(world: World) -> None:
+    """A single hit is opened at once."""
+    page = await world.visitor.get("/search?q=order-1003")
+    assert "order-1003" in text_of(page)
+    assert page.url.path.startswith("/topics/orders/")
+    page = await world.visitor.get(f"/search?q={world.shop.order.message_id}")
+    assert page.url.path.startswith("/topics/orders/")
+    page = await world.visitor.get("/search?q=BILL")
+    assert page.url.path == "/groups/billing"
+    page = await world.visitor.get("/search?q=a")
+    assert {"audit", "payments", "analytics"} <= set(text_of(page).split())
+    page = await world.visitor.get("/search?q=nothing-of-the-kind")
+    assert "Nothing has this name" in text_of(page)
+
+
+async def test_the_tail_sends_what_is_stored(world: World) -> None:
+    """The latest messages first, then those that come; a filter that cannot be used is explained."""
+    await world.admin.create_topic("tailed", queue_count=1)
+    producer = world.client.producer()
+    await producer.send(Message(topic="tailed", body=b"before"))
+    address = "/topics/tailed/tail/events"
+    events = await first_events(world.visitor, address, 2, after=lambda: _send(world.client, b"after"))
+    assert [message["text"] for event in events for message in event["messages"]] == ["before", "after"]
+    assert events[0]["messages"][0]["address"] == "/topics/tailed/0/0"
+    (event,) = await first_events(world.visitor, f"{address}?sql=a%20=", 1)
+    assert "text" in event
+    answer = await world.visitor.get(address, headers={"sec-fetch-site": "cross-site"})
+    assert answer.status_code == 400
+    await world.admin.delete_topic("tailed")
+
+
+async def _send(client: Client, body: bytes) -> None:
+    await client.producer().send(Message(topic="tailed", body=body))

@@ -71,6 +71,7 @@ _STORE_COMMANDS: Final = (
     "version",
 )
 _ELSEWHERE: Final = {
+    "console": "runs until it is stopped; tests/console reads its ready line from a pipe",
     "serve": "runs until it is stopped; test_command_line.py reads its ready line from a pipe",
     "namesrv": "runs until it is stopped, like serve",
     "client stacks": "asks a Java client, and prints its answer at once, without progress",

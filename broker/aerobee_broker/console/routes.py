@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from aerobee_broker.console.pages import groups, messages, overview, topics
+from aerobee_broker.console.pages import browser, groups, messages, overview, search, sending, topics
 from aerobee_broker.console.visit import Page
 
 PAGES: Final[tuple[tuple[str, Page], ...]] = (
     ("/", overview.show),
     ("/me", overview.rights),
+    ("/search", search.show),
     ("/topics", topics.show_all),
     ("/topics/{name}", topics.show),
+    ("/topics/{name}/messages", browser.show),
+    ("/topics/{name}/tail", browser.show_tail),
+    ("/topics/{name}/tail/events", browser.follow),
+    ("/topics/{name}/send", sending.show),
     ("/topics/{name}/{queue:int}/{offset:int}", messages.show),
     ("/topics/{name}/{queue:int}/{offset:int}/body", messages.download),
     ("/topics/{name}/id/{message_id}", messages.show_by_id),
@@ -24,6 +29,7 @@ ACTIONS: Final[tuple[tuple[str, Page, Page], ...]] = (
     ("/topics", topics.create, topics.show_all),
     ("/topics/{name}/update", topics.update, topics.show),
     ("/topics/{name}/delete", topics.delete, topics.show),
+    ("/topics/{name}/send", sending.send, sending.show),
     ("/groups", groups.create, groups.show_all),
     ("/groups/{name}/update", groups.update, groups.show),
     ("/groups/{name}/delete", groups.delete, groups.show),

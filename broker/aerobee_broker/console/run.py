@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -28,8 +29,11 @@ class _Server(uvicorn.Server):
 async def serve(
     settings: ConsoleSettings, host: str, port: int, stop: asyncio.Event, announce: Callable[[str], None]
 ) -> None:
-    """Serve on this address, 0 for any free port. `announce` gets the address for browsers. ConsoleError if it is
-    taken."""
+    """Serve on this address, 0 for any free port. `announce` gets the address for browsers.
+
+    ConsoleError if the address is taken, or the certificate cannot be used.
+    """
+    _check_certificate(settings)
     with _listening(host, port) as listener:
         async with open_console(settings) as app:
             server = _Server(
@@ -55,6 +59,19 @@ async def serve(
             server.should_exit = True
             stopping.cancel()
             await serving
+
+
+def _check_certificate(settings: ConsoleSettings) -> None:
+    """ConsoleError if HTTPS cannot be served; uvicorn would say it without the names of the files."""
+    if settings.certificate is None or settings.key is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.certificate, settings.key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConsoleError(
+            f"cannot serve HTTPS with {settings.certificate} and {settings.key}: {error.strerror or error}; "
+            "give a certificate and its key as PEM files"
+        ) from None
 
 
 def _listening(host: str, port: int) -> socket.socket:

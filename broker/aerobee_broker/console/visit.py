@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final
 from urllib.parse import quote, urlencode
+from weakref import WeakKeyDictionary
 
 from jinja2 import Environment
 from starlette.requests import Request
@@ -17,7 +18,7 @@ from aerobee_broker.console.forms import Fields
 from aerobee_broker.console.protection import form_token
 from aerobee_broker.console.sessions import Session, Sessions
 from aerobee_broker.console.settings import ConsoleSettings
-from aerobee_client import Admin, Client
+from aerobee_client import Admin, Client, Producer
 from aerobee_proto import admin_v1
 
 
@@ -33,6 +34,7 @@ class Console:
     key: bytes = field(repr=False)
     cookie: str
     version: str
+    producers: WeakKeyDictionary[Client, Producer] = field(default_factory=WeakKeyDictionary)
 
 
 @dataclass(slots=True)
@@ -56,6 +58,13 @@ class Visit:
     def client(self) -> Client:
         """Calls in the name of the visitor."""
         return self.session.client if self.session is not None else self.console.nobody
+
+    def producer(self) -> Producer:
+        """Sends in the name of the visitor; one for each client, which closes it."""
+        producers = self.console.producers
+        if self.client not in producers:
+            producers[self.client] = self.client.producer()
+        return producers[self.client]
 
     @property
     def admin(self) -> Admin:

@@ -56,12 +56,20 @@ def chart(
     times: Sequence[int],
     lines: Sequence[Line],
     text: Callable[[float], str],
+    *,
+    of_bytes: bool = False,
 ) -> Markup:
-    """Lines over time with axes. `times` are Unix milliseconds, oldest first; `text` writes a value."""
+    """Lines over time with axes. `times` are Unix milliseconds, oldest first; `text` writes a value.
+
+    `of_bytes`: the numbers of the axis are round in KiB and MiB.
+    """
     known = [value for line in lines for value in line.values if not math.isnan(value)]
     if len(times) < 2 or not known:
-        return Markup('<p class="empty">Nothing is recorded yet; the broker begins to when it starts.</p>')
-    top = nice_top(max(known))
+        return Markup(
+            '<figure class="chart"><figcaption><span class="title">{}</span></figcaption>'
+            '<p class="empty">Nothing is recorded yet.</p></figure>'
+        ).format(title)
+    top = nice_top(max(known), of_bytes=of_bytes)
     width, height = _WIDTH - _LEFT - 4, _HEIGHT - _TOP - _BOTTOM
     parts: list[Markup] = []
     for number in range(_LINES + 1):
@@ -127,10 +135,13 @@ def share(part: float, whole: float, label: str, kind: str = "") -> Markup:
     ).format(kind, label, 100 * filled)
 
 
-def nice_top(value: float) -> float:
+def nice_top(value: float, *, of_bytes: bool = False) -> float:
     """The least round number that is not below `value`, for the top of an axis."""
     if value <= 0:
         return 1.0
+    if of_bytes and value >= 1024:
+        unit = 1024.0 ** math.floor(math.log(value, 1024))
+        return unit * nice_top(value / unit)
     size = 10.0 ** math.floor(math.log10(value))
     return next(size * step for step in _STEPS if size * step >= value * (1 - 1e-9))
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from markupsafe import Markup
 from starlette.responses import Response
 
-from aerobee_broker.console import words
+from aerobee_broker.console import rendering, words
+from aerobee_broker.console.figures import SPANS, Figures, step_of
 from aerobee_broker.console.forms import Fields, FormError
 from aerobee_broker.console.lists import PAGE_COUNT, Wanted
 from aerobee_broker.console.pages.topics import QUEUES_SHOWN, confirmed
@@ -54,6 +56,9 @@ async def show(visit: Visit) -> Response:
     """One group: lag by topic and queue, members, and whether they agree."""
     name = visit.name()
     found = await visit.admin.describe_group(name)
+    charts: tuple[Markup, ...] = ()
+    if visit.may_look:
+        charts = _charts(Figures(await visit.admin.history(step_of(visit.query), group=name)))
     oldest = [topic.oldest_timestamp.ToMilliseconds() for topic in found.topics if topic.HasField("oldest_timestamp")]
     queues = sorted(found.queues, key=lambda queue: (-queue.lag, queue.topic, queue.queue_id))
     return visit.page(
@@ -69,11 +74,25 @@ async def show(visit: Visit) -> Response:
         ready=sum(topic.ready for topic in found.topics),
         retrying=sum(topic.retrying for topic in found.topics),
         oldest=min(oldest, default=None),
+        charts=charts,
+        spans=SPANS,
         disagreement=_disagreement(found.clients),
         client_type=words.client_type,
         sdk=words.sdk,
         subscription=words.subscription,
         retry_delays=words.retry_delays,
+    )
+
+
+def _charts(figures: Figures) -> tuple[Markup, ...]:
+    return (
+        figures.chart("Backlog", rendering.number, ("lag", "messages", "backlog")),
+        figures.chart(
+            "Messages a second",
+            rendering.rate,
+            ("messages_out", "out", "out"),
+            ("acknowledged", "acknowledged", "acknowledged"),
+        ),
     )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from markupsafe import Markup
 from starlette.responses import Response
 
-from aerobee_broker.console import words
+from aerobee_broker.console import rendering, words
+from aerobee_broker.console.figures import SPANS, Figures, step_of
 from aerobee_broker.console.forms import FormError
 from aerobee_broker.console.lists import PAGE_COUNT, Wanted
 from aerobee_broker.console.visit import Visit, segment
@@ -64,8 +66,10 @@ async def show(visit: Visit) -> Response:
     name = visit.name()
     found = await visit.admin.describe_topic(name)
     status, groups = None, None
+    charts: tuple[Markup, ...] = ()
     if visit.may_look:
         status, groups = await _status(visit, name), await _readers(visit, name)
+        charts = _charts(Figures(await visit.admin.history(step_of(visit.query), topic=name)))
     topic = found.topic
     counts = [queue.max_offset - queue.min_offset for queue in found.queues]
     stored = [
@@ -89,7 +93,16 @@ async def show(visit: Visit) -> Response:
         last_stored=max(stored, default=None),
         groups=found.groups,
         readers=groups,
+        charts=charts,
+        spans=SPANS,
         permission_name=v2.Permission.Name(topic.permission),
+    )
+
+
+def _charts(figures: Figures) -> tuple[Markup, ...]:
+    return (
+        figures.chart("Messages a second", rendering.rate, ("messages_in", "in", "in"), ("messages_out", "out", "out")),
+        figures.chart("Bytes in a second", rendering.size, ("bytes_in", "stored", "in")),
     )
 
 

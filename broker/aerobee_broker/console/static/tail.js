@@ -1,4 +1,6 @@
 // Messages as they are stored, over server-sent events; the newest is on top.
+import { clockOf } from "./times.js";
+
 const COUNT_MAX = 500;
 
 export function follow(list) {
@@ -45,7 +47,7 @@ export function follow(list) {
 function row(message) {
   const item = document.createElement("li");
   const time = document.createElement("span");
-  time.textContent = new Date(message.stored).toLocaleTimeString(undefined, { fractionalSecondDigits: 3, hour12: false });
+  time.textContent = clockOf(new Date(message.stored));
   const place = document.createElement("a");
   place.className = "place";
   place.href = message.address;
