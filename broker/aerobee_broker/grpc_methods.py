@@ -24,6 +24,7 @@ from aerobee_broker.processors.administration.status import StatusAdministration
 from aerobee_broker.processors.administration.tail import MessageTail
 from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.processors.administration.trends import Trends
+from aerobee_broker.processors.administration.waiting import WaitingMessages
 from aerobee_broker.processors.heartbeat import HeartbeatProcessor
 from aerobee_broker.processors.lite import LiteProcessor
 from aerobee_broker.processors.pull import PullProcessor
@@ -172,6 +173,13 @@ def _administration(
             draining=draining,
         ),
         trends=Trends(watch, tables),
+        waiting=WaitingMessages(
+            settings=parts.settings,
+            tables=tables,
+            timer=parts.timer,
+            transactions=parts.transactions,
+            counters=parts.counters,
+        ),
         status=StatusAdministration(parts, listening, replication),
     )
 

@@ -574,6 +574,77 @@ class Admin:
         )
         return list((await self._call(lambda stubs: stubs.aerobee_admin.DescribeMessage, request)).timelines)
 
+    # --- Messages that wait -----------------------------------------------------------------------------------
+
+    async def delayed_messages(
+        self,
+        topic: str = "",
+        *,
+        begin: int | None = None,
+        end: int | None = None,
+        bodies: bool = False,
+        max_count: int | None = None,
+    ) -> AsyncIterator[admin_v1.DelayedMessage]:
+        """The messages that wait for their delivery time, of one topic or all, due from `begin` to before `end`."""
+        request = admin_v1.ListDelayedMessagesRequest(topic=topic, include_bodies=bodies)
+        if begin is not None:
+            request.begin_timestamp.FromMilliseconds(begin)
+        if end is not None:
+            request.end_timestamp.FromMilliseconds(end)
+        left = max_count
+        while left is None or left > 0:
+            request.page_size = 0 if left is None else min(left, _STATUS_PAGE_COUNT)
+            answer = await self._call(lambda stubs: stubs.aerobee_admin.ListDelayedMessages, request)
+            for message in answer.messages:
+                yield message
+            if left is not None:
+                left -= len(answer.messages)
+            if not answer.next_page_token:
+                return
+            request.page_token = answer.next_page_token
+
+    async def recall_delayed(self, handles: Iterable[str]) -> list[admin_v1.RecallDelayedMessagesResponse.Result]:
+        """Take delayed messages back, up to 1000; each result has a status of its own."""
+        request = admin_v1.RecallDelayedMessagesRequest(recall_handles=handles)
+        answer = await self._call(
+            lambda stubs: stubs.aerobee_admin.RecallDelayedMessages,
+            request,
+            check=lambda answer: None if answer.results else status_error(answer.status),
+        )
+        return list(answer.results)
+
+    async def transactions(
+        self, topic: str = "", *, bodies: bool = False, max_count: int | None = None
+    ) -> AsyncIterator[admin_v1.OpenTransaction]:
+        """The transactions without a decision, of one topic or all, the oldest first."""
+        request = admin_v1.ListTransactionsRequest(topic=topic, include_bodies=bodies)
+        left = max_count
+        while left is None or left > 0:
+            request.page_size = 0 if left is None else min(left, _STATUS_PAGE_COUNT)
+            answer = await self._call(lambda stubs: stubs.aerobee_admin.ListTransactions, request)
+            for transaction in answer.transactions:
+                yield transaction
+            if left is not None:
+                left -= len(answer.transactions)
+            if not answer.next_page_token:
+                return
+            request.page_token = answer.next_page_token
+
+    async def decide_transactions(
+        self, topic: str, transaction_ids: Iterable[str], *, commit: bool
+    ) -> list[admin_v1.DecideTransactionsResponse.Result]:
+        """Commit or roll back transactions of a topic in place of their producer, up to 1000."""
+        resolution = v2.TransactionResolution.COMMIT if commit else v2.TransactionResolution.ROLLBACK
+        request = admin_v1.DecideTransactionsRequest(
+            topic=topic, transaction_ids=transaction_ids, resolution=resolution
+        )
+        answer = await self._call(
+            lambda stubs: stubs.aerobee_admin.DecideTransactions,
+            request,
+            check=lambda answer: None if answer.results else status_error(answer.status),
+        )
+        return list(answer.results)
+
     # --- Dead letters -----------------------------------------------------------------------------------------
 
     async def dead_letter_queues(self) -> AsyncIterator[admin_v1.DeadLetterQueue]:

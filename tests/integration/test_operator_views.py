@@ -441,3 +441,99 @@ class TestWatching:
         assert problems[0].runbook == "operating.md#aerobeedeadletters"
         answer = await harness.ok("GetProblems", admin_v1.GetProblemsRequest())
         assert "AerobeeDiskFull" in answer.judged
+
+
+class TestWaiting:
+    async def delayed(self, harness: Harness, body: str, seconds: float, topic: str = TOPIC) -> None:
+        due = timestamp(harness.clock.now_ms() + round(seconds * 1000))
+        await harness.raw.sent(message(topic, body, message_type=v2.MessageType.DELAY, delivery_timestamp=due))
+
+    async def listed(self, harness: Harness, count: int, **options: Any) -> list[admin_v1.DelayedMessage]:
+        """The delayed messages, once there are as many: the timer follows its topic a moment later."""
+        async with asyncio.timeout(60):
+            while True:
+                found = [each async for each in harness.client.admin.delayed_messages(bodies=True, **options)]
+                if len(found) == count:
+                    return found
+
+    async def test_delayed_messages_in_order_of_their_time(self, harness: Harness) -> None:
+        """Soon ones first, also in pages of one; of a topic or a time; delivered ones are gone."""
+        await harness.raw.create_topic("other", v2.MessageType.DELAY)
+        for body, seconds in (("60", 60), ("5", 5), ("60.5", 60.5), ("3600", 3600)):
+            await self.delayed(harness, body, seconds)
+        await self.delayed(harness, "other", 30, "other")
+        found = await self.listed(harness, 5)
+        assert [each.message.body for each in found] == [b"5", b"other", b"60", b"60.5", b"3600"]
+        assert found[1].message.topic.name == "other"
+        assert next(each.message.body for each in await self.listed(harness, 4, topic=TOPIC)) == b"5"
+        since = harness.clock.now_ms() + 50_000
+        assert next(each.message.body for each in await self.listed(harness, 3, begin=since)) == b"60"
+        assert [each.message.body for each in await self.listed(harness, 2, end=since)][1] == b"other"
+        paged, token = [], ""
+        while True:
+            request = admin_v1.ListDelayedMessagesRequest(page_size=1, page_token=token)
+            page = await harness.ok("ListDelayedMessages", request)
+            assert page.total_count == 5
+            paged += [each.due_timestamp.ToMilliseconds() for each in page.messages]
+            if not (token := page.next_page_token):
+                break
+        assert paged == [each.due_timestamp.ToMilliseconds() for each in found]
+        await harness.clock.advance(10)
+        assert next(each.message.body for each in await self.listed(harness, 4)) == b"other"
+
+    async def test_recalled_messages_are_never_delivered(self, harness: Harness) -> None:
+        """An operator takes a message back; it leaves the list, and a second recall is refused."""
+        await self.delayed(harness, "1", 60)
+        await self.delayed(harness, "2", 60)
+        first, second = await self.listed(harness, 2)
+        [done, wrong] = await harness.client.admin.recall_delayed([first.recall_handle, "nonsense"])
+        assert (done.status.code, wrong.status.code) == (Code.OK, Code.BAD_REQUEST)
+        assert [each.message.body for each in await self.listed(harness, 1)] == [second.message.body]
+        [again] = await harness.client.admin.recall_delayed([first.recall_handle])
+        assert again.status.code == Code.MESSAGE_NOT_FOUND
+        await harness.clock.advance(61)
+        received = await harness.raw.receive(TOPIC, GROUP, wait=10)
+        assert received.bodies == [second.message.body.decode()]
+
+    async def test_open_transactions(self, harness: Harness) -> None:
+        """The list has each undecided one; decisions settle them, and a second decision is refused."""
+        sent = await harness.raw.sent(
+            *(message(TOPIC, str(number), message_type=v2.MessageType.TRANSACTION) for number in range(3))
+        )
+        found = [each async for each in harness.client.admin.transactions(bodies=True)]
+        assert [each.message.body for each in found] == [b"0", b"1", b"2"]
+        assert [each.transaction_id for each in found] == [each.transaction_id for each in sent]
+        assert found[0].message.topic.name == TOPIC
+        assert found[0].check_count == 0
+        assert found[0].next_check_timestamp.ToMilliseconds() > harness.clock.now_ms()
+        page = await harness.ok("ListTransactions", admin_v1.ListTransactionsRequest(page_size=2))
+        assert (page.total_count, len(page.transactions)) == (3, 2)
+        request = admin_v1.ListTransactionsRequest(page_size=2, page_token=page.next_page_token)
+        assert [each.transaction_id for each in (await harness.ok("ListTransactions", request)).transactions] == [
+            found[2].transaction_id
+        ]
+        admin = harness.client.admin
+        [done] = await admin.decide_transactions(TOPIC, [found[0].transaction_id], commit=True)
+        results = await admin.decide_transactions(TOPIC, [found[1].transaction_id, "nonsense"], commit=False)
+        assert done.status.code == Code.OK
+        assert [each.status.code for each in results] == [Code.OK, Code.INVALID_TRANSACTION_ID]
+        [other] = await admin.decide_transactions(TOPIC, [found[0].transaction_id], commit=False)
+        assert other.status.code == Code.INVALID_TRANSACTION_ID
+        assert (await harness.raw.receive(TOPIC, GROUP, wait=10)).bodies == ["0"]
+        assert [each.message.body async for each in admin.transactions(TOPIC, bodies=True)] == [b"2"]
+
+    async def test_bad_requests(self, harness: Harness) -> None:
+        """Each is refused with the code of its cause."""
+        requests: list[tuple[str, Any, int]] = [
+            ("ListDelayedMessages", admin_v1.ListDelayedMessagesRequest(page_token="1-2"), Code.BAD_REQUEST),
+            ("ListDelayedMessages", admin_v1.ListDelayedMessagesRequest(topic="absent"), Code.TOPIC_NOT_FOUND),
+            ("ListTransactions", admin_v1.ListTransactionsRequest(page_token="x"), Code.BAD_REQUEST),
+            ("DecideTransactions", admin_v1.DecideTransactionsRequest(topic=TOPIC), Code.BAD_REQUEST),
+            (
+                "RecallDelayedMessages",
+                admin_v1.RecallDelayedMessagesRequest(recall_handles=["x"] * 1001),
+                Code.BAD_REQUEST,
+            ),
+        ]
+        for method, request, code in requests:
+            assert (await harness.refused(method, request))[0] == code, method

@@ -148,7 +148,7 @@ _OURS: Final[dict[str, Row]] = {
         (
             *("ListTopics", "ListGroups", "GetBrokerStatus", "GetStoreStatus", "ListTraffic", "ListConnections"),
             *("ListDeadLetterQueues", "GetConfiguration", "ListTopicStatus", "ListGroupStatus"),
-            *("GetHistory", "GetProblems"),
+            *("GetHistory", "GetProblems", "ListDelayedMessages", "ListTransactions"),
         ),
     ),
     **_rows(
@@ -156,7 +156,7 @@ _OURS: Final[dict[str, Row]] = {
         (
             *("CreateTopic", "UpdateTopic", "DeleteTopic", "CreateGroup", "UpdateGroup", "DeleteGroup"),
             *("ResetOffsets", "ReconnectClient", "ResendDeadLetters"),
-            *("UpdateConfiguration", "ListAccounts"),
+            *("UpdateConfiguration", "ListAccounts", "RecallDelayedMessages", "DecideTransactions"),
         ),
     ),
 }

@@ -22,6 +22,7 @@ from aerobee_broker.processors.administration.status import StatusAdministration
 from aerobee_broker.processors.administration.tail import MessageTail
 from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.processors.administration.trends import Trends
+from aerobee_broker.processors.administration.waiting import WaitingMessages
 from aerobee_broker.services.audit import audited
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import AnonymousIdentity, service_methods
@@ -44,6 +45,7 @@ class Administration(Struct, frozen=True, kw_only=True):
     browser: MessageBrowser
     tail: MessageTail
     trends: Trends
+    waiting: WaitingMessages
     status: StatusAdministration
 
 
@@ -71,6 +73,8 @@ def aerobee_admin_methods(
             "GetConfiguration": administration.configuration.get,
             "ListTopicStatus": administration.overview.list_topics,
             "ListGroupStatus": administration.overview.list_groups,
+            "ListDelayedMessages": administration.waiting.list_delayed,
+            "ListTransactions": administration.waiting.list_transactions,
             "GetHistory": administration.trends.history,
             "GetProblems": administration.trends.problems,
             "BrowseMessages": administration.browser.browse,
@@ -85,6 +89,8 @@ def aerobee_admin_methods(
                     "UpdateGroup": administration.groups.update_group,
                     "DeleteGroup": administration.groups.delete_group,
                     "ResetOffsets": administration.groups.reset_offsets,
+                    "RecallDelayedMessages": administration.waiting.recall,
+                    "DecideTransactions": administration.waiting.decide,
                     "ReconnectClient": administration.clients.reconnect,
                     "ResendDeadLetters": administration.dead_letters.resend,
                     "UpdateConfiguration": administration.configuration.update,

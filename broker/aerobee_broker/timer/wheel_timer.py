@@ -40,6 +40,7 @@ from aerobee_broker.tables.topics import TopicConfig
 from aerobee_broker.timer.background import wait_on_own_disk
 from aerobee_broker.timer.dequeue import Dequeue
 from aerobee_broker.timer.enqueue import Enqueue
+from aerobee_broker.timer.listing import Listing
 from aerobee_broker.timer.relocation import Relocation
 from aerobee_broker.timer.state import TIMER_ORIGIN, TimerParts, TimerState
 from aerobee_broker.timer.stats import TimerStats
@@ -117,6 +118,7 @@ class Timer:
         self._enqueue = Enqueue(self._parts)
         self._dequeue = Dequeue(self._parts, self._enqueue)
         self._relocation = Relocation(self._parts)
+        self.listing = Listing(self._parts, self._loop_share)
         self._unsynced: dict[File, None] = {}  # kept here, so that the next flush completes a cancelled one
         self._saving = asyncio.Lock()  # held while the files are saved or made again
         self._idle_rounds = 0

@@ -34,6 +34,7 @@ from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Settings
 from aerobee_broker.config.transactions import TransactionsConfig
 from aerobee_broker.errors import InvalidTransactionError, TooManyRequestsError
+from aerobee_broker.limits.loop_share import Turns
 from aerobee_broker.tables.consumer_offsets import OffsetTable
 from aerobee_broker.tables.topics import TopicConfig, TopicTable
 from aerobee_broker.timer.wheel_timer import Timer
@@ -106,6 +107,17 @@ class HalfPlace(NamedTuple):
     queue_offset: int
     end: int
     physical_offset: int | None = None  # None: settled long ago
+
+
+class Undecided(Struct, frozen=True):
+    """An undecided transaction. Times in Unix ms."""
+
+    record: Record
+    transaction_id: str
+    since_ms: int
+    checks: int
+    next_check_ms: int | None
+    """None: a question is on its way, or no producer could be asked."""
 
 
 class TopicTransactions(Struct):
@@ -433,6 +445,25 @@ class Transactions:
         if count is None:
             count = self.topics[topic] = TopicTransactions()
         return count
+
+    async def undecided(self, *, topic: str, after: int, count: int) -> tuple[list[Undecided], int | None]:
+        """Undecided transactions in the order of their half messages, of one topic (empty: all): at most `count` after
+        a place, and the place of the last one if there may be more."""
+        halves = [half for half in self._pending.values() if half.queue_offset > after and topic in ("", half.topic)]
+        now, now_ms = self._clock.monotonic(), self._clock.now_ms()
+        found = []
+        turns = Turns()
+        for half in halves[:count]:
+            try:
+                record = self._store.record_at(half.physical_offset)
+            except (RecordNotFoundError, CorruptRecordError):
+                continue  # not readable yet, or damaged
+            message = read_half(record)
+            assert message is not None, "it was read before, or written here"
+            next_check_ms = now_ms + round((half.due - now) * 1000) if half.due > now else None
+            found.append(Undecided(record, message.transaction_id, half.since_ms, half.checks, next_check_ms))
+            await turns.next()
+        return found, halves[count - 1].queue_offset if len(halves) > count else None
 
     # --- Asking -----------------------------------------------------------------------------------------------
 

@@ -399,6 +399,36 @@ class BlockingAdmin(Wrapper[Admin]):
             )
         )
 
+    def delayed_messages(
+        self,
+        topic: str = "",
+        *,
+        begin: int | None = None,
+        end: int | None = None,
+        bodies: bool = False,
+        max_count: int | None = None,
+    ) -> Iterator[admin_v1.DelayedMessage]:
+        """The messages that wait for their delivery time, of one topic or all, due from `begin` to before `end`."""
+        yield from self._loop_thread.iterate(
+            self.asynchronous.delayed_messages(topic, begin=begin, end=end, bodies=bodies, max_count=max_count)
+        )
+
+    def recall_delayed(self, handles: Iterable[str]) -> list[admin_v1.RecallDelayedMessagesResponse.Result]:
+        """Take delayed messages back, up to 1000; each result has a status of its own."""
+        return self._loop_thread.run(self.asynchronous.recall_delayed(handles))
+
+    def transactions(
+        self, topic: str = "", *, bodies: bool = False, max_count: int | None = None
+    ) -> Iterator[admin_v1.OpenTransaction]:
+        """The transactions without a decision, of one topic or all, the oldest first."""
+        yield from self._loop_thread.iterate(self.asynchronous.transactions(topic, bodies=bodies, max_count=max_count))
+
+    def decide_transactions(
+        self, topic: str, transaction_ids: Iterable[str], *, commit: bool
+    ) -> list[admin_v1.DecideTransactionsResponse.Result]:
+        """Commit or roll back transactions of a topic in place of their producer, up to 1000."""
+        return self._loop_thread.run(self.asynchronous.decide_transactions(topic, transaction_ids, commit=commit))
+
     def dead_letter_queues(self) -> Iterator[admin_v1.DeadLetterQueue]:
         """The groups that have dead letters, and their number."""
         yield from self._loop_thread.iterate(self.asynchronous.dead_letter_queues())

@@ -21,6 +21,7 @@ from aerobee_broker.messages.message_mapping import RESENT_FROM, timestamp_ms, t
 from aerobee_broker.processors.administration.wire import (
     OK,
     clear_body,
+    common_status,
     may_read_bodies,
     page_count,
     page_of,
@@ -184,15 +185,7 @@ class DeadLetterAdministration:
             await steps.did(_RESEND_SIZE)
         if end:
             await self._store.wait_stored(end)
-        codes = {result.status.code for result in results}
-        status = OK
-        if len(codes) == 1 and codes != {v2.Code.OK}:
-            status = results[0].status
-        elif len(codes) > 1:
-            failed = sum(1 for result in results if result.status.code != v2.Code.OK)
-            status = v2.Status(
-                code=v2.Code.MULTIPLE_RESULTS, message=f"{failed} of {len(results)} were not resent; see results"
-            )
+        status = common_status([result.status for result in results], "resent")
         return admin_v1.ResendDeadLettersResponse(status=status, results=results)
 
     async def _resend(

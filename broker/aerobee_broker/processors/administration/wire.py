@@ -53,6 +53,17 @@ def group_to_wire(group: GroupConfig) -> admin_v1.Group:
     )
 
 
+def common_status(statuses: Sequence[v2.Status], done: str) -> v2.Status:
+    """The status of an answer with one for each item: theirs if all have the same code."""
+    codes = {status.code for status in statuses}
+    if not codes - {v2.Code.OK}:
+        return OK
+    if len(codes) == 1:
+        return statuses[0]
+    failed = sum(1 for status in statuses if status.code != v2.Code.OK)
+    return v2.Status(code=v2.Code.MULTIPLE_RESULTS, message=f"{failed} of {len(statuses)} were not {done}; see results")
+
+
 def is_own_topic(topic: str) -> bool:
     """Whether the topic was not created by a user: it belongs to the broker or to a group."""
     return is_system_topic(topic) or topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))

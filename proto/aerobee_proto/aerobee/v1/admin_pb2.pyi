@@ -3489,6 +3489,393 @@ class Problem(_message.Message):
 Global___Problem: _TypeAlias = Problem  # noqa: Y015
 
 @_typing.final
+class ListDelayedMessagesRequest(_message.Message):
+    """--- Messages that wait -----------------------------------------------------------------------------------------"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    BEGIN_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    END_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    INCLUDE_BODIES_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Only those to this topic; empty: all."""
+    include_bodies: _builtins.bool
+    page_size: _builtins.int
+    """0: 50. One call examines a bounded number of messages, as BrowseMessages does."""
+    page_token: _builtins.str
+    @_builtins.property
+    def begin_timestamp(self) -> _pool.Timestamp:
+        """Only those that are due then or later."""
+
+    @_builtins.property
+    def end_timestamp(self) -> _pool.Timestamp:
+        """Only those that are due before then."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        begin_timestamp: _pool.Timestamp | None = ...,
+        end_timestamp: _pool.Timestamp | None = ...,
+        include_bodies: _builtins.bool = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin_timestamp", b"begin_timestamp", "end_timestamp", b"end_timestamp"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_timestamp", b"begin_timestamp", "end_timestamp", b"end_timestamp", "include_bodies", b"include_bodies", "page_size", b"page_size", "page_token", b"page_token", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDelayedMessagesRequest: _TypeAlias = ListDelayedMessagesRequest  # noqa: Y015
+
+@_typing.final
+class ListDelayedMessagesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    TOTAL_COUNT_FIELD_NUMBER: _builtins.int
+    BODIES_HIDDEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    total_count: _builtins.int
+    """All that wait, in all topics."""
+    bodies_hidden: _builtins.bool
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status: ...
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___DelayedMessage]: ...
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        messages: _abc.Iterable[Global___DelayedMessage] | None = ...,
+        next_page_token: _builtins.str = ...,
+        total_count: _builtins.int = ...,
+        bodies_hidden: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bodies_hidden", b"bodies_hidden", "messages", b"messages", "next_page_token", b"next_page_token", "status", b"status", "total_count", b"total_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDelayedMessagesResponse: _TypeAlias = ListDelayedMessagesResponse  # noqa: Y015
+
+@_typing.final
+class DelayedMessage(_message.Message):
+    """A message that waits for its delivery time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    DUE_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    RECALL_HANDLE_FIELD_NUMBER: _builtins.int
+    BODY_SIZE_FIELD_NUMBER: _builtins.int
+    recall_handle: _builtins.str
+    """What RecallDelayedMessages takes; empty if it cannot be recalled: it has no id, or RocketMQ stored it."""
+    body_size: _builtins.int
+    @_builtins.property
+    def message(self) -> _definition_pb2.Message:
+        """With the topic that it will be delivered to."""
+
+    @_builtins.property
+    def due_timestamp(self) -> _pool.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        message: _definition_pb2.Message | None = ...,
+        due_timestamp: _pool.Timestamp | None = ...,
+        recall_handle: _builtins.str = ...,
+        body_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["due_timestamp", b"due_timestamp", "message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body_size", b"body_size", "due_timestamp", b"due_timestamp", "message", b"message", "recall_handle", b"recall_handle"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DelayedMessage: _TypeAlias = DelayedMessage  # noqa: Y015
+
+@_typing.final
+class RecallDelayedMessagesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECALL_HANDLES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def recall_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """At most 1000."""
+
+    def __init__(
+        self,
+        *,
+        recall_handles: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["recall_handles", b"recall_handles"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecallDelayedMessagesRequest: _TypeAlias = RecallDelayedMessagesRequest  # noqa: Y015
+
+@_typing.final
+class RecallDelayedMessagesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Result(_message.Message):
+        """What became of one."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        RECALL_HANDLE_FIELD_NUMBER: _builtins.int
+        STATUS_FIELD_NUMBER: _builtins.int
+        MESSAGE_ID_FIELD_NUMBER: _builtins.int
+        recall_handle: _builtins.str
+        message_id: _builtins.str
+        @_builtins.property
+        def status(self) -> _definition_pb2.Status: ...
+        def __init__(
+            self,
+            *,
+            recall_handle: _builtins.str = ...,
+            status: _definition_pb2.Status | None = ...,
+            message_id: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id", "recall_handle", b"recall_handle", "status", b"status"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status:
+        """OK, or MULTIPLE_RESULTS if they differ."""
+
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecallDelayedMessagesResponse.Result]:
+        """In the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        results: _abc.Iterable[Global___RecallDelayedMessagesResponse.Result] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecallDelayedMessagesResponse: _TypeAlias = RecallDelayedMessagesResponse  # noqa: Y015
+
+@_typing.final
+class ListTransactionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    INCLUDE_BODIES_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Only those of this topic; empty: all."""
+    include_bodies: _builtins.bool
+    page_size: _builtins.int
+    """0: 50."""
+    page_token: _builtins.str
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        include_bodies: _builtins.bool = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["include_bodies", b"include_bodies", "page_size", b"page_size", "page_token", b"page_token", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTransactionsRequest: _TypeAlias = ListTransactionsRequest  # noqa: Y015
+
+@_typing.final
+class ListTransactionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    TRANSACTIONS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    TOTAL_COUNT_FIELD_NUMBER: _builtins.int
+    BODIES_HIDDEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    total_count: _builtins.int
+    """All that are open, in all topics."""
+    bodies_hidden: _builtins.bool
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status: ...
+    @_builtins.property
+    def transactions(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenTransaction]: ...
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        transactions: _abc.Iterable[Global___OpenTransaction] | None = ...,
+        next_page_token: _builtins.str = ...,
+        total_count: _builtins.int = ...,
+        bodies_hidden: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bodies_hidden", b"bodies_hidden", "next_page_token", b"next_page_token", "status", b"status", "total_count", b"total_count", "transactions", b"transactions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTransactionsResponse: _TypeAlias = ListTransactionsResponse  # noqa: Y015
+
+@_typing.final
+class OpenTransaction(_message.Message):
+    """A transaction without a decision."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSACTION_ID_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    BEGIN_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    CHECK_COUNT_FIELD_NUMBER: _builtins.int
+    NEXT_CHECK_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    PRODUCER_GROUP_FIELD_NUMBER: _builtins.int
+    BODY_SIZE_FIELD_NUMBER: _builtins.int
+    transaction_id: _builtins.str
+    """What DecideTransactions takes."""
+    check_count: _builtins.int
+    """How often the broker has asked the producer."""
+    producer_group: _builtins.str
+    """The group of the producer, as far as it said."""
+    body_size: _builtins.int
+    @_builtins.property
+    def message(self) -> _definition_pb2.Message:
+        """With the topic that it will be delivered to."""
+
+    @_builtins.property
+    def begin_timestamp(self) -> _pool.Timestamp:
+        """When the broker stored the message first."""
+
+    @_builtins.property
+    def next_check_timestamp(self) -> _pool.Timestamp:
+        """When it asks next; unset if a question is on its way."""
+
+    def __init__(
+        self,
+        *,
+        transaction_id: _builtins.str = ...,
+        message: _definition_pb2.Message | None = ...,
+        begin_timestamp: _pool.Timestamp | None = ...,
+        check_count: _builtins.int = ...,
+        next_check_timestamp: _pool.Timestamp | None = ...,
+        producer_group: _builtins.str = ...,
+        body_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin_timestamp", b"begin_timestamp", "message", b"message", "next_check_timestamp", b"next_check_timestamp"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_timestamp", b"begin_timestamp", "body_size", b"body_size", "check_count", b"check_count", "message", b"message", "next_check_timestamp", b"next_check_timestamp", "producer_group", b"producer_group", "transaction_id", b"transaction_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenTransaction: _TypeAlias = OpenTransaction  # noqa: Y015
+
+@_typing.final
+class DecideTransactionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSACTION_IDS_FIELD_NUMBER: _builtins.int
+    RESOLUTION_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    resolution: _definition_pb2.TransactionResolution.ValueType
+    """COMMIT or ROLLBACK."""
+    topic: _builtins.str
+    """The topic of all of them."""
+    @_builtins.property
+    def transaction_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """At most 1000."""
+
+    def __init__(
+        self,
+        *,
+        transaction_ids: _abc.Iterable[_builtins.str] | None = ...,
+        resolution: _definition_pb2.TransactionResolution.ValueType = ...,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["resolution", b"resolution", "topic", b"topic", "transaction_ids", b"transaction_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecideTransactionsRequest: _TypeAlias = DecideTransactionsRequest  # noqa: Y015
+
+@_typing.final
+class DecideTransactionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Result(_message.Message):
+        """What became of one."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        TRANSACTION_ID_FIELD_NUMBER: _builtins.int
+        STATUS_FIELD_NUMBER: _builtins.int
+        transaction_id: _builtins.str
+        @_builtins.property
+        def status(self) -> _definition_pb2.Status:
+            """OK; INVALID_TRANSACTION_ID for one that is decided already or unknown."""
+
+        def __init__(
+            self,
+            *,
+            transaction_id: _builtins.str = ...,
+            status: _definition_pb2.Status | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["status", b"status", "transaction_id", b"transaction_id"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status:
+        """OK, or MULTIPLE_RESULTS if they differ."""
+
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___DecideTransactionsResponse.Result]:
+        """In the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        results: _abc.Iterable[Global___DecideTransactionsResponse.Result] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecideTransactionsResponse: _TypeAlias = DecideTransactionsResponse  # noqa: Y015
+
+@_typing.final
 class ListAccountsRequest(_message.Message):
     """--- Operators and the disk -------------------------------------------------------------------------------------"""
 

@@ -180,6 +180,26 @@ class AdminServiceStub:
                 request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetProblemsRequest.SerializeToString,
                 response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetProblemsResponse.FromString,
                 _registered_method=True)
+        self.ListDelayedMessages = channel.unary_unary(
+                '/aerobee.v1.AdminService/ListDelayedMessages',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListDelayedMessagesRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListDelayedMessagesResponse.FromString,
+                _registered_method=True)
+        self.RecallDelayedMessages = channel.unary_unary(
+                '/aerobee.v1.AdminService/RecallDelayedMessages',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.RecallDelayedMessagesRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.RecallDelayedMessagesResponse.FromString,
+                _registered_method=True)
+        self.ListTransactions = channel.unary_unary(
+                '/aerobee.v1.AdminService/ListTransactions',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListTransactionsRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListTransactionsResponse.FromString,
+                _registered_method=True)
+        self.DecideTransactions = channel.unary_unary(
+                '/aerobee.v1.AdminService/DecideTransactions',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DecideTransactionsRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DecideTransactionsResponse.FromString,
+                _registered_method=True)
         self.ListAccounts = channel.unary_unary(
                 '/aerobee.v1.AdminService/ListAccounts',
                 request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListAccountsRequest.SerializeToString,
@@ -402,6 +422,37 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListDelayedMessages(self, request, context):
+        """--- Messages that wait -------------------------------------------------------------------------------------
+
+        Messages that wait for their delivery time, in order of that time; one that is due in more than two days comes where
+        the broker stores it again on the way. Without messages of RocketMQ 4 that have a delay level.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RecallDelayedMessages(self, request, context):
+        """Takes delayed messages back: they are never delivered. Durable when answered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTransactions(self, request, context):
+        """Transactions without a decision, the oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DecideTransactions(self, request, context):
+        """Commits transactions or rolls them back in place of their producer. Durable when answered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAccounts(self, request, context):
         """--- Operators and the disk ---------------------------------------------------------------------------------
 
@@ -558,6 +609,26 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetProblems,
                     request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetProblemsRequest.FromString,
                     response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetProblemsResponse.SerializeToString,
+            ),
+            'ListDelayedMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDelayedMessages,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListDelayedMessagesRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListDelayedMessagesResponse.SerializeToString,
+            ),
+            'RecallDelayedMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecallDelayedMessages,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.RecallDelayedMessagesRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.RecallDelayedMessagesResponse.SerializeToString,
+            ),
+            'ListTransactions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTransactions,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListTransactionsRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListTransactionsResponse.SerializeToString,
+            ),
+            'DecideTransactions': grpc.unary_unary_rpc_method_handler(
+                    servicer.DecideTransactions,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DecideTransactionsRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DecideTransactionsResponse.SerializeToString,
             ),
             'ListAccounts': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAccounts,
@@ -1349,6 +1420,114 @@ class AdminService:
             '/aerobee.v1.AdminService/GetProblems',
             aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetProblemsRequest.SerializeToString,
             aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetProblemsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDelayedMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/ListDelayedMessages',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListDelayedMessagesRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListDelayedMessagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecallDelayedMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/RecallDelayedMessages',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.RecallDelayedMessagesRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.RecallDelayedMessagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTransactions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/ListTransactions',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListTransactionsRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListTransactionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DecideTransactions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/DecideTransactions',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DecideTransactionsRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DecideTransactionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

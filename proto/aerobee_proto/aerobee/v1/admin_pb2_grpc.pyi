@@ -115,6 +115,18 @@ class AdminServiceStub:
     """
     GetProblems: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetProblemsRequest, _admin_pb2.GetProblemsResponse]
     """What needs attention, the worst first: the rules of deploy/prometheus/alerts.yml that this broker can judge alone."""
+    ListDelayedMessages: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListDelayedMessagesRequest, _admin_pb2.ListDelayedMessagesResponse]
+    """--- Messages that wait -------------------------------------------------------------------------------------
+
+    Messages that wait for their delivery time, in order of that time; one that is due in more than two days comes where
+    the broker stores it again on the way. Without messages of RocketMQ 4 that have a delay level.
+    """
+    RecallDelayedMessages: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RecallDelayedMessagesRequest, _admin_pb2.RecallDelayedMessagesResponse]
+    """Takes delayed messages back: they are never delivered. Durable when answered."""
+    ListTransactions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTransactionsRequest, _admin_pb2.ListTransactionsResponse]
+    """Transactions without a decision, the oldest first."""
+    DecideTransactions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DecideTransactionsRequest, _admin_pb2.DecideTransactionsResponse]
+    """Commits transactions or rolls them back in place of their producer. Durable when answered."""
     ListAccounts: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]
     """--- Operators and the disk ---------------------------------------------------------------------------------
 
@@ -199,6 +211,18 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     GetProblems: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetProblemsRequest, _admin_pb2.GetProblemsResponse]  # type: ignore[assignment]
     """What needs attention, the worst first: the rules of deploy/prometheus/alerts.yml that this broker can judge alone."""
+    ListDelayedMessages: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListDelayedMessagesRequest, _admin_pb2.ListDelayedMessagesResponse]  # type: ignore[assignment]
+    """--- Messages that wait -------------------------------------------------------------------------------------
+
+    Messages that wait for their delivery time, in order of that time; one that is due in more than two days comes where
+    the broker stores it again on the way. Without messages of RocketMQ 4 that have a delay level.
+    """
+    RecallDelayedMessages: _aio.UnaryUnaryMultiCallable[_admin_pb2.RecallDelayedMessagesRequest, _admin_pb2.RecallDelayedMessagesResponse]  # type: ignore[assignment]
+    """Takes delayed messages back: they are never delivered. Durable when answered."""
+    ListTransactions: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTransactionsRequest, _admin_pb2.ListTransactionsResponse]  # type: ignore[assignment]
+    """Transactions without a decision, the oldest first."""
+    DecideTransactions: _aio.UnaryUnaryMultiCallable[_admin_pb2.DecideTransactionsRequest, _admin_pb2.DecideTransactionsResponse]  # type: ignore[assignment]
+    """Commits transactions or rolls them back in place of their producer. Durable when answered."""
     ListAccounts: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]  # type: ignore[assignment]
     """--- Operators and the disk ---------------------------------------------------------------------------------
 
@@ -454,6 +478,42 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetProblemsResponse, _abc.Awaitable[_admin_pb2.GetProblemsResponse]]:
         """What needs attention, the worst first: the rules of deploy/prometheus/alerts.yml that this broker can judge alone."""
+
+    @_abc_1.abstractmethod
+    def ListDelayedMessages(
+        self,
+        request: _admin_pb2.ListDelayedMessagesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListDelayedMessagesResponse, _abc.Awaitable[_admin_pb2.ListDelayedMessagesResponse]]:
+        """--- Messages that wait -------------------------------------------------------------------------------------
+
+        Messages that wait for their delivery time, in order of that time; one that is due in more than two days comes where
+        the broker stores it again on the way. Without messages of RocketMQ 4 that have a delay level.
+        """
+
+    @_abc_1.abstractmethod
+    def RecallDelayedMessages(
+        self,
+        request: _admin_pb2.RecallDelayedMessagesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RecallDelayedMessagesResponse, _abc.Awaitable[_admin_pb2.RecallDelayedMessagesResponse]]:
+        """Takes delayed messages back: they are never delivered. Durable when answered."""
+
+    @_abc_1.abstractmethod
+    def ListTransactions(
+        self,
+        request: _admin_pb2.ListTransactionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListTransactionsResponse, _abc.Awaitable[_admin_pb2.ListTransactionsResponse]]:
+        """Transactions without a decision, the oldest first."""
+
+    @_abc_1.abstractmethod
+    def DecideTransactions(
+        self,
+        request: _admin_pb2.DecideTransactionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DecideTransactionsResponse, _abc.Awaitable[_admin_pb2.DecideTransactionsResponse]]:
+        """Commits transactions or rolls them back in place of their producer. Durable when answered."""
 
     @_abc_1.abstractmethod
     def ListAccounts(
