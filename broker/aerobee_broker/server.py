@@ -458,7 +458,7 @@ async def _listen(
             config.front,
             parts.counters.front,
             protocols=(remoting.protocol(),),
-            answers=parts.ledger.answers,
+            ledger=parts.ledger,
             first_connection=_load_deferred if config.listen.remoting is None else lambda: None,
         )
         try:

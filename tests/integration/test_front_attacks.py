@@ -37,7 +37,8 @@ IMPATIENT: Final = {
     "front.connection_count_max": 40,
     "front.stream_count_max": 30,
     "front.connection_request_size_max": 3 << 20,
-    "front.request_size_max": 5 << 20,
+    "limits.request_bytes_max": 80 << 20,
+    "limits.waiting_bytes_max": 48 << 20,
     "front.connection_answer_size_max": 1 << 20,
     "front.handshake_seconds": 3.0,
     "front.idle_seconds": 3.0,
@@ -305,7 +306,7 @@ def _unfinished(connection: Attacker, numbers: range) -> None:
 
 
 async def test_requests_that_never_end(impatient: BrokerProcess) -> None:
-    """Buffered parts are limited per connection and in total."""
+    """Buffered parts are limited per connection; past the total the connections with most are closed."""
 
     def one_connection() -> None:
         with attacker(impatient.endpoint) as connection:
@@ -315,13 +316,13 @@ async def test_requests_that_never_end(impatient: BrokerProcess) -> None:
     await attack(impatient, one_connection, "connection_request_size_max")
 
     def many_connections() -> None:
-        before = refused(impatient, "request_size_max")
-        with ExitStack() as connections:
-            for _ in range(3):
+        before = refused(impatient, "waiting_bytes_max")
+        with ExitStack() as connections, suppress(OSError):
+            for _ in range(8):
                 _unfinished(connections.enter_context(attacker(impatient.endpoint)), range(1, 5, 2))
-            wait_until_refused(impatient, "request_size_max", before)
+            wait_until_refused(impatient, "waiting_bytes_max", before)
 
-    await attack(impatient, many_connections, "request_size_max")
+    await attack(impatient, many_connections, "waiting_bytes_max")
 
 
 def _until_headers(connection: Attacker) -> Iterator[Any]:

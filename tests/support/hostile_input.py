@@ -258,6 +258,46 @@ def _calls_with_deadlines(_: int) -> Iterator[bytes]:
     yield from split(b"".join(headers(n, of_call) + message(n, b"") for n in range(1, 2 * 9_500, 2)))
 
 
+def _waiting_receives(number: int) -> Iterator[bytes]:
+    """Of groups of their own, so that all wait."""
+    of_call = block(f"{MESSAGING}/ReceiveMessage", (b"x-mq-client-id", b"waits"), (b"grpc-timeout", b"30S"))
+    yield GREETING
+    for group in range(9):
+        wait = v2.ReceiveMessageRequest(
+            group=v2.Resource(name=f"group-{number}-{group}"), long_polling_timeout=v2.Duration(seconds=20)
+        )
+        wait.message_queue.topic.name = "returns"
+        wait.invisible_duration.FromSeconds(30)
+        request = wait.SerializeToString()
+        first = 1 + 2_000 * group
+        yield b"".join(headers(n, of_call) + message(n, request) for n in range(first, first + 2_000, 2))
+
+
+def _waiting_pulls(_: int) -> Iterator[bytes]:
+    fields = {
+        **{"consumerGroup": "auditing", "topic": STORED_TOPIC, "queueId": "0", "maxMsgNums": "32", "sysFlag": "6"},
+        **{"commitOffset": "0", "suspendTimeoutMillis": "15000", "subscription": "*", "subVersion": "1"},
+        "expressionType": "TAG",
+    }
+    # Only pulls at the end of the queue wait, and how many messages it has is not known.
+    for offset in range(1, 6):
+        yield encode(Command(Request.PULL_MESSAGE, fields=fields | {"queueOffset": str(offset)})) * 8_000
+
+
+def _remembered_heads(_: int) -> Iterator[bytes]:
+    """A table of many small fields, and heads that consist of their indexes."""
+    table = b"".join(stored_field(b"%c" % (97 + n % 26), b"%c" % (97 + n // 26)) for n in range(120))
+    yield GREETING + headers(1, HEALTH + table, ended=True)
+    for n in range(1, 65):
+        indexes = b"".join(_integer(62 + (n + k) % 120, 0x7F, 0x80) for k in range(110))
+        yield headers(1 + 2 * n, b"\x83\x86\x84" + bytes((0x80 + 15 + n % 47,)) + indexes, ended=True)
+
+
+def _remembered_resets(_: int) -> Iterator[bytes]:
+    yield GREETING
+    yield b"".join(headers(n, SEND) + frames.rst_stream(n, frames.ErrorCode.CANCEL) for n in range(1, 2 * 1_990, 2))
+
+
 def _half_tls(_: int) -> Iterator[bytes]:
     yield begin_of_tls()[:-1]
 
@@ -388,6 +428,10 @@ NAMED: Final[tuple[Attack, ...]] = (
     Attack("a request in frames of two bytes", 4, _tiny_data),
     Attack("open calls", 24, _open_calls, stays_seconds=2),
     Attack("calls with deadlines", 8, _calls_with_deadlines, reads=True, stays_seconds=4),
+    Attack("receives that wait", 4, _waiting_receives, reads=True, stays_seconds=2),
+    Attack("pulls that wait", 4, _waiting_pulls, reads=True, stays_seconds=2),
+    Attack("heads that are remembered", 400, _remembered_heads, stays_seconds=2),
+    Attack("resets that are remembered", 100, _remembered_resets, stays_seconds=2),
     Attack("halves of TLS handshakes", 1_500, _half_tls, stays_seconds=2),
     Attack("values of a name server", 4, _values, reads=True, stays_seconds=2),
     Attack("producer groups", 100, _groups, reads=True),

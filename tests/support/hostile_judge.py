@@ -269,7 +269,9 @@ def _kept(gauge: str) -> float:
     """What may stay for the other client, whose connection its library closes late, and of ids that are remembered."""
     if gauge.startswith("aerobee_front_connections"):
         return 1.0
-    return float("inf") if re.search('of="(clients|settings|values)"', gauge) else 0.0
+    if re.search('of="(clients|settings|values)"', gauge):
+        return float("inf")
+    return 32_000.0 if 'of="calls"' in gauge else 0.0
 
 
 def tls_context() -> ssl.SSLContext:

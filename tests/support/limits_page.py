@@ -41,7 +41,6 @@ _BEYOND: Final = {
     "front.handshake_count_max": "the oldest handshake ends",
     "front.header_count_max": "the call ends with RESOURCE_EXHAUSTED",
     "front.header_size_max": "the call ends with RESOURCE_EXHAUSTED; far larger ones close the connection",
-    "front.request_size_max": "the call ends with RESOURCE_EXHAUSTED",
     "front.stream_count_max": "the call is refused (REFUSED_STREAM); clients try again",
     "limits.answer_bytes_max": "receives and pulls wait for space",
     "limits.answer_bytes_per_client_max": "receives and pulls wait for space",

@@ -16,12 +16,11 @@ class FrontConfig(Section):
 
     connection_count_max: Positive = 20_000  # further connections are closed at once
     stream_count_max: Positive = 10_000  # concurrent calls of one connection; further calls are refused
-    call_count_max: Positive = 30_000  # concurrent calls of all connections, 3 KiB each; further calls are refused
+    call_count_max: Positive = 30_000  # concurrent calls of all connections; further calls are refused
     # headers of one call, counted as in HTTP/2: names, values and 32 bytes for each
     header_size_max: Positive = 32 << 10
     header_count_max: Positive = 128
     connection_request_size_max: Positive = 32 << 20  # incomplete or unread requests of a connection
-    request_size_max: Positive = 64 << 20  # the same for all connections
     connection_answer_size_max: Positive = 32 << 20  # unread answers of a connection; beyond it new calls are refused
     handshake_count_max: Positive = 500  # TLS handshakes at a time, 55 KiB each; beyond it the oldest ends
     handshake_seconds: Seconds = 20.0  # from the connection to the first frame

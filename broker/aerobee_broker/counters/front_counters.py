@@ -14,6 +14,5 @@ class FrontCounters(Struct):
     accepted: int = 0
     calls: int = 0  # open at present
     open_calls: int = 0  # of which the client waits for the answer, begun or not
-    request_size: int = 0  # bytes of requests that are incomplete or unread at present
     refused: Counter[str] = field(default_factory=Counter)
     """Calls and connections ended by a bound, by the bound's name."""

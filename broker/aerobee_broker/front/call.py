@@ -42,6 +42,7 @@ from aerobee_broker.front.methods import (
     Unary,
 )
 from aerobee_broker.front.unsent_answers import UnsentAnswers
+from aerobee_broker.limits.ledger import Holdings
 
 _log = logging.getLogger(__name__)
 MESSAGE_SIZE_MAX: Final = 4 << 20  # a request to a method without a limit of its own: health, reflection
@@ -60,6 +61,9 @@ class Carrier(Protocol):
     deadlines: Deadlines
     unsent: UnsentAnswers
     name: str
+    holdings: Holdings
+    running_count: int
+    """Handlers that run or wait."""
     peer_address: tuple[str, int]
     is_secure: bool
     certificate_subject: str | None
@@ -257,6 +261,9 @@ class Call:
     def certificate_subject(self) -> str | None:
         return self._connection.certificate_subject
 
+    def note_account(self) -> None:
+        self._connection.holdings.is_known = True
+
     def request_taken(self) -> None:
         self._unread_size = 0
         if self._kept:
@@ -337,6 +344,7 @@ class Call:
     def _start(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._coroutine = coroutine
         self._connection.counters.calls += 1
+        self._connection.running_count += 1
         self._step(None)
 
     def _step(self, error: BaseException | None) -> None:
@@ -380,6 +388,7 @@ class Call:
             _leave_task(loop, self)  # type: ignore[arg-type]
         if self._coroutine is None:
             self._connection.counters.calls -= 1
+            self._connection.running_count -= 1
 
     def _wake(self, future: asyncio.Future[Any]) -> None:
         try:

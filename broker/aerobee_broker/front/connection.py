@@ -30,14 +30,16 @@ from aerobee_broker.front.http2 import (
 from aerobee_broker.front.methods import CallAbortedError, Method, Methods, StatusCode
 from aerobee_broker.front.subjects import subject_of
 from aerobee_broker.front.unsent_answers import UnsentAnswers
-from aerobee_broker.limits.byte_budget import ByteBudget
 from aerobee_broker.limits.input_turns import TURN_SECONDS, InputTurns
+from aerobee_broker.limits.ledger import Ledger
 
 _log = logging.getLogger(__name__)
 _JOINED_SIZE_MAX: Final = 64 << 10  # bytes; larger buffers are passed to the transport separately
 _WRITE_BUFFER: Final = 1 << 20  # bytes in the transport; above it the connection neither reads nor writes
 _COUNTED_SIZE: Final = 64 << 10  # bytes of unread answers; below it they are not counted
 _INPUT_SIZE_MAX: Final = 64 << 10  # bytes that wait for a turn; beyond it the socket is not read
+_SETTLED_SIZE: Final = 16 << 10  # bytes; smaller changes of what a connection holds are counted once a second
+_HANDLER_SIZE: Final = 6_000  # bytes of memory of a handler that waits, measured with 9,000 receives
 _numbers: Final = itertools.count(1)
 _TOO_MANY_CALLS: Final = CallAbortedError(
     StatusCode.RESOURCE_EXHAUSTED, "too many calls of all clients are open; try again later"
@@ -57,7 +59,7 @@ class Connection(asyncio.Protocol):
         deadlines: Deadlines,
         open_connections: set[Connection],
         turns: InputTurns,
-        answers: ByteBudget | None,
+        ledger: Ledger,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.config = config
@@ -71,8 +73,11 @@ class Connection(asyncio.Protocol):
         self.core = Http2Connection(config, headers_refusal=_refusal(self._headers_error))
         self.name = f"connection {next(_numbers)}"
         self._turns = turns
-        self._answers = answers
-        self._unsent = 0  # bytes counted in `answers`: made, and not taken by the client
+        self._ledger = ledger
+        self.holdings = ledger.open(self.name, "", self._drop)
+        self.running_count = 0
+        self._settled = 0  # bytes counted in `holdings`
+        self._unsent = 0  # bytes counted in the ledger's answers: made, and not taken by the client
         self.unsent = UnsentAnswers(self._is_all_sent)
         self._owners = (self.name,)
         self._events: deque[Event] = deque()  # of the core, not handled yet
@@ -101,6 +106,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         transport.set_write_buffer_limits(_WRITE_BUFFER)
         self.peer_address = _address(transport.get_extra_info("peername"))
+        self.holdings.host = self.peer_address[0]
         self.is_secure = transport.get_extra_info("ssl_object") is not None
         if self.is_secure:
             self.certificate_subject = subject_of(transport.get_extra_info("peercert"))
@@ -114,6 +120,7 @@ class Connection(asyncio.Protocol):
             core.keep_input(data)
             self._wait_for_turn()
             self._read_or_pause()
+            self._settle()
             return
         began = monotonic()
         self._events.extend(core.receive(data))
@@ -122,10 +129,10 @@ class Connection(asyncio.Protocol):
             self._read_or_pause()
         turns.spent(began)
 
-    def _wait_for_turn(self) -> None:
+    def _wait_for_turn(self, *, is_first: bool = False) -> None:
         if not self._waits:
             self._waits = True
-            self._turns.wait(self._go_on)
+            self._turns.wait(self._go_on, is_first=is_first)
 
     def _go_on(self, until: float) -> bool:
         self._waits = self._work(until)
@@ -149,7 +156,26 @@ class Connection(asyncio.Protocol):
             self.counters.refused.update(core.refusals)
             core.refusals.clear()
         self.flush()
-        return bool(events) or core.has_input
+        more = bool(events) or core.has_input
+        if self._transport is None and not more:
+            self.holdings.close()
+        elif self._settled or core.input_size or core.streams:
+            self._settle()
+        return more
+
+    def _settle(self, *, exactly: bool = False) -> None:
+        """Count what the connection holds. Small changes are left to the next tick, which counts exactly."""
+        core = self.core
+        received = self._kept + core.input_size
+        calls = core.kept_size + self.running_count * _HANDLER_SIZE
+        unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        size = received + calls + unsent
+        if exactly or not -_SETTLED_SIZE < size - self._settled < _SETTLED_SIZE:
+            self._settled = size
+            holdings = self.holdings
+            holdings.set("received", received)
+            holdings.set("calls", calls)
+            holdings.set("unsent", unsent)
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, DataReceived):
@@ -168,12 +194,10 @@ class Connection(asyncio.Protocol):
     def _count_unsent(self, unsent: int) -> None:
         """Count the answers that wait for the client to read."""
         change, self._unsent = unsent - self._unsent, unsent
-        if self._answers is None:
-            return
         if change > 0:
-            self._answers.take_now(change, self._owners)
+            self._ledger.answers.take_now(change, self._owners)
         else:
-            self._answers.give(-change, self._owners)
+            self._ledger.answers.give(-change, self._owners)
 
     def _read_or_pause(self) -> None:
         """Read from the socket, unless the client has to wait."""
@@ -208,9 +232,11 @@ class Connection(asyncio.Protocol):
             self._count_unsent(0)
         self.unsent.connection_lost()
         if self._events or self.core.streams:
-            self._wait_for_turn()  # to end its calls: there may be thousands, and other connections may end with it
+            # To end its calls. There may be thousands, and other connections may end with it. First: it frees memory.
+            self._wait_for_turn(is_first=True)
         else:
             self.core.abandon()
+            self.holdings.close()
 
     def flush_soon(self) -> None:
         """Write at the end of this tick, in practice at the beginning of the next one."""
@@ -289,16 +315,13 @@ class Connection(asyncio.Protocol):
         self.core.send_headers(stream, _refusal(error), ended=True)
 
     def keep(self, change: int) -> bool:
-        """Count bytes of kept requests. Returns whether they are within the bounds."""
+        """Count bytes of kept requests. Returns whether they are within the bound of a connection."""
         self._kept += change
-        self.counters.request_size += change
         if change <= 0:
             return True
+        self._settle()
         if self._kept > self.config.connection_request_size_max:
             self.counters.refused["connection_request_size_max"] += 1
-            return False
-        if self.counters.request_size > self.config.request_size_max:
-            self.counters.refused["request_size_max"] += 1
             return False
         return True
 
@@ -317,6 +340,7 @@ class Connection(asyncio.Protocol):
         core.relax()
         if self._transport is None:
             return
+        self._settle(exactly=True)
         self._silent_ticks += 1
         if self._paused:
             # The buffer may be large and the client slow, but the client must read some of it.
@@ -381,6 +405,10 @@ class Connection(asyncio.Protocol):
         """Accept no more calls, whether or not the client has received the GOAWAY."""
         self.core.finish_shutdown()
         self.flush()
+
+    def _drop(self) -> None:
+        """Clients hold too much memory, this one most."""
+        self._give_up("waiting_bytes_max")
 
     def abort(self) -> None:
         """Close the connection at once."""

@@ -131,6 +131,9 @@ class GrpcioContext:
             return subject.decode()
         return None
 
+    def note_account(self) -> None:
+        """The memory that a connection of grpcio holds is not known."""
+
     def request_taken(self) -> None:
         """grpcio has the bytes of requests, which nobody counts before."""
 

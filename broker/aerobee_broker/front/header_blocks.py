@@ -23,6 +23,8 @@ _INTEGER_BITS_MAX: Final = 28
 _CACHED_BLOCKS_MAX: Final = 64
 _OVERHEAD: Final = 32  # bytes per header, by HTTP/2's rule for the size of a header list
 _TABLE_SIZES_MAX: Final = 8  # per block; more than two are never useful, and each costs as much as a field
+_ENTRY_SIZE: Final = 250  # bytes of memory of an entry of the table ...
+_HEAD_SIZE: Final = 2_500  # ... and of the largest remembered head
 _REMEMBERED_HEAD_MAX: Final = 4 << 10  # bytes, by HTTP/2's count; larger heads are decoded again each time
 _HARD_FACTOR: Final = 4  # a list beyond this multiple of the limit is not decoded to its end
 _CONNECTION_SPECIFIC: Final = frozenset(
@@ -161,6 +163,11 @@ class BlockDecoder:
         if constant and head.size <= _REMEMBERED_HEAD_MAX and len(self._heads) < _CACHED_BLOCKS_MAX:
             self._heads[block] = head
         return head
+
+    @property
+    def kept_size(self) -> int:
+        """About how many bytes of memory the table and the remembered heads take."""
+        return len(self._entries) * _ENTRY_SIZE + len(self._heads) * _HEAD_SIZE
 
     def fields(self, block: bytes) -> list[Field]:
         """The headers of any block. Raises HeaderBlockError."""

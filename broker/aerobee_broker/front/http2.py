@@ -66,6 +66,8 @@ _RECEIVE_SECONDS: Final = 0.002  # of one `receive` that has no event
 _ENTRIES_PER_CHEAP: Final = 100  # settings that cost as much as a frame
 _LONG_FRAME: Final = 1024  # bytes of a frame of headers or settings that may take a millisecond
 _SETTING: Final = struct.Struct(">HI")
+_STREAM_SIZE: Final = 2_400  # bytes of memory of an open stream and its call, measured with 9,000 of them
+_RESET_SIZE: Final = 80  # the same of a stream that we remember to have reset
 
 
 class Stream:
@@ -864,6 +866,12 @@ class Http2Connection:
     def input_size(self) -> int:
         """Bytes of input that were not processed."""
         return len(self._input) - self._at
+
+    @property
+    def kept_size(self) -> int:
+        """About how many bytes of memory the streams take besides their data, and what is remembered of others."""
+        kept = len(self.streams) * _STREAM_SIZE + len(self._reset) * _RESET_SIZE + self._header_size
+        return kept + self._decoder.kept_size
 
     @property
     def has_output(self) -> bool:

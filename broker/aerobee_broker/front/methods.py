@@ -73,6 +73,9 @@ class Context(Protocol):
     def certificate_subject(self) -> str | None:
         """The subject of the client's certificate in RFC 2253's form, verified by TLS; None without a certificate."""
 
+    def note_account(self) -> None:
+        """The caller has proved an account: other connections are closed first when clients hold too much memory."""
+
     def request_taken(self) -> None:
         """The handler counts the bytes of the request itself from now on. Until then the front does."""
 

@@ -33,8 +33,8 @@ from aerobee_broker.front.proxy_header import (
     begins_with_proxy_header,
     skip_proxy_header,
 )
-from aerobee_broker.limits.byte_budget import ByteBudget
 from aerobee_broker.limits.input_turns import InputTurns
+from aerobee_broker.limits.ledger import Ledger
 
 _log = logging.getLogger(__name__)
 _BACKLOG: Final = 1024
@@ -43,6 +43,7 @@ _NO_DESCRIPTORS_PAUSE: Final = 1.0  # seconds
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _FAREWELL_SECONDS: Final = 1.0  # how long a client that does not answer may take to notice the end
 _TLS_FAREWELL_SECONDS: Final = 1.0  # how long a TLS shutdown waits for the client's; grpcio's clients send none
+_HANDSHAKE_SIZE: Final = 55 << 10  # bytes of memory of a TLS handshake, measured with 1,500 halves
 _DESCRIPTORS_KEPT: Final = 32  # for HTTP probes and other uses of the process
 Security = Literal["plain", "tls", "both"]
 TlsContext = Callable[[], Awaitable[ssl.SSLContext]]
@@ -60,9 +61,9 @@ class Front:
         *,
         protocols: Sequence[DetectedProtocol] = (),
         first_connection: Callable[[], None] = lambda: None,
-        answers: ByteBudget | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
-        """`answers` also counts the bytes of answers that clients have not taken.
+        """`ledger` counts what waits for clients; without one the front has its own, with the default limits.
 
         `first_connection` is called once, when the first client connects."""
         self._loop = asyncio.get_running_loop()
@@ -72,7 +73,7 @@ class Front:
         self._protocols = tuple(protocols)
         self._deadlines = Deadlines(self._loop)
         self._turns = InputTurns(self._loop)
-        self._answers = answers
+        self._ledger = ledger or Ledger()
         self._listeners: list[_Listener] = []
         self._connections: set[Connection] = set()
         self._deciding: set[ProtocolDetector] = set()
@@ -217,10 +218,15 @@ class Front:
         def detector() -> ProtocolDetector:
             return ProtocolDetector(self._connection, self._protocols, self._deciding)
 
+        holdings = None
         try:
             if tls is None:
                 await self._loop.connect_accepted_socket(detector, accepted)
             else:
+                task = asyncio.current_task()
+                assert task is not None, "handshakes are tasks"
+                holdings = self._ledger.open("handshake", _host(accepted), task.cancel)
+                holdings.set("handshakes", _HANDSHAKE_SIZE)
                 context = await tls()
                 await self._loop.connect_accepted_socket(
                     detector,
@@ -237,10 +243,13 @@ class Front:
             self._counters.refused["tls_handshake"] += 1
             _log.error("TLS connection not accepted: %s", error)  # ConfigError: there is no certificate
             accepted.close()
+        finally:
+            if holdings is not None:
+                holdings.close()
 
     def _connection(self) -> Connection:
         return Connection(
-            self._methods, self._config, self._counters, self._deadlines, self._connections, self._turns, self._answers
+            self._methods, self._config, self._counters, self._deadlines, self._connections, self._turns, self._ledger
         )
 
     # --- Time and end ---------------------------------------------------------------------------------------
@@ -330,6 +339,14 @@ def remove_stale_socket(path: Path) -> None:
             path.unlink()
         else:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def _host(accepted: socket.socket) -> str:
+    """The address of the other side; empty on a Unix socket, or if it has gone."""
+    with suppress(OSError):
+        peer = accepted.getpeername()
+        return str(peer[0]) if isinstance(peer, tuple) else ""
+    return ""
 
 
 def _descriptor_limit() -> int:

@@ -39,9 +39,12 @@ class InputTurns:
             self.is_full = True
             self._loop.call_soon(self._serve)
 
-    def wait(self, goes_on: GoesOn) -> None:
-        """Call this in a later turn, and again until it has no work left."""
-        self._line.append(goes_on)
+    def wait(self, goes_on: GoesOn, *, is_first: bool = False) -> None:
+        """Call this in a later turn, and again until it has no work left. `is_first`: in the next one."""
+        if is_first:
+            self._line.appendleft(goes_on)
+        else:
+            self._line.append(goes_on)
         if not self.is_full:
             self.is_full = True
             self._loop.call_soon(self._serve)

@@ -6,7 +6,8 @@ here. Bytes are of one of these kinds:
     requests     whole requests, until they are answered                     a `ByteBudget`
     answers      answers that are made, or that the peer has not taken       a `ByteBudget`
     received     input that is not a whole request yet, or waits for its turn
-    calls        open calls and remembered streams, besides their bytes
+    unsent       output that the system has not taken, besides answers
+    calls        open calls and what is remembered of their connection, besides their bytes
     handshakes   TLS handshakes in progress
     registered   what a peer has registered: groups, subscriptions, routes
     settings     settings of clients
@@ -31,7 +32,7 @@ from aerobee_broker.limits.byte_budget import ByteBudget
 
 _log = logging.getLogger(__name__)
 
-Kind = Literal["received", "calls", "handshakes", "registered", "settings", "clients", "values"]
+Kind = Literal["received", "unsent", "calls", "handshakes", "registered", "settings", "clients", "values"]
 HELD_KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 _LEFT_AFTER_DROPS: Final = 7 / 8  # of a bound: the peers are compared once for many bytes
 
@@ -39,11 +40,12 @@ _LEFT_AFTER_DROPS: Final = 7 / 8  # of a bound: the peers are compared once for 
 class Holdings:
     """What one peer holds: a connection, or a table of the broker that many clients fill. Event loop only."""
 
-    __slots__ = ("_ledger", "_sizes", "drop", "host", "is_known", "is_table", "name", "size")
+    __slots__ = ("_is_open", "_ledger", "_sizes", "drop", "host", "is_known", "is_table", "name", "size")
 
-    def __init__(self, ledger: Ledger, name: str, host: str, drop: Callable[[], None], *, is_table: bool) -> None:
+    def __init__(self, ledger: Ledger, name: str, host: str, drop: Callable[[], object], *, is_table: bool) -> None:
         self._ledger = ledger
         self._sizes: dict[Kind, int] = {}
+        self._is_open = True
         self.name: Final = name
         """The owner of its bytes in the budgets."""
         self.host = host
@@ -55,9 +57,9 @@ class Holdings:
         """Whether the peer has proved an account."""
 
     def set(self, kind: Kind, size: int) -> None:
-        """Charge this many bytes of a kind instead of those charged so far."""
+        """Charge this many bytes of a kind instead of those charged so far. Does nothing after `close`."""
         change = size - self._sizes.get(kind, 0)
-        if change:
+        if change and self._is_open:
             self._sizes[kind] = size
             self.size += change
             self._ledger.held_changed(kind, change)
@@ -66,6 +68,7 @@ class Holdings:
         """Release everything; the peer is gone."""
         for kind in tuple(self._sizes):
             self.set(kind, 0)
+        self._is_open = False
         self._ledger.forget(self)
 
 
@@ -75,10 +78,8 @@ class Ledger:
     def __init__(self, limits: LimitsConfig | None = None) -> None:
         limits = limits or LimitsConfig()
         self.total_max: Final = limits.waiting_bytes_max
-        self.held_max: Final = max(self.total_max - limits.request_bytes_max, self.total_max // 4)
+        self.held_max: Final = max(self.total_max - limits.request_bytes_max // 2, self.total_max // 4)
         """Held bytes leave some of the total to requests, however many peers hold them."""
-        self.share_max: Final = limits.request_bytes_per_client_max
-        """Bytes of one connection beyond which it is not read."""
         self.requests: Final = ByteBudget(
             "requests in progress",
             total_max=limits.request_bytes_max,
@@ -99,11 +100,11 @@ class Ledger:
         self._leaving: dict[Holdings, None] = {}  # dropped, and not gone yet
         self._waiting: set[ByteBudget] = set()
 
-    def open(self, name: str, host: str, drop: Callable[[], None]) -> Holdings:
+    def open(self, name: str, host: str, drop: Callable[[], object]) -> Holdings:
         """Begin to count for a connection: `close` it in the end. `drop` ends it soon; it must not raise."""
         return self._open(Holdings(self, name, host, drop, is_table=False))
 
-    def open_table(self, name: str, shrink: Callable[[], None]) -> Holdings:
+    def open_table(self, name: str, shrink: Callable[[], object]) -> Holdings:
         """Begin to count for a table that many clients fill. `shrink` frees a part of it at once."""
         return self._open(Holdings(self, name, "", shrink, is_table=True))
 

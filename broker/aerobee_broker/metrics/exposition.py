@@ -168,7 +168,6 @@ class _BrokerCollector:
         front = self._counters.front
         yield self._gauge("aerobee_front_connections", "Open connections.", front.connections)
         yield self._gauge("aerobee_front_calls", "Calls whose handlers run or wait.", front.calls)
-        yield self._gauge("aerobee_front_request_bytes", "Bytes of incomplete or unread requests.", front.request_size)
         accepted = CounterFamily("aerobee_front_connections_accepted", "Connections since the start.", labels=_BROKER)
         accepted.add_metric(self._base, front.accepted)
         yield accepted

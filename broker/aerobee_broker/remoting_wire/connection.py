@@ -41,6 +41,7 @@ _BACKLOG: Final = 1024
 _CLOSE_SECONDS: Final = 1.0  # time for peers to read the last answers
 _MEMORY_CHECK_SECONDS: Final = 5.0  # interval of checks for free bytes
 _COMMAND_SIZE: Final = 512  # bytes of a request besides its body and fields
+_RUNNING_SIZE: Final = 5_500  # bytes of memory of a request that waits, besides, measured with 9,000 pulls
 _COMMANDS_AT_ONCE: Final = 16  # requests that begin between two looks at the clock
 _OPAQUE_MAX: Final = (1 << 31) - 1
 
@@ -121,8 +122,9 @@ class Connection(asyncio.Protocol):
         self._pause_or_resume()
 
     def _hold_input(self) -> None:
-        """Count the bytes of a frame that is incomplete, or of frames that wait for their turn."""
+        """Count the requests that run, and the bytes of frames that are incomplete or wait for their turn."""
         self.holdings.set("received", self._reader.waiting_size)
+        self.holdings.set("calls", self._running * _RUNNING_SIZE)
 
     def _go_on(self, until: float) -> bool:
         """Begin requests until this time of `time.monotonic`; return whether some are left for a later turn."""
@@ -267,6 +269,7 @@ class Connection(asyncio.Protocol):
         finally:
             taken.close()
             self._running -= 1
+            self.holdings.set("calls", self._running * _RUNNING_SIZE)
             if self._running == RUNNING_MAX - 1:
                 self._wait_for_turn()
             self._pause_or_resume()

@@ -37,6 +37,7 @@ from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.services.errors import status_of
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import (
+    MEMORY_OF_REQUEST,
     MEMORY_WAIT_SECONDS,
     ClientIdentity,
     introduce,
@@ -196,7 +197,7 @@ class MessagingService:
     ) -> None:
         try:
             async for data in requests:
-                await held.take(len(data), MEMORY_WAIT_SECONDS)
+                await held.take(MEMORY_OF_REQUEST * len(data), MEMORY_WAIT_SECONDS)
                 started = step_started()
                 command: Any = self._read_command(data)
                 client = self._clients.seen(client.client_id)  # a new object, if the client was removed in the meantime

@@ -22,6 +22,7 @@ from aerobee_broker.processors.records.read import ReadProcessor
 from aerobee_broker.services.errors import status_of
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import (
+    MEMORY_OF_REQUEST,
     MEMORY_WAIT_SECONDS,
     ClientIdentity,
     code_name,
@@ -139,8 +140,9 @@ class RecordService:
                 outcome: AppendedBatch | Exception
                 size = 0
                 try:
-                    await held.take(len(data), MEMORY_WAIT_SECONDS)
-                    size = len(data)
+                    memory = MEMORY_OF_REQUEST * len(data)
+                    await held.take(memory, MEMORY_WAIT_SECONDS)
+                    size = memory
                     request = read_append_request(data, self._read_request)
                     if client.account is not None:
                         check_permission(SERVICE, _STREAM, request, client, client.account)
