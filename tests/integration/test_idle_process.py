@@ -14,7 +14,7 @@ _UNUSED: Final = (
     *("grpc", "grpc_tools", "prometheus_client", "cryptography", "aerobee_client", "pyspark"),
     *("http.server", "wsgiref", "email"),  # of the metrics port
     *("aerobee_broker.commands.group", "aerobee_broker.bench"),
-    *("numpy", "aerobee_store.records.record_batch", "aerobee_broker.processors.sending.send_shapes"),
+    *("numpy", "aerobee_store.records.record_batch", "aerobee_broker.processors.sending.send_alike"),
 )
 _PROGRAM: Final = """
 import argparse, asyncio, sys
@@ -30,7 +30,7 @@ async def main() -> None:
     await ready.wait()
     print("modules", *sys.modules, flush=True)
     _, writer = await asyncio.open_connection(listening.grpc.host, listening.grpc.port)
-    while "aerobee_broker.processors.sending.send_shapes" not in sys.modules:
+    while "aerobee_broker.processors.sending.send_alike" not in sys.modules:
         await asyncio.sleep(0.01)
     writer.close()
     print("imported for the first client", flush=True)

@@ -15,7 +15,7 @@ _CHECKED_MAX: Final = 1024  # legal names that are kept, of topics and of groups
 
 def topic_name(resource: v2.Resource, client: Client) -> str:
     """The stored name of a topic. Some clients send the namespace only in a header. IllegalTopicError."""
-    return _topic_name(resource.resource_namespace or client.namespace, resource.name)
+    return stored_topic_name(resource.resource_namespace or client.namespace, resource.name)
 
 
 def group_name(resource: v2.Resource, client: Client) -> str:
@@ -24,7 +24,8 @@ def group_name(resource: v2.Resource, client: Client) -> str:
 
 
 @lru_cache(_CHECKED_MAX)
-def _topic_name(namespace: str, name: str) -> str:
+def stored_topic_name(namespace: str, name: str) -> str:
+    """The stored name of a topic that a request may name. IllegalTopicError."""
     check_topic_name(name)
     return stored_name(namespace, name)
 

@@ -155,13 +155,18 @@ class BrokerCounters(Struct):
     ) -> SentCounters:
         """Count the messages of one request: type, queue and bytes of the record of each. Returns the counters of the
         first one."""
+        sent = self.sent_to(topic, message_types[0])
+        if len(sizes) == 1:
+            sent.add(sizes[0])
+            self.sent_to_queue(topic, queue_ids[0], 1, sizes[0])
+            return sent
         of_queues: dict[int, list[int]] = {}
         for message_type, queue_id, size in zip(message_types, queue_ids, sizes, strict=True):
             self.sent_to(topic, message_type).add(size)
             of_queues.setdefault(queue_id, []).append(size)
         for queue_id, of_queue in of_queues.items():
             self.sent_to_queue(topic, queue_id, len(of_queue), sum(of_queue))
-        return self.sent_to(topic, message_types[0])
+        return sent
 
     def stored_records(
         self, topic: str, message_type: str, queue_id: int, record_sizes: npt.NDArray[np.int64], message_count: int

@@ -49,7 +49,7 @@ ACCEPTED_TYPES: Final[dict[TopicMessageType, tuple[v2.MessageType.ValueType, ...
 class Destination:
     """A topic to which clients may send, until a topic changes."""
 
-    __slots__ = ("_kinds", "_light_queues", "_next_queue", "config", "queue_count", "topic")
+    __slots__ = ("_kinds", "_light_queues", "_next_queue", "_verdicts", "config", "queue_count", "topic")
 
     def __init__(self, topic: TopicConfig, *, light_queues: bool = False) -> None:
         self.config = topic
@@ -59,16 +59,19 @@ class Destination:
         takes_all = topic.name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
         self._kinds = frozenset(_T.values() if takes_all else ACCEPTED_TYPES[topic.message_type])
         self._light_queues = light_queues
+        self._verdicts: dict[v2.MessageType.ValueType, bool] = {}
         self._next_queue = 0
 
     def takes(self, kind: v2.MessageType.ValueType) -> bool:
-        """Whether `check` would pass. For the fast paths."""
-        return (
-            kind in self._kinds
-            and self.queue_count > 0
-            and not self.config.takes_batches
-            and (kind != LITE or self._light_queues)
-        )
+        """Whether `check` passes. For the fast paths."""
+        if kind not in self._verdicts:
+            try:
+                self.check(kind)
+            except InvalidRequestError:
+                self._verdicts[kind] = False
+            else:
+                self._verdicts[kind] = True
+        return self._verdicts[kind]
 
     def check(self, kind: v2.MessageType.ValueType | None, *, has_batches: bool = False) -> None:
         """InvalidRequestError unless the topic takes messages of this type; None: of any type.

@@ -48,10 +48,10 @@ from aerobee_proto import v2
 from aerobee_store.deferred import deferred
 
 if TYPE_CHECKING:
-    from aerobee_broker.processors.sending import send_shapes
-    from aerobee_broker.processors.sending.send_shapes import AnySendRequest
+    from aerobee_broker.processors.sending import send_alike
+    from aerobee_broker.processors.sending.send_alike import AnySendRequest
 else:
-    send_shapes = deferred("aerobee_broker.processors.sending.send_shapes")
+    send_alike = deferred("aerobee_broker.processors.sending.send_alike")
 
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
@@ -119,7 +119,7 @@ class MessagingService:
     def _read_send(self, data: bytes, parse: Parse) -> AnySendRequest:
         place = place_of_one(data)
         if place is None:
-            return send_shapes.read_many(data, self._send_reader, parse)
+            return send_alike.read_many(data, self._send_reader, parse)
         return self._send_reader.read(data, (place,), parse)
 
     async def _heartbeat(self, request: v2.HeartbeatRequest, client: Client) -> v2.HeartbeatResponse:

@@ -21,8 +21,8 @@ from aerobee_broker.messages import message_mapping
 from aerobee_broker.messages.admission import Admission
 from aerobee_broker.processors.sending import send
 from aerobee_broker.processors.sending.send import SendProcessor
+from aerobee_broker.processors.sending.send_alike import AnySendRequest, SendAlike
 from aerobee_broker.processors.sending.send_known import KnownMessage, SendKnown, SendReader
-from aerobee_broker.processors.sending.send_shapes import AnySendRequest, SendShapes
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import Permission, TopicConfig, TopicMessageType
 from aerobee_broker.timer.recall_handle import RecallHandle
@@ -437,7 +437,7 @@ class TestSendOfMany:
         for each in made:
             await sender.send(each)
         one_by_one = [_content(record) for record in sender.stored("orders")]
-        answer = await sender.send_many(*made, kind=SendShapes)
+        answer = await sender.send_many(*made, kind=SendAlike)
         assert isinstance(answer, bytes), "stored as one batch"
         entries = v2.SendMessageResponse.FromString(answer).entries
         queue_id = Counter(record.queue_id for record in sender.stored("orders")).most_common(1)[0][0]
@@ -456,7 +456,7 @@ class TestSendOfMany:
         setattr(made[7].system_properties, field, "a\x02b" if field == "tag" else "id\x02\x02\x02")
         before = sender.store.positions[0]
         with pytest.raises(InvalidRequestError) as caught:
-            await sender.send_many(*made, kind=SendShapes)
+            await sender.send_many(*made, kind=SendAlike)
         assert caught.value.code == code
         assert sender.store.positions[0] == before
 

@@ -20,8 +20,8 @@ from aerobee_store import StoreConfig
 from aerobee_store.records.properties import BORN_HOST
 from aerobee_store.records.record import Draft
 from tests.support.wire_messages import LIMITS, NOW, PEER, compressed, one_by_one, parse, read, records_of, request_of
-from tests.unit.broker.test_send_shapes import ODD, alike
-from tests.unit.broker.test_send_shapes import STAYS as SHAPED
+from tests.unit.broker.test_send_alike import ODD, alike
+from tests.unit.broker.test_send_alike import STAYS as STAYS_ALIKE
 
 
 def refuse(data: bytes) -> NoReturn:
@@ -46,7 +46,7 @@ def taught(*requests: bytes, property_crc: bool = True) -> SendReader:
 
 QUEUE = b"\x68\x05"  # the field queue_id, which Java's client sends
 STAYS: dict[str, Callable[[v2.Message], object]] = {
-    **SHAPED,
+    **STAYS_ALIKE,
     "trace": lambda message: setattr(message.system_properties, "trace_context", f"00-{message.body[0]:032}-01"),
     "namespace": lambda message: setattr(message.topic, "resource_namespace", "shop"),
     "queue": lambda message: message.system_properties.MergeFromString(QUEUE),

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from google.protobuf.message import DecodeError
 
+from aerobee_broker.processors.sending.send_alike import COUNT_MAX, COUNT_MIN, SendAlike, read_many
 from aerobee_broker.processors.sending.send_known import SendKnown, SendReader
-from aerobee_broker.processors.sending.send_shapes import COUNT_MAX, COUNT_MIN, SendShapes, read_many
 from aerobee_proto import v2
 from tests.support.wire_messages import NOW, PEER, compressed, joined, one_by_one, parse, records_of, request_of
 
@@ -19,10 +19,10 @@ def known(data: bytes) -> SendKnown | v2.SendMessageRequest:
     reader = SendReader()
     found = read_many(data, reader, parse)
     for _ in range(2):
-        if isinstance(found, SendShapes):
+        if isinstance(found, SendAlike):
             found = found.otherwise()
         found = read_many(data, reader, parse)
-    return found.otherwise() if isinstance(found, SendShapes) else found
+    return found.otherwise() if isinstance(found, SendAlike) else found
 
 
 def stored(data: bytes, *, property_crc: bool = True) -> tuple[list[bytes], list[str]] | None:

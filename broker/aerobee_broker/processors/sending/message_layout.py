@@ -31,7 +31,7 @@ Span = tuple[int, int]
 
 
 class Fields(NamedTuple):
-    """The positions in a message of the fields that may differ between messages of its shape, and of the host."""
+    """The positions in a message of the fields that may differ between messages of its layout, and of others."""
 
     topic: Span
     body: Span
@@ -55,9 +55,9 @@ class Fields(NamedTuple):
         """The other texts that are properties, but for the tag."""
         return [*(value for _, value in self.user_properties), *_present(self.trace_context)]
 
-    def varying(self) -> list[Span]:
-        """All varying fields, by position. The topic and the names of user properties do not vary."""
-        return sorted([self.body, *self.words(), *self.texts(), *_present(self.tag, self.seconds, self.nanos)])
+    def numbers(self) -> list[Span]:
+        """The varints that may differ, but for their size. The queue is not the client's choice."""
+        return _present(self.seconds, self.nanos, self.queue_id)
 
     def property_sources(self, message: bytes) -> dict[str, tuple[Span, ...]]:
         """The fields that each stored property comes from; () for a property that does not vary."""

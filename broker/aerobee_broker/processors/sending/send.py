@@ -11,7 +11,7 @@ from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from aerobee_broker.clients.naming import topic_name
+from aerobee_broker.clients.naming import stored_topic_name, topic_name
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Settings
 from aerobee_broker.counters.broker_counters import BrokerCounters
@@ -43,10 +43,10 @@ from aerobee_store.records.record import Draft, Message
 from aerobee_store.records.record_template import TemplateMessage
 
 if TYPE_CHECKING:
-    from aerobee_broker.processors.sending import send_shapes
-    from aerobee_broker.processors.sending.send_shapes import AnySendRequest, SendShapes
+    from aerobee_broker.processors.sending import send_alike
+    from aerobee_broker.processors.sending.send_alike import AnySendRequest, SendAlike
 else:
-    send_shapes = deferred("aerobee_broker.processors.sending.send_shapes")
+    send_alike = deferred("aerobee_broker.processors.sending.send_alike")
 
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
@@ -87,7 +87,7 @@ class SendProcessor:
             if isinstance(request, SendKnown):
                 answer = await self._store_known(request, client)
             else:
-                answer = await self._store_shapes(request, client)
+                answer = await self._store_alike(request, client)
             if answer is not None:
                 return answer
             request = request.otherwise()
@@ -179,7 +179,8 @@ class SendProcessor:
     async def _store_known(self, request: SendKnown, client: Client) -> bytes | None:
         """Store messages of known layouts. None, with nothing stored, if a message does not allow that."""
         started = perf_counter()
-        destination = self._admission.known(topic_name(request.topic, client))
+        first = request.messages[0].layout
+        destination = self._admission.known(stored_topic_name(first.namespace or client.namespace, first.name))
         if destination is None:
             return None
         revision = self._admission.revision
@@ -208,7 +209,7 @@ class SendProcessor:
         queue_offsets = await self._stored(destination.topic, kinds, queue_ids, appended, started)
         return send_answer([known.words[0] for known in request.messages], queue_offsets)
 
-    async def _store_shapes(self, request: SendShapes, client: Client) -> bytes | None:
+    async def _store_alike(self, request: SendAlike, client: Client) -> bytes | None:
         """Store normal messages as one batch in one queue. None, with nothing stored, if these messages do not allow
         that."""
         started = perf_counter()
@@ -218,7 +219,7 @@ class SendProcessor:
         queue_id = destination.take_queue()
         now_ms, limits = self._clock.now_ms(), self._settings.current.limits
         place = destination.topic, queue_id, client.peer, now_ms, limits, self._store.config
-        packed = send_shapes.pack_shapes(request.shapes, *place)
+        packed = send_alike.pack(request.parts, *place)
         if packed is None:
             return None
         batch, message_ids = packed

@@ -5,7 +5,8 @@ trace context, and born timestamp. A *layout* consists of all other bytes before
 size on the wire, so in a message with the same layout the fields have the same positions and sizes. The first message
 of a layout is parsed and checked; of the following ones only the fields that differ are read and checked, and stored
 with the template of the first one's record. If a message is unusual, protobuf reads the whole request: for another
-type than NORMAL or FIFO, for example, or other text than printable ASCII.
+type than NORMAL or FIFO, for example, or other text than printable ASCII. Many messages of one layout and size are
+copied together (send_alike.py).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from aerobee_store.config import StoreConfig
 from aerobee_store.errors import InvalidMessageError
 from aerobee_store.records import message_rules as rules
 from aerobee_store.records.compression import begins_right
+from aerobee_store.records.decimals import INT32_MAX
 from aerobee_store.records.message_rules import plain_bytes
 from aerobee_store.records.properties import Host, encode_properties
 from aerobee_store.records.record import Message
@@ -39,7 +41,6 @@ Parse = Callable[[bytes], v2.SendMessageRequest]
 MESSAGES: Final = 0x0A  # the field's tag
 _BODY: Final = 0x22
 _SIZE_MIN: Final = 8  # bytes of a message; no smaller one has all fields that a layout needs
-_INT32_MAX: Final = (1 << 31) - 1
 # Text that need not be checked: of ids, keys and message groups, and of the other properties.
 _WORDS: Final = re.compile(b"[%b]+" % re.escape(plain_bytes(rules.MESSAGE_ID, rules.KEY, rules.MESSAGE_GROUP)))
 _TEXTS: Final = re.compile(b"[%b]*" % re.escape(plain_bytes(rules.USER_PROPERTY, rules.TRACE_CONTEXT)))
@@ -55,10 +56,16 @@ _LEARNING_COST: Final = 8
 _CREDIT_MAX: Final = 256
 
 
+_Gap = tuple[Span, Span]
+"""The position of a value in the property string, and in the message."""
+
+
 class _Template(NamedTuple):
     record: RecordTemplate
-    values: list[Span]
-    """What fills the gaps of the record."""
+    gaps: list[_Gap]
+    """Of the values that differ."""
+    tag_gap: _Gap | None
+    """Of the tag, which differs only among messages that are copied together."""
     limits: LimitsConfig
     """The limits that the first message was checked against."""
     sys_flag: int
@@ -68,25 +75,17 @@ class Layout:
     """The positions of the fields that differ in messages of one layout."""
 
     __slots__ = (
-        "_born_host",
-        "_fields",
-        "_templates",
-        "_texts",
-        "_words",
-        "index_key_count",
-        "kind",
-        "name",
-        "namespace",
-        "topic",
-        "unusable",
+        *("_born_host", "_templates", "fields", "index_key_count", "kind", "name", "namespace", "numbers", "texts"),
+        *("topic", "unusable", "words"),
     )
 
     def __init__(self, fields: Fields, texts: Sequence[Span], topic: v2.Resource, born_host: bytes) -> None:
         """`texts`: those that may differ."""
-        self._fields = fields
+        self.fields = fields
+        self.words = tuple(fields.words())
+        self.texts = tuple(texts)
+        self.numbers = fields.numbers()
         self._born_host = born_host.decode()
-        self._words = tuple(fields.words())
-        self._texts = tuple(texts)
         self.index_key_count = 1 + len(fields.keys)
         self.kind = NORMAL if fields.message_group is None else FIFO
         self.topic = topic
@@ -100,15 +99,15 @@ class Layout:
 
     def read(self, data: bytes, place: Span, head: bytes, body_begin: int) -> KnownMessage | None:
         """The message at this place of a request. None if text in it must be checked closely."""
-        words = [head[begin:end] for begin, end in self._words]
+        words = [head[begin:end] for begin, end in self.words]
         if _WORDS.fullmatch(b"".join(words)) is None:
             return None
-        if self._texts and _TEXTS.fullmatch(b"".join([head[begin:end] for begin, end in self._texts])) is None:
+        if self.texts and _TEXTS.fullmatch(b"".join([head[begin:end] for begin, end in self.texts])) is None:
             return None
-        fields = self._fields
+        fields = self.fields
         seconds = 0 if fields.seconds is None else read_varint(head, fields.seconds[0])[0]
         nanos = 0 if fields.nanos is None else read_varint(head, fields.nanos[0])[0]
-        if nanos > _INT32_MAX:
+        if nanos > INT32_MAX:
             return None
         return KnownMessage(self, data, place, head, body_begin, words, seconds * 1000 + nanos // 1_000_000)
 
@@ -129,10 +128,11 @@ class Layout:
                 return None
             check_message(message, limits, store.body_size_max, now_ms)
             stored = to_store_message(message, stored_topic, 0, peer, now_ms)
-            gaps = self._gaps(stored, known.head)
-            if gaps is None:
+            found_gaps = self._gaps(stored, known.head)
+            if found_gaps is None:
                 self.unusable = True
                 return None
+            gaps, tag_gap = found_gaps
             record = RecordTemplate(
                 stored, [gap for gap, _ in gaps], store_host=store.store_host, property_crc=store.property_crc
             )
@@ -140,16 +140,16 @@ class Layout:
             return None
         if len(self._templates) >= _TEMPLATES_MAX:
             self._templates.clear()
-        found = self._templates[key] = _Template(record, [value for _, value in gaps], limits, stored.sys_flag)
+        found = self._templates[key] = _Template(record, gaps, tag_gap, limits, stored.sys_flag)
         return found
 
-    def _gaps(self, stored: Message, head: bytes) -> list[tuple[Span, Span]] | None:
-        """The position of each value that differs: in the property string, and before the body. None if a property does
-        not consist of fields."""
-        varying = {*self._words, *self._texts}
-        sources = self._fields.property_sources(head)
+    def _gaps(self, stored: Message, head: bytes) -> tuple[list[_Gap], _Gap | None] | None:
+        """The values that differ, and the tag. None if a property does not consist of fields."""
+        varying = {*self.words, *self.texts}
+        sources = self.fields.property_sources(head)
         raw = encode_properties(stored.properties)
-        gaps: list[tuple[Span, Span]] = []
+        gaps: list[_Gap] = []
+        tag_gap: _Gap | None = None
         position = 0
         for name, text in stored.properties.items():
             position += len(name.encode()) + 1
@@ -160,11 +160,13 @@ class Layout:
                 gap = at, at + value[1] - value[0]
                 if value in varying:
                     gaps.append((gap, value))
+                elif value == self.fields.tag:
+                    tag_gap = gap, value
                 at = gap[1] + 1  # a space between keys
             position += len(text.encode()) + 1
         if position != len(raw) or any(raw[slice(*gap)] != head[slice(*value)] for gap, value in gaps):
             return None
-        return gaps
+        return gaps, tag_gap
 
 
 class KnownMessage(Struct, eq=False):
@@ -204,7 +206,7 @@ class KnownMessage(Struct, eq=False):
             queue_id,
             self.born_ms if self.born_ms > 0 else now_ms,  # five bytes of seconds end long before `LAST_MS`
             peer,
-            [head[begin:end] for begin, end in template.values],
+            [head[begin:end] for _, (begin, end) in template.gaps],
             tuple([word.decode() for word in self.words[: self.layout.index_key_count]]),
         )
 
@@ -252,7 +254,7 @@ class SendReader:
         for begin, end in places:
             if self._credit < _CREDIT_MAX:
                 self._credit += 1
-            known_by = data[begin : begin + data[begin + 1] + 5] if end - begin >= _SIZE_MIN else b""
+            known_by = self._known_by(data, begin, end)
             found = self._find(known_by, data, begin, end)
             if isinstance(found, KnownMessage) and (not messages or messages[0].layout.has_topic_of(found.layout)):
                 messages.append(found)
@@ -263,6 +265,21 @@ class SendReader:
                 self._credit -= _LEARNING_COST
                 self._learn(known_by, data[begin:end])
         return SendKnown(messages, data, parse) if request is None else request
+
+    def first_of(self, data: bytes, place: Span) -> KnownMessage | None:
+        """The message at this place, the first of many of its size, so that its layout is worth learning. None if it
+        must be read otherwise."""
+        begin, end = place
+        known_by = self._known_by(data, begin, end)
+        found = self._find(known_by, data, begin, end)
+        if found is None:
+            self._learn(known_by, data[begin:end])
+            found = self._find(known_by, data, begin, end)
+        return found if isinstance(found, KnownMessage) else None
+
+    @staticmethod
+    def _known_by(data: bytes, begin: int, end: int) -> bytes:
+        return data[begin : begin + data[begin + 1] + 5] if end - begin >= _SIZE_MIN else b""
 
     def _find(self, known_by: bytes, data: bytes, begin: int, end: int) -> KnownMessage | Layout | None:
         """The message at this place; its layout alone, if protobuf must read it; None for an unknown one."""
@@ -328,11 +345,10 @@ def _layout_of(message: bytes) -> tuple[int, int, int, Layout] | None:
     mask = bytearray(b"\xff" * head_size)
     for begin, end in (*fields.words(), *texts):
         mask[begin:end] = bytes(end - begin)
-    for span in (fields.seconds, fields.nanos, fields.queue_id):  # the queue is not the client's choice
-        if span is not None:  # a varint: the same number of bytes
-            mask[slice(*span)] = b"\x80" * (span[1] - span[0])
+    for begin, end in fields.numbers():  # varints: the same number of bytes
+        mask[begin:end] = b"\x80" * (end - begin)
     try:
-        topic = v2.Resource.FromString(message[slice(*fields.topic)])
+        topic = v2.Message.FromString(message).topic  # which also checks the text of all fields
     except DecodeError:
         return None
     constant = int.from_bytes(mask, "big")

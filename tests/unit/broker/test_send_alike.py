@@ -1,25 +1,25 @@
-"""Packing messages of few shapes as columns of bytes."""
+"""Packing messages of one size and layout as columns of bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 from google.protobuf.message import DecodeError
 
 from aerobee_broker.messages.varints import varint
+from aerobee_broker.processors.sending.send_alike import COUNT_MAX, SendAlike, pack, read_many
 from aerobee_broker.processors.sending.send_known import SendReader
-from aerobee_broker.processors.sending.send_shapes import COUNT_MAX, SendShapes, pack_shapes, read_many
 from aerobee_proto import v2
 from aerobee_store import StoreConfig
 from tests.support.wire_messages import LIMITS, NOW, PEER, compressed, joined, one_by_one, parse, request_of
 
-COUNT = 40  # enough messages for a shape
+COUNT = 40  # enough messages to be copied by columns
 
 
 def alike(count: int = COUNT) -> list[v2.Message]:
-    """Messages of one shape, as SDKs send them."""
+    """Messages of one layout, as SDKs send them."""
     made = []
     for number in range(count):
         message = v2.Message(topic=v2.Resource(name="orders"), body=bytes([number % 256]) * 20)
@@ -36,22 +36,25 @@ def alike(count: int = COUNT) -> list[v2.Message]:
     return made
 
 
-def shapes_of_request(data: bytes) -> SendShapes | None:
+def packable(data: bytes) -> SendAlike | None:
     found = read_many(data, SendReader(), parse)
-    return found if isinstance(found, SendShapes) else None
+    return found if isinstance(found, SendAlike) else None
 
 
-def shaped(data: bytes, *, property_crc: bool = True) -> tuple[list[bytes], list[str]] | None:
+def packed(data: bytes, *, property_crc: bool = True) -> tuple[list[bytes], list[str]] | None:
     """The records and message ids of a packed request."""
-    request = shapes_of_request(data)
+    request = packable(data)
     if request is None:
         return None
     store = StoreConfig(directory=Path("unused"), body_size_max=1000, property_crc=property_crc)
-    found = pack_shapes(request.shapes, "orders", 3, PEER, NOW, LIMITS, store)
+    found = pack(request.parts, "orders", 3, PEER, NOW, LIMITS, store)
     if found is None:
         return None
     batch, message_ids = found
-    return [bytes(batch.raw(row)) for row in range(len(batch))], [each.decode() for each in message_ids]
+    records = [bytes(batch.raw(row)) for row in range(len(batch))]
+    if property_crc:  # of the first one, until they have their places
+        records = [each[:-11] + b"0000000000" + each[-1:] for each in records]
+    return records, [each.decode() for each in message_ids]
 
 
 def _all(change: Callable[[v2.Message], object]) -> list[v2.Message]:
@@ -81,12 +84,12 @@ STAYS: dict[str, Callable[[v2.Message], object]] = {
 @pytest.mark.parametrize("change", STAYS)
 def test_records_equal_those_of_single_messages(change: str, property_crc: bool) -> None:
     data = request_of(_all(STAYS[change]))
-    found = shaped(data, property_crc=property_crc)
+    found = packed(data, property_crc=property_crc)
     assert found is not None
     assert found == one_by_one(data, property_crc=property_crc)
 
 
-def test_several_shapes_in_any_order() -> None:
+def test_several_sizes_in_any_order() -> None:
     """The records keep the order of the messages."""
     made = alike(4 * COUNT)
     for number, message in enumerate(made):
@@ -95,7 +98,7 @@ def test_several_shapes_in_any_order() -> None:
         if number % 3 == 1:
             message.system_properties.message_id = f"{number:020}"
     data = request_of(made)
-    found = shaped(data)
+    found = packed(data)
     assert found is not None
     assert found == one_by_one(data)
 
@@ -138,7 +141,7 @@ def test_messages_that_need_a_closer_check(change: str) -> None:
         for row in rows:
             ODD[change](made[row])
         data = request_of(made)
-        found = shaped(data)
+        found = packed(data)
         assert found is None or found == one_by_one(data)
         assert found is None or len(rows) == COUNT
 
@@ -149,7 +152,7 @@ def test_invalid_bytes_of_one_message_do_not_hide_those_of_another() -> None:
     for number, message in enumerate(made):
         message.user_properties["region"] = f"r éé{number % 10}"
     made[1].user_properties["region"] = "r \x02\x02\x01\x011"
-    assert shaped(request_of(made)) is None
+    assert packed(request_of(made)) is None
 
 
 @pytest.mark.parametrize(
@@ -164,7 +167,7 @@ def test_invalid_bytes_of_one_message_do_not_hide_those_of_another() -> None:
 def test_all_messages_are_of_another_kind(change: Callable[[v2.Message], object]) -> None:
     """A field that all messages share is checked like that of a single message."""
     data = request_of(_all(change))
-    found = shaped(data)
+    found = packed(data)
     assert found is None or found == one_by_one(data)
 
 
@@ -175,44 +178,48 @@ def test_times_beyond_the_last_year() -> None:
         message.system_properties.born_timestamp.seconds = (1 << 35) - 1
     made[3].system_properties.born_timestamp.seconds = 1 << 30
     data = request_of(made)
-    found = shaped(data)
+    found = packed(data)
     assert found is not None
     assert found == one_by_one(data)
 
 
-def test_a_number_that_ends_early() -> None:
+def with_time(message: v2.Message, time: bytes) -> bytes:
+    """The message with these bytes as its born timestamp."""
+    body = message.body
+    message.ClearField("body")
+    message.system_properties.ClearField("born_timestamp")
+    system = message.system_properties.SerializeToString() + b"\x3a" + varint(len(time)) + time
+    message.ClearField("system_properties")
+    head = message.SerializeToString() + b"\x1a" + varint(len(system)) + system
+    return head + b"\x22" + varint(len(body)) + body
+
+
+@pytest.mark.parametrize("odd", [b"\x08\x81\x82\x03\x08\x05", b"\x08\x81\x82\x83\x84\x05"])
+def test_a_number_that_ends_early(odd: bytes) -> None:
     """The bytes after the shorter number may be another field, so the request is not packed."""
-    encoded = []
-    for number, message in enumerate(alike()):
-        time = b"\x08\x81\x82\x03\x08\x05" if number == 7 else b"\x08\x81\x82\x83\x84\x05"
-        message.system_properties.ClearField("born_timestamp")
-        system = message.system_properties.SerializeToString() + b"\x3a" + varint(len(time)) + time
-        message.ClearField("system_properties")
-        encoded.append(message.SerializeToString() + b"\x1a" + varint(len(system)) + system)
-    assert shaped(joined(encoded)) is None
+    usual = b"\x08\x81\x82\x83\x84\x05"
+    data = joined([with_time(message, odd if number == 7 else usual) for number, message in enumerate(alike())])
+    assert packed(data) == (one_by_one(data) if odd == usual else None)
 
 
-def test_numbers_of_more_than_32_bits() -> None:
+@pytest.mark.parametrize("rows", [[7], range(COUNT)])
+def test_numbers_of_more_than_32_bits(rows: Iterable[int]) -> None:
     """Protobuf takes the lower 32 bits of nanoseconds."""
     encoded = []
-    for message in alike():
-        nanos = message.system_properties.born_timestamp.nanos
-        message.system_properties.ClearField("born_timestamp")
-        time = b"\x08\x01\x10" + varint(nanos + (1 << 32))
-        system = message.system_properties.SerializeToString() + b"\x3a" + varint(len(time)) + time
-        message.ClearField("system_properties")
-        encoded.append(message.SerializeToString() + b"\x1a" + varint(len(system)) + system)
+    for number, message in enumerate(alike()):
+        nanos = (1 << 32) + 5 if number in rows else 1 << 30
+        encoded.append(with_time(message, b"\x08\x01\x10" + varint(nanos)))
     data = joined(encoded)
-    found = shaped(data)
+    found = packed(data)
     assert found is None or found == one_by_one(data)
 
 
-def test_shapes_of_several_topics() -> None:
-    """Requests with several topics are not split into shapes."""
+def test_several_topics() -> None:
+    """Requests with several topics are not packed."""
     made = alike(2 * COUNT)
     for message in made[:COUNT]:
         message.topic.name = "bills"
-    assert shapes_of_request(request_of(made)) is None
+    assert packable(request_of(made)) is None
 
 
 def test_a_name_twice_with_an_invalid_value() -> None:
@@ -221,14 +228,14 @@ def test_a_name_twice_with_an_invalid_value() -> None:
     assert encoded[7].startswith(b"\x12\x0b\x0a\x06region\x12\x01")
     encoded[7] = encoded[7].replace(b"\x12\x011", b"\x12\x01\xff", 1)
     with pytest.raises(DecodeError):
-        shaped(joined(encoded))
+        packed(joined(encoded))
 
 
 def test_fields_that_come_twice() -> None:
     """Protobuf merges the fields or takes the last one."""
     for twice in (b"\x22\x03end", b"\x1a\x05\x0a\x03new", b"\x12\x0b\x0a\x06region\x12\x011"):
         data = joined([message.SerializeToString() + twice for message in alike()])
-        found = shaped(data)
+        found = packed(data)
         assert found is None or found == one_by_one(data)
     tags = b"\x0a\x01a\x0a\x01b"
     encoded = []
@@ -237,7 +244,7 @@ def test_fields_that_come_twice() -> None:
         message.ClearField("system_properties")
         encoded.append(message.SerializeToString() + b"\x1a" + varint(len(system)) + system)
     data = joined(encoded)
-    found = shaped(data)
+    found = packed(data)
     assert found is None or found == one_by_one(data)
 
 
@@ -249,35 +256,35 @@ def test_numbers_of_another_size() -> None:
     made[5].system_properties.born_timestamp.nanos -= 1
     made[5].body += b"b"
     assert len(made[5].SerializeToString()) == len(made[4].SerializeToString())
-    assert shaped(request_of(made)) is None
+    assert packed(request_of(made)) is None
     made = alike()
     made[5].system_properties.born_timestamp.seconds = 1 << 27  # one byte shorter
     made[5].system_properties.born_timestamp.nanos = 1 << 28
     for message in made[:5] + made[6:]:
         message.system_properties.born_timestamp.nanos = (1 << 28) - 1  # one byte shorter
     assert len({len(message.SerializeToString()) for message in made}) == 1
-    assert shaped(request_of(made)) is None
+    assert packed(request_of(made)) is None
 
 
 def test_limits() -> None:
     """Requests that are too large, too small or too varied are read differently."""
-    assert shapes_of_request(request_of(alike())) is not None
-    assert shapes_of_request(request_of(alike(20))) is None
+    assert packable(request_of(alike())) is not None
+    assert packable(request_of(alike(20))) is None
     mixed = alike()
     for number, message in enumerate(mixed):
         message.body = b"b" * (number + 1)
-    assert shapes_of_request(request_of(mixed)) is None
+    assert packable(request_of(mixed)) is None
     large = alike(COUNT_MAX)
     for message in large:
         message.body = bytes(1000)
-    assert shapes_of_request(request_of(large)) is None
-    assert shapes_of_request(request_of(large[: COUNT_MAX // 2])) is not None
+    assert packable(request_of(large)) is None
+    assert packable(request_of(large[: COUNT_MAX // 2])) is not None
 
 
 def test_a_body_that_is_not_compressed_among_others() -> None:
-    """The first message of a shape is checked as a whole; the bodies of the others, too."""
+    """The first message of a layout is checked as a whole; the bodies of the others, too."""
     made = _all(compressed)
     made[7].body = b"xx" + made[7].body[2:]
     data = request_of(made)
     assert one_by_one(data) is None
-    assert shaped(data) is None
+    assert packed(data) is None

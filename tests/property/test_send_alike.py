@@ -1,4 +1,4 @@
-"""Messages of few shapes: for any bytes, the packed records equal those of single messages."""
+"""Messages that are alike: for any bytes, the packed records equal those of single messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.wire_messages import one_by_one, request_of
-from tests.unit.broker.test_send_shapes import COUNT, alike, shaped
+from tests.unit.broker.test_send_alike import COUNT, alike, packed
 
 SAME_SIZE = st.text(st.sampled_from("ab |\x01\x02\x7f,"), min_size=5, max_size=5) | st.sampled_from(("éé1", "\u3000ab"))
 USUAL = request_of(alike())
@@ -63,7 +63,7 @@ def test_a_bit_that_is_flipped_in_all_messages(position: int, bit: int) -> None:
 
 def _compare(data: bytes) -> None:
     try:
-        found = shaped(data)
+        found = packed(data)
     except DecodeError:
         found = None
     if found is not None:
