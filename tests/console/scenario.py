@@ -57,6 +57,8 @@ async def make_shop(client: Client, *, count: int = 40) -> Shop:
         body = json.dumps({"remind": _CUSTOMERS[number], "of": "an open basket"}).encode()
         await producer.send(Message(topic="reminders", body=body, delivery_timestamp=in_an_hour + number * 600_000))
     await producer.send(Message(topic="audit", body=bytes(range(256)), tag="binary"))
+    for number in range(2):
+        await producer.send_half(Message(topic="checkout", body=b'{"basket": %d}' % number, keys=(f"basket-{number}",)))
     return Shop(first, dead)
 
 

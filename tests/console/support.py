@@ -16,6 +16,8 @@ from starlette.types import ASGIApp, Message, Scope
 
 from aerobee_broker.console.app import open_console
 from aerobee_broker.console.settings import ConsoleSettings
+from aerobee_client import Client
+from tests.console.scenario import Shop
 
 ADDRESS = "http://127.0.0.1:8090"
 ACCOUNTS = """
@@ -63,6 +65,16 @@ class Visitor:
         if found := re.search(r'name="form_token" value="([0-9a-f]+)"', answer.text):
             self.token = found[1]
         return answer
+
+
+class World:
+    """A shop's broker, its client, and a visitor of the console."""
+
+    def __init__(self, client: Client, visitor: Visitor, shop: Shop) -> None:
+        self.client = client
+        self.admin = client.admin
+        self.visitor = visitor
+        self.shop = shop
 
 
 @asynccontextmanager

@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
 
-from aerobee_client import Client, Message, connect
-from tests.console.scenario import Shop, make_shop
-from tests.console.support import Visitor, first_events, rows_of, text_of, visiting
-from tests.support.in_process_broker import in_process_broker
+from aerobee_client import Client, Message
+from tests.console.support import World, first_events, rows_of, text_of
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
-
-
-class World:
-    """A shop's broker, its client, and a visitor of the console."""
-
-    def __init__(self, client: Client, visitor: Visitor, shop: Shop) -> None:
-        self.client = client
-        self.admin = client.admin
-        self.visitor = visitor
-        self.shop = shop
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    """A broker without accounts, for all tests of this module: what one changes, no other looks at."""
-    async with in_process_broker(tmp_path_factory.mktemp("shop")) as broker, connect(broker.endpoint) as client:
-        shop = await make_shop(client)
-        async with visiting(broker.endpoint) as visitor:
-            yield World(client, visitor, shop)
 
 
 async def test_the_lists_show_the_figures_of_the_broker(world: World) -> None:

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from aerobee_broker.commands.terminal import options, output
 from aerobee_broker.commands.terminal.options import CommandError, new_command, with_client
+from aerobee_broker.message_json import dead_letter_json
 from aerobee_store.records.decimals import decimal
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
     letters = with_client(arguments, work)
     if arguments.json:
-        output.print_json([_json(letter) for letter in letters])
+        output.print_json([dead_letter_json(letter) for letter in letters])
         return 0
     output.print_table(
         ("offset", "given up", "topic", "message id", "tag", "keys", "size", "sent again"),
@@ -194,7 +195,7 @@ def _show(arguments: argparse.Namespace) -> int:
             f"group {arguments.group} has no dead letter {arguments.letter}; list them with: "
             f"aerobee dlq list {arguments.group}"
         )
-    fields = _json(letter)
+    fields = dead_letter_json(letter)
     if arguments.json:
         output.print_json(fields)
         return 0
@@ -272,7 +273,7 @@ def _export(arguments: argparse.Namespace) -> int:
         bar = output.counting("exporting", beside_data=arguments.output is None)
         with bar as progress, _written(arguments.output) as file:
             async for letter in letters:
-                print(json.dumps(_json(letter), ensure_ascii=arguments.output is None), file=file)
+                print(json.dumps(dead_letter_json(letter), ensure_ascii=arguments.output is None), file=file)
                 count += 1
                 progress(1)
         return count
@@ -295,21 +296,3 @@ def _written(path: Path | None) -> Iterator[TextIO]:
         raise CommandError(f"{path} exists already; name a new file") from None
     with file:
         yield file
-
-
-def _json(letter: admin_v1.DeadLetter) -> dict[str, Any]:
-    """The message and the details of its dead-lettering as JSON; without a body if it was read without one."""
-    from aerobee_client.messages.message import stored_message
-
-    fields = output.message_json(stored_message(letter.message))
-    if len(letter.message.body) != letter.body_size:
-        fields.pop("body", None)
-    fields = {"group": fields.pop("topic").removeprefix("%DLQ%"), "offset": letter.offset, **fields}  # type: ignore[attr-defined]  # a name is text
-    fields |= {
-        "originTopic": letter.origin_topic,
-        "originMessageId": letter.origin_message_id,
-        "bodySize": letter.body_size,
-    }
-    if letter.HasField("resent_timestamp"):
-        fields["resentTimestamp"] = letter.resent_timestamp.ToMilliseconds()
-    return fields

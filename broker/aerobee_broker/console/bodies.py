@@ -68,7 +68,7 @@ def _text(body: bytes) -> str | None:
         except UnicodeDecodeError:
             continue
         strange = sum(1 for character in text[:4096] if not character.isprintable() and character not in "\n\r\t")
-        return text if strange * 20 <= len(text[:4096]) else None
+        return text if strange <= max(1, len(text[:4096]) // 20) else None
     return None
 
 

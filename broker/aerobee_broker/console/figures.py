@@ -43,4 +43,4 @@ class Figures:
     def chart(self, title: str, text: Callable[[float], str], *lines: tuple[str, str, str]) -> Markup:
         """A chart of figures: the name, label and kind of each. `text` writes a value."""
         drawn = [Line(label, self.values(name), kind) for name, label, kind in lines]
-        return chart(title, self.times, drawn, text, of_bytes=lines[0][0].startswith("bytes"))
+        return chart(title, self.times, drawn, text, of_bytes="bytes" in lines[0][0])

@@ -6,4 +6,21 @@ from typing import Final
 
 NAVIGATION: Final = (
     ("", (("/", "Overview", "overview"), ("/topics", "Topics", "topic"), ("/groups", "Groups", "group"))),
+    (
+        "Messages",
+        (
+            ("/dead-letters", "Dead letters", "dead"),
+            ("/delayed", "Delayed", "clock"),
+            ("/transactions", "Transactions", "pending"),
+        ),
+    ),
+    (
+        "Broker",
+        (
+            ("/clients", "Clients", "client"),
+            ("/store", "Store, brokers", "store"),
+            ("/settings", "Settings", "settings"),
+            ("/accounts", "Accounts", "account"),
+        ),
+    ),
 )

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from aerobee_broker.console.pages import browser, groups, messages, overview, search, sending, topics
+from aerobee_broker.console.pages import (
+    broker,
+    browser,
+    clients,
+    dead_letters,
+    groups,
+    messages,
+    overview,
+    search,
+    sending,
+    topics,
+    waiting,
+)
 from aerobee_broker.console.visit import Page
 
 PAGES: Final[tuple[tuple[str, Page], ...]] = (
@@ -23,6 +35,17 @@ PAGES: Final[tuple[tuple[str, Page], ...]] = (
     ("/groups", groups.show_all),
     ("/groups/{name}", groups.show),
     ("/groups/{name}/reset", groups.show_reset),
+    ("/dead-letters", dead_letters.show_all),
+    ("/dead-letters/{name}", dead_letters.show),
+    ("/dead-letters/{name}/export", dead_letters.export),
+    ("/dead-letters/{name}/{offset:int}", dead_letters.show_one),
+    ("/delayed", waiting.show_delayed),
+    ("/transactions", waiting.show_transactions),
+    ("/clients", clients.show_all),
+    ("/clients/{name}", clients.show),
+    ("/store", broker.show_store),
+    ("/settings", broker.show_settings),
+    ("/accounts", broker.show_accounts),
 )
 
 ACTIONS: Final[tuple[tuple[str, Page, Page], ...]] = (
@@ -34,5 +57,10 @@ ACTIONS: Final[tuple[tuple[str, Page, Page], ...]] = (
     ("/groups/{name}/update", groups.update, groups.show),
     ("/groups/{name}/delete", groups.delete, groups.show),
     ("/groups/{name}/reset", groups.reset, groups.show_reset),
+    ("/dead-letters/{name}/resend", dead_letters.resend, dead_letters.show),
+    ("/delayed", waiting.recall, waiting.show_delayed),
+    ("/transactions", waiting.decide, waiting.show_transactions),
+    ("/clients/{name}/reconnect", clients.reconnect, clients.show),
+    ("/settings", broker.change_setting, broker.show_settings),
 )
 """Each with the page that is shown again when the broker refuses it."""

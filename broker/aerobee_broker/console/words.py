@@ -71,3 +71,34 @@ def joined(names: Iterable[str], most: int = 8) -> str:
 
 def _seconds(milliseconds: int) -> str:
     return f"{milliseconds / 1000:g} s"
+
+
+# The ends of names of settings, longest first, and what they say.
+_UNITS = (
+    ("_milliseconds", "ms"), ("_seconds", "s"), ("_hours", "h"), ("_ratio", "of 1"), ("_percent", "%"),
+    ("_per_second", "per s"), ("_bytes", "bytes"), ("_size", "bytes"), ("_count", ""),
+)  # fmt: skip
+
+
+def unit(name: str) -> str:
+    """The unit of a setting, which its name says; empty for none."""
+    for end in ("_max", "_min", "_default"):
+        name = name.removesuffix(end)
+    if name.endswith("_bytes_per_second"):
+        return "bytes per s"
+    found = next((unit for end, unit in _UNITS if name.endswith(end)), "")
+    if not found and "_bytes" in name:
+        return "bytes"
+    return found or ("s" if "_seconds" in name else "")
+
+
+def source(value: admin_v1.SettingSource.ValueType) -> str:
+    """Where the value of a setting comes from."""
+    return {
+        admin_v1.SettingSource.SETTING_SOURCE_DEFAULT: "default",
+        admin_v1.SettingSource.SETTING_SOURCE_ROCKETMQ_CONF: "broker.conf",
+        admin_v1.SettingSource.SETTING_SOURCE_FILE: "configuration file",
+        admin_v1.SettingSource.SETTING_SOURCE_SAVED: "set while running",
+        admin_v1.SettingSource.SETTING_SOURCE_ENVIRONMENT: "environment",
+        admin_v1.SettingSource.SETTING_SOURCE_FLAG: "command line",
+    }.get(value, "not known")

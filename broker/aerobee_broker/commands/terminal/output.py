@@ -6,7 +6,6 @@ seconds. A body that is not UTF-8 text is in `bodyBase64` instead of `body`.
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 import time
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from aerobee_broker.message_json import message_json as message_json
 from aerobee_broker.units import counted as counted
 from aerobee_broker.units import size_text as size_text
 from aerobee_broker.units import span_text as span_text
@@ -147,33 +147,6 @@ def body_text(body: bytes) -> str:
         return f"({len(body)} bytes)"
     shown = "".join(character if character.isprintable() else "\N{MIDDLE DOT}" for character in text[:_BODY_SHOWN])
     return shown if len(text) <= _BODY_SHOWN else f"{shown}... ({len(body)} bytes)"
-
-
-def message_json(message: StoredMessage) -> dict[str, object]:
-    """A message of the client as JSON, without unset fields."""
-    fields: dict[str, object] = {"topic": message.topic, "messageId": message.message_id}
-    try:
-        fields["body"] = message.body.decode()
-    except UnicodeDecodeError:
-        fields["bodyBase64"] = base64.b64encode(message.body).decode()
-    optional = {
-        "tag": message.tag,
-        "messageGroup": message.message_group,
-        "deliveryTimestamp": message.delivery_timestamp,
-        "receiptHandle": getattr(message, "receipt_handle", None),
-        "deliveryAttempt": getattr(message, "delivery_attempt", None),
-        "corrupted": message.corrupted or None,
-    }
-    fields.update((name, value) for name, value in optional.items() if value is not None)
-    return fields | {
-        "keys": list(message.keys),
-        "properties": dict(message.properties),
-        "queueId": message.queue_id,
-        "queueOffset": message.queue_offset,
-        "bornTimestamp": message.born_timestamp,
-        "bornHost": message.born_host,
-        "storeTimestamp": message.store_timestamp,
-    }
 
 
 def print_messages(

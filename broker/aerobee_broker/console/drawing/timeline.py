@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Final
 
 from markupsafe import Markup
@@ -69,7 +69,7 @@ def _axis(times: Sequence[int]) -> _Axis:
     room = _WIDTH_LEAST - _NAMES - _RIGHT
     stretched = max(1.0, room / sum(gaps)) if gaps else 1.0
     places, x = {}, 8.0
-    for time, gap in zip(times, [*gaps, 0.0], strict=True):
+    for time, gap in zip_longest(times, gaps, fillvalue=0):
         places[time] = x
         x += gap * stretched
     return _Axis(places, max(x, room) if gaps else room)
