@@ -7,12 +7,12 @@ STORE ?= ./data
 # Processes that run tests; more than cores, since tests wait for half of their time.
 WORKERS ?= 3
 # Rounds of `make test-spark` in which an executor, the broker and the driver are killed.
-KILLS ?= 1
+KILLS ?= 3
 
 # Hundreds of tests start a broker or a command: each would compile all modules anew where an image forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-pythons kube-apiserver check conformance lint type proto map test-sdks test-front test-crossings test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark bench bench-broker bench-records soak-records bench-peers bench-front bench-store bench-replication clean
+.PHONY: help setup run test test-pythons kube-apiserver check conformance lint type proto map test-sdks test-front test-crossings test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark test-spark-kills test-spark-s3 bench bench-broker bench-records soak-records bench-peers bench-front bench-store bench-replication clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -103,8 +103,16 @@ test-chaos: .venv/.dev ## producers, consumers and disturbances, checked: an hou
 	AEROBEE_FRESH_SEEDS=1 AEROBEE_HOSTILE_ROUNDS=20 AEROBEE_INPUT_COUNT=500 \
 		$(BIN)/python -m pytest -q -s --timeout=3600 tests/integration/test_bad_input.py tests/integration/test_hostile_*.py
 
-test-spark: .venv/.spark ## the Spark pipeline; installs PySpark and a Java (some 500 MB the first time); KILLS=20: many kills
+test-spark: .venv/.spark ## the Spark pipeline; installs PySpark and a Java (some 500 MB the first time); KILLS=1: fewer kills
 	AEROBEE_SPARK=1 AEROBEE_SPARK_KILL_ROUNDS=$(KILLS) $(BIN)/python -m pytest -q -W default --timeout=600 tests/spark
+
+test-spark-kills: .venv/.spark ## thirty rounds of killed executors, brokers and drivers: a topic into a topic, files and tables (an hour)
+	AEROBEE_SPARK=1 AEROBEE_SPARK_KILL_ROUNDS=30 $(BIN)/python -m pytest -q -s -W default --timeout=36000 tests/spark/test_kills.py
+
+test-spark-s3: .venv/.spark ## tables in buckets of a real S3 server, versitygw (needs Go; minutes to build it, once)
+	@test -x $(BIN)/versitygw || GOBIN=$(CURDIR)/$(BIN) go install github.com/versity/versitygw/cmd/versitygw@latest
+	PATH="$(CURDIR)/$(BIN):$$PATH" AWS_ACCESS_KEY_ID=aerobee AWS_SECRET_ACCESS_KEY=only-for-tests AWS_REGION=us-east-1 AEROBEE_SPARK=1 AEROBEE_S3=1 \
+		$(BIN)/python -m pytest -q -W default --timeout=600 tests/spark/test_s3_tables.py
 
 test-hostile: .venv/.dev ## hostile input of every kind, named and drawn at random, and every call at its limits, for minutes
 	AEROBEE_HOSTILE_ROUNDS=$${AEROBEE_HOSTILE_ROUNDS:-10} \

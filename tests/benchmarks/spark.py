@@ -3,6 +3,7 @@
     source          rows of files and of a broker, without and with Spark; Parquet and Kafka with Spark's sources
     sink            rows to a broker
     micro-batches   the cost of a streaming query per micro-batch
+    filters         the bytes of a log that filters leave to be read
     jobs            rebuild and audit of a log, compared with the single-machine tools
 
 "per core" is the rate divided by the available cores: Spark has all, plain Python one. CPU is that of all participating
@@ -41,6 +42,7 @@ from tests.benchmarks.disk import gigabytes
 from tests.benchmarks.processes import Server, broker_on
 from tests.benchmarks.report import machine, milliseconds, nanoseconds, rate, table
 from tests.benchmarks.spark_data import QUEUES, TOPICS, topic, write_store
+from tests.benchmarks.spark_filters import filters
 from tests.benchmarks.spark_ready import ReadySource
 
 CORES = os.cpu_count() or 1
@@ -360,6 +362,7 @@ PARTS: Mapping[str, tuple[Callable[..., None], Mapping[str, Any]]] = {
     "source": (source, {"size": _SHORT_SIZE}),
     "sink": (sink, {"count": 2000}),
     "micro-batches": (micro_batches, {"batches": 2}),
+    "filters": (filters, {"size": _SHORT_SIZE}),
     "jobs": (jobs, {"log_size": _SHORT_SIZE}),
 }
 """Each part, and its arguments for the short form."""

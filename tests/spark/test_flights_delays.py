@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from examples.flights import data
+from examples.flights import table as flights_table
 from examples.flights.delays import delays, from_file, plot
 
 from aerobee_client import Message, connect
@@ -36,15 +37,38 @@ def test_the_stream_agrees_exactly_with_pandas(spark: Any, tmp_path: Path) -> No
         publish(broker, flights[::2])
         delays(spark, broker.endpoint, tmp_path / "out", flights_a_batch=700)
         publish(broker, flights[1::2])
-        table = delays(spark, broker.endpoint, tmp_path / "out", flights_a_batch=700)
+        result = delays(spark, broker.endpoint, tmp_path / "out", flights_a_batch=700)
     expected = from_file(flights)
-    assert len(table) == len(expected) > 500
+    assert len(result) == len(expected) > 500
     assert (
-        table.astype(str).to_numpy().tolist() == expected.astype(table.dtypes.to_dict()).astype(str).to_numpy().tolist()
+        result.astype(str).to_numpy().tolist()
+        == expected.astype(result.dtypes.to_dict()).astype(str).to_numpy().tolist()
     )
-    assert int(table["flights"].sum()) == sum(flight["dep_delay"] is not None for flight in flights)
-    plot(table, tmp_path / "delays.png")
+    assert int(result["flights"].sum()) == sum(flight["dep_delay"] is not None for flight in flights)
+    plot(result, tmp_path / "delays.png")
     assert (tmp_path / "delays.png").stat().st_size > 10_000
+
+
+def test_the_table_agrees_exactly_with_pandas(spark: Any, tmp_path: Path) -> None:
+    """Two runs of the job; DuckDB's numbers by hour equal pandas', and none of the bodies failed to fit."""
+    import pandas as pd
+
+    flights = list(islice(data.flights(), COUNT))
+    (tmp_path / "broker").mkdir()
+    lake = tmp_path / "lake"
+    with run_broker(tmp_path / "broker") as broker:
+        publish(broker, flights[:3000])
+        assert flights_table.keep(spark, broker.endpoint, lake) == 3000
+        publish(broker, flights[3000:])
+        assert flights_table.keep(spark, broker.endpoint, lake) == COUNT - 3000
+        assert flights_table.keep(spark, broker.endpoint, lake) == 0
+    hours = flights_table.delays_by_hour(lake)
+    frame = pd.DataFrame(flights, columns=["hour", "dep_delay"]).dropna().astype(int)
+    expected = frame.groupby("hour")["dep_delay"].agg(["size", "mean"]).reset_index()
+    assert [(hour, count) for hour, count, _ in hours] == list(zip(expected["hour"], expected["size"], strict=True))
+    assert [average for *_, average in hours] == pytest.approx(expected["mean"].tolist())
+    flights_table.plot(hours, tmp_path / "hours.png")
+    assert (tmp_path / "hours.png").stat().st_size > 10_000
 
 
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

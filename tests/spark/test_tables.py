@@ -20,6 +20,7 @@ from aerobee_pipeline.tables.data_files import DayFiles, joined
 from aerobee_pipeline.tables.formats import open_table
 from aerobee_pipeline.tables.table import NewFile, TableChangedError, TopicTable
 from aerobee_pipeline.tables.warehouse import Warehouse
+from tests.spark.rest_catalog import rest_catalog
 
 KINDS = ["delta", "iceberg"]
 NAMES = ["brokerName", "queueId", "queueOffset", "body", "storeTimestamp", "properties", "decodeError"]
@@ -206,6 +207,25 @@ def test_columns_are_added_by_the_rules_of_the_format(kind: str, tmp_path: Path)
         with pytest.raises(OptionError, match="cannot take these columns"):
             table.evolve(SCHEMA.append(pa.field("amount", pa.string())))
     assert rows_of(table) == [(0, n) for n in range(4)]
+
+
+def test_a_table_in_a_rest_catalog(tmp_path: Path) -> None:
+    """It is created, committed to and joined there; a commit to an older version changes nothing."""
+    warehouse = Warehouse.of(str(tmp_path / "lake"))
+    with rest_catalog(tmp_path, warehouse.file_uri) as uri:
+        one: Any = open_table("iceberg", warehouse, "größe%", uri)
+        other = open_table("iceberg", warehouse, "größe%", uri)
+        one.evolve(SCHEMA)
+        with pytest.raises(TableChangedError):
+            other.evolve(SCHEMA)
+        other.load()
+        one.commit(written(tmp_path / "lake", one, messages(range(10))), (), {FIRST: 10})
+        with pytest.raises(TableChangedError):
+            other.commit(written(tmp_path / "lake", one, messages(range(10))), (), {FIRST: 10})
+        other.load()
+        assert other.progress([FIRST]) == {FIRST: 10}
+        other.commit((), other.files()[:1], {FIRST: 10})
+        assert len(rows_of(one)) == 5
 
 
 def test_places_of_warehouses() -> None:

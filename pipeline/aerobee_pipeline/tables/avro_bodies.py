@@ -45,9 +45,7 @@ class AvroDecoder:
         try:
             import fastavro
         except ImportError:
-            raise OptionError(
-                "an Avro schema needs the package fastavro: pip install 'aerobee[spark-tables]'"
-            ) from None
+            raise OptionError("an Avro schema needs the package fastavro: pip install '.[spark-tables]'") from None
         self._read = fastavro.schemaless_reader
         try:
             self._schema: Any = fastavro.parse_schema(json.loads(content))

@@ -18,7 +18,7 @@ def open_table(kind: str, warehouse: Warehouse, topic: str, catalog: str | None 
     if kind not in PACKAGES:
         raise OptionError(f"format {kind!r} is unknown; choose one of {', '.join(PACKAGES)}")
     if importlib.util.find_spec(PACKAGES[kind]) is None:
-        raise OptionError(f"format {kind!r} needs the package {PACKAGES[kind]}: pip install 'aerobee[spark-tables]'")
+        raise OptionError(f"format {kind!r} needs the package {PACKAGES[kind]}: pip install '.[spark-tables]'")
     place = warehouse.below(topic)
     table: TopicTable
     if kind == "delta":
