@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerobee_broker.messages.varints import varint
+from aerobee_broker.messages.wire_fields import varint
 from aerobee_broker.processors.sending.send_answer import send_answer
 from aerobee_proto import v2
 from tests.support.wire_messages import joined, one_by_one

@@ -8,7 +8,7 @@ from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.messages.message_mapping import NORMAL, message_type, to_store_message
 from aerobee_broker.messages.validation import check_message
-from aerobee_broker.messages.varints import varint
+from aerobee_broker.messages.wire_fields import varint
 from aerobee_broker.processors.sending.send_alike import AnySendRequest, read_many
 from aerobee_broker.processors.sending.send_known import Parse, SendKnown, SendReader, place_of_one
 from aerobee_proto import v2

@@ -93,6 +93,26 @@ class MessageFilter(Struct, frozen=True):
                 return self._read_candidates(store, (topic, queue_id, queue_offset), marks, count, group, max_bytes)
         return self._search(store, topic, queue_id, queue_offset, count, group, max_bytes)
 
+    def look(
+        self,
+        store: MessageStore,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        count: int,
+        group: str,
+        *,
+        max_bytes: int = READ_BYTES_MAX,
+    ) -> ReadResult:
+        """The same, over as many messages that do not pass as one step of the event loop can skip."""
+        for _ in range(self.reads_per_step):
+            begin = queue_offset
+            result = self.read(store, topic, queue_id, begin, count, group, max_bytes=max_bytes)
+            queue_offset = result.next_offset
+            if result.records or not begin < queue_offset < result.max_offset:
+                break
+        return result
+
     def _read_candidates(
         self,
         store: MessageStore,

@@ -133,18 +133,14 @@ class PullProcessor:
                 await memory.wait_free(held.seconds_left + _MEMORY_WAIT_SECONDS)
             self._tables.topics.require(topic)  # it may have been deleted in the meantime
             step = step_started()
-            for _ in range(wanted.reads_per_step):
-                offset, size_max = reading.offset, self._bytes_max
-                result = wanted.read(self._store, topic, queue_id, offset, count, reading.group, max_bytes=size_max)
-                at_end = result.next_offset == reading.offset
-                reading.offset = result.next_offset
-                if at_end or result.records:
-                    break
+            offset, size_max = reading.offset, self._bytes_max
+            result = wanted.look(self._store, topic, queue_id, offset, count, reading.group, max_bytes=size_max)
+            reading.offset = result.next_offset
             if result.records:
                 if memory is not None:
                     memory.take_now(sum(record.size for record in result.records))
                 return result.records
-            if at_end:
+            if reading.offset == offset:  # there is nothing more
                 if not await held.wait():
                     return []
             elif loop.time() < reading.look_until:

@@ -18,7 +18,7 @@ from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.filters.message_filter import filter_of
 from aerobee_broker.limits.byte_budget import Share
 from aerobee_broker.messages.message_mapping import to_wire_message
-from aerobee_broker.messages.varints import varint
+from aerobee_broker.messages.wire_fields import varint
 from aerobee_broker.tables.table_files import Tables
 from aerobee_proto import v2
 from aerobee_store.clock import Clock

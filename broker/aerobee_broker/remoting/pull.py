@@ -97,7 +97,7 @@ class PullRequests:
         first = True
         while True:
             step = step_started()
-            result = self._look(group, topic, queue_id, offset, count, size_max, wanted)
+            result = wanted.look(self._store, topic, queue_id, offset, count, group, max_bytes=size_max)
             low, high = result.min_offset, result.max_offset
             status = result.status if result.records or result.status != "found" else "no-match"
             match status:
@@ -120,18 +120,6 @@ class PullRequests:
                 code = Answer.PULL_NOT_FOUND if offset == begin else Answer.PULL_RETRY_IMMEDIATELY
                 return self._answer(code, offset, low, high, status)
             self._tables.topics.require(topic)  # it may have been deleted in the meantime
-
-    def _look(
-        self, group: str, topic: str, queue_id: int, offset: int, count: int, size_max: int, wanted: MessageFilter
-    ) -> ReadResult:
-        """One read that skips filtered messages, up to the limit of one step of the loop."""
-        result = wanted.read(self._store, topic, queue_id, offset, count, group, max_bytes=size_max)
-        for _ in range(wanted.reads_per_step - 1):
-            if result.records or not offset < result.next_offset < result.max_offset:
-                break
-            offset = result.next_offset
-            result = wanted.read(self._store, topic, queue_id, offset, count, group, max_bytes=size_max)
-        return result
 
     def _found(self, group: str, topic: str, result: ReadResult) -> Command:
         try:

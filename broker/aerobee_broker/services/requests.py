@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError, Message
 
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.limits.byte_budget import ByteBudget
+from aerobee_broker.messages.wire_fields import read_varint
 from aerobee_proto import v2
 
 SIZE_MAX_DEFAULT: Final = 1 << 20  # bytes
@@ -41,7 +42,7 @@ _FIELDS_MAX: Final = 1 << 17  # of a request above that, at all depths: about 50
 _DEPTH_MAX: Final = 100  # depth of nested messages, as in the parser
 
 _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
-_SHORT, _LONG = 5, 10  # bytes of a varint at most: of tags and sizes, of values
+_LONG: Final = 10  # bytes of a value at most
 
 
 def size_max_of(request_type: Descriptor, body_size_max: int) -> int:
@@ -80,7 +81,7 @@ class RequestReader:
                     v2.Code.PAYLOAD_TOO_LARGE,
                     f"the {self._method} request has more than {_FIELDS_MAX} fields, the limit; send several requests",
                 ) from None
-            except _MalformedError:
+            except (_MalformedError, IndexError):
                 raise self._unreadable() from None
         try:
             request = self._parse(data)
@@ -177,7 +178,7 @@ class _Count:
         self._left = count_max
 
     def fields(self, data: bytes, start: int, end: int, message: Descriptor, depth: int) -> None:
-        """Raise _MalformedError or _TooManyFieldsError if these bytes are invalid or exceed the limit."""
+        """Raise _MalformedError, IndexError or _TooManyFieldsError if these bytes are invalid or exceed the limit."""
         if depth > _DEPTH_MAX:
             raise _MalformedError
         known = message.fields_by_number
@@ -186,12 +187,12 @@ class _Count:
             self._left -= 1
             if self._left < 0:
                 raise _TooManyFieldsError
-            tag, place = _varint(data, place, end, _SHORT)
+            tag, place = read_varint(data, place)
             wire_type, number = tag & 7, tag >> 3
             if not 0 < number < 1 << 29:
                 raise _MalformedError
             if wire_type == _BYTES:
-                size, place = _varint(data, place, end, _SHORT)
+                size, place = read_varint(data, place)
                 if size > end - place:
                     raise _MalformedError
                 field = known.get(number)
@@ -204,7 +205,7 @@ class _Count:
                         raise _MalformedError from None
                 place += size
             elif wire_type == _VARINT:
-                _, place = _varint(data, place, end, _LONG)
+                _, place = read_varint(data, place, _LONG)
             elif wire_type == _FIXED_64:
                 place += 8
             elif wire_type == _FIXED_32:
@@ -219,19 +220,6 @@ def is_well_formed(data: bytes, message: Descriptor) -> bool:
     """Whether the bytes are a message of this type. Also False if checking would take too long."""
     try:
         _Count(_FIELDS_MAX).fields(data, 0, len(data), message, 0)
-    except (_MalformedError, _TooManyFieldsError):
+    except (_MalformedError, _TooManyFieldsError, IndexError):
         return False
     return True
-
-
-def _varint(data: bytes, place: int, end: int, size_max: int) -> tuple[int, int]:
-    """The varint of at most so many bytes at this position, and the position after it."""
-    value = shift = 0
-    while place < end and shift < 7 * size_max:
-        byte = data[place]
-        place += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, place
-        shift += 7
-    raise _MalformedError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.message import DecodeError
 
-from aerobee_broker.messages.varints import varint
+from aerobee_broker.messages.wire_fields import varint
 from aerobee_broker.processors.sending.send_alike import COUNT_MAX, SendAlike, pack, read_many
 from aerobee_broker.processors.sending.send_known import SendReader
 from aerobee_proto import v2

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.messages.message_mapping import to_store_message
-from aerobee_broker.messages.varints import read_varint, varint
+from aerobee_broker.messages.wire_fields import read_varint, varint
 from aerobee_broker.processors.sending import send_known
 from aerobee_broker.processors.sending.send_known import SendKnown, SendReader
 from aerobee_proto import v2

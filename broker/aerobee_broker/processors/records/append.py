@@ -15,13 +15,14 @@ from aerobee_broker.config import Settings
 from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.errors import BadRecordError, InvalidRequestError
 from aerobee_broker.messages.admission import Admission
-from aerobee_broker.messages.varints import read_varint
+from aerobee_broker.messages.wire_fields import read_varint, spans
 from aerobee_broker.processors.records.read import SIZE_DTYPE
 from aerobee_broker.timer.wheel_timer import Timer
 from aerobee_proto import records_v1, v2
 from aerobee_store import AppendedBatch, InvalidRecordError, MessageStore
 from aerobee_store.clock import Clock
 from aerobee_store.deferred import deferred
+from aerobee_store.records.decimals import INT32_MAX
 from aerobee_store.records.message_fields import TIMER_QUEUE_ID, TIMER_TOPIC
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ _TOPIC: Final = 0x0A
 _QUEUE_ID: Final = 0x10
 _RECORDS: Final = 0x1A
 _SIZES: Final = 0x22
-_BYTES: Final = (_TOPIC, _RECORDS, _SIZES)
+_FIELDS: Final = (_TOPIC, _QUEUE_ID, _RECORDS, _SIZES)
 RECORD_COUNT_MAX: Final = 32_768
 """The maximum number of records in one request."""
 _RECORD_OVERHEAD: Final = 1 << 16  # the maximum size of a record without its body
@@ -58,7 +59,7 @@ class AppendRequest(NamedTuple):
     topic: v2.Resource
     queue_id: int
     records: memoryview
-    record_sizes: memoryview | bytes
+    record_sizes: memoryview
 
 
 AnyAppendRequest = AppendRequest | records_v1.AppendRecordsRequest
@@ -70,32 +71,21 @@ def read_append_request(data: bytes, read: Callable[[bytes], records_v1.AppendRe
 
 
 def _read_in_place(data: bytes) -> AppendRequest | None:
-    view = memoryview(data)
-    found: dict[int, memoryview] = {}
-    queue_id = position = 0
-    end = len(data)
-    try:
-        while position < end:
-            tag = data[position]
-            if tag == _QUEUE_ID:
-                queue_id, position = read_varint(data, position + 1)
-                if queue_id > 0x7FFFFFFF:
-                    return None  # negative, or too large
-            elif tag in _BYTES and tag not in found:
-                size, position = read_varint(data, position + 1)
-                found[tag] = view[position : position + size]
-                position += size
-            else:
-                return None
-    except IndexError:
-        return None  # the bytes end within a number
-    if position != end or _RECORDS not in found:
+    found = spans(data, (0, len(data)), _FIELDS)
+    if found is None or _RECORDS not in found:
         return None
+
+    def of(tag: int) -> memoryview:
+        return memoryview(data)[slice(*found[tag][0])] if tag in found else memoryview(b"")
+
+    queue_id = read_varint(data, found[_QUEUE_ID][0][0])[0] if _QUEUE_ID in found else 0
+    if queue_id > INT32_MAX:
+        return None  # too large; a negative one is longer
     try:
-        topic = v2.Resource.FromString(bytes(found.get(_TOPIC, b"")))
+        topic = v2.Resource.FromString(bytes(of(_TOPIC)))
     except DecodeError:
         return None
-    return AppendRequest(topic, queue_id, found[_RECORDS], found.get(_SIZES, b""))
+    return AppendRequest(topic, queue_id, of(_RECORDS), of(_SIZES))
 
 
 class AppendProcessor:

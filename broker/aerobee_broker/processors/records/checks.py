@@ -91,7 +91,7 @@ def check_records(
     forbidden = _FORBIDDEN_IN_BATCHES if takes_batches else _FORBIDDEN_IN_TIMER if delayed else _FORBIDDEN
     reserved = batch.first_with_any(forbidden)
     if reserved is not None:
-        raise _bad(reserved[0], rules.reserved_name(reserved[1]))
+        raise bad_record(reserved[0], rules.reserved_name(reserved[1]))
     _check_transient(batch)
     _check_sizes(batch, limits)
     _check_texts(batch)
@@ -108,7 +108,7 @@ def _check_bodies(batch: RecordBatch, size_max: int) -> None:
         try:
             rules.check_body(int(batch.body_size[row]), size_max)
         except BrokenRuleError as broken:
-            raise _bad(row, broken) from None
+            raise bad_record(row, broken) from None
 
 
 def _check_compression(batch: RecordBatch) -> None:
@@ -120,7 +120,7 @@ def _check_compression(batch: RecordBatch) -> None:
         try:
             rules.check_compression(batch.body(row), int(batch.sys_flag[row]))
         except BrokenRuleError as broken:
-            raise _bad(row, broken) from None
+            raise bad_record(row, broken) from None
 
 
 def _check_transient(batch: RecordBatch) -> None:
@@ -131,7 +131,7 @@ def _check_transient(batch: RecordBatch) -> None:
     text, rows, start, end, _, _ = batch.all_property_places()
     for row, first, last in zip(rows.tolist(), start.tolist(), end.tolist(), strict=True):
         if text[first:last].startswith(_TRANSIENT):
-            raise _bad(row, rules.reserved_name(text[first:last].decode("utf-8", "replace")))
+            raise bad_record(row, rules.reserved_name(text[first:last].decode("utf-8", "replace")))
 
 
 def _check_sizes(batch: RecordBatch, limits: LimitsConfig) -> None:
@@ -141,7 +141,7 @@ def _check_sizes(batch: RecordBatch, limits: LimitsConfig) -> None:
         try:
             rules.check_properties(user, values.get(p.TAGS, ""), p.split_keys(values.get(p.KEYS, "")), limits)
         except BrokenRuleError as broken:
-            raise _bad(row, broken) from None
+            raise bad_record(row, broken) from None
 
 
 def _check_texts(batch: RecordBatch) -> None:
@@ -161,10 +161,11 @@ def _check_texts(batch: RecordBatch) -> None:
             try:
                 rule.check(text[start[index] : end[index]].decode("utf-8", "replace"))
             except BrokenRuleError as broken:
-                raise _bad(int(rows[index]), broken) from None
+                raise bad_record(int(rows[index]), broken) from None
 
 
-def _bad(row: int, broken: BrokenRuleError) -> BadRecordError:
+def bad_record(row: int, broken: BrokenRuleError) -> BadRecordError:
+    """The error that has the code of the rule which this record breaks."""
     return BadRecordError(_Code.Value(broken.code), row, broken.reason)
 
 
@@ -201,7 +202,7 @@ def _check_groups(batch: RecordBatch, destination: Destination, queue_id: int) -
         try:
             rules.MESSAGE_GROUP.check(group)
         except BrokenRuleError as broken:
-            raise _bad(row, broken) from None
+            raise bad_record(row, broken) from None
         if (right := destination.queue_for(group)) != queue_id:
             raise BadRecordError(
                 _Code.BAD_REQUEST,

@@ -14,9 +14,12 @@ import numpy as np
 
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import BadRecordError
+from aerobee_broker.processors.records.checks import bad_record
 from aerobee_broker.timer.wheel_timer import Timer
 from aerobee_proto import v2
+from aerobee_store.records import message_rules as rules
 from aerobee_store.records import properties as p
+from aerobee_store.records.message_rules import BrokenRuleError
 from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.records.record_columns import Integers, put_items
 
@@ -35,15 +38,13 @@ def timer_records(
     _check_value(batch, p.REAL_TOPIC, topic)
     _check_value(batch, p.REAL_QUEUE_ID, str(queue_id))
     deliver_ms = _times(batch, p.TIMER_DELIVER_MS, 1)
-    limit_ms = now_ms + round(limits.delay_seconds_max * 1000)
-    late = deliver_ms > limit_ms
+    late = deliver_ms > now_ms + limits.delay_seconds_max * 1000
     if np.count_nonzero(late):
         row = int(late.argmax())
-        raise BadRecordError(
-            _Code.ILLEGAL_DELIVERY_TIME,
-            row,
-            f"{p.TIMER_DELIVER_MS} {int(deliver_ms[row])} is more than {limits.delay_seconds_max:g} s ahead, the limit",
-        )
+        try:
+            rules.check_delivery_time(int(deliver_ms[row]), now_ms, limits.delay_seconds_max)
+        except BrokenRuleError as broken:
+            raise bad_record(row, broken) from None
     _times(batch, p.TIMER_OUT_MS, _DIGITS)
     _, start, _ = batch.property_positions(p.TIMER_OUT_MS)
     out_ms = timer.delayed_many(topic, deliver_ms)

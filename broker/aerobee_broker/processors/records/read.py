@@ -12,7 +12,7 @@ from aerobee_broker.config import Settings
 from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.delivery.receive.long_polling import LongPolling, QueueWait, poll_seconds
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.messages.varints import varint
+from aerobee_broker.messages.wire_fields import varint
 from aerobee_broker.processors.receive import duration_ms
 from aerobee_broker.tables.table_files import Tables
 from aerobee_proto import records_v1, v2

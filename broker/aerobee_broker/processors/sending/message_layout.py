@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from aerobee_broker.messages.varints import read_varint
+from aerobee_broker.messages.wire_fields import Span, spans
 from aerobee_store.records import properties as p
 from aerobee_store.records.message_fields import TEXT_FIELDS
 
-_FIELDS_MAX: Final = 64  # of a message
-# Fields on the wire: number times 8, plus 2 for bytes or 0 for a varint.
+# The tags of fields.
 _TOPIC, _USER_PROPERTY, _SYSTEM, _BODY = 0x0A, 0x12, 0x1A, 0x22
 _TAG, _KEY, _ID, _ENCODING, _TYPE = 0x0A, 0x12, 0x1A, 0x28, 0x30
 _BORN_TIMESTAMP, _BORN_HOST, _QUEUE_ID, _GROUP, _TRACE_CONTEXT = 0x3A, 0x42, 0x68, 0x8A, 0x92
@@ -22,12 +21,6 @@ _OF_SYSTEM: Final = frozenset(
 _OF_TIMESTAMP: Final = frozenset({_SECONDS, _NANOS})
 _OF_PROPERTY: Final = frozenset({_NAME, _VALUE})
 _REPEATED: Final = frozenset({_USER_PROPERTY, _KEY})  # the tags of other repeated fields do not occur
-_WIRE_TYPE: Final = 7
-_VARINT: Final = 0
-VARINT_SIZE_MAX: Final = 5  # bytes; of seconds until the year 3058
-
-Span = tuple[int, int]
-"""Begin and end of a field's content within a message."""
 
 
 class Fields(NamedTuple):
@@ -81,21 +74,21 @@ def _present(*spans: Span | None) -> list[Span]:
 
 def fields_of(message: bytes) -> Fields | None:
     """None for a message that has other fields, one of its fields twice, or an empty field."""
-    outer = _spans(message, (0, len(message)), _OF_MESSAGE)
+    outer = spans(message, (0, len(message)), _OF_MESSAGE, _REPEATED)
     if outer is None or not {_TOPIC, _SYSTEM, _BODY} <= outer.keys():
         return None
-    system = _spans(message, outer[_SYSTEM][0], _OF_SYSTEM)
+    system = spans(message, outer[_SYSTEM][0], _OF_SYSTEM, _REPEATED)
     if system is None or _ID not in system:
         return None
     properties: list[tuple[Span, Span]] = []
     for pair in outer.get(_USER_PROPERTY, ()):
-        parts = _spans(message, pair, _OF_PROPERTY)
+        parts = spans(message, pair, _OF_PROPERTY)
         if parts is None or len(parts) != len(_OF_PROPERTY):
             return None
         properties.append((parts[_NAME][0], parts[_VALUE][0]))
     if len({message[slice(*name)] for name, _ in properties}) < len(properties):
         return None
-    time = _spans(message, system[_BORN_TIMESTAMP][0], _OF_TIMESTAMP) if _BORN_TIMESTAMP in system else {}
+    time = spans(message, system[_BORN_TIMESTAMP][0], _OF_TIMESTAMP) if _BORN_TIMESTAMP in system else {}
     if time is None:
         return None
     return Fields(
@@ -112,31 +105,3 @@ def fields_of(message: bytes) -> Fields | None:
         born_host=system[_BORN_HOST][0] if _BORN_HOST in system else None,
         queue_id=system[_QUEUE_ID][0] if _QUEUE_ID in system else None,
     )
-
-
-def _spans(data: bytes, within: Span, tags: frozenset[int]) -> dict[int, list[Span]] | None:
-    """The positions of the fields; for a varint, of its bytes. None for other fields than these, too many fields, an
-    empty field, or a second occurrence of a field that is not repeated."""
-    found: dict[int, list[Span]] = {}
-    position, end = within
-    for _ in range(_FIELDS_MAX):
-        if position >= end:
-            return found if position == end else None
-        try:
-            tag, behind_tag = read_varint(data, position)
-            value, behind = read_varint(data, behind_tag)
-        except IndexError:
-            return None
-        if tag not in tags or (tag in found and tag not in _REPEATED):
-            return None
-        if tag & _WIRE_TYPE == _VARINT:
-            span = behind_tag, behind
-            if behind - span[0] > VARINT_SIZE_MAX:
-                return None
-        else:
-            span = behind, behind + value
-            if not value:
-                return None
-        found.setdefault(tag, []).append(span)
-        position = span[1]
-    return None

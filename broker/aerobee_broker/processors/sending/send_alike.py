@@ -19,8 +19,7 @@ import numpy as np
 
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.messages.message_mapping import NORMAL
-from aerobee_broker.messages.varints import read_varint
-from aerobee_broker.processors.sending.message_layout import VARINT_SIZE_MAX, Span
+from aerobee_broker.messages.wire_fields import VARINT_SIZE_MAX, Span, read_varint
 from aerobee_broker.processors.sending.send_known import (
     MESSAGES,
     KnownMessage,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
-from aerobee_broker.messages.varints import varint
+from aerobee_broker.messages.wire_fields import varint
 from aerobee_proto import v2
 
 _STATUS: Final = v2.Status(code=v2.Code.OK, message="OK").SerializeToString()

@@ -22,8 +22,8 @@ from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.messages.message_mapping import FIFO, NORMAL, message_type, to_store_message
 from aerobee_broker.messages.validation import check_message
-from aerobee_broker.messages.varints import read_varint, varint
-from aerobee_broker.processors.sending.message_layout import Fields, Span, fields_of
+from aerobee_broker.messages.wire_fields import Span, read_varint, varint
+from aerobee_broker.processors.sending.message_layout import Fields, fields_of
 from aerobee_proto import v2
 from aerobee_store.config import StoreConfig
 from aerobee_store.errors import InvalidMessageError
