@@ -47,6 +47,7 @@ from aerobee_broker.services.messaging_service import MessagingProcessors, Messa
 from aerobee_broker.services.record_service import RecordService
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.standard_services import health_methods, reflection_methods
+from aerobee_broker.tables.deleted_letters import DeletedLetters
 from aerobee_broker.tables.runtime_settings import RuntimeSettings
 from aerobee_broker.watching.watch import Watch
 from aerobee_proto import admin_v1
@@ -128,6 +129,7 @@ def _administration(
 ) -> Administration:
     config, clock, store, tables = parts.settings.current, parts.clock, parts.store, parts.tables
     clients, deliveries = parts.clients, parts.deliveries
+    deleted_letters = DeletedLetters(store)
     accumulation = Accumulation(config=config, store=store, tables=tables, deliveries=deliveries, clock=clock)
     return Administration(
         topics=TopicAdministration(
@@ -149,11 +151,13 @@ def _administration(
         accounts=AccountAdministration(parts.accounts),
         messages=MessageAdministration(store=store, tables=tables, deliveries=deliveries, send=send, clock=clock),
         dead_letters=DeadLetterAdministration(
+            settings=parts.settings,
             store=store,
             tables=tables,
             admission=parts.admission,
             counters=parts.counters,
-            loop_share=deliveries.loop_share,
+            deliveries=deliveries,
+            deleted=deleted_letters,
         ),
         configuration=ConfigurationAdministration(runtime_settings),
         overview=Overview(
@@ -162,6 +166,7 @@ def _administration(
             clients=clients,
             deliveries=deliveries,
             broker_stats=parts.broker_stats,
+            deleted_letters=deleted_letters,
         ),
         browser=MessageBrowser(store=store, tables=tables, loop_share=deliveries.loop_share),
         tail=MessageTail(

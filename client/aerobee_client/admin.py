@@ -92,6 +92,11 @@ class Admin:
         request = admin_v1.DeleteTopicRequest(name=name)
         await self._call(lambda stubs: stubs.aerobee_admin.DeleteTopic, request)
 
+    async def purge_topic(self, name: str, *, dry_run: bool = False) -> admin_v1.PurgeTopicResponse:
+        """Remove all messages of a topic for all groups, and keep its definition; `dry_run` only counts them."""
+        request = admin_v1.PurgeTopicRequest(name=name, dry_run=dry_run)
+        return await self._call(lambda stubs: stubs.aerobee_admin.PurgeTopic, request)
+
     async def list_topics(self, *, include_system: bool = False) -> list[admin_v1.Topic]:
         """All topics in order of names."""
         request = admin_v1.ListTopicsRequest(include_system=include_system)
@@ -315,6 +320,11 @@ class Admin:
         """Ask a client to reopen its Telemetry stream; not every SDK does."""
         request = admin_v1.ReconnectClientRequest(client_id=client_id)
         await self._call(lambda stubs: stubs.aerobee_admin.ReconnectClient, request)
+
+    async def disconnect_client(self, client_id: str) -> None:
+        """Forget a client as if it had left; one that runs on connects again with its next call."""
+        request = admin_v1.DisconnectClientRequest(client_id=client_id)
+        await self._call(lambda stubs: stubs.aerobee_admin.DisconnectClient, request)
 
     async def client_stacks(self, client_id: str) -> str:
         """The thread stacks of a client, as text. The broker waits 5 s for the client, so allow a longer timeout.
@@ -695,15 +705,37 @@ class Admin:
         answer = await self._call(lambda stubs: stubs.aerobee_admin.ListDeadLetters, request)
         return next((letter for letter in answer.dead_letters if letter.offset == offset), None)
 
+    async def delete_dead_letters(
+        self,
+        group: str,
+        offsets: Iterable[int] = (),
+        *,
+        before: int | None = None,
+        everything: bool = False,
+        dry_run: bool = False,
+    ) -> int:
+        """Remove dead letters of a group: up to 1000 offsets, all given up before a time, or all. Returns how many."""
+        request = admin_v1.DeleteDeadLettersRequest(group=group, offsets=offsets, all=everything, dry_run=dry_run)
+        if before is not None:
+            request.before_timestamp.FromMilliseconds(before)
+        return (await self._call(lambda stubs: stubs.aerobee_admin.DeleteDeadLetters, request)).deleted_count
+
     async def resend_dead_letters(
-        self, group: str, offsets: Sequence[int], *, topic: str = "", again: bool = False
+        self,
+        group: str,
+        offsets: Sequence[int],
+        *,
+        topic: str = "",
+        again: bool = False,
+        edit: admin_v1.DeadLetterEdit | None = None,
     ) -> list[admin_v1.ResendDeadLettersResponse.Result]:
         """Store dead letters again in their original topics for this group, or in `topic` for all its groups.
 
         At most 1000 at a time. Each result has a status of its own; dead letters resent before are refused unless
         `again`. With `again`, messages may be stored twice if an answer is lost, because the call is then repeated.
+        `edit`: what is replaced in each of them.
         """
-        request = admin_v1.ResendDeadLettersRequest(group=group, offsets=offsets, topic=topic, again=again)
+        request = admin_v1.ResendDeadLettersRequest(group=group, offsets=offsets, topic=topic, again=again, edit=edit)
         answer = await self._call(
             lambda stubs: stubs.aerobee_admin.ResendDeadLetters,
             request,

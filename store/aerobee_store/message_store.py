@@ -635,6 +635,10 @@ class MessageStore:
         queue = self._queues.find(topic, queue_id)
         return (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
 
+    def next_offsets(self, topic: str) -> dict[int, int]:
+        """The offset of the next message in each queue of a topic, behind those that cannot be read yet."""
+        return {queue.queue_id: queue.next_offset for queue in self._queues.of_topics([topic])}
+
     def queue_bytes(self, topic: str, queue_id: int) -> QueueBytes:
         """The bytes of the records of a queue: exact for a short one, otherwise estimated from a sample."""
         return self._reader.queue_bytes(topic, queue_id)

@@ -537,3 +537,153 @@ class TestWaiting:
         ]
         for method, request, code in requests:
             assert (await harness.refused(method, request))[0] == code, method
+
+
+class TestRemoving:
+    async def dead(self, harness: Harness, *bodies: str, **fields: Any) -> None:
+        """Dead letters of the group, in this order."""
+        for body in bodies:
+            await harness.send(TOPIC, body, **fields)
+            received = await harness.raw.receive(TOPIC, GROUP, count=1, wait=10)
+            handle = received.one.system_properties.receipt_handle
+            assert await harness.raw.forward(TOPIC, GROUP, handle) == Code.OK
+
+    async def left(self, harness: Harness) -> list[bytes]:
+        return [each.message.body async for each in harness.client.admin.dead_letters(GROUP, bodies=True)]
+
+    async def test_chosen_dead_letters_are_deleted(self, harness: Harness) -> None:
+        """Neither listed, counted nor sent again; the others stay; a dry run only counts."""
+        admin = harness.client.admin
+        await self.dead(harness, "0", "1", "2", "3")
+        assert await admin.delete_dead_letters(GROUP, [1, 3], dry_run=True) == 2
+        assert await admin.delete_dead_letters(GROUP, [1, 3]) == 2
+        assert await self.left(harness) == [b"0", b"2"]
+        [queue] = [each async for each in admin.dead_letter_queues()]
+        [group] = [each async for each in admin.group_status()]
+        assert (queue.count, group.dead_letter_count) == (2, 2)
+        [gone, there] = await admin.resend_dead_letters(GROUP, [1, 2])
+        assert (gone.status.code, there.status.code) == (Code.MESSAGE_NOT_FOUND, Code.OK)
+        with pytest.raises(NotFoundError):
+            await admin.delete_dead_letters(GROUP, [1])
+
+    async def test_all_dead_letters_before_a_time_and_all(self, harness: Harness) -> None:
+        """The end is exclusive. After all are gone, new ones are seen, with offsets that go on."""
+        admin = harness.client.admin
+        await self.dead(harness, "old")
+        await harness.clock.advance(60)
+        since = harness.clock.now_ms()
+        await self.dead(harness, "new")
+        assert await admin.delete_dead_letters(GROUP, before=since) == 1
+        assert await self.left(harness) == [b"new"]
+        assert await admin.delete_dead_letters(GROUP, before=since) == 0
+        assert await admin.delete_dead_letters(GROUP, everything=True) == 1
+        assert await self.left(harness) == []
+        assert [each async for each in admin.dead_letter_queues()] == []
+        await self.dead(harness, "newest")
+        [letter] = [each async for each in admin.dead_letters(GROUP, bodies=True)]
+        assert (letter.offset, letter.message.body) == (2, b"newest")
+
+    async def test_an_edited_dead_letter(self, harness: Harness) -> None:
+        """Body, tag, keys and properties are replaced; what is not named stays."""
+        await self.dead(harness, "wrong", tag="a", keys=["k"], properties={"one": "1", "two": "2"})
+        edit = admin_v1.DeadLetterEdit(
+            body=b"right",
+            tag="b",
+            keys=admin_v1.StringList(values=["x", "y z"]),
+            set_properties={"two": "3", "four": ""},
+            delete_properties=["one"],
+        )
+        [result] = await harness.client.admin.resend_dead_letters(GROUP, [0], edit=edit)
+        assert result.status.code == Code.OK, result.status
+        found = (await harness.raw.receive(TOPIC, GROUP, wait=10)).one
+        assert found.body == b"right"
+        assert (found.system_properties.tag, list(found.system_properties.keys)) == ("b", ["x", "y z"])
+        assert dict(found.user_properties) == {"two": "3", "four": ""}
+        for wrong in (
+            admin_v1.DeadLetterEdit(set_properties={"__AEROBEE_KEYS": "1"}),
+            admin_v1.DeadLetterEdit(delete_properties=["absent"]),
+            admin_v1.DeadLetterEdit(body=b"x" * 9000),
+        ):
+            [result] = await harness.client.admin.resend_dead_letters(GROUP, [0], edit=wrong, again=True)
+            assert result.status.code not in (Code.OK, Code.INTERNAL_SERVER_ERROR), wrong
+        [result] = await harness.client.admin.resend_dead_letters(
+            GROUP, [0], edit=admin_v1.DeadLetterEdit(tag=""), again=True
+        )
+        found = (await harness.raw.receive(TOPIC, GROUP, wait=10)).one
+        assert (found.body, found.system_properties.HasField("tag")) == (b"wrong", False)
+        assert dict(found.user_properties) == {"one": "1", "two": "2"}
+
+    @pytest.mark.parametrize(
+        "fields", [{}, {"all": True, "offsets": [1]}, {"offsets": [0] * 1001}], ids=["nothing", "two", "many"]
+    )
+    async def test_bad_deletions(self, harness: Harness, fields: dict[str, Any]) -> None:
+        """A deletion names exactly one kind of choice, of a bounded size."""
+        request = admin_v1.DeleteDeadLettersRequest(group=GROUP, **fields)
+        assert (await harness.refused("DeleteDeadLetters", request))[0] == Code.BAD_REQUEST
+
+    async def test_a_purged_topic_is_empty_and_goes_on(self, harness: Harness) -> None:
+        """No group gets what was there, in flight or not; every message sent afterwards arrives, for old and new
+        groups."""
+        await harness.raw.create_group("other")
+        await harness.send(TOPIC, "0", "1", "2")
+        held = (await harness.raw.receive(TOPIC, GROUP, count=1, wait=5)).one
+        dry = await harness.client.admin.purge_topic(TOPIC, dry_run=True)
+        assert (dry.message_count, list(dry.groups)) == (3, [GROUP])
+        assert (await harness.client.admin.purge_topic(TOPIC)).message_count == 3
+        assert [each async for each in harness.client.admin.browse(TOPIC)] == []
+        [group] = [each async for each in harness.client.admin.group_status(search=GROUP)]
+        assert group.lag == 0
+        await harness.raw.acknowledge(TOPIC, GROUP, held)
+        await harness.send(TOPIC, "3")
+        assert (await harness.raw.receive(TOPIC, GROUP, wait=10)).bodies == ["3"]
+        await harness.raw.receive(TOPIC, "other")
+        await harness.send(TOPIC, "4")
+        assert (await harness.raw.receive(TOPIC, "other", wait=10)).bodies[-1] == "4"
+        assert [each.queue_offset async for each in harness.client.admin.browse(TOPIC)] == [4, 3]
+        await harness.clock.advance(100)
+        assert (await harness.raw.receive(TOPIC, GROUP, wait=10)).bodies == ["4"]  # "3" has used up its one attempt
+
+    async def test_what_cannot_be_purged(self, harness: Harness) -> None:
+        """Topics of the broker itself and of groups, and a topic that does not exist."""
+        await self.dead(harness, "0")
+        for name, code in ((f"%DLQ%{GROUP}", Code.FORBIDDEN), ("absent", Code.TOPIC_NOT_FOUND)):
+            assert (await harness.refused("PurgeTopic", admin_v1.PurgeTopicRequest(name=name)))[0] == code
+
+    async def test_a_disconnected_client_is_forgotten(self, harness: Harness) -> None:
+        """Its waiting receive ends and it leaves the list; with its next call it is back."""
+        waiting = asyncio.ensure_future(harness.raw.receive(TOPIC, GROUP, wait=60, timeout=90))
+        async with asyncio.timeout(60):
+            while not (connected := [each async for each in harness.client.admin.connections()]):
+                pass
+            await asyncio.sleep(0.2)
+            await harness.client.admin.disconnect_client(connected[0].client_id)
+            assert (await waiting).messages == []
+        assert [each async for each in harness.client.admin.connections()] == []
+        with pytest.raises(NotFoundError):
+            await harness.client.admin.disconnect_client(connected[0].client_id)
+        await harness.send(TOPIC, "0")
+        assert [each.client_id async for each in harness.client.admin.connections()] == [connected[0].client_id]
+
+
+async def test_removals_outlive_a_restart(tmp_path: Path) -> None:
+    """Purged messages and deleted dead letters are gone after a start, too."""
+    clock = TravellingClock()
+    for number in range(2):
+        async with (
+            in_process_broker(tmp_path / "store", clock=clock, dev=False) as broker,
+            connect(broker.endpoint) as client,
+        ):
+            raw = RawClient(broker.channel)
+            if number == 0:
+                await raw.create_topic(TOPIC, v2.MessageType.NORMAL)
+                await raw.create_group(GROUP, max_attempts=1)
+                for body in ("0", "1"):
+                    await raw.sent(message(TOPIC, body))
+                    received = await raw.receive(TOPIC, GROUP, count=1, wait=10)
+                    await raw.forward(TOPIC, GROUP, received.one.system_properties.receipt_handle)
+                assert await client.admin.delete_dead_letters(GROUP, [0]) == 1
+                await raw.sent(message(TOPIC, "2"))
+                assert (await client.admin.purge_topic(TOPIC)).message_count == 3
+            assert [each.message.body async for each in client.admin.dead_letters(GROUP, bodies=True)] == [b"1"]
+            assert [each async for each in client.admin.browse(TOPIC)] == []
+            assert (await raw.receive(TOPIC, GROUP)).messages == []

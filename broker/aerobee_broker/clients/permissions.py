@@ -157,6 +157,7 @@ _OURS: Final[dict[str, Row]] = {
             *("CreateTopic", "UpdateTopic", "DeleteTopic", "CreateGroup", "UpdateGroup", "DeleteGroup"),
             *("ResetOffsets", "ReconnectClient", "ResendDeadLetters"),
             *("UpdateConfiguration", "ListAccounts", "RecallDelayedMessages", "DecideTransactions"),
+            *("PurgeTopic", "DeleteDeadLetters", "DisconnectClient"),
         ),
     ),
 }

@@ -307,6 +307,10 @@ class ClientRegistry:
             client.stream = None
             self._remove(client)
 
+    def disconnect(self, client: Client) -> None:
+        """Remove a client that an operator sends away: its stream and its waiting calls end."""
+        self._remove(client)
+
     def expire(self) -> None:
         """Remove the clients that were silent for too long."""
         limit = self._clock.monotonic() - self._expiry_seconds

@@ -522,6 +522,26 @@ class Deliveries:
         retry_topics = [name for group in self._tables.groups for name in self._retry_topics(topic, group.name)]
         await self._delete([*lite_topics_of(self._store, topic), *retry_topics, topic])
 
+    async def purge_topic(self, topic: str) -> None:
+        """Delete the messages of a topic without lite topics, and move its groups behind them; durable on return.
+
+        Messages that arrive meanwhile may be deleted too, but none that arrives after the return.
+        """
+        ends = self._store.next_offsets(topic)
+        groups = {*self._tables.offsets.groups_of(topic), *self._subscriptions.groups_of(topic)}
+        retry_topics = [name for group in self._tables.groups for name in self._retry_topics(topic, group.name)]
+        # Groups first: after a crash in between, a group would otherwise wait for offsets that are gone.
+        for group in groups:
+            positions = self._tables.offsets.queues(topic, group)
+            await self.reset(
+                topic, group, {queue_id: ends.get(queue_id, offset) for queue_id, offset in positions.items()}
+            )
+        await self._store.delete_topics([topic, *retry_topics])
+        for name in retry_topics:
+            self._forget(Removed("", name))
+        if retry_topics:
+            await self._history.wait_stored()
+
     async def expire_lite_topics(self) -> int:
         """Delete expired lite topics; returns their number. Raises StoreError."""
         names = await self.lite.expired(self._tables.topics, self._clock.now_ms())

@@ -62,6 +62,10 @@ class BlockingAdmin(Wrapper[Admin]):
         """Delete a topic and the offsets of its groups."""
         return self._loop_thread.run(self.asynchronous.delete_topic(name))
 
+    def purge_topic(self, name: str, *, dry_run: bool = False) -> admin_v1.PurgeTopicResponse:
+        """Remove all messages of a topic for all groups, and keep its definition; `dry_run` only counts them."""
+        return self._loop_thread.run(self.asynchronous.purge_topic(name, dry_run=dry_run))
+
     def list_topics(self, *, include_system: bool = False) -> list[admin_v1.Topic]:
         """All topics in order of names."""
         return self._loop_thread.run(self.asynchronous.list_topics(include_system=include_system))
@@ -217,6 +221,10 @@ class BlockingAdmin(Wrapper[Admin]):
     def reconnect_client(self, client_id: str) -> None:
         """Ask a client to reopen its Telemetry stream; not every SDK does."""
         return self._loop_thread.run(self.asynchronous.reconnect_client(client_id))
+
+    def disconnect_client(self, client_id: str) -> None:
+        """Forget a client as if it had left; one that runs on connects again with its next call."""
+        return self._loop_thread.run(self.asynchronous.disconnect_client(client_id))
 
     def client_stacks(self, client_id: str) -> str:
         """The thread stacks of a client, as text. The broker waits 5 s for the client, so allow a longer timeout.
@@ -455,15 +463,38 @@ class BlockingAdmin(Wrapper[Admin]):
         """One dead letter with its body; None if there is none at this offset."""
         return self._loop_thread.run(self.asynchronous.dead_letter(group, offset))
 
+    def delete_dead_letters(
+        self,
+        group: str,
+        offsets: Iterable[int] = (),
+        *,
+        before: int | None = None,
+        everything: bool = False,
+        dry_run: bool = False,
+    ) -> int:
+        """Remove dead letters of a group: up to 1000 offsets, all given up before a time, or all. Returns how many."""
+        return self._loop_thread.run(
+            self.asynchronous.delete_dead_letters(group, offsets, before=before, everything=everything, dry_run=dry_run)
+        )
+
     def resend_dead_letters(
-        self, group: str, offsets: Sequence[int], *, topic: str = "", again: bool = False
+        self,
+        group: str,
+        offsets: Sequence[int],
+        *,
+        topic: str = "",
+        again: bool = False,
+        edit: admin_v1.DeadLetterEdit | None = None,
     ) -> list[admin_v1.ResendDeadLettersResponse.Result]:
         """Store dead letters again in their original topics for this group, or in `topic` for all its groups.
 
         At most 1000 at a time. Each result has a status of its own; dead letters resent before are refused unless
         `again`. With `again`, messages may be stored twice if an answer is lost, because the call is then repeated.
+        `edit`: what is replaced in each of them.
         """
-        return self._loop_thread.run(self.asynchronous.resend_dead_letters(group, offsets, topic=topic, again=again))
+        return self._loop_thread.run(
+            self.asynchronous.resend_dead_letters(group, offsets, topic=topic, again=again, edit=edit)
+        )
 
     def call(self, select: Callable[[Stubs], UnaryUnaryMultiCallable[RequestT, AnswerT]], request: RequestT) -> AnswerT:
         """One call as the protocol has it, for programs that turn pages themselves: the method that `select` names."""

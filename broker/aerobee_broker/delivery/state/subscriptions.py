@@ -114,6 +114,10 @@ class Subscriptions:
         subscription = self.get(topic, group)
         return None if subscription is None else subscription.queues.get(queue_id)
 
+    def groups_of(self, topic: str) -> list[str]:
+        """The groups that have received from the topic since the start, or that the journal mentions."""
+        return [group for group, topics in self._groups.items() if topic in topics]
+
     def add(self, topic: str, group: str) -> Subscription:
         """The subscription; a new one without queues if there was none."""
         return self._groups.setdefault(group, {}).setdefault(topic, Subscription())

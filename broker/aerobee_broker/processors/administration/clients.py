@@ -173,6 +173,12 @@ class ClientAdministration:
             raise ClientNotConnectedError(request.client_id)
         return admin_v1.ReconnectClientResponse(status=OK)
 
+    async def disconnect(
+        self, request: admin_v1.DisconnectClientRequest, _: Client
+    ) -> admin_v1.DisconnectClientResponse:
+        self._clients.disconnect(self._connected(request.client_id, None))
+        return admin_v1.DisconnectClientResponse(status=OK)
+
     async def print_thread_stack_trace(
         self, request: v2.PrintThreadStackTraceRequest, client: Client
     ) -> v2.PrintThreadStackTraceResponse:

@@ -1,4 +1,4 @@
-"""The dead letters of groups: list, show, resend.
+"""The dead letters of groups: list, show, resend, delete.
 
 Resending stores a dead letter again in its original topic, with its id. The property RESENT_FROM names the dead letter
 and shows later which ones were resent. Nothing else is recorded, so the record cannot disagree with the log. The
@@ -12,12 +12,15 @@ from contextlib import aclosing
 from typing import Final
 
 from aerobee_broker.clients.registry import Client
+from aerobee_broker.config import Settings
 from aerobee_broker.counters.broker_counters import BrokerCounters
+from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import IllegalTopicError, InvalidRequestError, TopicNotFoundError
 from aerobee_broker.limits.loop_share import READ_COUNT, STEP_SIZE, LoopShare, Steps
 from aerobee_broker.messages.admission import Admission, Destination
 from aerobee_broker.messages.key_query import find_by_message_id, newest_with_key
 from aerobee_broker.messages.message_mapping import RESENT_FROM, timestamp_ms, to_wire_message
+from aerobee_broker.messages.validation import refusal
 from aerobee_broker.processors.administration.wire import (
     OK,
     clear_body,
@@ -28,6 +31,7 @@ from aerobee_broker.processors.administration.wire import (
     resource,
     timestamp,
 )
+from aerobee_broker.tables.deleted_letters import DeletedLetters
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, dead_letter_topic
 from aerobee_broker.timer.state import TIMER_ORIGIN
@@ -35,7 +39,16 @@ from aerobee_proto import admin_v1, v2
 from aerobee_store import InvalidMessageError, MessageStore, Record
 from aerobee_store.records import properties as p
 from aerobee_store.records.decimals import decimal
-from aerobee_store.records.message_fields import ONLY_GROUP
+from aerobee_store.records.message_fields import (
+    EMPTY_PROPERTIES,
+    EXACT_KEYS,
+    ONLY_GROUP,
+    keys_of,
+    properties_of,
+    user_properties_of,
+)
+from aerobee_store.records.message_rules import BrokenRuleError, check_message
+from aerobee_store.records.record import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE
 
 DEAD_LETTER_QUEUE_ID: Final = 0  # there is one queue, as in RocketMQ
 _PAGE_COUNT: Final = 100
@@ -61,15 +74,20 @@ class DeadLetterAdministration:
     def __init__(
         self,
         *,
+        settings: Settings,
         store: MessageStore,
         tables: Tables,
         admission: Admission,
         counters: BrokerCounters,
-        loop_share: LoopShare,
+        deliveries: Deliveries,
+        deleted: DeletedLetters,
     ) -> None:
+        self._settings = settings
+        self._deliveries = deliveries
+        self._deleted = deleted
         self._store = store
         self._admission = admission
-        self._loop_share = loop_share
+        self._loop_share = deliveries.loop_share
         self._tables = tables
         self._counters = counters
 
@@ -86,7 +104,7 @@ class DeadLetterAdministration:
         for group in page:
             topic = dead_letter_topic(group)
             low, high = self._store.queue_range(topic, DEAD_LETTER_QUEUE_ID)
-            queue = admin_v1.DeadLetterQueue(group=group, count=high - low)
+            queue = admin_v1.DeadLetterQueue(group=group, count=self._count(topic))
             for place, stored in (
                 (queue.oldest_timestamp, self._store.store_timestamp_at(topic, DEAD_LETTER_QUEUE_ID, low)),
                 (queue.newest_timestamp, self._store.store_timestamp_at(topic, DEAD_LETTER_QUEUE_ID, high - 1)),
@@ -106,7 +124,11 @@ class DeadLetterAdministration:
             raise InvalidRequestError(v2.Code.BAD_REQUEST, "begin_timestamp is after end_timestamp; swap them")
         if request.message_id:
             found = await find_by_message_id(self._store, self._loop_share, topic, request.message_id)
-            found = [record for record in found if begin <= record.store_timestamp <= end]
+            found = [
+                record
+                for record in found
+                if begin <= record.store_timestamp <= end and not self._deleted.has(request.group, record.queue_offset)
+            ]
             token = ""
         else:
             found, token = await self._page(
@@ -149,7 +171,7 @@ class DeadLetterAdministration:
             for record in result.records:
                 if record.store_timestamp > end:
                     return found, ""
-                if record.store_timestamp >= begin:
+                if record.store_timestamp >= begin and not self._deleted.has(request.group, record.queue_offset):
                     found.append(record)
                     size += record.size
             if result.next_offset <= position:
@@ -214,17 +236,84 @@ class DeadLetterAdministration:
         properties[RESENT_FROM] = _letter_name(record)
         if not request.topic:
             properties[ONLY_GROUP] = topic.removeprefix(DEAD_LETTER_PREFIX)
+        if request.HasField("edit"):
+            self._edit(properties, request.edit)
         message = record.to_new_message(target.topic, queue_id, properties)
         message.reconsume_times = 0
+        if request.edit.HasField("body"):
+            message.body = request.edit.body
+            message.sys_flag &= ~(SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE)
         [place] = self._store.append([message])
         self._counters.stored(target.topic, ["normal"], [queue_id], [place.size])
         result.message_id = record.unique_key or ""
         result.topic, result.queue_id, result.queue_offset = target.topic, queue_id, place.queue_offset
         return place.end
 
+    def _edit(self, properties: dict[str, str], edit: admin_v1.DeadLetterEdit) -> None:
+        """Change the properties. InvalidRequestError for what a producer may not send."""
+        tag = edit.tag if edit.HasField("tag") else properties.get(p.TAGS)
+        keys = list(edit.keys.values) if edit.HasField("keys") else keys_of(properties)
+        user = user_properties_of(properties)
+        for name in (*user, *edit.delete_properties):
+            properties.pop(name, None)
+            if name not in user:
+                raise InvalidRequestError(v2.Code.BAD_REQUEST, f"the message has no property {name[:80]!r} to delete")
+        user = {name: value for name, value in user.items() if name not in edit.delete_properties}
+        user.update(edit.set_properties)
+        try:
+            check_message(
+                body_size=len(edit.body) if edit.HasField("body") else 1,
+                body_size_max=self._settings.current.store.body_size_max,
+                user_properties=user,
+                tag=tag,
+                keys=keys,
+                message_id=None,
+                message_group=None,
+                trace_context=None,
+                lite_topic=None,
+                priority=None,
+                limits=self._settings.current.limits,
+            )
+        except BrokenRuleError as broken:
+            raise refusal(broken) from None
+        for name in (p.TAGS, p.KEYS, EXACT_KEYS, EMPTY_PROPERTIES):
+            properties.pop(name, None)
+        fields = properties_of(message_id="", tag=tag, keys=keys, user_properties=user)
+        del fields[p.UNIQ_KEY]
+        properties.update(fields)
+
+    async def delete(self, request: admin_v1.DeleteDeadLettersRequest, _: Client) -> admin_v1.DeleteDeadLettersResponse:
+        topic = self._topic(request.group)
+        chosen = bool(request.offsets) + request.HasField("before_timestamp") + request.all
+        if chosen != 1:
+            raise InvalidRequestError(v2.Code.BAD_REQUEST, "give either offsets, before_timestamp or all")
+        if len(request.offsets) > _RESEND_COUNT_MAX:
+            raise InvalidRequestError(
+                v2.Code.BAD_REQUEST,
+                f"{len(request.offsets)} offsets in one request; delete at most {_RESEND_COUNT_MAX} at a time",
+            )
+        low, high = self._store.queue_range(topic, DEAD_LETTER_QUEUE_ID)
+        if request.all:
+            count = self._count(topic)
+            if not request.dry_run and high > low:
+                await self._deliveries.purge_topic(topic)
+            return admin_v1.DeleteDeadLettersResponse(status=OK, deleted_count=count)
+        if request.offsets:
+            for offset in request.offsets:
+                self._letter(topic, request.group, offset)  # each must be there
+            ranges = [(offset, offset + 1) for offset in set(request.offsets)]
+        else:
+            before_ms = timestamp_ms(request.before_timestamp)
+            ranges = [(low, self._store.offset_by_time(topic, DEAD_LETTER_QUEUE_ID, before_ms))] if high > low else []
+        count = sum(end - first - self._deleted.count(request.group, first, end) for first, end in ranges)
+        if not request.dry_run and count:
+            await self._deleted.add(request.group, ranges, low)
+            await self._deleted.forget(lambda group: dead_letter_topic(group) in self._tables.topics)
+        return admin_v1.DeleteDeadLettersResponse(status=OK, deleted_count=count)
+
     def _letter(self, topic: str, group: str, offset: int) -> Record:
         found = self._store.read(topic, DEAD_LETTER_QUEUE_ID, offset, max_count=1).records if offset >= 0 else []
-        if not found or found[0].queue_offset != offset:
+        if not found or found[0].queue_offset != offset or self._deleted.has(group, offset):
             raise InvalidRequestError(
                 v2.Code.MESSAGE_NOT_FOUND,
                 f"group {group!r} has no dead letter {offset}; it expired or never existed",
@@ -248,8 +337,9 @@ class DeadLetterAdministration:
         return topic
 
     def _count(self, topic: str) -> int:
+        """How many an operator sees."""
         low, high = self._store.queue_range(topic, DEAD_LETTER_QUEUE_ID)
-        return high - low
+        return max(high - low, 0) - self._deleted.count(topic.removeprefix(DEAD_LETTER_PREFIX), low, high)
 
     async def _to_wire(self, record: Record, *, include_body: bool) -> admin_v1.DeadLetter:
         message = to_wire_message(record, resource(record.topic))

@@ -26,6 +26,7 @@ from aerobee_broker.processors.administration.wire import (
 )
 from aerobee_broker.statistics.broker_stats import BrokerStats, GroupTraffic, TopicTraffic
 from aerobee_broker.tables.consumer_groups import is_system_group
+from aerobee_broker.tables.deleted_letters import DeletedLetters
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import dead_letter_topic
 from aerobee_broker.watching.backlog import Backlog, backlogs_of
@@ -66,12 +67,14 @@ class Overview:
         clients: ClientRegistry,
         deliveries: Deliveries,
         broker_stats: BrokerStats,
+        deleted_letters: DeletedLetters,
     ) -> None:
         self._store = store
         self._tables = tables
         self._clients = clients
         self._deliveries = deliveries
         self._broker_stats = broker_stats
+        self._deleted_letters = deleted_letters
         self._sizes: dict[tuple[str, int], tuple[int, int, QueueBytes]] = {}  # by queue, with its range at that time
 
     async def list_topics(
@@ -224,7 +227,7 @@ class Overview:
             acknowledged_rate=traffic.rate(got.acknowledged),
             client_count=len(connected),
             topic_count=sum(1 for topic in topics if not is_own_topic(topic)),
-            dead_letter_count=high - low,
+            dead_letter_count=max(high - low, 0) - self._deleted_letters.count(name, low, high),
             subscriptions_differ=not agree(connected),
         )
         if total.oldest_ms is not None:

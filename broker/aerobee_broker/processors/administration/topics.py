@@ -116,6 +116,23 @@ class TopicAdministration:
             return False
         return not is_own_topic(name) and not name.startswith(LIGHT_PREFIX)
 
+    async def purge_topic(self, request: admin_v1.PurgeTopicRequest, _: Client) -> admin_v1.PurgeTopicResponse:
+        topic = self._tables.topics.require(request.name)
+        if topic.message_type is TopicMessageType.LITE or is_own_topic(topic.name):
+            raise InvalidRequestError(
+                v2.Code.FORBIDDEN,
+                f"topic {topic.name!r} is one of the broker, of a group, or has lite topics, and cannot be purged; "
+                "delete dead letters with: aerobee dlq delete",
+            )
+        count = 0
+        for queue_id in self._store.queue_ids(topic.name):
+            low, high = self._store.queue_range(topic.name, queue_id)
+            count += max(high - low, 0)
+        groups = sorted(name for name in self._tables.offsets.groups_of(topic.name) if not is_system_group(name))
+        if not request.dry_run:
+            await self._deliveries.purge_topic(topic.name)
+        return admin_v1.PurgeTopicResponse(status=OK, message_count=count, groups=groups)
+
     async def list_topics(self, request: admin_v1.ListTopicsRequest, _: Client) -> admin_v1.ListTopicsResponse:
         names = sorted(
             topic.name for topic in self._tables.topics if request.include_system or not is_own_topic(topic.name)

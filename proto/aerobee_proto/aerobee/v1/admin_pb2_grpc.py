@@ -200,6 +200,21 @@ class AdminServiceStub:
                 request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DecideTransactionsRequest.SerializeToString,
                 response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DecideTransactionsResponse.FromString,
                 _registered_method=True)
+        self.DeleteDeadLetters = channel.unary_unary(
+                '/aerobee.v1.AdminService/DeleteDeadLetters',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DeleteDeadLettersRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DeleteDeadLettersResponse.FromString,
+                _registered_method=True)
+        self.PurgeTopic = channel.unary_unary(
+                '/aerobee.v1.AdminService/PurgeTopic',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.PurgeTopicRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.PurgeTopicResponse.FromString,
+                _registered_method=True)
+        self.DisconnectClient = channel.unary_unary(
+                '/aerobee.v1.AdminService/DisconnectClient',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DisconnectClientRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DisconnectClientResponse.FromString,
+                _registered_method=True)
         self.ListAccounts = channel.unary_unary(
                 '/aerobee.v1.AdminService/ListAccounts',
                 request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListAccountsRequest.SerializeToString,
@@ -453,6 +468,32 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteDeadLetters(self, request, context):
+        """--- Removing -----------------------------------------------------------------------------------------------
+
+        Removes dead letters of one group from all that operators see. Durable when answered; their bytes leave the disk with
+        their segments, and a consumer of the topic of dead letters still gets them, except after `all`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PurgeTopic(self, request, context):
+        """Removes all messages of a topic for all groups and keeps its definition. Durable when answered; the bytes leave the
+        disk with their segments. Delayed messages and open transactions of the topic stay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DisconnectClient(self, request, context):
+        """Forgets a client as if it had left: ends its Telemetry stream and its waiting calls. A client that runs on connects
+        again with its next call. NOT_FOUND for one that is not connected.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAccounts(self, request, context):
         """--- Operators and the disk ---------------------------------------------------------------------------------
 
@@ -629,6 +670,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DecideTransactions,
                     request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DecideTransactionsRequest.FromString,
                     response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DecideTransactionsResponse.SerializeToString,
+            ),
+            'DeleteDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteDeadLetters,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DeleteDeadLettersRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DeleteDeadLettersResponse.SerializeToString,
+            ),
+            'PurgeTopic': grpc.unary_unary_rpc_method_handler(
+                    servicer.PurgeTopic,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.PurgeTopicRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.PurgeTopicResponse.SerializeToString,
+            ),
+            'DisconnectClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.DisconnectClient,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DisconnectClientRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DisconnectClientResponse.SerializeToString,
             ),
             'ListAccounts': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAccounts,
@@ -1528,6 +1584,87 @@ class AdminService:
             '/aerobee.v1.AdminService/DecideTransactions',
             aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DecideTransactionsRequest.SerializeToString,
             aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DecideTransactionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/DeleteDeadLetters',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DeleteDeadLettersRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DeleteDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PurgeTopic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/PurgeTopic',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.PurgeTopicRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.PurgeTopicResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DisconnectClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/DisconnectClient',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DisconnectClientRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DisconnectClientResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -127,6 +127,20 @@ class AdminServiceStub:
     """Transactions without a decision, the oldest first."""
     DecideTransactions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DecideTransactionsRequest, _admin_pb2.DecideTransactionsResponse]
     """Commits transactions or rolls them back in place of their producer. Durable when answered."""
+    DeleteDeadLetters: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteDeadLettersRequest, _admin_pb2.DeleteDeadLettersResponse]
+    """--- Removing -----------------------------------------------------------------------------------------------
+
+    Removes dead letters of one group from all that operators see. Durable when answered; their bytes leave the disk with
+    their segments, and a consumer of the topic of dead letters still gets them, except after `all`.
+    """
+    PurgeTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PurgeTopicRequest, _admin_pb2.PurgeTopicResponse]
+    """Removes all messages of a topic for all groups and keeps its definition. Durable when answered; the bytes leave the
+    disk with their segments. Delayed messages and open transactions of the topic stay.
+    """
+    DisconnectClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DisconnectClientRequest, _admin_pb2.DisconnectClientResponse]
+    """Forgets a client as if it had left: ends its Telemetry stream and its waiting calls. A client that runs on connects
+    again with its next call. NOT_FOUND for one that is not connected.
+    """
     ListAccounts: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]
     """--- Operators and the disk ---------------------------------------------------------------------------------
 
@@ -223,6 +237,20 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Transactions without a decision, the oldest first."""
     DecideTransactions: _aio.UnaryUnaryMultiCallable[_admin_pb2.DecideTransactionsRequest, _admin_pb2.DecideTransactionsResponse]  # type: ignore[assignment]
     """Commits transactions or rolls them back in place of their producer. Durable when answered."""
+    DeleteDeadLetters: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteDeadLettersRequest, _admin_pb2.DeleteDeadLettersResponse]  # type: ignore[assignment]
+    """--- Removing -----------------------------------------------------------------------------------------------
+
+    Removes dead letters of one group from all that operators see. Durable when answered; their bytes leave the disk with
+    their segments, and a consumer of the topic of dead letters still gets them, except after `all`.
+    """
+    PurgeTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.PurgeTopicRequest, _admin_pb2.PurgeTopicResponse]  # type: ignore[assignment]
+    """Removes all messages of a topic for all groups and keeps its definition. Durable when answered; the bytes leave the
+    disk with their segments. Delayed messages and open transactions of the topic stay.
+    """
+    DisconnectClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.DisconnectClientRequest, _admin_pb2.DisconnectClientResponse]  # type: ignore[assignment]
+    """Forgets a client as if it had left: ends its Telemetry stream and its waiting calls. A client that runs on connects
+    again with its next call. NOT_FOUND for one that is not connected.
+    """
     ListAccounts: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]  # type: ignore[assignment]
     """--- Operators and the disk ---------------------------------------------------------------------------------
 
@@ -514,6 +542,38 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DecideTransactionsResponse, _abc.Awaitable[_admin_pb2.DecideTransactionsResponse]]:
         """Commits transactions or rolls them back in place of their producer. Durable when answered."""
+
+    @_abc_1.abstractmethod
+    def DeleteDeadLetters(
+        self,
+        request: _admin_pb2.DeleteDeadLettersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DeleteDeadLettersResponse, _abc.Awaitable[_admin_pb2.DeleteDeadLettersResponse]]:
+        """--- Removing -----------------------------------------------------------------------------------------------
+
+        Removes dead letters of one group from all that operators see. Durable when answered; their bytes leave the disk with
+        their segments, and a consumer of the topic of dead letters still gets them, except after `all`.
+        """
+
+    @_abc_1.abstractmethod
+    def PurgeTopic(
+        self,
+        request: _admin_pb2.PurgeTopicRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.PurgeTopicResponse, _abc.Awaitable[_admin_pb2.PurgeTopicResponse]]:
+        """Removes all messages of a topic for all groups and keeps its definition. Durable when answered; the bytes leave the
+        disk with their segments. Delayed messages and open transactions of the topic stay.
+        """
+
+    @_abc_1.abstractmethod
+    def DisconnectClient(
+        self,
+        request: _admin_pb2.DisconnectClientRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DisconnectClientResponse, _abc.Awaitable[_admin_pb2.DisconnectClientResponse]]:
+        """Forgets a client as if it had left: ends its Telemetry stream and its waiting calls. A client that runs on connects
+        again with its next call. NOT_FOUND for one that is not connected.
+        """
 
     @_abc_1.abstractmethod
     def ListAccounts(
