@@ -18,6 +18,7 @@ from aerobee_broker.processors.administration.clients import ClientAdministratio
 from aerobee_broker.processors.administration.configuration import ConfigurationAdministration
 from aerobee_broker.processors.administration.dead_letters import DeadLetterAdministration
 from aerobee_broker.processors.administration.groups import GroupAdministration
+from aerobee_broker.processors.administration.inventory import Inventory
 from aerobee_broker.processors.administration.messages import MessageAdministration
 from aerobee_broker.processors.administration.overview import Overview
 from aerobee_broker.processors.administration.status import StatusAdministration
@@ -48,6 +49,7 @@ from aerobee_broker.services.record_service import RecordService
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.standard_services import health_methods, reflection_methods
 from aerobee_broker.tables.deleted_letters import DeletedLetters
+from aerobee_broker.tables.operations import Operations
 from aerobee_broker.tables.runtime_settings import RuntimeSettings
 from aerobee_broker.watching.watch import Watch
 from aerobee_proto import admin_v1
@@ -70,6 +72,7 @@ def grpc_methods(
     cluster: ClusterRoutes,
     replication: Callable[[], admin_v1.BrokerReplication] | None,
     watch: Watch,
+    operations: Operations,
     leaving: asyncio.Event,
     draining: asyncio.Event,
 ) -> dict[str, Method]:
@@ -82,7 +85,9 @@ def grpc_methods(
     send = SendProcessor(
         parts.settings, parts.store, parts.admission, parts.counters, parts.clock, parts.transactions, parts.timer
     )
-    administration = _administration(parts, route, send, runtime_settings, listening, replication, watch, draining)
+    administration = _administration(
+        parts, route, send, runtime_settings, listening, replication, watch, operations, draining
+    )
     remoting.administer(administration.topics, administration.groups, runtime_settings, parts.broker_stats)
     admin = AdminService(
         accounts=parts.accounts,
@@ -90,11 +95,13 @@ def grpc_methods(
         limits=limits,
         administration=administration,
         query=QueryProcessor(parts.store, parts.tables, parts.deliveries),
+        operations=operations,
+        clock=parts.clock,
     )
     return {
         **MessagingService(parts, limits, _messaging_processors(parts, route, send)).methods(),
         **admin.methods(),
-        **aerobee_admin_methods(administration, parts.counters, limits, parts.accounts),
+        **aerobee_admin_methods(administration, parts.counters, limits, parts.accounts, operations, parts.clock),
         **_record_service(parts, limits, draining).methods(),
         **health_methods(SERVICES, leaving),
         **reflection_methods(SERVICES, draining),
@@ -125,6 +132,7 @@ def _administration(
     listening: Listening,
     replication: Callable[[], admin_v1.BrokerReplication] | None,
     watch: Watch,
+    operations: Operations,
     draining: asyncio.Event,
 ) -> Administration:
     config, clock, store, tables = parts.settings.current, parts.clock, parts.store, parts.tables
@@ -178,6 +186,7 @@ def _administration(
             draining=draining,
         ),
         trends=Trends(watch, tables),
+        inventory=Inventory(settings=parts.settings, store=store, operations=operations, clock=clock),
         waiting=WaitingMessages(
             settings=parts.settings,
             tables=tables,

@@ -37,6 +37,7 @@ from aerobee_broker.remoting.service import RemotingService
 from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.statistics.broker_stats import BrokerStats
+from aerobee_broker.tables.operations import Operations
 from aerobee_broker.tables.runtime_settings import RuntimeSettings
 from aerobee_broker.tables.table_files import BatchTopics, Tables
 from aerobee_broker.tables.topics import is_system_topic
@@ -314,7 +315,9 @@ async def _serve(
             replication = None if master is None else master.describe
             watch = Watch(parts, None if replication is None else partial(_replica_lags, replication))
             running.append(tasks.create_task(watch.run(), name=watch.name))
-            front = await _listen(parts, runtime_settings, remoting, cluster, replication, watch)
+            operations = Operations(store)
+            running.append(tasks.create_task(operations.run(), name=operations.name))
+            front = await _listen(parts, runtime_settings, remoting, cluster, replication, watch, operations)
             serving = _Serving(process, parts, remoting, registrar, cluster, master, front)
             ends = [tasks.create_task(process.stop.wait())]
             try:
@@ -331,6 +334,7 @@ async def _serve(
                 is_deposed = any(loss.done() for loss in losses)
                 ready.reason = "the lease is lost" if is_deposed else "draining: the broker stops"
                 await serving.drain(is_deposed=is_deposed)
+                await operations.save()
             finally:
                 process.metrics.detach()
                 ready.reason = ready.reason or "stopping: a service of the broker died"
@@ -445,6 +449,7 @@ async def _listen(
     cluster: ClusterRoutes,
     replication: Callable[[], admin_v1.BrokerReplication] | None,
     watch: Watch,
+    operations: Operations,
 ) -> _GrpcFront:
     """Bind the ports and serve every service on them. Raises ListenError."""
     config = parts.settings.current
@@ -472,7 +477,7 @@ async def _listen(
         server, listening = listen_grpcio(methods, config, request_size_max=limits.request_size_max)
     listening, leaving, draining = replace(listening, remoting=remoting_address), asyncio.Event(), asyncio.Event()
     methods |= grpc_methods(
-        parts, limits, runtime_settings, remoting, listening, cluster, replication, watch, leaving, draining
+        parts, limits, runtime_settings, remoting, listening, cluster, replication, watch, operations, leaving, draining
     )
     await server.start()
     return _GrpcFront(server=server, listening=listening, leaving=leaving, draining=draining)

@@ -366,6 +366,23 @@ class Admin:
                 return
             request.page_token = answer.next_page_token
 
+    async def operations(
+        self, *, account: str = "", search: str = "", max_count: int | None = None
+    ) -> AsyncIterator[admin_v1.Operation]:
+        """Who changed what, newest first; at most the latest 1000 changes."""
+        request = admin_v1.ListOperationsRequest(account=account, search=search)
+        left = max_count
+        while left is None or left > 0:
+            request.page_size = 0 if left is None else min(left, _STATUS_PAGE_COUNT)
+            answer = await self._call(lambda stubs: stubs.aerobee_admin.ListOperations, request)
+            for operation in answer.operations:
+                yield operation
+            if left is not None:
+                left -= len(answer.operations)
+            if not answer.next_page_token:
+                return
+            request.page_token = answer.next_page_token
+
     # --- The broker -------------------------------------------------------------------------------------------
 
     async def broker_status(self) -> admin_v1.GetBrokerStatusResponse:
@@ -377,6 +394,17 @@ class Admin:
         """The beginning and end of the log, its durable part, and counters."""
         request = admin_v1.GetStoreStatusRequest()
         return await self._call(lambda stubs: stubs.aerobee_admin.GetStoreStatus, request)
+
+    async def segments(self) -> admin_v1.ListSegmentsResponse:
+        """The segments of the log, oldest first, how fast it grows, and when the disk will be full."""
+        request = admin_v1.ListSegmentsRequest(page_size=_STATUS_PAGE_COUNT)
+        answer = await self._call(lambda stubs: stubs.aerobee_admin.ListSegments, request)
+        while answer.next_page_token:
+            request.page_token = answer.next_page_token
+            following = await self._call(lambda stubs: stubs.aerobee_admin.ListSegments, request)
+            answer.segments.extend(following.segments)
+            answer.next_page_token = following.next_page_token
+        return answer
 
     async def traffic(
         self, window: Literal["minute", "hour", "day"] = "minute", *, topic: str = "", count: int = 100

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from aerobee_store.records.record import Message, Record
     from aerobee_store.records.record_batch import RecordBatch
     from aerobee_store.running_flags import RunningFlags
-    from aerobee_store.store_status import StoreStatus
+    from aerobee_store.store_status import Segment, StoreStatus
 
 __all__ = [
     "Appended",
@@ -61,6 +61,7 @@ __all__ = [
     "ReplicaMissingError",
     "ReplicaTimeoutError",
     "RunningFlags",
+    "Segment",
     "StoreAccessError",
     "StoreBusyError",
     "StoreClosedError",
@@ -106,6 +107,7 @@ _MODULES = {
     "StoreFailedError": "aerobee_store.errors",
     "StoreFullError": "aerobee_store.errors",
     "StoreLockedError": "aerobee_store.errors",
+    "Segment": "aerobee_store.store_status",
     "StoreStatus": "aerobee_store.store_status",
     "SyncTimeoutError": "aerobee_store.errors",
     "SystemClock": "aerobee_store.clock",

@@ -60,7 +60,7 @@ from aerobee_store.records.record import Draft, Message, Record
 from aerobee_store.records.record_template import TemplateMessage
 from aerobee_store.running_flags import RunningFlags, RunningState
 from aerobee_store.stats import StoreStats
-from aerobee_store.store_status import StoreState, StoreStatus
+from aerobee_store.store_status import Segment, StoreState, StoreStatus
 
 if TYPE_CHECKING:
     from aerobee_store.records.record_batch import RecordBatch
@@ -738,6 +738,18 @@ class MessageStore:
     def positions(self) -> tuple[int, int, int, int]:
         """(wrote, committed, flushed, dispatched) physical offsets."""
         return self._log.wrote, self._log.committed, self._log.flushed, self._dispatch.dispatched
+
+    def segments(self) -> list[Segment]:
+        """The segments of the log, oldest first, without preallocated ones."""
+        files = list(self._log.files)
+        return [
+            Segment(file.start_offset, file.size, file.wrote, file.path)
+            for file in files[: len(files) - self._allocation.prepared]
+        ]
+
+    def log_timestamp_at(self, physical_offset: int) -> int | None:
+        """When the record at this place of the log was stored, or None if there is none."""
+        return self._log.store_timestamp_at(physical_offset)
 
     def status(self) -> StoreStatus:
         """A snapshot for people and metrics. Asks the disk for its usage."""

@@ -14,6 +14,15 @@ from aerobee_store.running_flags import RunningFlags
 StoreState = Literal["open", "failed", "closed"]
 
 
+class Segment(Struct, frozen=True):
+    """One file of the log; `used`: bytes of it with records."""
+
+    physical_offset: int
+    size: int
+    used: int
+    path: Path
+
+
 class StoreStatus(Struct, frozen=True):
     """Physical offsets; sizes in bytes."""
 

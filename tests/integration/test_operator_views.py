@@ -665,6 +665,57 @@ class TestRemoving:
         assert [each.client_id async for each in harness.client.admin.connections()] == [connected[0].client_id]
 
 
+class TestInventory:
+    async def test_who_changed_what(self, harness: Harness) -> None:
+        """Newest first, without dry runs and refused calls; searched and paged."""
+        admin = harness.client.admin
+        await admin.purge_topic(TOPIC, dry_run=True)
+        with pytest.raises(NotFoundError):
+            await admin.delete_topic("absent")
+        await admin.update_topic(TOPIC, queue_count=2)
+        found = [each async for each in admin.operations()]
+        assert [each.method for each in found] == ["UpdateTopic", "CreateGroup", "CreateTopic"]
+        assert (found[0].account, 'name: "orders"' in found[0].request) == ("", True)
+        assert found[0].address.startswith("127.0.0.1:")
+        assert found[0].timestamp.ToMilliseconds() <= harness.clock.now_ms()
+        assert [each.method async for each in admin.operations(search="BILLING")] == ["CreateGroup"]
+        assert [each async for each in admin.operations(account="nobody")] == []
+        page = await harness.ok("ListOperations", admin_v1.ListOperationsRequest(page_size=2))
+        request = admin_v1.ListOperationsRequest(page_size=2, page_token=page.next_page_token)
+        rest = await harness.ok("ListOperations", request)
+        assert [each.method for each in rest.operations] == ["CreateTopic"]
+        assert rest.next_page_token == ""
+
+    async def test_segments_and_their_growth(self, harness: Harness) -> None:
+        """Segments in order, with what they hold; a growth that retention does not stop fills the disk some day."""
+        await harness.send(TOPIC, *("x" * 8000 for _ in range(40)))
+        await harness.clock.advance(3600)
+        await harness.send(TOPIC, "last")
+        found = await harness.client.admin.segments()
+        store = await harness.client.admin.store_status()
+        segments = list(found.segments)
+        assert len(segments) == store.segment_count > 1
+        assert segments[0].physical_offset == store.min_physical_offset
+        assert [each.physical_offset for each in segments[1:]] == [
+            each.physical_offset + each.size for each in segments[:-1]
+        ]
+        assert segments[-1].physical_offset + segments[-1].used == store.max_physical_offset
+        assert all(each.HasField("expire_timestamp") for each in segments[:-1])
+        assert not segments[-1].HasField("expire_timestamp")
+        assert found.growth_bytes_per_day == pytest.approx(24 * store.max_physical_offset, rel=0.1)
+        assert not found.HasField("full_in")
+        page = await harness.ok("ListSegments", admin_v1.ListSegmentsRequest(page_size=1))
+        assert page.next_page_token == str(segments[1].physical_offset)
+
+    async def test_bad_pages(self, harness: Harness) -> None:
+        """A token that no page gave is refused."""
+        for method, request in (
+            ("ListOperations", admin_v1.ListOperationsRequest(page_token="x")),
+            ("ListSegments", admin_v1.ListSegmentsRequest(page_token="x")),
+        ):
+            assert (await harness.refused(method, request))[0] == Code.BAD_REQUEST
+
+
 async def test_removals_outlive_a_restart(tmp_path: Path) -> None:
     """Purged messages and deleted dead letters are gone after a start, too."""
     clock = TravellingClock()
@@ -684,6 +735,8 @@ async def test_removals_outlive_a_restart(tmp_path: Path) -> None:
                 assert await client.admin.delete_dead_letters(GROUP, [0]) == 1
                 await raw.sent(message(TOPIC, "2"))
                 assert (await client.admin.purge_topic(TOPIC)).message_count == 3
+            methods = [each.method async for each in client.admin.operations()]
+            assert methods == ["PurgeTopic", "DeleteDeadLetters", "CreateGroup", "CreateTopic"]
             assert [each.message.body async for each in client.admin.dead_letters(GROUP, bodies=True)] == [b"1"]
             assert [each async for each in client.admin.browse(TOPIC)] == []
             assert (await raw.receive(TOPIC, GROUP)).messages == []

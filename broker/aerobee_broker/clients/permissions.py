@@ -148,7 +148,7 @@ _OURS: Final[dict[str, Row]] = {
         (
             *("ListTopics", "ListGroups", "GetBrokerStatus", "GetStoreStatus", "ListTraffic", "ListConnections"),
             *("ListDeadLetterQueues", "GetConfiguration", "ListTopicStatus", "ListGroupStatus"),
-            *("GetHistory", "GetProblems", "ListDelayedMessages", "ListTransactions"),
+            *("GetHistory", "GetProblems", "ListDelayedMessages", "ListTransactions", "ListSegments"),
         ),
     ),
     **_rows(
@@ -157,7 +157,7 @@ _OURS: Final[dict[str, Row]] = {
             *("CreateTopic", "UpdateTopic", "DeleteTopic", "CreateGroup", "UpdateGroup", "DeleteGroup"),
             *("ResetOffsets", "ReconnectClient", "ResendDeadLetters"),
             *("UpdateConfiguration", "ListAccounts", "RecallDelayedMessages", "DecideTransactions"),
-            *("PurgeTopic", "DeleteDeadLetters", "DisconnectClient"),
+            *("PurgeTopic", "DeleteDeadLetters", "DisconnectClient", "ListOperations"),
         ),
     ),
 }

@@ -14,7 +14,9 @@ from aerobee_broker.services.aerobee_admin_service import Administration
 from aerobee_broker.services.audit import audited
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import AnonymousIdentity, service_methods
+from aerobee_broker.tables.operations import Operations
 from aerobee_proto import v2
+from aerobee_store.clock import Clock
 
 SERVICE: Final = "apache.rocketmq.v2.Admin"
 _LEVELS: Final = ("DEBUG", "DEBUG", "INFO", "WARNING", "ERROR")  # TRACE becomes DEBUG: Python has nothing below
@@ -31,12 +33,16 @@ class AdminService:
         limits: RequestLimits,
         administration: Administration,
         query: QueryProcessor,
+        operations: Operations,
+        clock: Clock,
     ) -> None:
         self._identify = AnonymousIdentity(accounts)
         self._counters = counters
         self._limits = limits
         self._administration = administration
         self._query = query
+        self._operations = operations
+        self._clock = clock
 
     def methods(self) -> dict[str, Method]:
         administration = self._administration
@@ -64,7 +70,9 @@ class AdminService:
                         "VerifyMessage": administration.clients.verify_message,
                         "AdminSendMessage": administration.messages.send,
                         "ChangeLogLevel": self._change_log_level,
-                    }
+                    },
+                    self._operations,
+                    self._clock,
                 ),
             },
         )

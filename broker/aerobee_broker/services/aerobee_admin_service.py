@@ -16,6 +16,7 @@ from aerobee_broker.processors.administration.clients import ClientAdministratio
 from aerobee_broker.processors.administration.configuration import ConfigurationAdministration
 from aerobee_broker.processors.administration.dead_letters import DeadLetterAdministration
 from aerobee_broker.processors.administration.groups import GroupAdministration
+from aerobee_broker.processors.administration.inventory import Inventory
 from aerobee_broker.processors.administration.messages import MessageAdministration
 from aerobee_broker.processors.administration.overview import Overview
 from aerobee_broker.processors.administration.status import StatusAdministration
@@ -26,6 +27,8 @@ from aerobee_broker.processors.administration.waiting import WaitingMessages
 from aerobee_broker.services.audit import audited
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import AnonymousIdentity, service_methods
+from aerobee_broker.tables.operations import Operations
+from aerobee_store.clock import Clock
 
 SERVICE: Final = "aerobee.v1.AdminService"
 
@@ -46,11 +49,17 @@ class Administration(Struct, frozen=True, kw_only=True):
     tail: MessageTail
     trends: Trends
     waiting: WaitingMessages
+    inventory: Inventory
     status: StatusAdministration
 
 
 def aerobee_admin_methods(
-    administration: Administration, counters: BrokerCounters, limits: RequestLimits, accounts: Accounts | None
+    administration: Administration,
+    counters: BrokerCounters,
+    limits: RequestLimits,
+    accounts: Accounts | None,
+    operations: Operations,
+    clock: Clock,
 ) -> dict[str, Method]:
     """One line per method."""
     return service_methods(
@@ -75,6 +84,8 @@ def aerobee_admin_methods(
             "ListGroupStatus": administration.overview.list_groups,
             "ListDelayedMessages": administration.waiting.list_delayed,
             "ListTransactions": administration.waiting.list_transactions,
+            "ListOperations": administration.inventory.list_operations,
+            "ListSegments": administration.inventory.list_segments,
             "GetHistory": administration.trends.history,
             "GetProblems": administration.trends.problems,
             "BrowseMessages": administration.browser.browse,
@@ -97,7 +108,9 @@ def aerobee_admin_methods(
                     "ReconnectClient": administration.clients.reconnect,
                     "ResendDeadLetters": administration.dead_letters.resend,
                     "UpdateConfiguration": administration.configuration.update,
-                }
+                },
+                operations,
+                clock,
             ),
         },
         streams={"TailMessages": administration.tail.tail},

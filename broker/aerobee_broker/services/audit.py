@@ -12,6 +12,8 @@ from google.protobuf.text_format import MessageToString
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Address
 from aerobee_broker.services.rpc import UnaryCall
+from aerobee_broker.tables.operations import Operations
+from aerobee_store.clock import Clock
 
 _log = logging.getLogger(__name__)
 _log.setLevel(logging.INFO)  # independent of the level that an operator sets for other loggers
@@ -21,23 +23,23 @@ _NOT_TOLD: Final = (
     "body",
     "user_properties",
     "system_properties",
+    "edit",
 )  # of AdminSendMessage: the content of messages is private
 
 
-def audited(calls: Mapping[str, UnaryCall]) -> dict[str, UnaryCall]:
-    """The same calls; successful ones are logged with the account, the address and the request."""
-    return {method: _audited(method, call) for method, call in calls.items()}
+def audited(calls: Mapping[str, UnaryCall], operations: Operations, clock: Clock) -> dict[str, UnaryCall]:
+    """The same calls; successful ones are logged and noted with the account, the address and the request."""
+    return {method: _audited(method, call, operations, clock) for method, call in calls.items()}
 
 
-def _audited(method: str, call: UnaryCall) -> UnaryCall:
+def _audited(method: str, call: UnaryCall, operations: Operations, clock: Clock) -> UnaryCall:
     async def handle(request: Any, client: Client) -> Message | bytes:
         response = await call(request, client)
         if not getattr(request, "dry_run", False):
-            account = "-" if client.account is None else client.account.access_key
-            _log.info(
-                "operator method=%s account=%s address=%s request=%r",
-                *(method, account, Address(*client.peer), _text(request)),
-            )
+            account = "" if client.account is None else client.account.access_key
+            address, text = str(Address(*client.peer)), _text(request)
+            _log.info("operator method=%s account=%s address=%s request=%r", *(method, account or "-", address, text))
+            operations.note(clock.now_ms(), method, account, address, text)
         return response
 
     return handle

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from aerobee_broker.errors import InvalidRequestError
-from aerobee_proto import v2
+from aerobee_broker.errors import TooManyRequestsError
 from aerobee_store import MessageStore
 from aerobee_store.tables import java_json
 from aerobee_store.tables.json_table import JsonTable
@@ -56,13 +55,12 @@ class DeletedLetters:
     async def add(self, group: str, offsets: Iterable[Range], low: int) -> None:
         """Delete these; durable on return. `low`: the first offset that is kept, before which entries are forgotten.
 
-        Nothing is changed if the save fails (OSError). InvalidRequestError if the table would grow too long.
+        Nothing is changed if the save fails (OSError). TooManyRequestsError if the table would grow too long.
         """
         async with self._saving:
             ranges = _merged((max(first, low), end) for first, end in (*self._ranges.get(group, ()), *offsets))
             if len(ranges) > RANGES_MAX:
-                raise InvalidRequestError(
-                    v2.Code.BAD_REQUEST,
+                raise TooManyRequestsError(
                     f"group {group!r} would have {len(ranges)} gaps between deleted dead letters, the limit is "
                     f"{RANGES_MAX}; delete all before a time instead",
                 )

@@ -248,6 +248,14 @@ class BlockingAdmin(Wrapper[Admin]):
         """The accounts and their rights, in order of access keys; none if the broker requires none."""
         yield from self._loop_thread.iterate(self.asynchronous.accounts())
 
+    def operations(
+        self, *, account: str = "", search: str = "", max_count: int | None = None
+    ) -> Iterator[admin_v1.Operation]:
+        """Who changed what, newest first; at most the latest 1000 changes."""
+        yield from self._loop_thread.iterate(
+            self.asynchronous.operations(account=account, search=search, max_count=max_count)
+        )
+
     def broker_status(self) -> admin_v1.GetBrokerStatusResponse:
         """The broker's identity and configuration, and whether it accepts messages."""
         return self._loop_thread.run(self.asynchronous.broker_status())
@@ -255,6 +263,10 @@ class BlockingAdmin(Wrapper[Admin]):
     def store_status(self) -> admin_v1.GetStoreStatusResponse:
         """The beginning and end of the log, its durable part, and counters."""
         return self._loop_thread.run(self.asynchronous.store_status())
+
+    def segments(self) -> admin_v1.ListSegmentsResponse:
+        """The segments of the log, oldest first, how fast it grows, and when the disk will be full."""
+        return self._loop_thread.run(self.asynchronous.segments())
 
     def traffic(
         self, window: Literal["minute", "hour", "day"] = "minute", *, topic: str = "", count: int = 100

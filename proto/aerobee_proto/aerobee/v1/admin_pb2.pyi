@@ -4128,9 +4128,104 @@ class DisconnectClientResponse(_message.Message):
 Global___DisconnectClientResponse: _TypeAlias = DisconnectClientResponse  # noqa: Y015
 
 @_typing.final
-class ListAccountsRequest(_message.Message):
+class ListOperationsRequest(_message.Message):
     """--- Operators and the disk -------------------------------------------------------------------------------------"""
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCOUNT_FIELD_NUMBER: _builtins.int
+    SEARCH_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    account: _builtins.str
+    """Only of this account; empty: all."""
+    search: _builtins.str
+    """Only with this text in the method or the request, upper and lower case alike; empty: all."""
+    page_size: _builtins.int
+    page_token: _builtins.str
+    def __init__(
+        self,
+        *,
+        account: _builtins.str = ...,
+        search: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "page_size", b"page_size", "page_token", b"page_token", "search", b"search"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListOperationsRequest: _TypeAlias = ListOperationsRequest  # noqa: Y015
+
+@_typing.final
+class ListOperationsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    OPERATIONS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status: ...
+    @_builtins.property
+    def operations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Operation]: ...
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        operations: _abc.Iterable[Global___Operation] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "operations", b"operations", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListOperationsResponse: _TypeAlias = ListOperationsResponse  # noqa: Y015
+
+@_typing.final
+class Operation(_message.Message):
+    """A change by an operator."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMESTAMP_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    ACCOUNT_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    method: _builtins.str
+    """Such as `DeleteTopic`, or the name of a remoting request."""
+    account: _builtins.str
+    """The access key; empty without accounts."""
+    address: _builtins.str
+    """`host:port` that it came from."""
+    request: _builtins.str
+    """The request as text, at most 500 characters, without contents of messages."""
+    @_builtins.property
+    def timestamp(self) -> _pool.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        timestamp: _pool.Timestamp | None = ...,
+        method: _builtins.str = ...,
+        account: _builtins.str = ...,
+        address: _builtins.str = ...,
+        request: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timestamp", b"timestamp"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "address", b"address", "method", b"method", "request", b"request", "timestamp", b"timestamp"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Operation: _TypeAlias = Operation  # noqa: Y015
+
+@_typing.final
+class ListAccountsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
@@ -4177,3 +4272,119 @@ class ListAccountsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListAccountsResponse: _TypeAlias = ListAccountsResponse  # noqa: Y015
+
+@_typing.final
+class ListSegmentsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    page_token: _builtins.str
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSegmentsRequest: _TypeAlias = ListSegmentsRequest  # noqa: Y015
+
+@_typing.final
+class ListSegmentsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    SEGMENTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    GROWTH_BYTES_PER_DAY_FIELD_NUMBER: _builtins.int
+    FULL_IN_FIELD_NUMBER: _builtins.int
+    RETENTION_HOURS_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    growth_bytes_per_day: _builtins.float
+    """Of the log, over the hours that it holds; 0 if that is less than a minute."""
+    retention_hours: _builtins.float
+    """Hours that messages are kept: `store.retention_hours`."""
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status: ...
+    @_builtins.property
+    def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Segment]: ...
+    @_builtins.property
+    def full_in(self) -> _pool.Duration:
+        """Until the disk is as full as `store.disk_full_ratio` allows, at this growth. Unset: never, because older messages
+        expire before, or the growth is not known.
+        """
+
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        segments: _abc.Iterable[Global___Segment] | None = ...,
+        next_page_token: _builtins.str = ...,
+        growth_bytes_per_day: _builtins.float = ...,
+        full_in: _pool.Duration | None = ...,
+        retention_hours: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["full_in", b"full_in", "status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["full_in", b"full_in", "growth_bytes_per_day", b"growth_bytes_per_day", "next_page_token", b"next_page_token", "retention_hours", b"retention_hours", "segments", b"segments", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSegmentsResponse: _TypeAlias = ListSegmentsResponse  # noqa: Y015
+
+@_typing.final
+class Segment(_message.Message):
+    """One file of the log."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PHYSICAL_OFFSET_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    BEGIN_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    END_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    physical_offset: _builtins.int
+    """The first byte, physical: also the file's name."""
+    size: _builtins.int
+    """Of the file."""
+    used: _builtins.int
+    """Of it, those with records."""
+    path: _builtins.str
+    @_builtins.property
+    def begin_timestamp(self) -> _pool.Timestamp:
+        """When its first message was stored; unset if it has none."""
+
+    @_builtins.property
+    def end_timestamp(self) -> _pool.Timestamp:
+        """When its last message was stored, or the file changed."""
+
+    @_builtins.property
+    def expire_timestamp(self) -> _pool.Timestamp:
+        """When retention removes it, unless the disk fills before; unset for the one that is written to."""
+
+    def __init__(
+        self,
+        *,
+        physical_offset: _builtins.int = ...,
+        size: _builtins.int = ...,
+        used: _builtins.int = ...,
+        path: _builtins.str = ...,
+        begin_timestamp: _pool.Timestamp | None = ...,
+        end_timestamp: _pool.Timestamp | None = ...,
+        expire_timestamp: _pool.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin_timestamp", b"begin_timestamp", "end_timestamp", b"end_timestamp", "expire_timestamp", b"expire_timestamp"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_timestamp", b"begin_timestamp", "end_timestamp", b"end_timestamp", "expire_timestamp", b"expire_timestamp", "path", b"path", "physical_offset", b"physical_offset", "size", b"size", "used", b"used"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Segment: _TypeAlias = Segment  # noqa: Y015

@@ -215,10 +215,20 @@ class AdminServiceStub:
                 request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DisconnectClientRequest.SerializeToString,
                 response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DisconnectClientResponse.FromString,
                 _registered_method=True)
+        self.ListOperations = channel.unary_unary(
+                '/aerobee.v1.AdminService/ListOperations',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListOperationsRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListOperationsResponse.FromString,
+                _registered_method=True)
         self.ListAccounts = channel.unary_unary(
                 '/aerobee.v1.AdminService/ListAccounts',
                 request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListAccountsRequest.SerializeToString,
                 response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListAccountsResponse.FromString,
+                _registered_method=True)
+        self.ListSegments = channel.unary_unary(
+                '/aerobee.v1.AdminService/ListSegments',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListSegmentsRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListSegmentsResponse.FromString,
                 _registered_method=True)
 
 
@@ -494,10 +504,24 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListAccounts(self, request, context):
+    def ListOperations(self, request, context):
         """--- Operators and the disk ---------------------------------------------------------------------------------
 
-        The accounts and their rights, in order of access keys; no secret keys.
+        Who changed what, newest first. The latest 1000 changes are kept, over restarts too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAccounts(self, request, context):
+        """The accounts and their rights, in order of access keys; no secret keys.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSegments(self, request, context):
+        """The segments of the log, oldest first, and when the disk will be full.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -686,10 +710,20 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DisconnectClientRequest.FromString,
                     response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DisconnectClientResponse.SerializeToString,
             ),
+            'ListOperations': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListOperations,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListOperationsRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListOperationsResponse.SerializeToString,
+            ),
             'ListAccounts': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAccounts,
                     request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListAccountsRequest.FromString,
                     response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListAccountsResponse.SerializeToString,
+            ),
+            'ListSegments': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSegments,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListSegmentsRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListSegmentsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1676,6 +1710,33 @@ class AdminService:
             _registered_method=True)
 
     @staticmethod
+    def ListOperations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/ListOperations',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListOperationsRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListOperationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListAccounts(request,
             target,
             options=(),
@@ -1692,6 +1753,33 @@ class AdminService:
             '/aerobee.v1.AdminService/ListAccounts',
             aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListAccountsRequest.SerializeToString,
             aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListAccountsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSegments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/ListSegments',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListSegmentsRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListSegmentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

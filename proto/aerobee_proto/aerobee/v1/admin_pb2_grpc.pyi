@@ -141,11 +141,15 @@ class AdminServiceStub:
     """Forgets a client as if it had left: ends its Telemetry stream and its waiting calls. A client that runs on connects
     again with its next call. NOT_FOUND for one that is not connected.
     """
-    ListAccounts: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]
+    ListOperations: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListOperationsRequest, _admin_pb2.ListOperationsResponse]
     """--- Operators and the disk ---------------------------------------------------------------------------------
 
-    The accounts and their rights, in order of access keys; no secret keys.
+    Who changed what, newest first. The latest 1000 changes are kept, over restarts too.
     """
+    ListAccounts: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]
+    """The accounts and their rights, in order of access keys; no secret keys."""
+    ListSegments: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSegmentsRequest, _admin_pb2.ListSegmentsResponse]
+    """The segments of the log, oldest first, and when the disk will be full."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -251,11 +255,15 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Forgets a client as if it had left: ends its Telemetry stream and its waiting calls. A client that runs on connects
     again with its next call. NOT_FOUND for one that is not connected.
     """
-    ListAccounts: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]  # type: ignore[assignment]
+    ListOperations: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListOperationsRequest, _admin_pb2.ListOperationsResponse]  # type: ignore[assignment]
     """--- Operators and the disk ---------------------------------------------------------------------------------
 
-    The accounts and their rights, in order of access keys; no secret keys.
+    Who changed what, newest first. The latest 1000 changes are kept, over restarts too.
     """
+    ListAccounts: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]  # type: ignore[assignment]
+    """The accounts and their rights, in order of access keys; no secret keys."""
+    ListSegments: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSegmentsRequest, _admin_pb2.ListSegmentsResponse]  # type: ignore[assignment]
+    """The segments of the log, oldest first, and when the disk will be full."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Topics, groups and state of one broker."""
@@ -576,14 +584,30 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def ListOperations(
+        self,
+        request: _admin_pb2.ListOperationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListOperationsResponse, _abc.Awaitable[_admin_pb2.ListOperationsResponse]]:
+        """--- Operators and the disk ---------------------------------------------------------------------------------
+
+        Who changed what, newest first. The latest 1000 changes are kept, over restarts too.
+        """
+
+    @_abc_1.abstractmethod
     def ListAccounts(
         self,
         request: _admin_pb2.ListAccountsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListAccountsResponse, _abc.Awaitable[_admin_pb2.ListAccountsResponse]]:
-        """--- Operators and the disk ---------------------------------------------------------------------------------
+        """The accounts and their rights, in order of access keys; no secret keys."""
 
-        The accounts and their rights, in order of access keys; no secret keys.
-        """
+    @_abc_1.abstractmethod
+    def ListSegments(
+        self,
+        request: _admin_pb2.ListSegmentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListSegmentsResponse, _abc.Awaitable[_admin_pb2.ListSegmentsResponse]]:
+        """The segments of the log, oldest first, and when the disk will be full."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
