@@ -276,11 +276,14 @@ async def _follow(
     process.ready.reason = {
         "promoted": "promoted: the broker starts as a master",
         "cut": "the tail of the log that the master has not is set aside",
+        "reseeded": "the new copy of the master's log replaces the old one",
         "stopped": "stopping",
     }[outcome]
     if outcome == "promoted":
         await asyncio.to_thread(replica.become_master)
         process.promoted.set()
+    elif outcome == "reseeded":
+        await asyncio.to_thread(replica.order_exchange)
     return outcome != "stopped"
 
 

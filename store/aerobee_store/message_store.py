@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import perf_counter
@@ -30,7 +30,7 @@ from aerobee_store.disk.store_directory import (
     sync_names,
     writes_may_be_lost,
 )
-from aerobee_store.durability import log_cut, queue_bounds
+from aerobee_store.durability import log_cut, queue_bounds, reseed
 from aerobee_store.durability.checkpoint import Checkpoint
 from aerobee_store.durability.derived_flush import FlushDerived
 from aerobee_store.durability.log_flush import Durability
@@ -237,6 +237,7 @@ class MessageStore:
         try:
             log_locks = claim_log_paths(file_system, config)
             put_back(file_system, directory)
+            reseed.carry_out(file_system, config)
             store = cls(config, file_system, clock, lock, log_locks, is_batch_topic)
             store._recover(whole_log=whole_log)
         except OSError as error:
@@ -700,6 +701,26 @@ class MessageStore:
                 await self._removal.run(ended, lambda end: self.wait_stored(end, durable=True), self.in_disk_thread)
             except OSError as error:
                 raise self._fail(error) from error
+
+    async def continue_queues(self, ends: Mapping[str, Mapping[int, int]]) -> None:
+        """Let each of these queues, topic -> queue id -> offset, continue at that offset, if the log has none of its
+        messages. For a copy of a log whose earlier part had expired. Durable on return. Raises StoreFailedError."""
+        self._check_open()
+        lacking: dict[str, dict[int, int]] = {}
+        for topic, offsets in ends.items():
+            for queue_id, offset in offsets.items():
+                queue = self._queues.find(topic, queue_id)
+                if offset > self._deleted.next_offset(topic, queue_id) and (queue is None or not queue.has_files):
+                    lacking.setdefault(topic, {})[queue_id] = offset
+                    if queue is not None:
+                        queue.begin_at(offset)
+        if not lacking:
+            return
+        self._deleted.continue_at(self._log.min_offset, lacking)
+        try:
+            await self.in_disk_thread(self._deleted.save, self._deleted.content())
+        except OSError as error:
+            raise self._fail(error) from error
 
     def delete_topic(self, topic: str) -> None:
         """Delete one topic, blocking. For tools and tests that run no services."""

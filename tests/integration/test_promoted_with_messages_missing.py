@@ -71,29 +71,3 @@ async def test_a_replica_known_to_lack_answered_messages_is_promoted_by_force_on
         assert not (await b.status())["master"]
         await b.promote("--force")
         assert await b.send(b"goes on") == Answer.SUCCESS
-
-
-async def test_a_replica_behind_the_first_segment_of_its_master_says_so(tmp_path: Path) -> None:
-    """It neither says that the logs differ, nor that nothing is missing."""
-    a = BrokerProcess(tmp_path, "a", "--role", "master", config="[store]\nsegment_size = 1048576\n")
-    b = BrokerProcess(tmp_path, "b", *_ROLE, a.remoting, config="[store]\nsegment_size = 1048576\n")
-    async with running(a, b):
-        await a.start()
-        await b.start()
-        assert await a.send(b"first") == Answer.SUCCESS
-        await b.follows(a)
-        await b.kill()
-        for _ in range(30):
-            assert await a.send(bytes(100_000)) == Answer.SUCCESS
-        await a.kill()
-        (a.store / "commitlog" / f"{0:020}").unlink()
-        await a.start()
-        await b.start()
-
-        async def says() -> bool:
-            return "has removed everything before 1048576" in (await b.command("replication")).stdout
-
-        await eventually(says)
-        shown = (await b.command("replication")).stdout
-        assert "bytes behind unknown" in shown
-        assert "differ" not in b.log

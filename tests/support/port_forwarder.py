@@ -17,6 +17,7 @@ class PortForwarder:
         self._loop = asyncio.new_event_loop()
         self._connections: set[asyncio.Task[None]] = set()
         self._loses_answers = False
+        self._answer_bytes_left: int | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, name="port-forwarder")
         self._thread.start()
         serving = asyncio.start_server(self._connect, "127.0.0.1", 0)
@@ -28,8 +29,13 @@ class PortForwarder:
         """From now on discard what the target sends, like a network that fails in one direction."""
         self._loses_answers = True
 
+    def hold_answers_after(self, size: int) -> None:
+        """Forward about this many further bytes of what the target sends, and hold the rest back, like a slow link."""
+        self._answer_bytes_left = size
+
     def reset(self) -> None:
         """Break all connections; new ones work in both directions."""
+        self._answer_bytes_left = None
         asyncio.run_coroutine_threadsafe(self._break(), self._loop).result(20)
         self._loses_answers = False
 
@@ -65,6 +71,10 @@ class PortForwarder:
             while data := await reader.read(65536):
                 if answers and self._loses_answers:
                     continue
+                while answers and self._answer_bytes_left is not None and self._answer_bytes_left <= 0:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)  # until `reset`, from another thread
+                if answers and self._answer_bytes_left is not None:
+                    self._answer_bytes_left -= len(data)
                 writer.write(data)
                 await writer.drain()
         except ConnectionError:

@@ -241,9 +241,11 @@ async def send(client: RemotingClient, topic: str, body: bytes = b"hello", **oth
 async def bodies_of(address: Address, topic: str) -> list[bytes]:
     """The bodies of the messages in queue 0 of the topic, in order."""
     client = await RemotingClient.connect(address)
+    found = await client.call(Request.GET_MIN_OFFSET, {"topic": topic, "queueId": 0})
+    first = int(found.fields.get("offset", 0))
     bodies: list[bytes] = []
     while True:
-        fields = pull_fields(topic, offset=len(bodies), sys_flag=4, suspendTimeoutMillis=0)
+        fields = pull_fields(topic, offset=first + len(bodies), sys_flag=4, suspendTimeoutMillis=0)
         pulled = await client.call(Request.PULL_MESSAGE, fields)
         if pulled.code != Answer.SUCCESS:
             break

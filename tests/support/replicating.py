@@ -123,7 +123,7 @@ async def replica(
 ) -> AsyncIterator[RunningReplica]:
     """A replica of the broker at this remoting address, or of the one that name servers list.
 
-    It is stopped on exit, which fails if the replica failed.
+    It is stopped on exit, which fails if the replica failed. One that exchanges its log has another address then.
     """
     settings = {"role": "replica", "listen": "127.0.0.1:0", "master": str(followed or ""), **replication}
     config = BrokerConfig.tiny(
@@ -139,12 +139,17 @@ async def replica(
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[Address] = loop.create_future()
     promoted: asyncio.Future[Listening] = loop.create_future()
+
+    def announce_replica(remoting: Address, _: Address) -> None:
+        if not ready.done():
+            ready.set_result(remoting)
+
     running = loop.create_task(
         server.run(
             config,
             stop,
             lambda listening, _: promoted.set_result(listening),
-            announce_replica=lambda remoting, _: ready.set_result(remoting),
+            announce_replica=announce_replica,
         )
     )
     try:

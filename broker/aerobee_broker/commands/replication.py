@@ -106,6 +106,7 @@ def _role_lines(found: dict[str, object]) -> list[str]:
         return [
             f"replica of {info.get('masterAddr') or 'no master'}, {state}",
             f"log end {end}, epoch {found.get('epoch', '-')}, {_behind(info)}",
+            *_reseeding_lines(info),
             *(
                 [f"topics, groups and offsets are missing: {info.get('tablesError') or 'not copied yet'}"]
                 if info.get("tablesMissing")
@@ -122,6 +123,13 @@ def _role_lines(found: dict[str, object]) -> list[str]:
             for item in connections
         ),
     ]
+
+
+def _reseeding_lines(info: dict[str, object]) -> list[str]:
+    if not info.get("reseeding"):
+        return []
+    end = f"its end {info['reseedOffset']}" if "reseedOffset" in info else "waiting for the master"
+    return [f"the master has removed what follows this log: a new copy of its whole log is made, {end}"]
 
 
 def _behind(info: dict[str, object]) -> str:

@@ -65,9 +65,16 @@ class Follower:
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         silence_seconds: float = SILENCE_SECONDS,
         key: PeerKey | None = None,
+        is_learner: bool = False,
     ) -> None:
-        """`key`: the master must prove that it has this secret; None: it is not asked."""
+        """`key`: the master must prove that it has this secret; None: it is not asked.
+
+        `is_learner`: nothing that is received counts as replicated. With the plain protocol, which has no learners, the
+        first report is repeated.
+        """
         self._key = key
+        self._is_learner = is_learner
+        self._reported = -1
         self._store = store
         self._epochs = epochs
         self._protocol = protocol
@@ -78,6 +85,11 @@ class Follower:
         self.master_end = -1  # the known end of the master's log
         self._confirmed = -1  # as far as a master with epochs has said
         self.caught_up = asyncio.Event()  # set once the master had nothing left to send
+
+    @property
+    def tells_answered(self) -> bool:
+        """Whether the master says which messages it has answered."""
+        return self._confirmed >= 0
 
     @property
     def answered_before(self) -> int:
@@ -104,7 +116,7 @@ class Follower:
         # Bytes from the previous connection are appended but may not be synced; the master continues after them.
         await self._store.wait_stored(self._store.positions[0], durable=True)
         if self._protocol == "epochs":
-            write(writer, ReplicaHandshake(self._replica_id).encode())
+            write(writer, ReplicaHandshake(self._replica_id, is_learner=self._is_learner).encode())
             while frames.handshake is None:
                 units += frames.feed(await self._some(reader))
             self._compare(frames.handshake.epochs, frames.handshake.end)
@@ -168,7 +180,9 @@ class Follower:
 
     def _report(self, writer: asyncio.StreamWriter) -> None:
         """Report the end of the log that is durable on this disk, never more."""
-        write(writer, encode_report(min(self._store.positions[0], self._store.positions[2]), self._protocol))
+        if self._reported < 0 or not (self._is_learner and self._protocol == "plain"):
+            self._reported = min(self._store.positions[0], self._store.positions[2])
+        write(writer, encode_report(self._reported, self._protocol))
 
     async def _send_heartbeats(self, writer: asyncio.StreamWriter) -> None:
         while True:

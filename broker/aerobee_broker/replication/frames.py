@@ -8,7 +8,7 @@ The plain protocol (HAService) has no handshake; integers are big-endian and sig
 
 The protocol with epochs (AutoSwitchHAService), which Aerobee's brokers use among themselves:
 
-    replica -> master   handshake 16   state 1, flags (two of 16 bits), id of the replica
+    replica -> master   handshake 16   state 1, flags (two of 16 bits: from the last file, learner), id of the replica
                         report    12   state 2, offset
     master -> replica   handshake 20   state 1, size of the body, end of the log, last epoch (-1: none);
                                        then number and start of each epoch: 4 + 8 bytes
@@ -75,13 +75,15 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaHandshake:
-    """The replica's first frame in the protocol with epochs."""
+    """The replica's first frame in the protocol with epochs. A learner's reports do not count: no message waits for it,
+    and it cannot become the master."""
 
     replica_id: int
     from_last_file: bool = False
+    is_learner: bool = False
 
     def encode(self) -> bytes:
-        return HANDSHAKE.pack(_HANDSHAKE_STATE, self.from_last_file, 0, self.replica_id)
+        return HANDSHAKE.pack(_HANDSHAKE_STATE, self.from_last_file, self.is_learner, self.replica_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +154,12 @@ class ReplicaReader:
         if first not in _LIKE_HANDSHAKE:
             self.protocol = "plain"
         elif len(self._buffer) >= HANDSHAKE.size:
-            _, from_last_file, _, replica_id = HANDSHAKE.unpack_from(self._buffer)
+            _, from_last_file, is_learner, replica_id = HANDSHAKE.unpack_from(self._buffer)
             if not -1 <= replica_id < _REPLICA_ID_MAX:  # the next report, of such a long log
                 self.protocol = "plain"
                 return
             self.protocol = "epochs"
-            self.handshake = ReplicaHandshake(replica_id, bool(from_last_file))
+            self.handshake = ReplicaHandshake(replica_id, bool(from_last_file), bool(is_learner))
             del self._buffer[: HANDSHAKE.size]
 
 

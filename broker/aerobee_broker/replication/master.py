@@ -167,18 +167,18 @@ class ReplicationMaster:
         if (task := asyncio.current_task()) is not None:
             self._new.pop(task, None)
         handshake = frames.handshake
-        is_ours = handshake is not None
+        counts = self._config.rocketmq_acks if handshake is None else not handshake.is_learner
         if self._config.has_lease and handshake is not None and handshake.replica_id == self._config.broker_id:
             raise ReplicaRefusedError(
                 f"its replication.broker_id is {handshake.replica_id}, which is this broker's; every broker of a group "
                 f"needs its own"
             )
         key = ("host", host) if handshake is None else ("id", str(handshake.replica_id))
-        replica = Replica(key, address, counts=is_ours or self._config.rocketmq_acks)
+        replica = Replica(key, address, counts=counts)
         position = self._start_of(start)
         replica.sent = position
         _log.info("replica connected address=%s id=%s from=%d end=%d", address, key[1], position, self._end)
-        if not replica.counts and self._config.acks != "none":
+        if handshake is None and not counts and self._config.acks != "none":
             _log.warning(
                 "replica not counted for replication.acks address=%s: replicas of RocketMQ confirm messages before "
                 "they are on their disk; set replication.rocketmq_acks = true to count them",

@@ -13,6 +13,9 @@ master's log that was read before its topics. All of them were deleted at the ma
 of the same name. A master of RocketMQ begins such a topic at queue offset 0 again, which a deleted topic here does not,
 so its queues stay until their records expire.
 
+A log that begins late, because the master has removed its first segments, does not tell where queues end whose messages
+are all gone. The master is asked, so that they continue there: a reader may have the offset.
+
 A master may die before a new topic of it was copied, although messages of the topic were answered and are in this log.
 A promoted replica creates such topics again (`restore_topics`).
 """
@@ -28,9 +31,9 @@ from aerobee_broker.errors import BrokerError
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection
 from aerobee_broker.remoting_wire.frame import Command
+from aerobee_broker.replication.master_log import QueueEnds, content_of, epochs_of, extent_of, queue_ends
 from aerobee_broker.tables.consumer_groups import GroupTable
 from aerobee_broker.tables.consumer_offsets import OffsetTable
-from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import (
     DEAD_LETTER_PREFIX,
@@ -45,8 +48,6 @@ from aerobee_broker.tables.topics import (
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
 from aerobee_store.errors import SyncTimeoutError
-from aerobee_store.records.decimals import decimal
-from aerobee_store.tables import java_json
 from aerobee_store.tables.json_table import JsonTable
 from aerobee_store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
 
@@ -69,6 +70,8 @@ class Metadata:
 
     def __init__(self, store: MessageStore, tables: Tables, clock: Clock) -> None:
         self._store = store
+        self.followed = store
+        """The store whose log is copied: the replica's, or a new copy beside it."""
         self._tables = tables
         self._clock = clock
         path = store.config.directory / "config" / "delayOffset.json"
@@ -80,6 +83,7 @@ class Metadata:
         self._timer = TimerCheckpointFile(store.file_system, store.config.directory / "config" / "timercheck")
         self._checkpoint: tuple[TimerCheckpoint, int] | None = None  # the master's, and the required end of this log
         self._checkpoint_saved = 0  # its read time
+        self._ends: tuple[Connection, QueueEnds, int] | None = None  # the master's, and the required end of this log
         self._marker = store.config.directory / TABLES_FILE
         self.is_complete = store.file_system.exists(self._marker)  # all tables were copied once
         self.error = ""  # why the last copy failed
@@ -114,7 +118,7 @@ class Metadata:
             self.copied += 1
         code = Request.GET_ALL_MESSAGE_REQUEST_MODE
         answered = await master.ask(Command(code), _ANSWER_SECONDS)
-        modes = _content(answered, code) if answered.code == Answer.SUCCESS else _NO_MODES  # RocketMQ 4 has none
+        modes = content_of(answered, code) if answered.code == Answer.SUCCESS else _NO_MODES  # RocketMQ 4 has none
         if modes not in (self._request_modes, _NO_MODES):
             await self._store.in_disk_thread(self._modes.save, modes)
             self._request_modes = modes
@@ -122,9 +126,27 @@ class Metadata:
 
         await self._copy_checkpoint(master)
         self.error = ""
-        if not self.is_complete:
+        if not self.is_complete and await self._continue_queues(master):
             await self._store.in_disk_thread(self._store.file_system.write_new, self._marker, b"")
             self.is_complete = True
+
+    async def _continue_queues(self, master: Connection) -> bool:
+        """Let queues continue where the master's do, of which a log that begins late has no record. Returns whether
+        that is done: not before the log has reached the master's end."""
+        store = self._store
+        if self._ends is None or self._ends[0] is not master:
+            extent = await extent_of(master)
+            if extent is None or not (store.min_physical_offset if store.positions[0] else extent.begin):
+                return True
+            ends = await queue_ends(master, [topic.name for topic in self._tables.topics])
+            extent = await extent_of(master) or extent
+            self._ends = master, ends, extent.end
+        _, ends, end = self._ends
+        if min(store.positions[2:]) < end:
+            self.error = f"where queues end is known once the log here has reached {end}"
+            return False
+        await store.continue_queues(ends)
+        return True
 
     def restore_topics(self) -> list[str]:
         """Create the topics that have messages in the log but are in no copied table; return their names.
@@ -152,16 +174,13 @@ class Metadata:
 
     async def _end_of_log(self, master: Connection) -> int | None:
         """The end of an Aerobee master's log; None: it is one of RocketMQ."""
-        answered = await master.ask(Command(Request.GET_BROKER_EPOCH_CACHE), _ANSWER_SECONDS)
-        if answered.code != Answer.SUCCESS:
-            return None
-        content = _content(answered, Request.GET_BROKER_EPOCH_CACHE)
-        return JsonFields("epochs of the master", content).integer("maxOffset", 0, maximum=INT64_MAX)
+        found = await epochs_of(master)
+        return None if found is None else found.end
 
     async def _delete_queues(self, end: int) -> None:
         """Delete the queues of deleted topics as far as the log reaches. `end`: nothing before it belongs to a topic
         that the master has."""
-        store = self._store
+        store = self.followed
         names = [name for topic in self._going for name in (topic, *lite_topics_of(store, topic))]
         try:
             await store.delete_topics(store.topics_ending_before(names, end))
@@ -182,10 +201,9 @@ class Metadata:
         answered = await master.ask(Command(Request.GET_TIMER_CHECK_POINT), _ANSWER_SECONDS)
         if answered.code != Answer.SUCCESS or (found := TimerCheckpoint.decode(answered.body)) is None:
             return
-        table = (await self._asked(master, Request.GET_BROKER_RUNTIME_INFO)).get("table")
-        end = decimal(str(table.get("commitLogMaxOffset"))) if isinstance(table, dict) else None
-        if end is not None and found.read_time_ms > self._checkpoint_saved:
-            self._checkpoint = replace(found, log_position=_NO_LOG), end
+        extent = await extent_of(master)
+        if extent is not None and found.read_time_ms > self._checkpoint_saved:
+            self._checkpoint = replace(found, log_position=_NO_LOG), extent.end
 
     def _differ(self, own: _Table, masters: _Table) -> bool:
         differ = own.snapshot() != masters.snapshot()
@@ -196,11 +214,4 @@ class Metadata:
         answered = await master.ask(Command(code), _ANSWER_SECONDS)
         if answered.code != Answer.SUCCESS:
             raise BrokerError(f"the master answered request {code:d} with code {answered.code}: {answered.remark}")
-        return _content(answered, code)
-
-
-def _content(answered: Command, code: Request) -> dict[str, object]:
-    content = java_json.loads(answered.body, object_keys=True) if answered.body else {}
-    if not isinstance(content, dict):
-        raise BrokerError(f"the master answered request {code:d} with a body that is not a JSON object")
-    return content
+        return content_of(answered, code)

@@ -17,6 +17,8 @@ class _Following(Protocol):
     @property
     def is_connected(self) -> bool: ...
     @property
+    def is_reseeding(self) -> bool: ...
+    @property
     def lag_bytes(self) -> int | None: ...
     @property
     def diverged_tails(self) -> int: ...
@@ -66,6 +68,11 @@ class ReplicaCollector:
         yield _role("replica")
         connected = self._replica.is_connected
         yield _gauge("aerobee_replica_connected", "Whether this replica follows its master.", int(connected))
+        yield _gauge(
+            "aerobee_replica_reseeding",
+            "Whether this replica makes a new copy of its master's log, because it cannot continue its own.",
+            int(self._replica.is_reseeding),
+        )
         lag = self._replica.lag_bytes
         yield _gauge(
             "aerobee_replica_behind_bytes",

@@ -9,9 +9,12 @@
 The log is compared with the master's before the first byte: the last record here must be the same there. An Aerobee
 master also sends its epochs, which show where two logs differ and which one is older.
 
+A log that ends before the master's begins cannot be continued. The replica then makes a new copy of the whole log
+beside it (`new_copy.py`), and serves the old one until the new one is complete.
+
 A replica appends no records of its own, so it runs neither deliveries nor timers, and its store refuses all appends
 except the follower's. A promotion ends this part of the broker; the store is closed, opened again and served by a
-master. The store is also reopened to set a tail aside.
+master. The store is also reopened to set a tail aside, and to exchange the copies of the log.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.config import Address, Settings
@@ -34,41 +37,49 @@ from aerobee_broker.remoting.permissions import Permissions
 from aerobee_broker.remoting.pull import PullRequests
 from aerobee_broker.remoting.queries import QueryRequests
 from aerobee_broker.remoting.service import reading_handlers
-from aerobee_broker.remoting.shown_records import shown_bytes
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection, Handler, RemotingServer
 from aerobee_broker.remoting_wire.errors import RemotingError
 from aerobee_broker.remoting_wire.fields import answer
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.remoting_wire.signature import PeerKey
-from aerobee_broker.replication import roles
-from aerobee_broker.replication.epochs import Epochs, common_end
+from aerobee_broker.replication import new_copy, roles
+from aerobee_broker.replication.epochs import Epochs
 from aerobee_broker.replication.follower import DivergedError, Follower
-from aerobee_broker.replication.frames import Epoch, Protocol
+from aerobee_broker.replication.frames import Protocol
 from aerobee_broker.replication.leadership import Leadership, is_member, note_member
 from aerobee_broker.replication.lease import LeaseConflictError, LeaseUnavailableError, LeaseView
+from aerobee_broker.replication.master_log import (
+    ANSWER_SECONDS,
+    Extent,
+    MasterEpochs,
+    begin,
+    check_origin,
+    compare_epochs,
+    compare_last_record,
+    epochs_of,
+    extent_of,
+    queue_ends,
+)
 from aerobee_broker.replication.metadata import Metadata
 from aerobee_broker.replication.requests import ReplicationRequests, diverged_tails
-from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields, checked_integer
-from aerobee_broker.tables.table_files import Tables
-from aerobee_store import CorruptRecordError, LogMismatchError, MessageStore, RecordNotFoundError, StoreFullError
+from aerobee_broker.tables.table_files import BatchTopics, Tables
+from aerobee_store import LogMismatchError, MessageStore, StoreFullError
 from aerobee_store.clock import Clock
-from aerobee_store.durability import log_cut
-from aerobee_store.records import record
+from aerobee_store.durability import log_cut, reseed
 from aerobee_store.running_flags import RunningFlags
-from aerobee_store.tables import java_json
 from aerobee_store.tables.java_json import Bean
 
 _log = logging.getLogger(__name__)
 
-Outcome = Literal["stopped", "promoted", "cut"]
+Outcome = Literal["stopped", "promoted", "cut", "reseeded"]
 """The ways in which a replica ends: the process stops, it becomes the master, or its store is reopened to set a tail
-aside."""
+aside, or to exchange its log for a new copy."""
 
 METADATA_SECONDS: Final = 3.0
-_ANSWER_SECONDS: Final = 5.0
 _PAUSE_SECONDS_MAX: Final = 5.0
 _DISPATCH_SECONDS: Final = 5.0
+_KNOWN_SECONDS: Final = 30.0  # how long the end of the master's log counts as known after its last answer
 _PAUSE_SECONDS_MAX_LEASE: Final = 0.5  # the master's messages may wait for this replica
 _SENDS: Final = (
     Request.SEND_MESSAGE,
@@ -82,6 +93,21 @@ _SENDS: Final = (
     Request.LOCK_BATCH_MQ,
     Request.UNLOCK_BATCH_MQ,
 )
+
+
+class _Master(NamedTuple):
+    """A master, asked at the beginning of an attempt to follow it."""
+
+    connection: Connection
+    ha: Address | None
+    epochs: MasterEpochs | None
+    begin: int
+    """Where its log begins; 0 if it does not say."""
+
+    @property
+    def protocol(self) -> Protocol:
+        """Aerobee's masters have epochs."""
+        return "plain" if self.epochs is None else "epochs"
 
 
 class ReplicaBroker:
@@ -101,7 +127,9 @@ class ReplicaBroker:
         self._store = store
         self._tables = tables
         self._epochs = epochs
+        self._clock = clock
         self._metadata = Metadata(store, tables, clock)
+        self._was_replica = self._metadata.is_complete
         self._server = RemotingServer(self._handle, ledger=Ledger(config.limits))
         self._key = PeerKey.load(config.peers)
         self._server.sign = None if self._key is None else self._key.sign
@@ -110,6 +138,11 @@ class ReplicaBroker:
         self._ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._known: tuple[str, str] | None = None  # the master's remoting and replication addresses, from name servers
         self._follower: Follower | None = None
+        self._followed = store
+        """The store whose log is copied: this replica's, or a new copy beside it."""
+        self._extent: Extent | None = None  # of the master that is followed, and when it was heard
+        self._heard_at = 0.0
+        self.is_reseeding = reseed.has_begun(store.file_system, config.store)
         self._following: asyncio.Task[None] | None = None
         self._last_error = ""
         self._answered_before = -1  # the furthest that masters may have answered messages; -1: nothing is known
@@ -191,6 +224,7 @@ class ReplicaBroker:
         Blocking.
         """
         end = self._store.positions[0]
+        reseed.discard(self._store.file_system, self._config.store)
         if self._leadership is None:
             self._epochs.begin(self._epochs.last + 1, end)
             roles.save(self._config, self._store.file_system, "master")
@@ -198,6 +232,13 @@ class ReplicaBroker:
             assert self._leadership.claim is not None, "the lease was taken"
             self._epochs.begin(self._leadership.claim.epoch, end)
         _log.warning("promoted to master epoch=%d end=%d", self._epochs.last, self._store.positions[0])
+
+    def order_exchange(self) -> None:
+        """Let the new copy of the log replace the old one at the next opening. It is complete, and closed. Blocking."""
+        reseed.order(self._store.file_system, self._config.store)
+        _log.warning(
+            "the new copy of the master's log replaces the old one, which ended at %d", self._store.positions[0]
+        )
 
     # --- The lease --------------------------------------------------------------------------------------------
 
@@ -276,6 +317,8 @@ class ReplicaBroker:
                 pause = longest
             except (OSError, TimeoutError, BrokerError, LogMismatchError, StoreFullError) as error:
                 self._note(str(error) or type(error).__name__)
+            if self._ended.done():
+                return
             if asyncio.get_running_loop().time() - began > longest:
                 pause = 0.1  # the connection worked for a while
             await asyncio.sleep(pause)
@@ -314,44 +357,114 @@ class ReplicaBroker:
         self._last_error = cause
 
     async def _follow_once(self) -> None:
-        master, ha = self._addresses()
-        connection = await self._connect(master)
+        address, ha = self._addresses()
+        connection = await self._connect(address)
         try:
-            protocol = await self._protocol(connection)
+            epochs = await epochs_of(connection)
             host = connection.peer[0]
-            if protocol == "plain" and self._key is not None and not self._config.peers.names(host):
+            if epochs is None and self._key is not None and not self._config.peers.names(host):
                 raise BrokerError(
-                    f"{master} did not answer a signed request for its epochs, so it has another secret, or is a "
+                    f"{address} did not answer a signed request for its epochs, so it has another secret, or is a "
                     f"RocketMQ: compare peers.secret_key_file, or name {host} in peers.addresses"
                 )
-            begin = await self._begin_of(connection)
-            if 0 < self._store.positions[0] < begin:
-                raise BrokerError(
-                    f"this replica's log ends at {self._store.positions[0]}, but the master has removed everything "
-                    f"before {begin}. Move this store away, so that the replica starts with an empty one and copies "
-                    f"the master's whole log"
-                )
-            await self._compare_last_record(connection)
-            if protocol == "plain" and not self._store.positions[0]:
-                await self._begin(connection, begin)
-            if ha is None:
-                ha = await self._ha_address(connection)
+            extent = await extent_of(connection)
+            self._hear_extent(extent)
+            master = _Master(connection, ha, epochs, 0 if extent is None else extent.begin)
+            if 0 < self._store.positions[0] < master.begin:
+                await self._copy_anew(master)
+            else:
+                await self._discard_copy()
+                await self._follow(master, self._store, self._epochs)
         finally:
             connection.close()
-        self._follower = follower = Follower(
-            self._store,
-            self._epochs,
+
+    async def _follow(self, master: _Master, store: MessageStore, epochs: Epochs, *, is_learner: bool = False) -> None:
+        """Continue the log of `store`, until that is no longer possible."""
+        connection, protocol = master.connection, master.protocol
+        compare_epochs(store, epochs.all, master.epochs)
+        await compare_last_record(store, connection)
+        if protocol == "plain" and not store.positions[0]:
+            await begin(store, connection, master.begin)
+        ha = master.ha or await self._ha_address(connection)
+        connection.close()
+        follower = Follower(
+            store,
+            epochs,
             protocol,
             self._config.replication.broker_id,
             key=self._key if protocol == "epochs" else None,
+            is_learner=is_learner,
         )
-        _log.info("following the master address=%s protocol=%s from=%d", ha, protocol, self._store.positions[0])
+        _log.info("following the master address=%s protocol=%s from=%d", ha, protocol, store.positions[0])
         self._last_error = ""
+        self._follower, self._followed = follower, store
         try:
             await follower.run(ha)
         finally:
-            self._answered_before = max(self._answered_before, follower.answered_before)
-            self._follower = None
+            self._answered_before = max(self._answered_before, self._answered())
+            self._follower, self._followed = None, self._store
+
+    # --- A new copy of the log --------------------------------------------------------------------------------
+
+    async def _copy_anew(self, master: _Master) -> None:
+        """Make a new copy of the master's log, and end this replica when it is complete."""
+        store = self._store
+        ends = await queue_ends(master.connection, sorted({*store.queues(), *(t.name for t in self._tables.topics)}))
+        check_origin(store, self._epochs.all, master.epochs, ends, was_replica=self._was_replica)
+        extent = await extent_of(master.connection)  # after the ends of the queues
+        if extent is None:
+            raise BrokerError("the master does not report the extent of its log any more")
+        if not self.is_reseeding:
+            _log.warning(
+                "the master has removed what follows this log end=%d begin=%d; a new copy of its log is made",
+                store.positions[0],
+                extent.begin,
+            )
+        self.is_reseeding = True
+        batch_topics = BatchTopics(self._config.store.directory, self._clock)
+        batch_topics.attach(self._tables.topics)
+        try:
+            async with new_copy.opened(store, self._clock, batch_topics) as copy:
+                if 0 < copy.positions[0] < extent.begin:
+                    raise DivergedError(copy.positions[0], copy.positions[0])
+                epochs = Epochs(store.file_system, copy.config.directory)
+                await self._follow_until(master, copy, epochs, extent.end)
+                await copy.continue_queues(ends)
+        except DivergedError as error:
+            await self._discard_copy()
+            raise BrokerError("the new copy of the log cannot be continued either; it is begun again") from error
+        self._end("reseeded")
+
+    async def _follow_until(self, master: _Master, copy: MessageStore, epochs: Epochs, end: int) -> None:
+        """Fill the new copy up to this physical offset. Raises as `_follow`."""
+        self._metadata.followed = copy
+        following = asyncio.create_task(self._follow(master, copy, epochs, is_learner=True), name="new-copy-follower")
+        complete = asyncio.create_task(new_copy.reached(copy, end), name="new-copy-complete")
+        try:
+            await asyncio.wait((following, complete), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._metadata.followed = self._store
+            following.cancel()
+            complete.cancel()
+            await asyncio.wait((following, complete))
+        if complete.cancelled():
+            following.result()
+
+    async def _discard_copy(self) -> None:
+        """Remove the new copy, if there is one: it is not needed, or cannot be continued."""
+        await self._store.in_disk_thread(reseed.discard, self._store.file_system, self._config.store)
+        self.is_reseeding = False
+
+    def _hear_extent(self, extent: Extent | None) -> None:
+        """Note where the master's log begins and ends. A log that ends before it gets nothing more, so the connection
+        ends."""
+        self._extent, self._heard_at = extent, asyncio.get_running_loop().time()
+        if self._follower is None or self._following is None or extent is None:
+            return
+        if 0 < self._followed.positions[0] < extent.begin:
+            self._following.cancel()
+
+    # --- Questions to the master --------------------------------------------------------------------------------
 
     def _addresses(self) -> tuple[Address, Address | None]:
         replication = self._config.replication
@@ -375,83 +488,18 @@ class ReplicaBroker:
 
     async def _connect(self, address: Address) -> Connection:
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(_ANSWER_SECONDS):
+        async with asyncio.timeout(ANSWER_SECONDS):
             _, connection = await loop.create_connection(self._server.connection, address.host, address.port)
         return connection
 
-    async def _protocol(self, master: Connection) -> Protocol:
-        """Aerobee's masters have epochs. Raises DivergedError if the epochs show that the logs differ."""
-        answered = await master.ask(Command(Request.GET_BROKER_EPOCH_CACHE), _ANSWER_SECONDS)
-        if answered.code != Answer.SUCCESS:
-            return "plain"
-        fields = JsonFields("epochs of the master", java_json.loads(answered.body, object_keys=True))
-        epochs = [
-            Epoch(
-                checked_integer("epoch", item.get("epoch"), 0, INT64_MAX),
-                checked_integer("startOffset", item.get("startOffset"), 0, INT64_MAX),
-            )
-            for item in fields.objects("epochList")
-        ]
-        master_end = fields.integer("maxOffset", 0, maximum=INT64_MAX)
-        if epochs and epochs[-1].number >= self._epochs.last:
-            end = self._store.positions[0]
-            common = common_end(self._epochs.all, end, epochs, max(master_end, end))
-            if common is not None and common < end:
-                raise DivergedError(common, end, epochs[-1].number)
-        return "epochs"
-
     async def _ha_address(self, master: Connection) -> Address:
-        answered = await master.ask(Command(Request.EXCHANGE_BROKER_HA_INFO), _ANSWER_SECONDS)
+        answered = await master.ask(Command(Request.EXCHANGE_BROKER_HA_INFO), ANSWER_SECONDS)
         text = answered.fields.get("masterHaAddress")
         if answered.code != Answer.SUCCESS or not text:
             raise BrokerError(
                 f"{self._config.replication.master} did not report its replication address; set replication.master_ha"
             )
         return Address.parse(text)
-
-    async def _compare_last_record(self, master: Connection) -> None:
-        """Raise DivergedError if the master has another record at the offset of the last record here."""
-        end = self._store.positions[0]
-        last = self._last_record()
-        if last is None:
-            return
-        fields = {"offset": str(last.physical_offset), "topic": last.topic}
-        answered = await master.ask(Command(Request.VIEW_MESSAGE_BY_ID, fields=fields), _ANSWER_SECONDS)
-        same = (self._store.record_bytes(last), shown_bytes(self._store, last))  # RocketMQ hides nothing
-        if answered.code != Answer.SUCCESS or answered.body not in same:
-            raise DivergedError(last.physical_offset, end)
-
-    def _last_record(self) -> record.Record | None:
-        """The last record of the log, found through the queues; None if the log is empty."""
-        best = -1
-        for topic, queue_ids in self._store.queues().items():
-            for queue_id in queue_ids:
-                low, high = self._store.queue_range(topic, queue_id)
-                if high > low and (place := self._store.physical_offset_at(topic, queue_id, high - 1)) is not None:
-                    best = max(best, place)
-        try:
-            return None if best < 0 else self._store.record_at(best)
-        except (RecordNotFoundError, CorruptRecordError):
-            return None
-
-    @staticmethod
-    async def _begin_of(master: Connection) -> int:
-        """The physical offset at which the master's log begins; 0 if it does not say."""
-        answered = await master.ask(Command(Request.GET_BROKER_RUNTIME_INFO), _ANSWER_SECONDS)
-        content = java_json.loads(answered.body, object_keys=True) if answered.body else {}
-        table = content.get("table") if isinstance(content, dict) else None
-        return int(str(table.get("commitLogMinOffset", "0"))) if isinstance(table, dict) else 0
-
-    async def _begin(self, master: Connection, begin: int) -> None:
-        """Begin an empty log where the master's begins. A RocketMQ master that receives 0 would skip all but its newest
-        segment, so the replica never sends 0."""
-        if begin > 0:
-            self._store.follower.begin_at(begin)
-            return
-        first = await master.ask(Command(Request.VIEW_MESSAGE_BY_ID, fields={"offset": "0"}), _ANSWER_SECONDS)
-        if first.code == Answer.SUCCESS and first.body:
-            end = self._store.follower.receive(0, first.body)
-            await self._store.wait_stored(end, durable=True)
 
     # --- The tables -------------------------------------------------------------------------------------------
 
@@ -463,6 +511,7 @@ class ReplicaBroker:
                     try:
                         known = self._known
                         while master.is_open and self._known == known:
+                            self._hear_extent(await extent_of(master))
                             await self._metadata.copy(master)
                             await asyncio.sleep(METADATA_SECONDS)
                     finally:
@@ -501,16 +550,24 @@ class ReplicaBroker:
     @property
     def lag_bytes(self) -> int | None:
         """Durable bytes of the master's log that are not on this disk; None if its end is not known."""
-        if self._follower is None or self._follower.master_end < 0:
+        if self._follower is None or self._extent is None:
             return None
-        return max(self._follower.master_end - self._store.positions[2], 0)
+        if asyncio.get_running_loop().time() - self._heard_at > _KNOWN_SECONDS:
+            return None  # a master need not say by itself how much it has still to send
+        end = max(self._follower.master_end, self._extent.end)
+        return max(end - self._followed.positions[2], 0)
+
+    def _answered(self) -> int:
+        """The furthest that the master on this connection may have answered messages; -1: nothing is known."""
+        follower = self._follower
+        if follower is None or follower.answered_before < 0 or follower.tells_answered or self._extent is None:
+            return -1 if follower is None else follower.answered_before
+        return max(follower.answered_before, self._extent.end)
 
     @property
     def lacking_bytes(self) -> int | None:
         """Bytes with answered messages that are known to be missing here; None if no master was heard of."""
-        known = self._answered_before
-        if self._follower is not None:
-            known = max(known, self._follower.answered_before)
+        known = max(self._answered_before, self._answered())
         return None if known < 0 else max(known - self._store.positions[2], 0)
 
     @property
@@ -535,6 +592,8 @@ class ReplicaBroker:
             masterAddr=master,
             masterFlushOffset=end if follower is None else max(follower.master_end, end),
             maxOffset=end,
+            reseeding=self.is_reseeding,
+            **({} if self._followed is self._store else {"reseedOffset": self._followed.positions[2]}),
             tablesCopied=self._metadata.copied,
             tablesError=self._metadata.error,
             tablesMissing=not self._metadata.is_complete,

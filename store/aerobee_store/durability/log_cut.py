@@ -42,10 +42,20 @@ def ordered(file_system: FileSystem, directory: Path) -> int | None:
 
 def done(file_system: FileSystem, directory: Path) -> None:
     """Remove the order, after the log was cut and everything is synced. Blocking. OSError."""
+    remove_timer_files(file_system, directory)
+    with suppress(FileNotFoundError):
+        file_system.unlink(directory / FILE_NAME)
+    file_system.sync_directory(directory)
+
+
+def remove_timer_files(file_system: FileSystem, directory: Path) -> None:
+    """Remove the timer's files, which are rebuilt from the log. Blocking; not synced. OSError."""
     timer_log = directory / "timerlog"
     names = file_system.list(timer_log) if file_system.exists(timer_log) else []
-    timer = [*(timer_log / name for name in names), directory / "timerwheel", directory / "config" / "timercheck"]
-    for path in (*timer, directory / FILE_NAME):
+    for path in (
+        *(timer_log / name for name in names),
+        directory / "timerwheel",
+        directory / "config" / "timercheck",
+    ):
         with suppress(FileNotFoundError):
             file_system.unlink(path)
-    file_system.sync_directory(directory)

@@ -28,7 +28,8 @@ queue them again, together with the records of a later topic of the same name.
 `crc32` is the checksum of the topics as java_json writes them. A wrong offset would restore or hide messages.
 
 Records of the topic before the physical offset are ignored. A later topic of the same name continues at the given queue
-offsets, because one offset must not refer to two messages.
+offsets, because one offset must not refer to two messages. For the same reason the table has the queues of which a copy
+of another broker's log has no record, because all expired before it began.
 
 A save omits light queues that were deleted before the present beginning of the log. They are created and deleted by the
 thousand, and the table would grow without bound. No record of them is left that could return, and no group offset or
@@ -117,6 +118,14 @@ class DeletedTopics:
             before = self._topics.get(topic)
             known = before.next_offsets if before is not None else {}
             self._topics[topic] = DeletedTopic(physical_offset, {**known, **offsets})
+
+    def continue_at(self, log_begin: int, next_offsets: Mapping[str, Mapping[int, int]]) -> None:
+        """Let queues without a record in a log that begins at `log_begin` continue at these offsets, like those of
+        deleted topics. In effect at once, in memory."""
+        for topic, offsets in next_offsets.items():
+            before = self._topics.get(topic)
+            known = before.next_offsets if before is not None else {}
+            self._topics[topic] = DeletedTopic(max(self.end_of(topic), log_begin), {**known, **offsets})
 
     def forget(self, log_begin: int) -> None:
         """Drop the light queues that have no records left in a log that begins at `log_begin`."""

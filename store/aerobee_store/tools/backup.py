@@ -35,6 +35,7 @@ from typing import Final
 
 from aerobee_store.disk.file_system import DiskFileSystem
 from aerobee_store.disk.store_directory import ID_FILE, NEW_ID_FILE
+from aerobee_store.durability import reseed
 from aerobee_store.errors import StoreDirectoryError, StoreFullError
 from aerobee_store.log.log_paths import FILE_NAME
 from aerobee_store.log.log_scan import LogEnd
@@ -54,9 +55,10 @@ PARTIAL: Final = "backup.partial"
 
 _DERIVED: Final = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
 _AFTER_THE_LOG: Final = ("topics.json", "subscriptionGroup.json")
-# A copy is older than its group: it must not claim to have every confirmed message.
+# A copy is older than its group: it must not claim to have every confirmed message. A new copy of a log is incomplete.
 _NOT_COPIED: Final = frozenset(
     {"lock", FILE_NAME, ID_FILE, NEW_ID_FILE, "lost+found", NEW, OLD, ROLE_FILE_NAME, MEMBER_FILE_NAME}
+    | {reseed.DIRECTORY, reseed.ORDER}
 )
 _COPIED_ELSEWHERE: Final = frozenset({"commitlog", "checkpoint", "abort", *_DERIVED})
 _STEP: Final = 1 << 20

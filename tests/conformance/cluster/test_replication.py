@@ -279,7 +279,7 @@ async def test_c112_metadata_of_a_replica(tmp_path: Path) -> None:
         async def ask(self, request: Command, _: float) -> Command:
             asked.append(request.code)
             if request.code == Request.GET_BROKER_RUNTIME_INFO:
-                return answer(body={"table": {"commitLogMaxOffset": str(end)}})
+                return answer(body={"table": {"commitLogMinOffset": "0", "commitLogMaxOffset": str(end)}})
             answered = answer()
             answered.body = bodies[request.code]
             return answered

@@ -21,6 +21,7 @@ from aerobee_broker.replication.follower import DivergedError, Follower, MasterG
 from aerobee_broker.replication.frames import (
     Epoch,
     MasterReader,
+    Protocol,
     ReplicaReader,
     ReplicationFormatError,
     Unit,
@@ -55,9 +56,9 @@ def _epochs(directory: Path, *numbers: tuple[int, int]) -> Epochs:
 
 @asynccontextmanager
 async def _master(
-    store: MessageStore, epochs: Epochs, *, heartbeat: float = 60, silence: float = 60
+    store: MessageStore, epochs: Epochs, *, heartbeat: float = 60, silence: float = 60, rocketmq_acks: bool = False
 ) -> AsyncIterator[tuple[Address, Acknowledgements]]:
-    config = ReplicationConfig(role="master", listen="127.0.0.1:0", acks="1")
+    config = ReplicationConfig(role="master", listen="127.0.0.1:0", acks="1", rocketmq_acks=rocketmq_acks)
     found = Acknowledgements(config, store)
     served = ReplicationMaster(config, store, epochs, found, heartbeat_seconds=heartbeat, silence_seconds=silence)
     try:
@@ -264,3 +265,23 @@ async def test_the_golden_replica(tmp_path: Path) -> None:
                 while not found.connections or found.connections[0].acked < reports[-1]:  # noqa: ASYNC110 - elsewhere
                     await asyncio.sleep(0.01)
             writer.close()
+
+
+@pytest.mark.parametrize("protocol", ["plain", "epochs"])
+async def test_a_learner_counts_for_nothing(tmp_path: Path, protocol: Protocol) -> None:
+    """It gets the log, and no message counts as replicated: it could not become the master."""
+    async with _running(tmp_path / "a") as store, _running(tmp_path / "b") as copy:
+        end = await _append(store, 3)
+        epochs = _epochs(tmp_path, (1, 0))
+        async with _master(store, epochs, rocketmq_acks=True) as (address, found):
+            follower = Follower(copy, _epochs(tmp_path / "b"), protocol, 2, is_learner=True, heartbeat_seconds=0.01)
+            following = asyncio.create_task(follower.run(address))
+            async with asyncio.timeout(60):
+                while copy.positions[2] < end or not found.connections:  # noqa: ASYNC110 - other tasks
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.1)  # a report of what it has would come now
+            assert found.confirmed() < end
+            assert found.in_sync_count == 0
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
