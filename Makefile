@@ -12,7 +12,7 @@ KILLS ?= 3
 # Hundreds of tests start a broker or a command: each would compile all modules anew where an image forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-pythons kube-apiserver check conformance lint type proto map test-sdks test-front test-crossings test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark test-spark-kills test-spark-s3 bench bench-broker bench-records soak-records bench-peers bench-front bench-store bench-replication clean
+.PHONY: help setup run test test-pythons kube-apiserver check conformance lint type docs proto map test-sdks test-front test-crossings test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark test-spark-kills test-spark-s3 bench bench-broker bench-records soak-records bench-peers bench-front bench-store bench-replication clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -48,7 +48,7 @@ test-pythons: .venv/.dev ## run the tests on every supported Python of this mach
 conformance: .venv/.dev ## go through the protocol's checklist and print how each item stands
 	$(BIN)/python -m pytest -q tests/conformance $$($(BIN)/python -m tests.conformance.items)
 
-check: lint type test ## what CI runs: lint, types, tests
+check: lint type docs test ## what CI runs: lint, types, the site, tests
 
 lint: .venv/.dev ## style, imports, spelling, generated code and pages
 	$(BIN)/ruff check .
@@ -61,9 +61,13 @@ lint: .venv/.dev ## style, imports, spelling, generated code and pages
 	$(BIN)/python -m tests.support.limits_page --check
 	$(BIN)/python -m tests.support.rocketmq_page --check
 	$(BIN)/python -m tests.crossings.page --check
+	$(BIN)/python -m tests.support.reference_pages --check
 
 type: .venv/.dev ## strict type check of packages and tests
 	$(BIN)/mypy store broker client pipeline proto tests examples
+
+docs: .venv/.dev ## make the site from docs/ in build/site, strictly, and check all of its links
+	$(BIN)/python -m tests.support.site
 
 proto: .venv/.dev ## regenerate the code beside the .proto files
 	$(BIN)/python -m aerobee_proto.generate
@@ -74,6 +78,7 @@ map: .venv/.dev ## write what is made from the code: the client's blocking class
 	$(BIN)/python -m tests.support.limits_page
 	$(BIN)/python -m tests.support.rocketmq_page
 	$(BIN)/python -m tests.crossings.page
+	$(BIN)/python -m tests.support.reference_pages
 
 kube-apiserver: .venv/.dev ## build Kubernetes' API server for the tests of leases (needs Go; minutes, once)
 	$(BIN)/python -m tests.support.programs

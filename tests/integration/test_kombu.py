@@ -99,7 +99,7 @@ def test_what_is_not_acknowledged_is_delivered_again(aerobee_broker: BrokerProce
         assert received(connection, queue, 1, seconds=1) == []
 
 
-def test_a_prefetch_count_limits_what_a_channel_holds(connection: Connection) -> None:
+def test_a_prefetch_count_limits_what_a_channel_holds(connection: Connection, aerobee_broker: BrokerProcess) -> None:
     """Two of five are delivered until one is acknowledged; the others stay with the broker for other consumers."""
     queue = Queue("orders")
     for number in range(5):
@@ -110,9 +110,25 @@ def test_a_prefetch_count_limits_what_a_channel_holds(connection: Connection) ->
             connection.drain_events(timeout=_SECONDS)
         with pytest.raises(TimeoutError):
             connection.drain_events(timeout=1)
+        with connected(aerobee_broker) as other:
+            others = {message.payload for message in received(other, queue, 3)}
+        assert others == set(range(5)) - {message.payload for message in found}
         found[0].ack()
         connection.drain_events(timeout=_SECONDS)
     assert len(found) == 3
+
+
+def test_recovered_messages_are_delivered_again(connection: Connection) -> None:
+    """AMQP's `recover` returns what a channel holds."""
+    queue = Queue("orders")
+    send(connection, "one", routing_key="orders", declare=[queue])
+    channel = connection.channel()
+    first = queue(channel).get()
+    assert first is not None
+    channel.basic_recover(requeue=True)
+    (again,) = received(connection, queue, 1)
+    assert again.delivery_info["redelivered"]
+    again.ack()
 
 
 def test_an_eta_is_kept_by_the_broker(connection: Connection, aerobee_broker: BrokerProcess) -> None:
@@ -165,6 +181,7 @@ def test_an_exchange_reaches_the_transient_queues_of_other_connections(
     exchange = Exchange("news", type=kind, durable=False)
     queues = [Queue(f"{name}.news", exchange, routing_key=binding, exclusive=True) for name in ("one", "two")]
     with connected(aerobee_broker) as other, connected(aerobee_broker) as sender:
+        send(sender, "too early", exchange=exchange, routing_key=sent[-1], declare=[exchange])
         queues[0](connection).declare()
         queues[1](other).declare()
         for key in sent:

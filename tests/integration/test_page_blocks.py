@@ -18,20 +18,19 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-import yaml
 
 from aerobee_broker.cli import build_parser
 from aerobee_client.testing import BrokerProcess, run_broker
 from tests.support.official_sdks import GO, JAVA, NODE
-from tests.support.page_blocks import NOT_RUN, ROOT, Block, blocks, blocks_of
+from tests.support.page_blocks import NOT_RUN, ROOT, Block, blocks, blocks_of, pages
 from tests.support.programs import GRPCURL, go_program
 
 _DEFAULT: Final = "127.0.0.1:8081"
 _BLOCKS: Final = blocks()
-_NOT_RUN_COUNT: Final = 5
+_NOT_RUN_COUNT: Final = 6
 # Parts of a coroutine, as the page says; tests/integration/test_client_examples.py runs their statements.
 _FRAGMENTS: Final = ("docs/client.md",)
-_LANGUAGES: Final = {"console", "python", "toml", "yaml", "javascript", "java", "go", "text"}
+_LANGUAGES: Final = {"console", "python", "toml", "javascript", "java", "go", "text"}
 _SECONDS: Final = 120.0  # of one program on a busy machine
 
 with_toolchains = [
@@ -85,12 +84,6 @@ def test_a_toml_block_has_settings(block: Block) -> None:
     assert tomllib.loads(block.code)
 
 
-@of("yaml")
-def test_a_yaml_block_is_valid(block: Block) -> None:
-    """It is valid YAML."""
-    assert yaml.safe_load(block.code)
-
-
 @of("console")
 def test_a_console_block_has_commands_that_exist(block: Block) -> None:
     """A shell accepts each line; commands of ours parse; targets of make, extras and modules exist."""
@@ -103,9 +96,20 @@ def test_a_console_block_has_commands_that_exist(block: Block) -> None:
             check(words)
 
 
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_indented_commands_parse(page: Path) -> None:
+    """Lines of ours in blocks without a language parse; nothing is installed from an index that does not have it."""
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"pip install '?aerobee\b", text), "no index has the package: install it from a clone"
+    for command in re.findall(r"(?m)^ {4,}(aerobee (?:.*\\\n)*.*)$", re.sub(r"(?ms)^```.*?^```$", "", text)):
+        spoken = re.split(r"(?<=\S) {3,}", re.sub(r" *\\\n *", " ", command))[0]  # an explanation stands to the right
+        _aerobee_parses([word for word in shlex.split(spoken, comments=True) if word[0] not in "[."])
+
+
 def _aerobee_parses(words: list[str]) -> None:
+    end = next((index for index, word in enumerate(words) if word in (">", "|", "&")), len(words))
     if "--help" not in words:
-        build_parser().parse_args(words[1:])
+        build_parser().parse_args(words[1:end])
 
 
 def _targets_exist(words: list[str]) -> None:
@@ -242,10 +246,10 @@ def test_the_commands_of_the_readme(broker: BrokerProcess, tmp_path: Path) -> No
 
 @pytest.mark.sdk("grpcurl")
 @pytest.mark.timeout(400)  # the first run builds grpcurl, for a minute or two
-def test_the_grpcurl_commands_of_the_readme(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_the_grpcurl_commands(broker: BrokerProcess, tmp_path: Path) -> None:
     """The services are listed and a message is sent, by reflection alone."""
     (tmp_path / "grpcurl").symlink_to(go_program(GRPCURL))
-    block = only_block("README.md", "console", "$ grpcurl")
+    block = only_block("docs/sdks.md", "console", "$ grpcurl")
     commands = [command.replace(_DEFAULT, broker.endpoint) for command in block.commands]
     path = f"{tmp_path}:{os.environ['PATH']}"
     listed, sent = (run_program(["bash", "-euc", each], broker, tmp_path, PATH=path) for each in commands)

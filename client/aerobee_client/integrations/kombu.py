@@ -52,6 +52,7 @@ from aerobee_proto import v2
 _log = logging.getLogger(__name__)
 SCHEME: Final = "aerobee"
 _PORT: Final = 8081
+_POLL_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 1.0  # after a receive that failed
 _GET_SECONDS: Final = 0.5  # how long a single look into a queue waits
 _UNLIMITED_COUNT: Final = 32  # messages that a channel without a prefetch count holds
@@ -85,7 +86,7 @@ class QoS(virtual.QoS):
 
 
 class _Feed:
-    """Receives one durable queue for one channel; at most as many messages as the channel may hold."""
+    """Receives one durable queue for one channel: one message at a time, or as many as the channel may hold."""
 
     def __init__(self, channel: Channel, queue: str, client: Client) -> None:
         self._channel, self._queue = channel, queue
@@ -94,32 +95,40 @@ class _Feed:
         self.holder = Holder(client.simple_consumer(name, topics), channel.owner.invisible_seconds)
         self.room = asyncio.Event()  # set when a message was decided about
         self.waiting: deque[Held] = deque()
-        self.stopped = False
-        self.task = asyncio.create_task(self._run(), name=f"feed {queue}")
+        self._task: asyncio.Task[None] | None = None
 
-    async def _run(self) -> None:
-        while True:
-            if (count := self._channel.room_count()) <= 0:
-                self.room.clear()
-                await self.room.wait()
-                continue
-            for message in await self._received(count):
-                self.waiting.append(self.holder.hold(message))
-                self._channel.owner.arrived()
+    async def begin(self) -> None:
+        """Receive from now on, until `stop`."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"feed {self._queue}")
 
-    async def _received(self, count: int) -> Iterable[Any]:
+    async def fetch(self, count: int, wait_seconds: float) -> None:
+        """Receive once. Errors are logged."""
+        seconds = self.holder.invisible_seconds
         try:
-            return await self.holder.consumer.receive(count, invisible_seconds=self.holder.invisible_seconds)
+            messages = await self.holder.consumer.receive(count, invisible_seconds=seconds, wait_seconds=wait_seconds)
         except ClientError as error:
             _log.warning("receive failed queue=%s error=%s", self._queue, error)
             await asyncio.sleep(_PAUSE_SECONDS)
-            return []
+            return
+        for message in messages:
+            self.waiting.append(self.holder.hold(message))
+            self._channel.owner.arrived()
+
+    async def _run(self) -> None:
+        while True:
+            if (count := self._channel.room_count()) > 0:
+                await self.fetch(count, _POLL_SECONDS)
+            else:
+                self.room.clear()
+                await self.room.wait()
 
     async def stop(self) -> None:
-        """Receive no more."""
-        self.stopped = True
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
+        """Receive no more, until `begin`."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def close(self) -> None:
         """Return what was not decided about."""
@@ -222,7 +231,7 @@ class Channel(virtual.Channel):
         if no_ack:
             self._no_ack.add(queue)
         if not self.owner.is_transient(queue):
-            self._feed(queue)
+            self.owner.aerobee.run(self._feed(queue).begin())
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """End to receive a queue; deliveries that are not acknowledged stay with the channel."""
@@ -236,15 +245,11 @@ class Channel(virtual.Channel):
 
     def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
         """One message, or None if none arrives within half a second."""
-        if not self.owner.is_transient(queue):
-            self._feed(queue)
-        until = time.monotonic() + _GET_SECONDS
-        seen = self.owner.arrivals()
-        while (message := super().basic_get(queue, no_ack, **options)) is None:
-            if not self.owner.wait(until, seen):
-                return None
-            seen = self.owner.arrivals()
-        if no_ack:
+        message = super().basic_get(queue, no_ack, **options)
+        if message is None and not self.owner.is_transient(queue):
+            self.owner.aerobee.run(self._feed(queue).fetch(1, _GET_SECONDS))
+            message = super().basic_get(queue, no_ack, **options)
+        if message is not None and no_ack:
             self.finish(message.delivery_tag, acknowledge=True)
         return message
 
@@ -304,7 +309,7 @@ class Channel(virtual.Channel):
 
     def _feed(self, queue: str) -> _Feed:
         feed = self._feeds.get(queue)
-        if feed is None or feed.stopped:
+        if feed is None:
             client = self.owner.aerobee
 
             async def make() -> _Feed:
