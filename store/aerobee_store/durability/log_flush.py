@@ -25,10 +25,10 @@ So `flushed` never exceeds what was committed before the sync began, and a waite
 began after its bytes were committed. A failed write or sync is final. The kernel may have dropped the pages and would
 report success the next time, so nothing is retried: every waiter fails, and the store refuses further writes.
 
-With async flush an answer needs only the commit, and a power failure may lose at most the last
-`flush_interval_seconds`. Syncs begin early enough for that: when the oldest unsynced byte is at most half an interval
-old, sooner if syncs are slow. If they fall behind nevertheless, on a busy machine or a slow disk, answers wait for the
-sync.
+With async flush an answer needs only the commit, and a power failure may lose at most `flush_interval_seconds` of
+answered messages. Syncs begin early enough for that: when the oldest unsynced byte is at most half an interval old,
+sooner if syncs are slow. If they fall behind nevertheless, on a busy machine or a slow disk, answers wait for the sync:
+when the oldest unsynced byte is three quarters of the interval old, or a sync takes half of it.
 """
 
 from __future__ import annotations
@@ -166,6 +166,7 @@ class Durability:
         self._batch_timer: asyncio.TimerHandle | None = None
 
         self._syncing = False
+        self._sync_began: float | None = None
         self._unsynced_since: float | None = None  # when the oldest byte was committed that no sync covers
         self._uncovered_since: float | None = None  # the same for bytes after the running sync
         self._sync_seconds = 0.0  # expected duration of a sync, from the slowest recent ones
@@ -448,13 +449,21 @@ class Durability:
 
     @property
     def _unsynced_age(self) -> float:
-        return 0.0 if self._unsynced_since is None else time.monotonic() - self._unsynced_since
+        return 0.0 if self._unsynced_since is None else self._now() - self._unsynced_since
 
     @property
     def _is_behind(self) -> bool:
-        """Whether an answer now might cover bytes that are not durable within the flush interval."""
+        """Whether an answer now might cover bytes that are not durable within the flush interval.
+
+        The next sync may take as long as the slowest of the recent ones, or as the running one has taken so far.
+        """
         interval = self._loss_seconds
-        return self._unsynced_age >= interval * 0.75 or self._sync_seconds >= interval * 0.5
+        running = 0.0 if self._sync_began is None else self._now() - self._sync_began
+        return self._unsynced_age >= interval * 0.75 or max(self._sync_seconds, running) >= interval * 0.5
+
+    def _now(self) -> float:
+        """The time of the event loop, if there is one; the clock is the same."""
+        return time.monotonic() if self._loop is None else self._loop.time()
 
     @property
     def _loss_seconds(self) -> float:
@@ -465,9 +474,9 @@ class Durability:
         if self._log.committed <= self._log.flushed:
             return
         if self._unsynced_since is None:
-            self._unsynced_since = time.monotonic()
+            self._unsynced_since = self._now()
         elif self._syncing and self._uncovered_since is None:
-            self._uncovered_since = time.monotonic()
+            self._uncovered_since = self._now()
 
     async def _run_syncs(self) -> None:
         """Sync when asked to, in the steps of the module's docstring."""
@@ -503,7 +512,7 @@ class Durability:
         timestamp = self._last_appended_timestamp
         appended = stats.messages_appended
         waited = len(self._sync_waiters)
-        began = time.monotonic()
+        began = self._sync_began = self._now()
         try:
             if self._in_threads:
                 await self._commit_for_sync()
@@ -520,10 +529,10 @@ class Durability:
             stats.sync_failures += 1
             raise self.fail(error) from error
         finally:
-            self._syncing = False
+            self._syncing, self._sync_began = False, None
         log.set_flushed(files, positions, end)
         self._unsynced_since, self._uncovered_since = self._uncovered_since, None
-        self._sync_seconds = max(time.monotonic() - began, self._sync_seconds * _SYNC_SECONDS_DECAY)
+        self._sync_seconds = max(self._now() - began, self._sync_seconds * _SYNC_SECONDS_DECAY)
         self._note_durable(timestamp)
         stats.sync_seconds.observe(seconds)
         stats.messages_per_sync.observe(appended - self._messages_synced)
@@ -602,34 +611,31 @@ class Durability:
     async def _run_interval(self) -> None:
         """Request a sync for bytes that no sender waits for: with async flush, nearly all of them.
 
-        A sync begins when enough pages have gathered, as in RocketMQ's FlushRealTimeService, or when the last check
-        already found some. (RocketMQ leaves a few pages for ten seconds, and so does this one if the thorough interval
-        says so.)
+        Bytes are synced when the oldest of them has its age, counted from its commit, or from the begin of the last
+        sync if that did not cover it. So neither a long sync nor a late timer adds to the age. As in RocketMQ's
+        FlushRealTimeService, few pages wait for longer than many. (RocketMQ leaves a few pages for ten seconds, and so
+        does this one if the thorough interval says so.)
         """
-        log, config, loop = self._log, self._config, asyncio.get_running_loop()
-        interval = config.flush_interval_seconds
-        seen = 0  # the end of the log at the last check
-        behind_since: float | None = None
+        config = self._config
         while True:
-            await asyncio.sleep(pause_between_looks(interval, self._sync_seconds))
-            if log.flushed >= seen:
-                behind_since = None
-            if behind_since is None and log.wrote > log.flushed:
-                behind_since = loop.time()
-            if config.flush_thorough_interval_seconds:
-                due = behind_since is not None and loop.time() - behind_since >= config.flush_thorough_interval_seconds
-            else:
-                due = log.flushed < seen
-            if due or self._has_pages_to_sync:
-                self.request_sync()
-            seen = log.wrote
+            many = age_of_many_pages(config.flush_interval_seconds, self._sync_seconds)
+            few = config.flush_thorough_interval_seconds or 2 * many
+            since = self._uncovered_since if self._syncing else self._unsynced_since
+            pause = many  # what is committed from now on has no age yet
+            if since is not None:
+                age = self._now() - since
+                if age >= (many if self._has_pages_to_sync else few):
+                    self.request_sync()
+                else:
+                    pause = (many if age < many else few) - age
+            await asyncio.sleep(min(pause, many))
 
 
-def pause_between_looks(interval_seconds: float, sync_seconds: float) -> float:
-    """The pause between two checks of the log by the flush interval: a quarter of the interval.
+def age_of_many_pages(interval_seconds: float, sync_seconds: float) -> float:
+    """The age at which bytes of several pages are synced: a quarter of the interval. Fewer bytes are twice as old.
 
-    Bytes found twice are at most half an interval old, which leaves the other half for the sync. If syncs take longer
-    than that, checks become more frequent; from half the interval on, syncs follow each other.
+    That leaves the other half of the interval for the sync. If syncs take longer than that, they begin earlier; from
+    the whole interval on, they follow each other.
     """
     return max(interval_seconds / 64, min(interval_seconds / 4, (interval_seconds - sync_seconds) / 2))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import random
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -508,19 +509,21 @@ async def test_a_failed_sync_of_a_new_file_fails_the_store() -> None:
 
 
 async def test_a_few_pages_wait_for_half_of_the_interval_and_many_do_not() -> None:
-    """Checks are a quarter of the interval apart. The first syncs four pages or more, the second any number."""
+    """Four pages or more are synced when they are a quarter of the interval old, any number at a half."""
     clock = TravellingClock()
     sender = Sender()
     config = replace(CONFIG, flush="async", flush_interval_seconds=400.0, derived_flush_interval_seconds=4000.0)
     async with asyncio.timeout(5000), serving(config, MemoryFileSystem(clock=ManualClock()), seconds=None) as store:
         await clock.advance(0)  # start the services
         sender.append(store, [sender.message(100)])
+        store.commit()
         await clock.advance(101)
         assert store.positions[2] == 0
         end = store.positions[0]
         await clock.advance(101)
         assert store.positions[2] == end
         sender.append(store, [sender.message(6000)] * 3)
+        store.commit()
         await clock.advance(101)
         assert store.positions[2] == store.positions[0] > end
 
@@ -534,12 +537,14 @@ async def test_the_thorough_interval_puts_off_few_pages() -> None:
     async with asyncio.timeout(9000), serving(config, MemoryFileSystem(clock=ManualClock()), seconds=None) as store:
         await clock.advance(0)  # start the services
         sender.append(store, [sender.message(100)])
-        for _ in range(10):
+        store.commit()
+        for _ in range(9):
             await clock.advance(101)
         assert store.positions[2] == 0
         await clock.advance(101)
         assert store.positions[2] == store.positions[0]
         sender.append(store, [sender.message(6000)] * 3)
+        store.commit()
         await clock.advance(101)
         assert store.positions[2] == store.positions[0]
 
@@ -565,10 +570,12 @@ async def test_bytes_written_during_a_sync_are_synced_within_half_an_interval() 
     config = replace(CONFIG, flush="async", flush_interval_seconds=400.0, sync_timeout_seconds=4000.0)
     async with asyncio.timeout(5000), serving(config, hanging.disk, seconds=None) as store:
         sender.append(store, [sender.message(100)])
+        store.commit()
         hanging.hanging = True
         store.request_flush()
         assert await asyncio.to_thread(hanging.started.wait, 60)
         sender.append(store, [sender.message(100)])
+        store.commit()
         await clock.advance(101)
         hanging.release()
         await clock.advance(20)
@@ -685,6 +692,85 @@ async def test_answers_wait_while_the_flush_interval_is_exceeded() -> None:
 
 
 def test_slower_syncs_begin_earlier() -> None:
-    """While a sync takes at most half of the interval, checks are a quarter apart; slower syncs make them closer."""
-    pauses = [durability.pause_between_looks(0.64, seconds) for seconds in (0.0, 0.32, 0.4, 0.6, 0.64, 9.0)]
-    assert pauses == pytest.approx([0.16, 0.16, 0.12, 0.02, 0.01, 0.01])
+    """While a sync takes at most half of the interval, bytes are a quarter of it old; slower syncs begin earlier."""
+    ages = [durability.age_of_many_pages(0.64, seconds) for seconds in (0.0, 0.32, 0.4, 0.6, 0.64, 9.0)]
+    assert ages == pytest.approx([0.16, 0.16, 0.12, 0.02, 0.01, 0.01])
+
+
+async def test_answers_wait_while_a_sync_takes_half_of_the_interval() -> None:
+    """Not only once it has ended: the next sync, which covers these answers, may take as long."""
+    clock = TravellingClock()
+    hanging = HangingDisk()
+    config = replace(CONFIG, flush="async", flush_interval_seconds=400.0, sync_timeout_seconds=4000.0)
+    async with asyncio.timeout(5000), serving(config, hanging.disk, seconds=None) as store:
+        await send(store, 0)
+        hanging.hanging = True
+        store.request_flush()
+        assert await asyncio.to_thread(hanging.started.wait, 60)
+        await clock.advance(190)
+        await send(store, 1)
+        await clock.advance(20)
+        held = asyncio.create_task(send(store, 2))
+        await clock.advance(80)
+        assert not held.done()
+        hanging.release()
+        await held
+        hanging.hang()
+        held = asyncio.create_task(send(store, 3))
+        await clock.advance(1)
+        assert not held.done(), "the next one may take as long"
+        hanging.release()
+        await held
+
+
+async def test_the_age_of_bytes_counts_and_not_when_they_are_found() -> None:
+    """Many pages are synced at a quarter of the interval and few at a half, whenever they were written."""
+    for size, age in ((6000, 100), (10, 200)):
+        for late in (1, 50, 99):
+            clock = TravellingClock()
+            disk = MemoryFileSystem(clock=ManualClock())
+            sender = Sender()
+            config = replace(CONFIG, flush="async", flush_interval_seconds=400.0, sync_timeout_seconds=4000.0)
+            async with asyncio.timeout(5000), serving(config, disk, seconds=None) as store:
+                await clock.advance(late)
+                sender.append(store, [sender.message(size)] * 3)
+                store.commit()
+                await clock.advance(age - 5)
+                assert store.positions[2] == 0
+                await clock.advance(10)
+                assert store.positions[2] == store.positions[0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_power_cut_loses_at_most_the_interval_whatever_syncs_take(seed: int) -> None:
+    """At every moment the answered messages that are not on the disk were answered within one interval."""
+    source = random.Random(seed)
+    clock = TravellingClock()
+    hanging = HangingDisk()
+    loop = asyncio.get_running_loop()
+    config = replace(CONFIG, flush="async", flush_interval_seconds=400.0, sync_timeout_seconds=1e6)
+    answered: dict[int, float] = {}  # the end of a message -> when it was answered
+    async with asyncio.timeout(1e6), serving(config, hanging.disk, seconds=None) as store, asyncio.TaskGroup() as tasks:
+
+        async def answer(number: int) -> None:
+            (appended,) = store.append([Message("orders", 0, str(number).encode() * source.choice((1, 3000)))])
+            await store.wait_stored(appended.end)
+            answered[appended.end] = loop.time()
+
+        hanging.hanging = True
+        until = 0.0
+        for number in range(60):
+            tasks.create_task(answer(number))
+            await clock.advance(source.choice((5, 20)))
+            if hanging.started.is_set() and loop.time() >= until:
+                if until:
+                    hanging.release()
+                    await asyncio.sleep(0.01)
+                    hanging.hang()
+                    until = 0.0
+                else:
+                    until = loop.time() + source.choice((10, 150, 260, 700))
+            lost = [at for end, at in answered.items() if end > store.positions[2]]
+            assert not lost or max(lost) - min(lost) <= 400
+        hanging.release()
+    assert len(answered) == 60
