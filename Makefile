@@ -12,7 +12,7 @@ KILLS ?= 3
 # Hundreds of tests start a broker or a command: each would compile all modules anew where an image forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-pythons kube-apiserver check conformance lint type docs proto map test-sdks test-front test-crossings test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark test-spark-kills test-spark-s3 bench bench-broker bench-records soak-records bench-peers bench-front bench-store bench-replication clean
+.PHONY: help setup run test test-pythons kube-apiserver check conformance lint type docs packages proto map test-sdks test-front test-crossings test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark test-spark-kills test-spark-s3 bench bench-broker bench-records soak-records bench-peers bench-front bench-store bench-replication clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -68,6 +68,9 @@ type: .venv/.dev ## strict type check of packages and tests
 
 docs: .venv/.dev ## make the site from docs/ in build/site, strictly, and check all of its links
 	$(BIN)/python -m tests.support.site
+
+packages: .venv/.dev ## build wheel and source archive in dist/, and try them in an environment of their own
+	$(BIN)/python -m tests.support.packages
 
 proto: .venv/.dev ## regenerate the code beside the .proto files
 	$(BIN)/python -m aerobee_proto.generate

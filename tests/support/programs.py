@@ -25,6 +25,7 @@ DEBIAN: Final = {
     "strace": "strace",
 }
 """The package that brings each program."""
+HELM: Final = "helm.sh/helm/v3/cmd/helm@v3.19.0"
 GRPCURL: Final = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3"
 KUBERNETES: Final = "1.33.4"
 _PLACES: Final = ("/usr/bin", "/usr/local/bin", "/opt/prometheus")
