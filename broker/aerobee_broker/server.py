@@ -311,7 +311,7 @@ async def _serve(
         async with asyncio.TaskGroup() as tasks:
             running = _run_services(parts, remoting, tasks)
             await asyncio.sleep(0)  # the store's services are up before the first append
-            master = await _open_master(process, settings.current, store) if is_master else None
+            master = await _open_master(process, parts) if is_master else None
             await parts.deliveries.adopt()
             registrar = Registrar(settings, tables)
             cluster = ClusterRoutes(settings.current.name, lambda: registrar.connections, remoting.routes)
@@ -360,7 +360,8 @@ async def _open_parts(process: _Process, store: MessageStore, tables: Tables, se
         endpoint = config.listen.grpc.dialled if config.listen.grpc.port else "HOST:PORT"
         _log.info("there are no topics yet; create one with: aerobee topic create NAME --endpoint %s", endpoint)
     tables.warn_of_attributes()
-    clients = ClientRegistry(clock, expiry_seconds=config.limits.client_expiry_seconds)
+    ledger = Ledger(config.limits)
+    clients = ClientRegistry(clock, expiry_seconds=config.limits.client_expiry_seconds, ledger=ledger)
     deliveries = Deliveries(store, tables, clock, settings, connected=clients)
     if accounts is not None:
         accounts.changed_listeners.append(lambda: clients.hang_up(lambda client: accounts.still_good(client.account)))
@@ -396,7 +397,7 @@ async def _open_parts(process: _Process, store: MessageStore, tables: Tables, se
         counters=counters,
         broker_stats=BrokerStats(counters, tables, store, clock, deliveries.read_offset),
         loop_delay=LoopDelay(),
-        ledger=Ledger(config.limits),
+        ledger=ledger,
     )
 
 
@@ -426,10 +427,10 @@ def _replica_lags(replication: Callable[[], admin_v1.BrokerReplication]) -> dict
     return {replica.id: replica.lag_bytes for replica in replication().replicas}
 
 
-async def _open_master(process: _Process, config: BrokerConfig, store: MessageStore) -> MasterBroker:
+async def _open_master(process: _Process, parts: BrokerParts) -> MasterBroker:
     from aerobee_broker.replication import master_broker  # a single broker does not import replication
 
-    return await master_broker.MasterBroker.open(config, store, process.leadership)
+    return await master_broker.MasterBroker.open(parts.settings.current, parts.store, process.leadership, parts.ledger)
 
 
 class _GrpcFront(Struct, frozen=True, kw_only=True):

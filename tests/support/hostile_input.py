@@ -392,6 +392,55 @@ def _zlib_topics(number: int) -> Iterator[bytes]:
     yield registration(zlib.compress(body, 9), number)
 
 
+def _subscriptions(number: int) -> Iterator[bytes]:
+    """Expressions of megabytes, which stay while the connection does."""
+    data = {
+        "topic": "t",
+        "subString": "a" * 1_900_000,
+        "expressionType": "TAG",
+        "subVersion": 1,
+        "more": "b" * 1_900_000,
+    }
+    for n in range(2):
+        group = {"groupName": f"g-{number}-{n}", "subscriptionDataSet": [data]}
+        body = _json({"clientID": f"c{number}", "consumerDataSet": [group]})
+        yield encode(_request(Request.HEART_BEAT, {}, body))
+
+
+def _routes(number: int) -> Iterator[bytes]:
+    version = _json({"counter": 1, "timestamp": 1, "stateVersion": 0})
+    for n in range(2):
+        name = b"%06d-%02d-%d 1 1 6 SINGLE_TAG"
+        topics = b"".join(
+            struct.pack(">i", len(text)) + text for text in (name % (topic, number, n) for topic in range(40_000))
+        )
+        body = struct.pack(">i", len(version)) + version + struct.pack(">i", 40_000) + topics + struct.pack(">i", 0)
+        yield registration(zlib.compress(body, 1), number * 2 + n)
+
+
+def _unread_settings(number: int) -> Iterator[bytes]:
+    """Settings that are answered with settings, on streams without a window."""
+    subscription = v2.Subscription(group=v2.Resource(name="g"))
+    for n in range(1_500):
+        entry = subscription.subscriptions.add(topic=v2.Resource(name=f"{n:0120}"))
+        entry.expression.expression = "*"
+    settings = v2.Settings(client_type=v2.ClientType.PUSH_CONSUMER, subscription=subscription)
+    command = prefixed(v2.TelemetryCommand(settings=settings).SerializeToString())
+    yield unread_settings()
+    for n in range(10):
+        of_call = block(f"{MESSAGING}/Telemetry", (b"x-mq-client-id", b"unread-%d-%d" % (number, n)))
+        yield headers(1 + 2 * n, of_call) + data(1 + 2 * n, command * 4)
+
+
+def _together(number: int) -> Iterator[bytes]:
+    """All that makes the broker keep something, at the same time."""
+    kinds = (
+        *(_partial_frame, _gzip_sends, _unread_queries, _open_calls, _waiting_receives, _waiting_pulls),
+        *(_subscriptions, _routes, _client_ids, _remembered_heads, _unread_settings),
+    )
+    yield from kinds[number % len(kinds)](number)
+
+
 def _empty_messages(_: int) -> Iterator[bytes]:
     yield GREETING + headers(1, REFLECTION)
     yield from split(data(1, prefixed(b"") * 835_380), 1 << 18)
@@ -432,6 +481,10 @@ NAMED: Final[tuple[Attack, ...]] = (
     Attack("pulls that wait", 4, _waiting_pulls, reads=True, stays_seconds=2),
     Attack("heads that are remembered", 400, _remembered_heads, stays_seconds=2),
     Attack("resets that are remembered", 100, _remembered_resets, stays_seconds=2),
+    Attack("subscriptions of megabytes", 40, _subscriptions, reads=True, stays_seconds=2),
+    Attack("routes of many brokers", 10, _routes, reads=True, stays_seconds=2),
+    Attack("settings whose answers are not read", 16, _unread_settings, stays_seconds=3),
+    Attack("all kinds together", 44, _together, stays_seconds=5),
     Attack("halves of TLS handshakes", 1_500, _half_tls, stays_seconds=2),
     Attack("values of a name server", 4, _values, reads=True, stays_seconds=2),
     Attack("producer groups", 100, _groups, reads=True),

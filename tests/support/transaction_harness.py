@@ -197,7 +197,8 @@ class TransactionHarness:
             try:
                 read.send(None)
             except StopIteration as done:
-                commands.append(done.value.recover_orphaned_transaction_command)
+                command = v2.TelemetryCommand.FromString(done.value)
+                commands.append(command.recover_orphaned_transaction_command)
         return commands
 
     # --- what is stored ---------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Final
 
 from aerobee_broker.clients.accounts import Account
 from aerobee_broker.errors import ClientNotConnectedError, ClientSilentError, TooManyRequestsError
+from aerobee_broker.limits.ledger import Holdings, Ledger
 from aerobee_proto import v2
 from aerobee_store.clock import Clock
 
@@ -23,19 +24,24 @@ EXPIRY_SECONDS: Final = 120.0  # RocketMQ's; the official clients send a heartbe
 _SCAN_SECONDS: Final = 5.0
 _PENDING_COMMANDS_MAX: Final = 64  # one official client stops reading its stream permanently: the oldest are dropped
 _FIRST_CONSUMER_TYPE: Final = v2.ClientType.PUSH_CONSUMER  # unspecified 0, producer 1; all others consume
-_CLIENTS_MAX: Final = 100_000  # a client id takes about a kilobyte; invented ids must not fill the memory
+_CLIENTS_MAX: Final = 100_000  # invented ids must not fill the memory
+_CLIENT_SIZE: Final = 1_000  # bytes of memory of a client without its settings
 
 
 SETTINGS_BYTES_MAX: Final = 64 << 20  # bytes of the settings of all clients, as received
 
 
 class TelemetryStream:
-    """The open Telemetry call of a client: a bounded queue of commands. Writing never waits."""
+    """The open Telemetry call of a client: a bounded queue of commands. Writing never waits.
 
-    __slots__ = ("_closed", "_commands", "_wake", "failure")
+    Commands wait as bytes: as messages, large settings take four times as much.
+    """
 
-    def __init__(self) -> None:
-        self._commands: list[v2.TelemetryCommand] = []
+    __slots__ = ("_closed", "_commands", "_holdings", "_wake", "failure")
+
+    def __init__(self, holdings: Holdings) -> None:
+        self._holdings = holdings
+        self._commands: list[tuple[bool, bytes]] = []  # whether it is settings, and the encoded command
         self._wake = asyncio.Event()
         self._closed = False
         self.failure: str | None = None  # the client's error, for the status that ends the stream
@@ -46,25 +52,38 @@ class TelemetryStream:
         return len(self._commands)
 
     def write(self, command: v2.TelemetryCommand) -> None:
-        """Queue a command; of more than 64 that the client has not read, the oldest is dropped."""
+        """Queue a command; of more than 64 that the client has not read, the oldest is dropped. Settings replace those
+        that were not sent yet: each is as large as the client's own."""
+        is_settings, data = command.HasField("settings"), command.SerializeToString()
+        if is_settings and (earlier := next((kept for kept in self._commands if kept[0]), None)) is not None:
+            self._commands.remove(earlier)
+            self._holdings.add("commands", -len(earlier[1]))
         if len(self._commands) >= _PENDING_COMMANDS_MAX:
-            del self._commands[0]
-        self._commands.append(command)
+            self._holdings.add("commands", -len(self._commands.pop(0)[1]))
+        self._commands.append((is_settings, data))
+        self._holdings.add("commands", len(data))
         self._wake.set()
+
+    def drop_commands(self) -> None:
+        """Forget the commands that were not sent yet."""
+        self._holdings.add("commands", -sum(len(data) for _, data in self._commands))
+        self._commands.clear()
 
     def close(self) -> None:
         """End the stream after the queued commands."""
         self._closed = True
         self._wake.set()
 
-    async def next(self) -> v2.TelemetryCommand | None:
-        """The next command to send; None at the end of the stream."""
+    async def next(self) -> bytes | None:
+        """The next command to send, encoded; None at the end of the stream."""
         while not self._commands:
             if self._closed:
                 return None
             self._wake.clear()
             await self._wake.wait()
-        return self._commands.pop(0)
+        _, data = self._commands.pop(0)
+        self._holdings.add("commands", -len(data))
+        return data
 
 
 class Client:
@@ -125,8 +144,9 @@ class ClientRegistry:
 
     name: Final = "clients"
 
-    def __init__(self, clock: Clock, *, expiry_seconds: float = EXPIRY_SECONDS) -> None:
+    def __init__(self, clock: Clock, *, expiry_seconds: float = EXPIRY_SECONDS, ledger: Ledger | None = None) -> None:
         self._clock = clock
+        self._holdings = (ledger or Ledger()).open_table("clients", self._shrink)
         self._clients: OrderedDict[str, Client] = OrderedDict()  # most recently seen last
         self.settings_bytes = 0  # of all clients
         self._streams: set[TelemetryStream] = set()  # includes clients that terminated but have not disconnected yet
@@ -146,6 +166,7 @@ class ClientRegistry:
             if len(self._clients) >= _CLIENTS_MAX:
                 self._remove(next(iter(self._clients.values())))
             client = self._clients[client_id] = Client(client_id)
+            self._holdings.add("clients", _CLIENT_SIZE)
         else:
             self._clients.move_to_end(client_id)
         client.last_seen = self._clock.monotonic()
@@ -190,11 +211,22 @@ class ClientRegistry:
             )
         client.settings_data = data
         self.settings_bytes += len(data)
+        self._holdings.set("settings", self.settings_bytes)
 
     def _forget_settings(self, client: Client) -> None:
         self.settings_bytes -= len(client.settings_data)
         client.settings_data = b""
         client.topics = frozenset()
+        self._holdings.set("settings", self.settings_bytes)
+
+    def _shrink(self) -> None:
+        """Forget the clients without a Telemetry stream that were silent for the longest time, an eighth of all."""
+        silent = [client for client in self._clients.values() if client.stream is None]
+        for client in silent[: max(1, len(self._clients) // 8)]:
+            self._remove(client)
+        if self._holdings.size_of("commands") > self._holdings.size // 2:
+            for stream in self._streams:
+                stream.drop_commands()
 
     def introduced(self, client: Client) -> None:
         """Note that the client has sent its settings."""
@@ -274,13 +306,14 @@ class ClientRegistry:
         """Open a new Telemetry stream of the client, and end an older one."""
         if client.stream is not None:
             client.stream.close()
-        client.stream = TelemetryStream()
+        client.stream = TelemetryStream(self._holdings)
         self._streams.add(client.stream)
         return client.stream
 
     def close_stream(self, client: Client, stream: TelemetryStream) -> None:
         """Forget `stream`, whose call has ended; a newer stream of the client stays."""
         stream.close()
+        stream.drop_commands()
         self._streams.discard(stream)
         if client.stream is stream:
             client.stream = None
@@ -329,6 +362,7 @@ class ClientRegistry:
 
     def _remove(self, client: Client) -> None:
         del self._clients[client.client_id]
+        self._holdings.add("clients", -_CLIENT_SIZE)
         self._forget_settings(client)
         self._give_up(client)
         if client.stream is not None:

@@ -12,6 +12,7 @@ import logging
 from asyncio.tasks import _enter_task, _leave_task
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any, Final, Protocol
 
@@ -42,6 +43,7 @@ from aerobee_broker.front.methods import (
     Unary,
 )
 from aerobee_broker.front.unsent_answers import UnsentAnswers
+from aerobee_broker.limits.input_turns import InputTurns
 from aerobee_broker.limits.ledger import Holdings
 
 _log = logging.getLogger(__name__)
@@ -60,6 +62,7 @@ class Carrier(Protocol):
     counters: FrontCounters
     deadlines: Deadlines
     unsent: UnsentAnswers
+    turns: InputTurns
     name: str
     holdings: Holdings
     running_count: int
@@ -376,7 +379,7 @@ class Call:
             )
         else:
             if yielded is None:
-                loop.call_soon(self._step, None)
+                loop.call_soon(self._wake, None)
             else:
                 assert yielded._asyncio_future_blocking, "handlers await futures of asyncio"
                 yielded._asyncio_future_blocking = False
@@ -390,13 +393,25 @@ class Call:
             self._connection.counters.calls -= 1
             self._connection.running_count -= 1
 
-    def _wake(self, future: asyncio.Future[Any]) -> None:
+    def _wake(self, future: asyncio.Future[Any] | None) -> None:
+        """Go on, because the awaited future is done, or the pause is over: in a turn, if too many calls do."""
+        turns = self._connection.turns
+        if turns.is_full:
+            turns.wait(partial(self._go_on, future))
+        else:
+            began = monotonic()
+            self._go_on(future)
+            turns.spent(began)
+
+    def _go_on(self, future: asyncio.Future[Any] | None, _until: float = 0.0) -> bool:
         try:
-            future.result()
+            if future is not None:
+                future.result()
         except BaseException as error:
             self._step(error)
         else:
             self._step(None)
+        return False
 
     def cancel(self, msg: object = None) -> bool:
         """Like `asyncio.Task.cancel`."""

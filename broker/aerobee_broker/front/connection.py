@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
         )
         self.core = Http2Connection(config, headers_refusal=_refusal(self._headers_error))
         self.name = f"connection {next(_numbers)}"
-        self._turns = turns
+        self.turns = turns
         self._ledger = ledger
         self.holdings = ledger.open(self.name, "", self._drop)
         self.running_count = 0
@@ -115,7 +115,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._silent_ticks = 0
-        core, turns = self.core, self._turns
+        core, turns = self.core, self.turns
         if self._waits or turns.is_full:
             core.keep_input(data)
             self._wait_for_turn()
@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
     def _wait_for_turn(self, *, is_first: bool = False) -> None:
         if not self._waits:
             self._waits = True
-            self._turns.wait(self._go_on, is_first=is_first)
+            self.turns.wait(self._go_on, is_first=is_first)
 
     def _go_on(self, until: float) -> bool:
         self._waits = self._work(until)

@@ -15,6 +15,7 @@ from typing import Final
 
 TURN_SECONDS: Final = 0.004
 _STEP_SECONDS: Final = 0.008
+_TASK_SECONDS: Final = 0.0001  # of processor that a started task takes in its first step
 
 GoesOn = Callable[[float], bool]
 """Continues the work of a connection until this time of `time.monotonic`; returns whether more is left."""
@@ -23,18 +24,25 @@ GoesOn = Callable[[float], bool]
 class InputTurns:
     """The line of one event loop."""
 
-    __slots__ = ("_line", "_loop", "_spent", "is_full")
+    __slots__ = ("_line", "_loop", "_owed", "_spent", "is_full")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._line: deque[GoesOn] = deque()
         self._spent = 0.0  # seconds of turns since the last step that was known to begin
+        self._owed = 0.0  # of these, seconds of tasks that turns have started and that run in the next step
         self.is_full = False
         """Whether a connection with input has to wait in line."""
 
+    def started(self, count: int) -> bool:
+        """A turn has started so many tasks. Returns whether it is over: the tasks are the work of the next step."""
+        self._owed += count * _TASK_SECONDS
+        return self._owed > _STEP_SECONDS
+
     def spent(self, began: float) -> None:
         """A turn outside the line has ended that began at this time of `time.monotonic`."""
-        self._spent += monotonic() - began
+        self._spent += monotonic() - began + self._owed
+        self._owed = 0.0
         if self._spent > _STEP_SECONDS and not self.is_full:
             self.is_full = True
             self._loop.call_soon(self._serve)
@@ -56,7 +64,8 @@ class InputTurns:
     def _serve(self) -> None:
         line = self._line
         began = now = monotonic()
-        while line and now - began < _STEP_SECONDS:
+        self._owed = 0.0
+        while line and now - began + self._owed < _STEP_SECONDS:
             goes_on = line.popleft()
             if goes_on(now + TURN_SECONDS):
                 line.append(goes_on)
@@ -65,4 +74,4 @@ class InputTurns:
             self._loop.call_soon(self._serve)
         else:
             self.is_full = False
-            self._spent = 0.0
+            self._spent = self._owed = 0.0

@@ -9,8 +9,10 @@ here. Bytes are of one of these kinds:
     unsent       output that the system has not taken, besides answers
     calls        open calls and what is remembered of their connection, besides their bytes
     handshakes   TLS handshakes in progress
-    registered   what a peer has registered: groups, subscriptions, routes
+    registered   groups and subscriptions that a connection has registered
+    routes       routes of brokers that a connection has registered
     settings     settings of clients
+    commands     commands to clients that wait in their Telemetry streams
     clients      known client ids
     values       values of a name server
 
@@ -29,11 +31,15 @@ from typing import Final, Literal, get_args
 
 from aerobee_broker.config.limits import LimitsConfig
 from aerobee_broker.limits.byte_budget import ByteBudget
+from aerobee_broker.limits.malloc import return_freed_memory
 
 _log = logging.getLogger(__name__)
 
-Kind = Literal["received", "unsent", "calls", "handshakes", "registered", "settings", "clients", "values"]
+Kind = Literal[
+    "received", "unsent", "calls", "handshakes", "registered", "routes", "settings", "commands", "clients", "values"
+]
 HELD_KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+_TRIMMED_SIZE: Final = 8 << 20  # bytes of dropped peers after which freed memory is returned to the kernel
 _LEFT_AFTER_DROPS: Final = 7 / 8  # of a bound: the peers are compared once for many bytes
 
 
@@ -53,7 +59,7 @@ class Holdings:
         self.is_table: Final = is_table
         self.size = 0
         """Bytes held, without those of budgets."""
-        self.is_known = is_table
+        self.is_known = False
         """Whether the peer has proved an account."""
 
     def set(self, kind: Kind, size: int) -> None:
@@ -63,6 +69,14 @@ class Holdings:
             self._sizes[kind] = size
             self.size += change
             self._ledger.held_changed(kind, change)
+
+    def add(self, kind: Kind, change: int) -> None:
+        """Charge so many bytes of a kind more, or less."""
+        self.set(kind, self._sizes.get(kind, 0) + change)
+
+    def size_of(self, kind: Kind) -> int:
+        """The charged bytes of a kind."""
+        return self._sizes.get(kind, 0)
 
     def close(self) -> None:
         """Release everything; the peer is gone."""
@@ -98,6 +112,7 @@ class Ledger:
         """Peers, since the start."""
         self._peers: dict[Holdings, None] = {}
         self._leaving: dict[Holdings, None] = {}  # dropped, and not gone yet
+        self._dropped_size = 0  # bytes, since memory was returned to the kernel
         self._waiting: set[ByteBudget] = set()
 
     def open(self, name: str, host: str, drop: Callable[[], object]) -> Holdings:
@@ -139,7 +154,11 @@ class Ledger:
     def forget(self, peer: Holdings) -> None:
         """A peer is gone."""
         self._peers.pop(peer, None)
-        self._leaving.pop(peer, None)
+        if peer in self._leaving:
+            del self._leaving[peer]
+            if not self._leaving and self._dropped_size > _TRIMMED_SIZE:
+                self._dropped_size = 0
+                return_freed_memory()
 
     # --- For budgets: see `byte_budget.Total` -----------------------------------------------------------------
 
@@ -180,19 +199,33 @@ class Ledger:
         for peer in sorted(sizes, key=lambda peer: (peer.is_known, -of_host[peer.host], -sizes[peer])):
             if freed >= excess:
                 break
-            if not peer.is_table:
+            if peer.is_table:
+                freed += self._shrink(peer, size_of, excess - freed)
+            else:
                 del self._peers[peer]
                 self._leaving[peer] = None
-            peer.drop()
-            freed += sizes[peer] - (size_of(peer) if peer.is_table else 0)
+                peer.drop()
+                freed += sizes[peer]
             count += 1
         self.dropped += count
+        self._dropped_size += freed
         if count:
             _log.warning(
                 "dropped peers=%d bytes=%d cause=clients make the broker keep %d bytes, and the limit "
                 "limits.waiting_bytes_max is %d",
                 *(count, freed, self.used, self.total_max),
             )
+
+    @staticmethod
+    def _shrink(table: Holdings, size_of: Callable[[Holdings], int], excess: float) -> int:
+        """Make a table smaller until this many bytes are freed, or it frees no more. Returns the bytes."""
+        before = left = size_of(table)
+        while before - left < excess:
+            table.drop()
+            if size_of(table) >= left:
+                break
+            left = size_of(table)
+        return before - left
 
 
 def _held_by(peer: Holdings) -> int:

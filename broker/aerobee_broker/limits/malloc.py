@@ -17,6 +17,13 @@ _HEAP_BLOCK_SIZE_MAX: Final = 8 << 20
 """Larger blocks are returned when they are freed."""
 
 
+def return_freed_memory() -> None:
+    """Return all freed memory to the kernel: after a peak that no usual load needs. It takes some milliseconds."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def keep_freed_memory() -> None:
     """Apply to this process from now on. Does nothing if the C library is not glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

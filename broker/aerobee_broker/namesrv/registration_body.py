@@ -17,6 +17,7 @@ import zlib
 from typing import Final
 
 from aerobee_broker.errors import TableFormatError
+from aerobee_broker.limits.loop_share import Turns
 from aerobee_broker.namesrv.route_tables import QueueData
 from aerobee_broker.remoting_wire.codes import Answer
 from aerobee_broker.remoting_wire.errors import RemotingError
@@ -29,28 +30,37 @@ _BODY_SIZE_MAX: Final = 8 << 20  # decompressed: some 100,000 topics in the comp
 _EXPANSION_MAX: Final = 50  # decompressed bytes for each sent one, above ...
 _EXPANDED_SIZE_MIN: Final = 64 << 10  # ... this many; lists of topics have 5 to 20
 _TOPICS_MAX: Final = 50_000
+_TOPICS_AT_ONCE: Final = 256  # topics that are read between two looks at the clock
 _ZLIB: Final = 0x78
 _TYPE_LENGTH_MAX: Final = 32
 _I32: Final = struct.Struct(">i")
 
 
-def read_body(body: bytes, *, compressed: bool) -> tuple[DataVersion, dict[str, QueueData]]:
-    """The version of a broker's topics, and the topics. An empty body has none. RemotingError, JsonFormatError."""
+async def read_body(body: bytes, *, compressed: bool) -> tuple[DataVersion, dict[str, QueueData]]:
+    """The version of a broker's topics, and the topics, read in short steps. An empty body has none.
+
+    RemotingError, JsonFormatError.
+    """
     if not body:
         return DataVersion(), {}
     try:
-        return _read_compressed(_inflated(body)) if compressed or body[0] == _ZLIB else _read_json(body)
+        return await (_read_compressed(_inflated(body)) if compressed or body[0] == _ZLIB else _read_json(body))
     except TableFormatError as error:
         raise RemotingError(Answer.INVALID_PARAMETER, str(error).partition(";")[0]) from None
 
 
-def _read_json(body: bytes) -> tuple[DataVersion, dict[str, QueueData]]:
+async def _read_json(body: bytes) -> tuple[DataVersion, dict[str, QueueData]]:
     value = java_json.loads_body(body, size_max=_BODY_SIZE_MAX)
     fields = JsonFields("body", value)
     wrapper = fields.mapping("topicConfigSerializeWrapper") or value  # brokers before 3.0.11 send the wrapper itself
     fields = JsonFields("topicConfigSerializeWrapper", wrapper)
     version = DataVersion.from_json("dataVersion", fields.mapping("dataVersion"))
-    topics = {name: _queues(name, item) for name, item in fields.mapping("topicConfigTable").items()}
+    turns = Turns()
+    topics = {}
+    for name, item in fields.mapping("topicConfigTable").items():
+        topics[name] = _queues(name, item)
+        if not len(topics) % _TOPICS_AT_ONCE:
+            await turns.next()
     return version, topics
 
 
@@ -82,7 +92,7 @@ def _inflated(body: bytes) -> bytes:
     return data
 
 
-def _read_compressed(data: bytes) -> tuple[DataVersion, dict[str, QueueData]]:
+async def _read_compressed(data: bytes) -> tuple[DataVersion, dict[str, QueueData]]:
     try:
         text, at = _text(data, 0)
         version = DataVersion.from_json("dataVersion", java_json.loads_body(text.encode()))
@@ -91,7 +101,10 @@ def _read_compressed(data: bytes) -> tuple[DataVersion, dict[str, QueueData]]:
             raise ValueError(f"{count} topics; a broker may have {_TOPICS_MAX}")
         at += _I32.size
         topics: dict[str, QueueData] = {}
-        for _ in range(count):
+        turns = Turns()
+        for number in range(count):
+            if not number % _TOPICS_AT_ONCE:
+                await turns.next()
             text, at = _text(data, at)
             name, read, write, permission, *_ = text.split(" ")
             topics[name] = QueueData(int(read), int(write), int(permission))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from zlib_ng.zlib_ng import crc32
 
@@ -39,6 +40,8 @@ _CRC_MASK: Final = 0x7FFFFFFF
 _VALUE_SIZE_MAX: Final = 1 << 20
 _TABLE_SIZE_MAX: Final = 8 << 20  # characters of all keys and values
 _ENTRY_SIZE: Final = 200  # bytes of a value besides
+_ROUTE_SIZE: Final = 500  # bytes of memory of a topic of a broker, ...
+_BROKER_SIZE: Final = 2_000  # ... and of the broker
 _UNIT: Final = 1
 _UNIT_SUBSCRIPTION: Final = 2
 
@@ -104,6 +107,7 @@ class NameServerRequests:
         self._tables = tables
         self._values = values
         self._settings = settings
+        self._sizes: WeakKeyDictionary[Connection, dict[str, int]] = WeakKeyDictionary()  # by address of the broker
         self.handlers: dict[int, Handler] = {
             Request.REGISTER_BROKER: self.register,
             Request.UNREGISTER_BROKER: self.unregister,
@@ -135,7 +139,7 @@ class NameServerRequests:
         expected = integer(request, "bodyCrc32", 0)
         if expected and crc32(request.body) & _CRC_MASK != expected & _CRC_MASK:
             raise RemotingError(Answer.SYSTEM_ERROR, "crc32 not match")
-        version, topics = read_body(request.body, compressed=boolean(request, "compressed"))
+        version, topics = await read_body(request.body, compressed=boolean(request, "compressed"))
         acting = request.fields.get("enableActingMaster")
         timeout_ms = integer(request, "heartbeatTimeoutMillis", 120_000)
         wanted = Registration(
@@ -154,9 +158,16 @@ class NameServerRequests:
             timeout_seconds=min(max(timeout_ms, 1000), 3_600_000) / 1000,
         )
         master = self._tables.register(wanted)
+        self._charge(connection, wanted.address, len(topics) * _ROUTE_SIZE + _BROKER_SIZE)
         fields = {} if master is None else {"haServerAddr": master.ha_address, "masterAddr": master.address}
         order = self._values.namespace(ORDER_NAMESPACE)
         return answer(fields, body=b"" if order is None else Bean(table=order))
+
+    def _charge(self, connection: Connection, address: str, size: int) -> None:
+        """Count the memory of the routes that a connection has registered for a broker."""
+        sizes = self._sizes.setdefault(connection, {})
+        sizes[address] = size
+        connection.holdings.set("routes", sum(sizes.values()))
 
     async def unregister(self, request: Command, connection: Connection) -> Command:
         try:
@@ -165,6 +176,7 @@ class NameServerRequests:
             )
         except RegistrationRefusedError as error:
             raise RemotingError(Answer.NO_PERMISSION, str(error)) from None
+        self._charge(connection, text(request, "brokerAddr"), 0)
         return answer()
 
     async def query_data_version(self, request: Command, _: Connection) -> Command:

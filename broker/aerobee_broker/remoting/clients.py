@@ -32,6 +32,8 @@ _CLIENT_ID_SIZE_MAX: Final = 1024
 _CLIENTS_PER_GROUP_MAX: Final = 10_000
 _GROUPS_PER_CONNECTION_MAX: Final = 2_000  # registrations: a client in a group; an application has some dozens
 _REGISTRATIONS_MAX: Final = 50_000  # of all connections, some 500 bytes each
+_MEMBER_SIZE: Final = 700  # bytes of memory of a registration, without its subscriptions
+_JSON_MEMORY: Final = 3  # times the bytes of JSON that objects made of it take
 _LOCKS_MAX: Final = 100_000
 _IDS_PER_ACCOUNT_MAX: Final = 10_000  # beyond it the account loses the id with the longest silence
 
@@ -80,7 +82,7 @@ class RemotingClients:
         self._clock = clock
         self._consumers: dict[str, Consumers] = {}
         self._producers: dict[str, dict[str, Member]] = {}
-        self._registered: dict[Connection, set[tuple[str, str]]] = {}  # groups and clients; some may be gone
+        self._registered: dict[Connection, dict[tuple[str, str], int]] = {}  # groups and clients, with bytes; some gone
         self._registered_count = 0
         self._locks: dict[tuple[str, str, str, int], tuple[str, float]] = {}
         self._owners: dict[str, str] = {}  # client id -> access key
@@ -102,12 +104,15 @@ class RemotingClients:
                 Answer.INVALID_PARAMETER, "the clientID of the heartbeat is missing or longer than 1024 characters"
             )
         self._own(client_id, request.access_key)
-        for item in objects(body, "producerDataSet", count_max=_GROUPS_PER_HEARTBEAT_MAX):
+        producers = objects(body, "producerDataSet", count_max=_GROUPS_PER_HEARTBEAT_MAX)
+        consumers = objects(body, "consumerDataSet", count_max=_GROUPS_PER_HEARTBEAT_MAX)
+        for item in producers:
             if group := member(item, "groupName"):
                 self._register_producer(group, self._member(client_id, request, connection))
-        for item in objects(body, "consumerDataSet", count_max=_GROUPS_PER_HEARTBEAT_MAX):
+        size = _JSON_MEMORY * len(request.body) // max(1, len(consumers))
+        for item in consumers:
             if group := member(item, "groupName"):
-                await self._register_consumer(group, item, self._member(client_id, request, connection))
+                await self._register_consumer(group, item, self._member(client_id, request, connection), size)
         # Heartbeats without subscriptions are not supported here; clients then send complete ones.
         return answer({"IS_SUPPORT_HEART_BEAT_V2": False, "IS_SUB_CHANGE": False})
 
@@ -247,7 +252,8 @@ class RemotingClients:
             for listener in self.producer_listeners:
                 listener(group, found)
 
-    async def _register_consumer(self, group: str, item: dict[str, object], found: Member) -> None:
+    async def _register_consumer(self, group: str, item: dict[str, object], found: Member, size: int) -> None:
+        """`size`: bytes of memory that the group's subscriptions take."""
         subscriptions = {}
         for data in objects(item, "subscriptionDataSet", count_max=_SUBSCRIPTIONS_MAX):
             topic = member(data, "topic")
@@ -264,7 +270,7 @@ class RemotingClients:
             await self._tables.internal_topic(retry_topic(group))
         if not found.connection.is_open:
             return  # it disconnected in the meantime, and nobody would notice later
-        self._note(group, found)
+        self._note(group, found, size)
         consumers = self._consumers.get(group)
         if consumers is None:
             consumers = self._consumers[group] = Consumers("", "", "")
@@ -287,11 +293,13 @@ class RemotingClients:
         if joined or changed:
             self._notify(group, consumers)
 
-    def _note(self, group: str, found: Member) -> None:
-        """Note what the end of the connection removes. RemotingError if it registers too much."""
+    def _note(self, group: str, found: Member, size: int = 0) -> None:
+        """Note what the end of the connection removes, and charge it. RemotingError if it registers too much."""
         key = group, found.client_id
-        registered = self._registered.setdefault(found.connection, set())
-        if key in registered:
+        registered = self._registered.setdefault(found.connection, {})
+        if (known := registered.get(key)) is not None:
+            registered[key] = size
+            found.connection.holdings.add("registered", size - known)
             return
         if len(registered) >= _GROUPS_PER_CONNECTION_MAX or self._registered_count >= _REGISTRATIONS_MAX:
             raise RemotingError(
@@ -299,8 +307,9 @@ class RemotingClients:
                 f"this connection has registered {len(registered)} clients in groups, of {_GROUPS_PER_CONNECTION_MAX}, "
                 f"all connections {self._registered_count} of {_REGISTRATIONS_MAX}; use fewer groups",
             )
-        registered.add(key)
+        registered[key] = size
         self._registered_count += 1
+        found.connection.holdings.add("registered", size + _MEMBER_SIZE)
 
     def _notify(self, group: str, consumers: Consumers) -> None:
         """Notify all consumers of the group of a change, so that each chooses its queues again."""

@@ -22,6 +22,7 @@ from aerobee_broker.front.unsent_answers import UnsentAnswers
 from aerobee_broker.limits.byte_budget import Share
 from aerobee_broker.limits.input_turns import TURN_SECONDS, InputTurns
 from aerobee_broker.limits.ledger import Ledger
+from aerobee_broker.limits.wakes import Gate, Wakes
 from aerobee_broker.remoting_wire.errors import refusal
 from aerobee_broker.remoting_wire.frame import (
     FLAG_ONE_WAY,
@@ -62,8 +63,7 @@ class Connection(asyncio.Protocol):
         self._begun: bytearray | None = bytearray()  # until it is known whether a PROXY header comes first
         self._transport: asyncio.Transport | None = None
         self._running = 0
-        self._writable = asyncio.Event()
-        self._writable.set()
+        self._writable = Gate(server.wakes)
         self._paused = False
         self._active_at = 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
                     self._running += 1
                     self._server.start(self._answer(command, self._taken(command)))
             more = len(commands) == _COMMANDS_AT_ONCE and self._running < RUNNING_MAX
-            if monotonic() > until:
+            if self._server.turns.started(len(commands)) or monotonic() > until:
                 break
         self._waits = more
         self._hold_input()
@@ -347,6 +347,7 @@ class RemotingServer:
         self.numbers = itertools.count(1)
         self.sign: Callable[[Command], None] | None = None  # signs the requests that connections ask
         self.turns = InputTurns(asyncio.get_running_loop())
+        self.wakes = Wakes()
         self.fast_port: int | None = None
         """The port of replicas of RocketMQ, and of old clients; see `listen_fast`."""
         self._tasks: set[asyncio.Task[None]] = set()

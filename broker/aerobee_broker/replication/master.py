@@ -25,6 +25,7 @@ from aerobee_broker.config import Address
 from aerobee_broker.config.peers import PeersConfig
 from aerobee_broker.config.replication import ReplicationConfig
 from aerobee_broker.errors import BrokerError, ListenError
+from aerobee_broker.limits.ledger import Holdings, Ledger
 from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.replication.acknowledgements import Acknowledgements, Replica
 from aerobee_broker.replication.authentication import MAGIC, admit
@@ -72,7 +73,10 @@ class ReplicationMaster:
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         silence_seconds: float = SILENCE_SECONDS,
         peers: PeersConfig | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
+        """`ledger` counts the memory of each connection; without one the master has its own."""
+        self._ledger = ledger or Ledger()
         self._config = config
         self._peers = peers or PeersConfig()
         self._key = PeerKey.load(self._peers)
@@ -116,10 +120,12 @@ class ReplicationMaster:
         self._tasks.add(task)
         peer = writer.get_extra_info("peername") or ("unknown", 0)
         host = str(peer[0]).removeprefix("::ffff:")
+        holdings = self._ledger.open(f"replica {host}:{peer[1]}", host, task.cancel)
+        holdings.set("received", 2 * _READ_SIZE)
         try:
             self._make_space()
             self._new[task] = host
-            await self._serve(reader, writer, host, f"{host}:{peer[1]}")
+            await self._serve(reader, writer, host, f"{host}:{peer[1]}", holdings)
         except (OSError, EOFError, TimeoutError, BrokerError) as error:
             cause = str(error) or type(error).__name__
             _log.warning("replica disconnected address=%s:%s cause=%s", host, peer[1], cause)
@@ -128,6 +134,7 @@ class ReplicationMaster:
         finally:
             self._tasks.discard(task)
             self._new.pop(task, None)
+            holdings.close()
             writer.close()
 
     def _make_space(self) -> None:
@@ -158,9 +165,17 @@ class ReplicationMaster:
             )
         return begun
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, address: str) -> None:
+    async def _serve(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        host: str,
+        address: str,
+        holdings: Holdings,
+    ) -> None:
         frames = ReplicaReader()
         begun = await self._authenticated(reader, writer, host)
+        holdings.is_known = self._key is not None
         start, protocol = await self._first_report(reader, writer, frames, begun)
         if len(self._tasks) - len(self._new) >= CONNECTIONS_MAX:
             raise ReplicaRefusedError(f"{CONNECTIONS_MAX} replicas are connected, which is the limit")
@@ -190,7 +205,7 @@ class ReplicationMaster:
         try:
             self._acknowledgements.reported(replica, start)
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._send(writer, replica, protocol, position, more))
+                tasks.create_task(self._send(writer, replica, protocol, position, more, holdings))
                 tasks.create_task(self._read(reader, frames, replica))
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
@@ -251,7 +266,13 @@ class ReplicationMaster:
                 self._acknowledgements.reported(replica, offset)
 
     async def _send(
-        self, writer: asyncio.StreamWriter, replica: Replica, protocol: Protocol, position: int, more: asyncio.Event
+        self,
+        writer: asyncio.StreamWriter,
+        replica: Replica,
+        protocol: Protocol,
+        position: int,
+        more: asyncio.Event,
+        holdings: Holdings,
     ) -> None:
         writer.transport.set_write_buffer_limits(_WRITE_BUFFER)
         rest = 0  # remaining bytes of a record that is sent in parts
@@ -263,7 +284,9 @@ class ReplicationMaster:
                 replica.sent = position + len(body)
                 write(writer, encode_unit(self._unit(position, body, protocol), protocol))
                 position += len(body)
+                holdings.set("unsent", writer.transport.get_write_buffer_size())
                 await writer.drain()
+            holdings.set("unsent", writer.transport.get_write_buffer_size())
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat_seconds):
                     await more.wait()

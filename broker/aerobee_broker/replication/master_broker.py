@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 
 from aerobee_broker.config import Address, BrokerConfig
+from aerobee_broker.limits.ledger import Ledger
 from aerobee_broker.namesrv.registrar import Registrar
 from aerobee_broker.namesrv.route_tables import MASTER_ID
 from aerobee_broker.remoting_wire.connection import Handler
@@ -29,7 +30,12 @@ class MasterBroker:
     """The parts of a master. Created by `open`; `stop` ends them."""
 
     def __init__(
-        self, config: BrokerConfig, store: MessageStore, epochs: Epochs, leadership: Leadership | None = None
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        epochs: Epochs,
+        leadership: Leadership | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         replication = config.replication
         self._config = config
@@ -37,7 +43,9 @@ class MasterBroker:
         self._remoting_address = self._ha_address = Address("127.0.0.1", 0)
         self.epochs = epochs
         self.acknowledgements = Acknowledgements(replication, store)
-        self._master = ReplicationMaster(replication, store, epochs, self.acknowledgements, peers=config.peers)
+        self._master = ReplicationMaster(
+            replication, store, epochs, self.acknowledgements, peers=config.peers, ledger=ledger
+        )
         self._requests = ReplicationRequests(config, store, epochs, MASTER_ID)
         self._requests.acknowledgements = self.acknowledgements
         self._requests.leadership = self._leadership = leadership
@@ -49,7 +57,9 @@ class MasterBroker:
             )
 
     @classmethod
-    async def open(cls, config: BrokerConfig, store: MessageStore, leadership: Leadership | None) -> MasterBroker:
+    async def open(
+        cls, config: BrokerConfig, store: MessageStore, leadership: Leadership | None, ledger: Ledger | None = None
+    ) -> MasterBroker:
         """Make sends wait for replicas, before clients can send. `leadership`: with the lease held.
 
         Raises EpochFileError and OSError.
@@ -57,7 +67,7 @@ class MasterBroker:
         epochs = await asyncio.to_thread(Epochs, store.file_system, config.store.directory)
         if not epochs.last:
             await asyncio.to_thread(epochs.begin, 1, store.min_physical_offset)
-        broker = cls(config, store, epochs, leadership)
+        broker = cls(config, store, epochs, leadership, ledger)
         if config.replication.acks != "none":
             store.replicas = broker.acknowledgements
         return broker

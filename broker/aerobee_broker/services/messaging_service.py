@@ -37,7 +37,6 @@ from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.services.errors import status_of
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import (
-    MEMORY_OF_REQUEST,
     MEMORY_WAIT_SECONDS,
     ClientIdentity,
     introduce,
@@ -55,6 +54,7 @@ else:
 
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
+_MEMORY_OF_COMMAND: Final = 5  # times its bytes: settings as an object, with their answer
 
 
 class MessagingProcessors(Struct, frozen=True, kw_only=True):
@@ -178,7 +178,8 @@ class MessagingService:
             )
             try:
                 while (command := await stream.next()) is not None:
-                    await context.write(command.SerializeToString())
+                    await context.write(command)
+                    del command  # megabytes, perhaps, which would stay while nothing is to be sent
             except ClientWentAwayError:
                 return
             finally:
@@ -197,7 +198,7 @@ class MessagingService:
     ) -> None:
         try:
             async for data in requests:
-                await held.take(MEMORY_OF_REQUEST * len(data), MEMORY_WAIT_SECONDS)
+                await held.take(_MEMORY_OF_COMMAND * len(data), MEMORY_WAIT_SECONDS)
                 started = step_started()
                 command: Any = self._read_command(data)
                 client = self._clients.seen(client.client_id)  # a new object, if the client was removed in the meantime
@@ -209,6 +210,7 @@ class MessagingService:
                 if (reply := self._processors.telemetry.process(command, client)) is not None:
                     stream.write(reply)
                     self._clients.introduced(client)
+                del data, command, reply  # they would stay until the next command, which may never come
                 held.close()
                 await self._loop_share.pause(started)  # settings may name thousands of topics
         except BrokerError as error:

@@ -136,25 +136,29 @@ class RecordService:
     ) -> None:
         try:
             async for data in requests:
-                started = perf_counter()
-                outcome: AppendedBatch | Exception
-                size = 0
-                try:
-                    memory = MEMORY_OF_REQUEST * len(data)
-                    await held.take(memory, MEMORY_WAIT_SECONDS)
-                    size = memory
-                    request = read_append_request(data, self._read_request)
-                    if client.account is not None:
-                        check_permission(SERVICE, _STREAM, request, client, client.account)
-                    outcome = await self._append_processor.append(request, client)
-                except Exception as error:
-                    outcome = error
-                await appended.put((started, outcome, size))
+                await appended.put(await self._append_one(data, client, held))
+                del data  # it would stay until the next request, which may never come
                 await asyncio.sleep(0)  # a large request takes milliseconds; let other tasks run in between
         except asyncio.CancelledError:
             if not self._draining.is_set():
                 raise
         await appended.put(None)
+
+    async def _append_one(self, data: bytes, client: Client, held: Share) -> _InFlight:
+        started = perf_counter()
+        outcome: AppendedBatch | Exception
+        size = 0
+        try:
+            memory = MEMORY_OF_REQUEST * len(data)
+            await held.take(memory, MEMORY_WAIT_SECONDS)
+            size = memory
+            request = read_append_request(data, self._read_request)
+            if client.account is not None:
+                check_permission(SERVICE, _STREAM, request, client, client.account)
+            outcome = await self._append_processor.append(request, client)
+        except Exception as error:
+            outcome = error
+        return started, outcome, size
 
     async def _end_when_draining(self, reading: asyncio.Task[None]) -> None:
         await self._draining.wait()

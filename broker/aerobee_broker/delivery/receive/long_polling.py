@@ -17,6 +17,7 @@ from collections import OrderedDict
 from typing import Final
 
 from aerobee_broker.errors import TooManyRequestsError
+from aerobee_broker.limits.wakes import Wakes
 
 WAITING_PER_LINE_MAX: Final = 1024  # RocketMQ's limits
 WAITING_MAX: Final = 100_000
@@ -63,6 +64,7 @@ class LongPolling:
         self._waiting_per_line_max = waiting_per_line_max
         self._waiting_max = waiting_max
         self._draining = False
+        self._wakes = Wakes()  # one arrival may wake thousands of pulls, and a connection that ends as many
         self.waiting_count = 0
 
     async def wait(
@@ -103,7 +105,7 @@ class LongPolling:
             line.waiters.move_to_end(waiter, last=False)
         self._of_client.setdefault(client_id, set()).add(waiter)
         self.waiting_count += 1
-        timer = loop.call_later(seconds, _resolve, waiter.future, False)
+        timer = loop.call_later(seconds, self._wakes.resolve, waiter.future, False)
         look = False
         try:
             look = await waiter.future
@@ -147,7 +149,7 @@ class LongPolling:
     def end_client(self, client_id: str) -> None:
         """End the waits of this client."""
         for waiter in tuple(self._of_client.get(client_id, ())):
-            _resolve(waiter.future, False)
+            self._wakes.resolve(waiter.future, False)
 
     def end_line(self, topic: str | None = None, group: str | None = None) -> None:
         """After a change or deletion of topic or group: wake all waiting receives, so that they notice it.
@@ -159,14 +161,14 @@ class LongPolling:
                 for group_name, line in lines.items():
                     if group is None or group_name.partition(" ")[0] == group:
                         for waiter in line.waiters:
-                            _resolve(waiter.future, True)
+                            self._wakes.resolve(waiter.future, True)
 
     def drain(self) -> None:
         """End every wait; none begins after this."""
         self._draining = True
         for waiters in tuple(self._of_client.values()):
             for waiter in tuple(waiters):
-                _resolve(waiter.future, False)
+                self._wakes.resolve(waiter.future, False)
 
     def _wake_line(self, line: _Waiting) -> None:
         if line.awake or not line.waiters:
@@ -174,7 +176,7 @@ class LongPolling:
         waiter, _ = line.waiters.popitem(last=False)
         line.awake += 1
         # A receive that timed out or was cancelled in this same step wakes the next one when it runs.
-        _resolve(waiter.future, True)
+        self._wakes.resolve(waiter.future, True)
 
     def _forget(self, waiter: _Waiter) -> None:
         waiters = self._of_client[waiter.client_id]
@@ -222,11 +224,6 @@ class QueueWait:
         return await self._polling.wait(
             self.topic, self._line, self._client_id, self.seconds_left, queue_id=self.queue_id, again=again
         )
-
-
-def _resolve(future: asyncio.Future[bool], look: bool) -> None:
-    if not future.done():
-        future.set_result(look)
 
 
 def poll_seconds(requested: float | None, remaining: float | None, *, reserve: float, longest: float) -> float:

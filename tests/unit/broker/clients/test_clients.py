@@ -8,7 +8,9 @@ import pytest
 
 from aerobee_broker.clients import registry as clients_module
 from aerobee_broker.clients.registry import Client, ClientRegistry, TelemetryStream
+from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import ClientNotConnectedError, ClientSilentError, TooManyRequestsError
+from aerobee_broker.limits.ledger import Ledger
 from aerobee_proto import v2
 from aerobee_store.testing import ManualClock
 
@@ -56,14 +58,20 @@ def test_termination(clients: ClientRegistry) -> None:
     assert len(clients) == 0
 
 
+async def command_of(stream: TelemetryStream) -> v2.TelemetryCommand:
+    """The next command of a stream."""
+    data = await stream.next()
+    assert data is not None
+    return v2.TelemetryCommand.FromString(data)
+
+
 async def test_a_command_and_its_answer(clients: ClientRegistry) -> None:
     """The answer must come from the requested client and have the command's nonce, in either field."""
     client, other = clients.seen("c"), clients.seen("other")
     stream = clients.open_stream(client)
     for field in ("thread_stack_trace", "print_thread_stack_trace_command"):
         asking = asyncio.ensure_future(clients.print_stacks(client))
-        sent = await stream.next()
-        assert sent is not None
+        sent = await command_of(stream)
         nonce = sent.print_thread_stack_trace_command.nonce
         answer = v2.TelemetryCommand(status=v2.Status(code=v2.Code.OK))
         getattr(answer, field).nonce = nonce
@@ -76,8 +84,7 @@ async def test_a_command_and_its_answer(clients: ClientRegistry) -> None:
         clients.answered(client, answer)
         assert await asking == answer
     asking = asyncio.ensure_future(clients.verify_message(client, v2.Message(body=b"b")))
-    sent = await stream.next()
-    assert sent is not None
+    sent = await command_of(stream)
     assert sent.verify_message_command.message.body == b"b"
     failed = v2.TelemetryCommand(
         status=v2.Status(code=v2.Code.FAILED_TO_CONSUME_MESSAGE),
@@ -117,8 +124,7 @@ async def test_the_command_to_reconnect(clients: ClientRegistry) -> None:
     assert clients.reconnect(client)
     nonces = set()
     for _ in range(2):
-        sent = await stream.next()
-        assert sent is not None
+        sent = await command_of(stream)
         nonces.add(sent.reconnect_endpoints_command.nonce)
     assert len(nonces - {""}) == 2
 
@@ -141,10 +147,45 @@ async def test_a_client_that_does_not_read_has_bounded_commands(clients: ClientR
         assert client.command(command(str(number)))
     stream.close()
     nonces = []
-    while (pending := await stream.next()) is not None:
-        nonces.append(int(pending.reconnect_endpoints_command.nonce))
+    while stream.backlog:
+        nonces.append(int((await command_of(stream)).reconnect_endpoints_command.nonce))
+    assert await stream.next() is None
     assert nonces == list(range(1000 - len(nonces), 1000))
     assert 1 <= len(nonces) <= 100
+
+
+async def test_settings_replace_those_that_were_not_sent(clock: ManualClock) -> None:
+    """A client that does not read keeps its latest settings, and other commands, and all of them are counted."""
+    ledger = Ledger()
+    clients = ClientRegistry(clock, ledger=ledger)
+    client = clients.seen("a")
+    stream = clients.open_stream(client)
+    client.command(command("1"))
+    for number in range(10):
+        topic = v2.Resource(name=f"{number}" * 1000)
+        client.command(v2.TelemetryCommand(settings=v2.Settings(publishing=v2.Publishing(topics=[topic]))))
+    assert stream.backlog == 2
+    assert 1000 < ledger.held_of_kind["commands"] < 2000
+    assert (await command_of(stream)).reconnect_endpoints_command.nonce == "1"
+    assert (await command_of(stream)).settings.publishing.topics[0].name == "9" * 1000
+    client.command(command("2"))
+    clients.close_stream(client, stream)
+    assert ledger.held_of_kind["commands"] == 0
+
+
+async def test_the_longest_silent_clients_go_when_ids_fill_the_memory(clock: ManualClock) -> None:
+    """Invented ids count in the ledger; past its bound some of them go, and nobody else does."""
+    ledger = Ledger(LimitsConfig(waiting_bytes_max=100_000, request_bytes_max=40_000))
+    clients = ClientRegistry(clock, ledger=ledger)
+    clients.open_stream(clients.seen("connected"))
+    peer = ledger.open("other", "host", lambda: pytest.fail("another peer is dropped"))
+    peer.set("received", 100)
+    for number in range(1000):
+        clients.seen(f"invented {number}")
+        assert ledger.held <= ledger.held_max
+    assert "connected" in clients
+    assert "invented 999" in clients
+    assert "invented 0" not in clients
 
 
 async def test_a_second_stream_replaces_the_first(clients: ClientRegistry) -> None:
@@ -206,7 +247,7 @@ def test_settings_of_all_clients_have_one_bound(monkeypatch: pytest.MonkeyPatch)
 
     def connected(name: str) -> Client:
         client = registry.seen(name)
-        client.stream = TelemetryStream()
+        client.stream = TelemetryStream(Ledger().open_table("clients", lambda: None))
         return client
 
     gone = registry.seen("gone")

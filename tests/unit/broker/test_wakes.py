@@ -1,0 +1,63 @@
+"""Many waiters of one thing go on some at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aerobee_broker.limits.wakes import AT_ONCE, Gate, Wakes
+
+
+async def test_waiters_go_on_some_at_a_time_and_in_order() -> None:
+    """No step of the loop has more of them than the limit, and none is forgotten."""
+    wakes, loop = Wakes(), asyncio.get_running_loop()
+    futures = [loop.create_future() for _ in range(5 * AT_ONCE)]
+    done: list[int] = []
+    steps: list[int] = []
+
+    async def wait(number: int) -> None:
+        await futures[number]
+        done.append(number)
+
+    tasks = [asyncio.create_task(wait(number)) for number in range(len(futures))]
+    await asyncio.sleep(0)
+    for future in futures:
+        wakes.resolve(future, True)
+    while len(done) < len(futures):
+        before = len(done)
+        await asyncio.sleep(0)
+        steps.append(len(done) - before)
+    assert max(steps) <= AT_ONCE
+    assert done == sorted(done)
+    await asyncio.gather(*tasks)
+
+
+async def test_a_cancelled_waiter_takes_no_place() -> None:
+    """Futures that are done already are passed over."""
+    wakes, loop = Wakes(), asyncio.get_running_loop()
+    futures = [loop.create_future() for _ in range(3 * AT_ONCE)]
+    for future in futures[: 2 * AT_ONCE]:
+        future.cancel()
+    for future in futures:
+        wakes.resolve(future, False)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert [future.result() for future in futures[2 * AT_ONCE :]] == [False] * AT_ONCE
+
+
+async def test_a_gate_lets_nobody_through_while_it_is_closed() -> None:
+    """Waiters go on after `set`; a cancelled one leaves."""
+    gate = Gate(Wakes())
+    await gate.wait()
+    gate.clear()
+    waiting = [asyncio.create_task(gate.wait()) for _ in range(2 * AT_ONCE)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting[0]
+    assert not any(task.done() for task in waiting[1:])
+    gate.set()
+    assert gate.is_set()
+    async with asyncio.timeout(60):
+        await asyncio.gather(*waiting[1:])
