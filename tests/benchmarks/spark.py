@@ -3,6 +3,7 @@
     source          rows of files and of a broker, without and with Spark; Parquet and Kafka with Spark's sources
     sink            rows to a broker
     micro-batches   the cost of a streaming query per micro-batch
+    ratios          file source, stream and sink beside what limits them, with a plot (--plot FILE)
     filters         the bytes of a log that filters leave to be read
     jobs            rebuild and audit of a log, compared with the single-machine tools
 
@@ -37,7 +38,7 @@ from aerobee_pipeline.reading.splits import plan_log, read_split, store_files
 from aerobee_proto import records_v1, v2
 from aerobee_store.tools import rebuild as store_rebuild
 from aerobee_store.tools.verify import verify
-from tests.benchmarks import spark_kafka
+from tests.benchmarks import spark_kafka, spark_ratios
 from tests.benchmarks.disk import gigabytes
 from tests.benchmarks.processes import Server, broker_on
 from tests.benchmarks.report import machine, milliseconds, nanoseconds, rate, table
@@ -47,6 +48,8 @@ from tests.benchmarks.spark_ready import ReadySource
 
 CORES = os.cpu_count() or 1
 _NUMBERS = "queueId int, queueOffset bigint, physicalOffset bigint, storeTimestamp timestamp, storeSize int"
+_FOUR = "queueId int, queueOffset bigint, bornTimestamp timestamp, storeTimestamp timestamp"
+"""Columns of numbers that an export has, too."""
 
 
 @dataclass(frozen=True)
@@ -280,6 +283,62 @@ def sink(directory: Path, *, count: int = 400_000) -> None:
         spark.stop()
 
 
+def ratios(directory: Path, *, size: int = 256 << 20, count: int = 400_000, plotted: Path | None = None) -> None:
+    """The file source beside Parquet; a stream and the sink beside AppendRecords; each pair in turn."""
+    spark = _session()
+    found: list[spark_ratios.Ratio] = []
+    try:
+        store = directory / "store"
+        rows = write_store(store, size)
+        files = spark.read.format("aerobee").options(storePath=str(store), subscribePattern=".*", readBy="log")
+        files.load().write.parquet(str(directory / "parquet"), compression="zstd")
+        archived = spark.read.parquet(str(directory / "parquet"))
+        pairs = {
+            "all columns": (files.load(), archived),
+            "four numbers": (files.schema(_FOUR).load(), archived.select(*_FOUR.replace(",", "").split()[::2])),
+        }
+        for name, (frame, limit) in pairs.items():
+            ours = measured(lambda frame=frame: _thrown_away(frame, rows), CORES)  # type: ignore[misc]  # bound now
+            theirs = measured(lambda frame=limit: _thrown_away(frame, rows), CORES)  # type: ignore[misc]
+            found.append(_ratio(f"files, {name}", ours, "Spark's Parquet", theirs, 1 / 1.3))
+        with tempfile.TemporaryDirectory(dir=directory) as place, broker_on(Path(place), "async") as running:
+            _create_topics(running.endpoint, "plain", "sunk")
+            records = spark_ratios.encoded(count, "plain", QUEUES)
+            appended = measured(lambda: spark_ratios.append(running.endpoint, "plain", records), 1, server=running)
+            checkpoints = (directory / f"checkpoint-{number}" for number in range(10))
+            # A run to warm up and two that were measured have stored the rows.
+            stream = spark_ratios.streamed(spark, running.endpoint, "plain", lambda: next(checkpoints), 3 * count)
+            streamed = measured(stream, 1, server=running)
+            found.append(_ratio("stream, 100,000 a batch", streamed, "AppendRecords", appended, 0.6))
+            bodies = spark.range(0, count, 1, CORES).selectExpr(
+                f"cast(repeat('0123456789abcdef', {spark_ratios.BODY_SIZE // 16}) as binary) body",
+                "concat('k', id) keys",
+            )
+            cached = bodies.cache()
+            assert cached.count() == count
+            writer = cached.write.format("aerobee").mode("append").options(endpoint=running.endpoint, topic="sunk")
+
+            def sunk() -> int:
+                writer.save()
+                return count
+
+            found.append(_ratio("sink", measured(sunk, 1, server=running), "AppendRecords", appended, 0.9))
+    finally:
+        spark.stop()
+    head = ("", "rows/s", "beside", "rows/s", "ratio", "goal")
+    cells = [
+        (one.name, rate(one.rate, 1), one.limit, rate(one.limit_rate, 1), f"{one.value:.2f}", f"{one.goal:.2f}")
+        for one in found
+    ]
+    table(f"Ratios; {CORES} cores, {rows:,} and {count:,} messages", head, cells)
+    if plotted is not None:
+        spark_ratios.plot(found, plotted)
+
+
+def _ratio(name: str, ours: Measured, limit: str, theirs: Measured, goal: float) -> spark_ratios.Ratio:
+    return spark_ratios.Ratio(name, ours.rows / ours.seconds, limit, theirs.rows / theirs.seconds, goal)
+
+
 def _create_topics(endpoint: str, *names: str, kind: v2.MessageType.ValueType = v2.MessageType.NORMAL) -> None:
     """Create the topics: a broker knows only those, whatever its store contains."""
 
@@ -362,6 +421,7 @@ PARTS: Mapping[str, tuple[Callable[..., None], Mapping[str, Any]]] = {
     "source": (source, {"size": _SHORT_SIZE}),
     "sink": (sink, {"count": 2000}),
     "micro-batches": (micro_batches, {"batches": 2}),
+    "ratios": (ratios, {"size": _SHORT_SIZE, "count": 2000}),
     "filters": (filters, {"size": _SHORT_SIZE}),
     "jobs": (jobs, {"log_size": _SHORT_SIZE}),
 }
@@ -374,14 +434,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--short", action="store_true", help="seconds instead of minutes; the figures mean nothing")
     parser.add_argument("--log-size", metavar="GIB", type=float, default=5, help="of the log of the jobs (5)")
     parser.add_argument("--directory", type=Path, default=Path("build"), help="where the stores go (./build)")
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="where the plot of the ratios goes (*.svg)")
     options = parser.parse_args(arguments)
     options.directory.mkdir(parents=True, exist_ok=True)
     print(machine())
     for name in options.names or PARTS:
         part, sizes = PARTS[name]
-        full = {"log_size": int(options.log_size * (1 << 30))} if name == "jobs" else {}
+        full: dict[str, Any] = {"log_size": int(options.log_size * (1 << 30))} if name == "jobs" else {}
+        drawn = {"plotted": options.plot} if name == "ratios" else {}
         with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-            part(Path(directory), **(sizes if options.short else full))
+            part(Path(directory), **(sizes if options.short else full), **drawn)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -21,6 +24,7 @@ from aerobee_pipeline.tables.table import TableConflictError
 from aerobee_pipeline.tables.warehouse import Warehouse
 from aerobee_store import Message
 from aerobee_store.records import record
+from tests.spark.cluster import SECONDS, wait_for
 from tests.spark.stores import orders, write
 
 KINDS = ["delta", "iceberg"]
@@ -187,8 +191,6 @@ def test_typed_columns_of_bodies(spark: Any, kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_messages_that_are_lost_before_they_are_in_the_table(spark: Any, kind: str, tmp_path: Path) -> None:
     """A restored backup is an error, and with failOnDataLoss=false the table goes on at the new end."""
-    import shutil
-
     write(tmp_path / "store", orders(100))
     shutil.copytree(tmp_path / "store", tmp_path / "backup")
     write(tmp_path / "store", orders(100, first=100))
@@ -202,6 +204,30 @@ def test_messages_that_are_lost_before_they_are_in_the_table(spark: Any, kind: s
     assert keep_table(spark, source, "orders", table).facts["messages"] == 0
     write(tmp_path / "store", orders(10, first=100))
     assert keep_table(spark, source, "orders", table).facts["messages"] == 10
+
+
+def test_a_job_that_goes_on_until_it_is_stopped(spark: Any, tmp_path: Path) -> None:
+    """Messages that arrive later are added, without another run."""
+    write(tmp_path / "store", orders(100))
+    stop = threading.Event()
+    table = TableOptions(to="delta", warehouse=str(tmp_path / "lake"))
+    source = {"storePath": str(tmp_path / "store")}
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(keep_table, spark, source, "orders", table, every_seconds=0.05, stop=stop)
+        try:
+            wait_for(lambda: job.done() or len(rows_now(tmp_path / "lake")) == 100, "the first messages")
+            write(tmp_path / "store", orders(100, first=100))
+            wait_for(lambda: job.done() or len(rows_now(tmp_path / "lake")) == 200, "later messages")
+        finally:
+            stop.set()
+        assert job.result(SECONDS).facts["messages"] == 200
+    assert places_of("delta", tmp_path / "lake") == expected(200)
+
+
+def rows_now(lake: Path) -> list[Any]:
+    """The rows of a table that may not be there yet."""
+    table: Any = open_table("delta", Warehouse.of(str(lake)), "orders")
+    return [] if table._table is None else table_rows("delta", lake).to_pylist()
 
 
 def test_other_readers(spark: Any, tmp_path: Path) -> None:

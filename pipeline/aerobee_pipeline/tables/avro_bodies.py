@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from aerobee_pipeline.errors import OptionError
-from aerobee_pipeline.tables.bodies import BodyError, Convert, mapping, record, several
+from aerobee_pipeline.tables.body_values import BodyError, Convert, mapping, record, several
 
 _SINGLE_OBJECT: Final = b"\xc3\x01"
 _PRIMITIVE: Final[Mapping[str, pa.DataType]] = {

@@ -6,7 +6,7 @@ why. Nothing is converted silently: a text is no number, and a number that its t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePath
@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, Protocol
 import pyarrow as pa
 
 from aerobee_pipeline.errors import OptionError
+from aerobee_pipeline.tables.body_values import BodyError
 
 Kind = Literal["json", "avro", "protobuf"]
 _SUFFIXES: Final[Mapping[str, Kind]] = {
@@ -25,10 +26,6 @@ _SUFFIXES: Final[Mapping[str, Kind]] = {
     ".pb": "protobuf",
 }
 _ERROR_SIZE_MAX: Final = 500  # characters of a reason in a row
-
-
-class BodyError(Exception):
-    """A body that does not fit its schema."""
 
 
 class BodyDecoder(Protocol):
@@ -108,91 +105,3 @@ def typed_columns(schema: BodySchema, bodies: pa.Array, errors: pa.Array) -> tup
         rows.append(row)
     columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in decoder.fields]
     return columns, pa.array(reasons, pa.string())
-
-
-# --- Values ---------------------------------------------------------------------------------------------------
-
-Convert = Callable[[Any], Any]
-"""A value as pyarrow takes it. BodyError if its type cannot hold it."""
-
-_RANGES: Final = {pa.int32(): 31, pa.int64(): 63}
-
-
-def integer(kind: pa.DataType) -> Convert:
-    """Whole numbers within the range of their type; true is none."""
-    limit = 1 << _RANGES[kind]
-
-    def convert(value: Any) -> Any:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise BodyError(f"{_shown(value)} is no whole number")
-        if not -limit <= value < limit:
-            raise BodyError(f"{value} does not fit into {kind}")
-        return value
-
-    return convert
-
-
-def real(value: Any) -> Any:
-    """Numbers of any kind."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BodyError(f"{_shown(value)} is no number")
-    return float(value)
-
-
-def instance(kind: type, name: str) -> Convert:
-    """Values of one type of Python."""
-
-    def convert(value: Any) -> Any:
-        if not isinstance(value, kind):
-            raise BodyError(f"{_shown(value)} is no {name}")
-        return value
-
-    return convert
-
-
-def several(item: Convert) -> Convert:
-    """Lists, whose items may be null."""
-
-    def convert(value: Any) -> Any:
-        if not isinstance(value, list | tuple):
-            raise BodyError(f"{_shown(value)} is no list")
-        return [None if each is None else item(each) for each in value]
-
-    return convert
-
-
-def mapping(item: Convert) -> Convert:
-    """Objects with any names."""
-
-    def convert(value: Any) -> Any:
-        if not isinstance(value, dict):
-            raise BodyError(f"{_shown(value)} is no object")
-        return [(str(name), None if each is None else item(each)) for name, each in value.items()]
-
-    return convert
-
-
-def record(items: Mapping[str, Convert], required: frozenset[str] = frozenset()) -> Convert:
-    """Objects with these names; others are left out."""
-
-    def convert(value: Any) -> Any:
-        if not isinstance(value, dict):
-            raise BodyError(f"{_shown(value)} is no object")
-        if missing := required - value.keys():
-            raise BodyError(f"{sorted(missing)[0]!r} is missing")
-        found: dict[str, Any] = {}
-        for name, item in items.items():
-            each = value.get(name)
-            if each is not None:
-                try:
-                    found[name] = item(each)
-                except BodyError as error:
-                    raise BodyError(f"{name}: {error}") from None
-        return found
-
-    return convert
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from aerobee_pipeline.errors import OptionError
-from aerobee_pipeline.tables.bodies import BodyError, Convert, instance, integer, mapping, real, record, several
+from aerobee_pipeline.tables.body_values import BodyError, Convert, instance, integer, mapping, real, record, several
 
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 _DEPTH_MAX: Final = 32

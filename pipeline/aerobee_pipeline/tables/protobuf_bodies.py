@@ -12,7 +12,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
 from aerobee_pipeline.errors import OptionError
-from aerobee_pipeline.tables.bodies import BodyError
+from aerobee_pipeline.tables.body_values import BodyError
 
 _TIMESTAMP: Final = "google.protobuf.Timestamp"
 _WRAPPERS: Final = frozenset(
