@@ -208,6 +208,6 @@ def _record_service(parts: BrokerParts, limits: RequestLimits, draining: asyncio
         append=AppendProcessor(settings, store, parts.admission, parts.counters, parts.clock, parts.timer),
         read=ReadProcessor(settings, store, tables, parts.deliveries.long_polling, parts.counters),
         query=RecordQueryProcessor(store, tables, parts.deliveries.loop_share),
-        offsets=OffsetsProcessor(store, tables),
+        offsets=OffsetsProcessor(settings, store, tables),
         draining=draining,
     )

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Iterable, Sequence
-from typing import TypedDict
+from typing import Final, TypedDict
 
 from aerobee_client.allocation import Queue
 from aerobee_client.connections.closing import AsyncClosing
@@ -32,12 +32,13 @@ from aerobee_client.sending.latency import LatencyAvoidance
 from aerobee_client.sending.request import QueueSelector, Sending
 from aerobee_client.transaction import WIRE_RESOLUTIONS, Resolution, Transaction, TransactionChecker
 from aerobee_proto import v2
-from aerobee_store.records.message_rules import BODY_SIZE_MAX
+from aerobee_store.records.message_rules import ServerLimits
 
 _log = logging.getLogger(__name__)
 
 REQUEST_COUNT_MAX = 500
 REQUEST_SIZE_MAX = 4 << 20
+_BY_LIMITS: Final = (v2.Code.MESSAGE_BODY_TOO_LARGE, v2.Code.MESSAGE_PROPERTIES_TOO_LARGE)
 RECORDS_COUNT_MIN = 8  # below this, SendMessage is as fast
 RECORDS_COUNT_MAX = 32_768  # the limit of one AppendRecords
 WAITING_SIZE_MAX = 64 << 20
@@ -236,7 +237,7 @@ class Producer(AsyncClosing):
     async def send_half(self, message: Message) -> SendResult:
         """Store a half message, which is held back until `end_half`."""
         message = before_send(self._hooks, message)
-        check(message, self._telemetry.settings.publishing.max_body_size or BODY_SIZE_MAX)
+        await self._check(message)
         if message.message_group is not None or message.delivery_timestamp is not None:
             raise BadRequestError(
                 v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
@@ -262,7 +263,7 @@ class Producer(AsyncClosing):
 
     async def _put(self, message: Message) -> asyncio.Future[SendResult]:
         message = before_send(self._hooks, message)
-        check(message, self._telemetry.settings.publishing.max_body_size or BODY_SIZE_MAX)
+        await self._check(message)
         queue = None if self._queue_selector is None else await self._select(self._queue_selector, message)
         new = outgoing(message, compression=self._compression, compress_above=self._compress_above)
         outcome: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
@@ -279,6 +280,24 @@ class Producer(AsyncClosing):
         await self._gathering.put(key, entry, in_flight_max=in_flight_max, count_max=count_max)
         return outcome
 
+    async def _check(self, message: Message) -> None:
+        """BadRequestError if the message breaks a rule of the server, as far as that is known."""
+        try:
+            check(message, self._limits)
+        except BadRequestError as error:
+            if error.code not in _BY_LIMITS:
+                raise
+            try:
+                await self._records.supported(retry=Retry(seconds=0))
+            except ClientError:
+                raise error from None
+            check(message, self._limits)  # as the server has told them by now
+
+    @property
+    def _limits(self) -> ServerLimits:
+        limits, told = self._records.limits, self._telemetry.settings.publishing.max_body_size
+        return limits if told in (0, limits.body_size_max) else limits._replace(body_size_max=told)
+
     async def _select(self, selector: QueueSelector, message: Message) -> Queue:
         if not await self._records.supported():
             raise ConfigurationError(
@@ -289,7 +308,7 @@ class Producer(AsyncClosing):
             raise BadRequestError(
                 v2.Code.BAD_REQUEST, "the message group determines the queue; leave out the group or the queue selector"
             )
-        packing.check_packable(message)
+        packing.check_packable(message, self._limits)
         return await self._sending.select(selector, message)
 
     def _finished(self, entry: PendingSend, outcome: SendResult | ClientError) -> None:

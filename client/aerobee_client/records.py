@@ -33,6 +33,7 @@ from aerobee_client.messages import packing
 from aerobee_client.messages.compression import Compression, CorruptedBodyError, decompress
 from aerobee_client.messages.message import Message, StoredMessage, message_of_record
 from aerobee_proto import records_v1, v2
+from aerobee_store.records.message_rules import ServerLimits
 
 _log = logging.getLogger(__name__)
 
@@ -133,6 +134,8 @@ class Records:
         self._metadata = connection.headers(new_client_id())
         self._supported: bool | None = None
         self._store_host_v6: bool | None = None
+        self.limits = ServerLimits()
+        """Of a message. The defaults until `supported` has asked the broker."""
 
     async def supported(self, *, retry: Retry | None = None) -> bool:
         """Whether the server has this service. It is asked once."""
@@ -151,6 +154,11 @@ class Records:
             else:
                 self._supported = True
                 self._store_host_v6 = answer.ipv6_store_host
+                if answer.HasField("message_limits"):
+                    told = answer.message_limits
+                    self.limits = ServerLimits(
+                        told.body_size_max, told.user_property_count_max, told.properties_size_max
+                    )
         return self._supported
 
     @property
@@ -190,6 +198,7 @@ class Records:
             compression=compression,
             compress_above=compress_above,
             hosts=self.hosts,
+            limits=self.limits,
         )
 
     def pack_batch(
@@ -207,6 +216,7 @@ class Records:
             messages,
             compression=compression,
             hosts=self.hosts,
+            limits=self.limits,
         )
 
     # --- Writing ----------------------------------------------------------------------------------------------

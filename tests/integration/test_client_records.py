@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aerobee_broker.config import LimitsConfig
 from aerobee_client import (
     BadRequestError,
     BatchError,
@@ -23,6 +24,7 @@ from aerobee_client.messages.compression import Compression
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import v2
 from aerobee_store.records.record import Record
+from tests.support.in_process_broker import in_process_broker
 from tests.support.scripted_broker import scripted_broker
 
 
@@ -241,3 +243,24 @@ def test_an_ipv6_address(tmp_path: Path) -> None:
         records = asyncio.run(story())
     assert {record.born_host[0] for record in records} == {"::1"}
     assert all(record.born_host[1] for record in records)
+
+
+@pytest.mark.parametrize(("limit", "fits", "too_many"), [(300, 200, 301), (2, 2, 3)])
+async def test_the_limits_of_a_message_are_the_servers(tmp_path: Path, limit: int, fits: int, too_many: int) -> None:
+    """Above and below the defaults: the client refuses by the limits that operators have set."""
+
+    def with_properties(count: int) -> Message:
+        return Message(topic="orders", body=b"x", properties={f"p{number}": "v" for number in range(count)})
+
+    limits = LimitsConfig(user_property_count_max=limit)
+    async with in_process_broker(tmp_path, limits=limits) as running, connect(running.endpoint) as connected:
+        async with connected.producer() as producer:
+            assert (await producer.send(with_properties(fits))).message_id
+            with pytest.raises(BadRequestError, match=f"the limit is {limit}"):
+                await producer.send(with_properties(too_many))
+        assert await connected.records.supported()
+        assert connected.records.pack("orders", 0, [with_properties(fits)])
+        with pytest.raises(BadRequestError, match=f"the limit is {limit}"):
+            connected.records.pack("orders", 0, [with_properties(too_many)])
+        with pytest.raises(BadRequestError, match="the limit is 8192"):  # of a tiny store
+            connected.records.pack("orders", 0, [Message(topic="orders", body=bytes(8193))])

@@ -48,7 +48,7 @@ class _Scene:
         )
         tables = Tables.load(settings, self.clock, disk, self.store.in_disk_thread)
         saved(tables.topics).create(topic)
-        self.offsets = OffsetsProcessor(self.store, tables)
+        self.offsets = OffsetsProcessor(settings, self.store, tables)
         self.reading = ReadProcessor(settings, self.store, tables, LongPolling(), BrokerCounters())
         self.store.append([Message("other", 0, b"first of the log")])
         for message in self._messages():

@@ -1,8 +1,7 @@
 """Checks a message by the rules of the protocol before it is sent.
 
 So a mistake fails the call that made it, without a round trip and without failing other messages of a request. The
-rules are those that the server asks, `aerobee_store.records.message_rules`; the limit of the body is the server's own.
-Its limits of properties may be lower than the default.
+rules are those that the server asks, `aerobee_store.records.message_rules`, with the limits that the server has told.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ from aerobee_client.errors import BadRequestError
 from aerobee_client.messages.message import Message
 from aerobee_proto import v2
 from aerobee_store.records import message_rules as rules
-from aerobee_store.records.message_rules import BODY_SIZE_MAX, BrokenRuleError
+from aerobee_store.records.message_rules import BrokenRuleError, ServerLimits
 
 _DELIVERY_MS_MIN = 100_000_000_000  # in 1973; a smaller number is a time in seconds
-_DEFAULT_LIMITS = rules.DefaultLimits()
 
 
 def check_name(topic: str) -> None:
@@ -25,14 +23,14 @@ def check_name(topic: str) -> None:
         raise BadRequestError(v2.Code.ILLEGAL_TOPIC, f"topic {topic!r} {fault}")
 
 
-def check(message: Message, body_size_max: int = BODY_SIZE_MAX) -> None:
+def check(message: Message, limits: ServerLimits) -> None:
     """BadRequestError, with the server's code, if `message` breaks a rule."""
     _check_types(message)
     check_name(message.topic)
     try:
         rules.check_message(
             body_size=len(message.body),
-            body_size_max=body_size_max,
+            body_size_max=limits.body_size_max,
             user_properties=message.properties,
             tag=message.tag,
             keys=message.keys,
@@ -41,7 +39,7 @@ def check(message: Message, body_size_max: int = BODY_SIZE_MAX) -> None:
             trace_context=message.trace_context,
             lite_topic=message.lite_topic,
             priority=message.priority,
-            limits=_DEFAULT_LIMITS,
+            limits=limits,
         )
     except BrokenRuleError as broken:
         raise BadRequestError(v2.Code.Value(broken.code), broken.reason) from None

@@ -11,6 +11,7 @@ from aerobee_client.messages.checks import check
 from aerobee_client.messages.compression import SYS_FLAGS, Compression, compress
 from aerobee_client.messages.message import HOST, Message, Outgoing, outgoing
 from aerobee_proto import v2
+from aerobee_store.records.message_rules import ServerLimits
 
 _UNKNOWN_V4: Final = ("0.0.0.0", 0)  # noqa: S104  # nothing listens there
 _UNKNOWN_V6: Final = ("::", 0)
@@ -34,9 +35,9 @@ class Hosts:
         return _UNKNOWN_V6 if self.store_v6 else _UNKNOWN_V4
 
 
-def check_packable(message: Message) -> None:
+def check_packable(message: Message, limits: ServerLimits) -> None:
     """BadRequestError if `message` exceeds a limit, or no record can equal what SendMessage would store."""
-    check(message)
+    check(message, limits)
     if reason := _reason(message):
         raise BadRequestError(*reason)
 
@@ -54,11 +55,12 @@ def pack(
     compression: Compression | None,
     compress_above: int,
     hosts: Hosts,
+    limits: ServerLimits,
 ) -> bytes:
     """The records of messages for one queue. BadRequestError like `check_packable`."""
     rows = []
     for message in messages:
-        check_packable(message)
+        check_packable(message, limits)
         rows.append(outgoing(message, compression=compression, compress_above=compress_above))
     return pack_outgoing(stored_topic, queue_id, rows, hosts=hosts, born_host="")
 
@@ -86,7 +88,13 @@ def pack_outgoing(
 
 
 def pack_batch(
-    stored_topic: str, queue_id: int, messages: Sequence[Message], *, compression: Compression | None, hosts: Hosts
+    stored_topic: str,
+    queue_id: int,
+    messages: Sequence[Message],
+    *,
+    compression: Compression | None,
+    hosts: Hosts,
+    limits: ServerLimits,
 ) -> bytes:
     """One record that holds all messages, for a batch topic. BadRequestError like `check_packable`."""
     from aerobee_store.records import inner_batch
@@ -96,7 +104,7 @@ def pack_batch(
     if not messages:
         raise ValueError("a batch needs at least one message")
     for message in messages:
-        check_packable(message)
+        check_packable(message, limits)
     parts = [outgoing(message) for message in messages]
     body = inner_batch.body_of(
         (each.body, encode_properties(_properties(each.message, each.message_id, ""))) for each in parts

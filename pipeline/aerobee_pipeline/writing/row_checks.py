@@ -24,7 +24,7 @@ RESERVED: Final = RESERVED_NAMES | frozenset(
     value for name, value in vars(properties).items() if name.isupper() and isinstance(value, str) and len(value) > 1
 )
 """Properties of these names are left out of a message."""
-_LIMITS: Final = rules.DefaultLimits()
+_LIMITS: Final = rules.ServerLimits()
 _TEXTS: Final[Mapping[str, rules.TextRule]] = {
     "keys": rules.KEY,
     "tags": rules.TAG,

@@ -56,9 +56,10 @@ class Limits(Protocol):
     def properties_size_max(self) -> int: ...
 
 
-class DefaultLimits(NamedTuple):
-    """The limits of a server that names no others."""
+class ServerLimits(NamedTuple):
+    """What a server may set; the defaults are those of a server that names no others."""
 
+    body_size_max: int = BODY_SIZE_MAX
     user_property_count_max: int = USER_PROPERTY_COUNT_MAX
     properties_size_max: int = PROPERTIES_SIZE_MAX
 

@@ -44,7 +44,7 @@ async def test_other_tasks_run_between_two_lookups(tmp_path: Path, monkeypatch: 
         )
         asked.timestamp.FromMilliseconds(1)
         request = records_v1.QueueOffsetsRequest(topics=[asked], include_unflushed=True)
-        task = asyncio.create_task(OffsetsProcessor(store, tables).process(request, Client("test")))
+        task = asyncio.create_task(OffsetsProcessor(Settings(config), store, tables).process(request, Client("test")))
         per_turn = []
         while not task.done():
             before = len(looked_up)

@@ -27,6 +27,7 @@ from aerobee_client.hooks import after_handle
 from aerobee_client.messages.checks import check
 from aerobee_client.sending.request import Sending
 from aerobee_proto import v2
+from aerobee_store.records.message_rules import ServerLimits
 from tests.support.scripted_broker import ScriptedBroker, scripted_broker
 
 pytestmark = pytest.mark.timeout(300)
@@ -66,7 +67,7 @@ async def client(broker: ScriptedBroker) -> AsyncIterator[Client]:
 def test_fields_of_wrong_types(fields: dict[str, Any], text: str) -> None:
     """A message that mypy would reject is refused by its field's name before anything is sent."""
     with pytest.raises(BadRequestError, match=text):
-        check(Message(**{"topic": "orders", "body": b"x", **fields}))
+        check(Message(**{"topic": "orders", "body": b"x", **fields}), ServerLimits())
 
 
 async def test_a_failure_of_ours_ends_only_its_request(

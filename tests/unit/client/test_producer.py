@@ -24,6 +24,7 @@ from aerobee_client.messages.checks import check
 from aerobee_client.messages.compression import SYS_FLAGS, Compression, CorruptedBodyError, compress, decompress
 from aerobee_client.sending.latency import LatencyAvoidance, avoid_seconds
 from aerobee_proto import v2
+from aerobee_store.records.message_rules import ServerLimits
 from tests.support.scripted_broker import OK, ScriptedBroker, failure, scripted_broker
 
 pytestmark = pytest.mark.timeout(300)
@@ -182,10 +183,10 @@ class TestBeforeSending:
 
     def test_messages_at_the_limits_are_accepted(self) -> None:
         """Messages at each limit are accepted."""
-        check(message(bytes(4 << 20), topic="t" * 127))
-        check(message(message_group="g" * 63))
-        check(message(properties={"a": "x" * 16_383}))
-        check(message(properties={str(n): "" for n in range(128)}, tag=""))
+        check(message(bytes(4 << 20), topic="t" * 127), ServerLimits())
+        check(message(message_group="g" * 63), ServerLimits())
+        check(message(properties={"a": "x" * 16_383}), ServerLimits())
+        check(message(properties={str(n): "" for n in range(128)}, tag=""), ServerLimits())
 
     async def test_hooks_run_around_a_send(self, broker: ScriptedBroker) -> None:
         """Hooks may change the message and get its outcome. They run in reverse order after the send."""

@@ -7,6 +7,7 @@ from typing import Final
 
 from aerobee_broker.clients.naming import topic_name
 from aerobee_broker.clients.registry import Client
+from aerobee_broker.config import Settings
 from aerobee_broker.errors import InvalidRequestError, TopicNotFoundError
 from aerobee_broker.limits.loop_share import Turns
 from aerobee_broker.messages.message_mapping import timestamp_ms
@@ -24,7 +25,8 @@ _Response = records_v1.QueueOffsetsResponse
 class OffsetsProcessor:
     """Answers QueueOffsets. Raises errors that `services.errors` maps to status codes."""
 
-    def __init__(self, store: MessageStore, tables: Tables) -> None:
+    def __init__(self, settings: Settings, store: MessageStore, tables: Tables) -> None:
+        self._settings = settings
         self._store = store
         self._tables = tables
 
@@ -36,11 +38,17 @@ class OffsetsProcessor:
                 v2.Code.BAD_REQUEST,
                 f"{len(request.topics)} topics in one request; the limit is {TOPIC_COUNT_MAX}; send several requests",
             )
+        limits = self._settings.current.limits
         response = _Response(
             status=_OK,
             min_physical_offset=self._store.min_physical_offset,
             flushed_physical_offset=self._store.positions[2],
             ipv6_store_host=":" in self._store.config.store_host[0],
+            message_limits=_Response.MessageLimits(
+                body_size_max=self._store.config.body_size_max,
+                user_property_count_max=limits.user_property_count_max,
+                properties_size_max=limits.properties_size_max,
+            ),
         )
         by_time: dict[tuple[str, int, int], list[_Offset]] = {}
         left = QUEUE_COUNT_MAX

@@ -460,11 +460,39 @@ class QueueOffsetsResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class MessageLimits(_message.Message):
+        """What operators may change of the rules of a message: the settings store.body_size_max and
+        limits.user_property_count_max and properties_size_max (bytes: user properties, tag and keys).
+        """
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        BODY_SIZE_MAX_FIELD_NUMBER: _builtins.int
+        USER_PROPERTY_COUNT_MAX_FIELD_NUMBER: _builtins.int
+        PROPERTIES_SIZE_MAX_FIELD_NUMBER: _builtins.int
+        body_size_max: _builtins.int
+        user_property_count_max: _builtins.int
+        properties_size_max: _builtins.int
+        def __init__(
+            self,
+            *,
+            body_size_max: _builtins.int = ...,
+            user_property_count_max: _builtins.int = ...,
+            properties_size_max: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["body_size_max", b"body_size_max", "properties_size_max", b"properties_size_max", "user_property_count_max", b"user_property_count_max"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STATUS_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
     MIN_PHYSICAL_OFFSET_FIELD_NUMBER: _builtins.int
     FLUSHED_PHYSICAL_OFFSET_FIELD_NUMBER: _builtins.int
     IPV6_STORE_HOST_FIELD_NUMBER: _builtins.int
+    MESSAGE_LIMITS_FIELD_NUMBER: _builtins.int
     min_physical_offset: _builtins.int
     """Of the log: where it begins, and up to where it is durable. Whoever reads the files stops there."""
     flushed_physical_offset: _builtins.int
@@ -478,6 +506,8 @@ class QueueOffsetsResponse(_message.Message):
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueOffsetsResponse.TopicOffsets]:
         """As the request names them, in its order."""
 
+    @_builtins.property
+    def message_limits(self) -> Global___QueueOffsetsResponse.MessageLimits: ...
     def __init__(
         self,
         *,
@@ -486,10 +516,11 @@ class QueueOffsetsResponse(_message.Message):
         min_physical_offset: _builtins.int = ...,
         flushed_physical_offset: _builtins.int = ...,
         ipv6_store_host: _builtins.bool = ...,
+        message_limits: Global___QueueOffsetsResponse.MessageLimits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message_limits", b"message_limits", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flushed_physical_offset", b"flushed_physical_offset", "ipv6_store_host", b"ipv6_store_host", "min_physical_offset", b"min_physical_offset", "status", b"status", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flushed_physical_offset", b"flushed_physical_offset", "ipv6_store_host", b"ipv6_store_host", "message_limits", b"message_limits", "min_physical_offset", b"min_physical_offset", "status", b"status", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

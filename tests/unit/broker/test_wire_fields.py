@@ -1,0 +1,79 @@
+"""Protobuf's wire format, read without its objects: what is found is what protobuf finds, or nothing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aerobee_broker.messages.wire_fields import VARINT_SIZE_MAX, read_varint, spans, varint
+from aerobee_broker.processors.records.append import AppendRequest, read_append_request
+from aerobee_broker.services.requests import is_well_formed
+from aerobee_proto import records_v1
+
+PARSE = records_v1.AppendRecordsRequest.FromString
+TOPIC, QUEUE, RECORDS, SIZES = b"\x0a\x03\x12\x01t", b"\x10\x05", b"\x1a\x03abc", b"\x22\x04\x00\x00\x00\x01"
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(1, 10))
+def test_a_number_is_read_if_it_is_short_enough(value: int, size_max: int) -> None:
+    data = varint(value)
+    if len(data) <= size_max:
+        assert read_varint(b"x" + data + b"x", 1, size_max) == (value, 1 + len(data))
+    else:
+        with pytest.raises(IndexError):
+            read_varint(data, 0, size_max)
+    with pytest.raises(IndexError):
+        read_varint(data[:-1], 0)
+
+
+def test_fields_of_known_tags_are_found() -> None:
+    """The content of bytes, and the bytes of a number."""
+    data = TOPIC + QUEUE + RECORDS
+    assert spans(data, (0, len(data)), (0x0A, 0x10, 0x1A)) == {0x0A: [(2, 5)], 0x10: [(6, 7)], 0x1A: [(9, 12)]}
+    assert spans(RECORDS * 2, (0, 10), (0x1A,), (0x1A,)) == {0x1A: [(2, 5), (7, 10)]}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        RECORDS * 2,
+        TOPIC + b"\x1a\x00",
+        TOPIC + b"\x1a\x04abc",
+        TOPIC + RECORDS + b"\x2a\x01x",
+        TOPIC + b"\x1a",
+        b"\x10" + b"\x80" * VARINT_SIZE_MAX + b"\x01",
+        QUEUE * 65,
+    ],
+    ids=["twice", "empty", "too short", "unknown", "without a size", "long number", "many"],
+)
+def test_unusual_messages_have_no_spans(data: bytes) -> None:
+    tags = (0x0A, 0x10, 0x1A)
+    assert spans(data, (0, len(data)), tags, (0x10,)) is None
+
+
+FIELDS = st.sampled_from(
+    [
+        *(TOPIC, QUEUE, RECORDS, SIZES, b"\x1a\x00", b"\x22\x00", b"\x0a\x02\x0a\x00", b"\x2a\x01x", b"\x10\x00"),
+        *(b"\x10" + varint(2**31), b"\x10" + varint(2**31 - 1), b"\x10" + varint(2**64 - 1), b"\x1a\x02\xff\xfe"),
+    ]
+)
+
+
+@given(st.lists(FIELDS, max_size=5).map(b"".join))
+def test_a_request_read_in_place_is_that_of_protobuf(data: bytes) -> None:
+    found, parsed = read_append_request(data, PARSE), PARSE(data)
+    if isinstance(found, AppendRequest):
+        assert (found.topic, found.queue_id) == (parsed.topic, parsed.queue_id)
+        assert (bytes(found.records), bytes(found.record_sizes)) == (parsed.records, parsed.record_sizes)
+
+
+def test_usual_requests_are_read_in_place() -> None:
+    for data in (TOPIC + RECORDS, TOPIC + QUEUE + RECORDS + SIZES, RECORDS):
+        assert isinstance(read_append_request(data, PARSE), AppendRequest)
+
+
+def test_numbers_of_ten_bytes_are_well_formed() -> None:
+    """As protobuf writes negative ones."""
+    request = records_v1.AppendRecordsRequest(queue_id=-1)
+    assert is_well_formed(request.SerializeToString(), records_v1.AppendRecordsRequest.DESCRIPTOR)
