@@ -1,8 +1,8 @@
 """The command `aerobee`: arguments in, exit code out. One module in `commands/` for each sub-command.
 
 Exit codes: 0 success; 1 failure, with one line on standard error that names cause and next step; 2 invalid arguments,
-or a store that cannot be read. Only the module of the command that runs is imported, and heavy modules only when it
-runs.
+or a store that cannot be read; 3 what was asked for does not exist. Only the module of the command that runs is
+imported, and heavy modules only when it runs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from aerobee_broker.commands.terminal.options import CommandError, add_debug, co
 # Each command with its module in `commands/`, in the order of the help.
 _MODULES: Final = {
     **{name: name for name in ("serve", "status", "topic", "group", "subscription", "client", "send", "receive")},
+    **{"browse": "messages.browse", "tail": "messages.tail"},
     **{"query": "query", "dlq": "dlq", "account": "account", "config": "configuration", "store": "store"},
     **{name: name for name in ("spark", "bench", "console", "namesrv", "replication")},
     **{"promote": "replication", "version": "version"},
@@ -31,6 +32,7 @@ examples:
   aerobee send orders "hello" --key 42      send a message
   aerobee receive orders --group billing    receive and acknowledge messages
   aerobee query orders --key 42             find messages without receiving them
+  aerobee tail orders                       watch messages go by
   aerobee group lag billing                 show the lag of a group
   aerobee dlq list                          list groups with dead letters
   aerobee store verify data                 check every byte of a store

@@ -118,6 +118,17 @@ def status_error(status: v2.Status) -> ServerError | None:
     return ServerError(status.code, status.message)
 
 
+def _cause(details: str) -> str:
+    """Why there is no connection, in plain words where gRPC's are known."""
+    lower = details.lower()
+    for known in ("connection refused", "no route to host", "network is unreachable", "connection reset by peer"):
+        if known in lower:
+            return known
+    if "name resolution" in lower or "dns" in lower or "domain name" in lower:
+        return "the name of the host is not known"
+    return details
+
+
 def rpc_error(error: grpc.RpcError, endpoint: str) -> ClientError:
     """The error for a call without an answer of the protocol."""
     call: Any = error  # grpc.aio raises AioRpcError, whose methods the stubs of RpcError lack
@@ -127,12 +138,17 @@ def rpc_error(error: grpc.RpcError, endpoint: str) -> ClientError:
             f"no TLS connection to {endpoint}: give the TLS address of the broker, and the authority that "
             f"signed its certificate for this name ({details})"
         )
+    if code == grpc.StatusCode.UNAVAILABLE and "http/2" in details.lower():
+        return UnavailableError(
+            f"{endpoint} is not the gRPC address of a broker: what listens there speaks another protocol; give the "
+            "address after `grpc=` in the broker's ready line (8081 by default), not that of metrics or remoting"
+        )
     if code == grpc.StatusCode.UNAVAILABLE:
         # Plaintext at a TLS address fails like this: the connection is made, and closed after the first bytes.
         tls = ", or use TLS if it listens with TLS there" if "socket closed" in details.lower() else ""
         return UnavailableError(
             f"no broker answers at {endpoint}; start one with `aerobee serve`, or give the right address{tls} "
-            f"({details})"
+            f"({_cause(details)})"
         )
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineError(f"{endpoint} did not answer in time; try again, or allow a longer timeout")

@@ -67,10 +67,10 @@ class Shell:
         """The JSON objects that a command prints, one per line."""
         return [json.loads(line) for line in self.text(*arguments, "--json").splitlines()]
 
-    def error(self, *arguments: str) -> str:
-        """The one error line of a command that must fail."""
-        code, out, err = self.run(*arguments)
-        assert (code, out) == (1, "")
+    def error(self, *arguments: str, code: int = 1) -> str:
+        """The one error line of a command that must fail with this exit code."""
+        found, out, err = self.run(*arguments)
+        assert (found, out) == (code, "")
         (line,) = err.splitlines()
         return line
 
@@ -220,9 +220,10 @@ class TestMessages:
         assert len(shell.lines("query", "found", "--time", begin, "now", "--max", "2")) == 2
         assert shell.lines("query", "found", "--time", "1", "2") == []
         assert shell.lines("query", "found", "--key", "b", "--begin", begin) == [by_key]
-        assert shell.lines("query", "found", "--key", "b", "--end", begin) == []
+        assert "no such message" in shell.error("query", "found", "--key", "b", "--end", begin, "--json", code=3)
         assert "body b" in shell.text("query", "found", "--key", "b")
-        assert "no such message" in shell.text("query", "found", "--key", "nothing")
+        assert "no such message" in shell.error("query", "found", "--key", "nothing", code=3)
+        assert "no such message" in shell.text("query", "found", "--time", "1", "2")
 
     def test_more_than_one_page_by_time(self, shell: Shell) -> None:
         """A query by time reads all pages and returns each message once."""

@@ -150,7 +150,7 @@ class TestClientsAndSubscriptions:
         assert "no" in shell.text("subscription", "list", "--topic", "watched")
         shell.text("subscription", "delete", "watched", "watchers")
         assert shell.json("subscription", "list", "--group", "watchers") == []
-        assert "client list" in shell.error("client", "describe", client_id)
+        assert "client list" in shell.error("client", "describe", client_id, code=3)
         assert "client list" in shell.error("client", "stacks", client_id)
         verify = ("--group", "watchers", "--topic", "watched", "--id", "x")
         assert "client list" in shell.error("client", "verify", client_id, *verify)
@@ -172,7 +172,7 @@ class TestDeadLetters:
         assert (shown["body"], shown["tag"], shown["group"]) == ("second", "t", "failed")
         assert shell.json("dlq", "show", "failed", shown["messageId"]) == shown
         assert "second" in shell.text("dlq", "show", "failed", "1")
-        assert "dlq list failed" in shell.error("dlq", "show", "failed", "9")
+        assert "dlq list failed" in shell.error("dlq", "show", "failed", "9", code=3)
         assert shell.json("dlq", "resend", "failed", "--all", "--dry-run")["offsets"] == [0, 1]
         (result,) = shell.lines("dlq", "resend", "failed", "--offset", "1")
         assert (result["topic"], result["messageId"]) == ("failing", shown["messageId"])

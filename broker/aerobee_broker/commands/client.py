@@ -61,11 +61,19 @@ def add_parser(commands: Commands) -> None:
         details="Supported by the SDKs for Java and Node.",
         examples="  aerobee client reconnect host@4711@0@abc",
     )
-    for action in (describe, stacks, verify, reconnect):
+    disconnect = new_command(
+        actions,
+        "disconnect",
+        "forget a client as if it had left",
+        _disconnect,
+        details="Its waiting calls end, and what it holds returns. A client that runs on connects again.",
+        examples="  aerobee client disconnect host@4711@0@abc",
+    )
+    for action in (describe, stacks, verify, reconnect, disconnect):
         action.add_argument("client", metavar="CLIENT", help="the id that `aerobee client list` shows")
     for name, text in (("--group", "of the consumer"), ("--topic", "of the message"), ("--id", "of the message")):
         verify.add_argument(name, required=True, help=text)
-    for action in (listing, describe, stacks, verify, reconnect):
+    for action in (listing, describe, stacks, verify, reconnect, disconnect):
         options.add_endpoint(action)
         options.add_json(action)
 
@@ -95,6 +103,7 @@ def _list(arguments: argparse.Namespace) -> int:
             for connection in found
         ),
         empty="no such client is connected" if arguments.group or arguments.topic else "no client is connected",
+        least=("version", "language", "address", "topics", "kind"),
     )
     return 0
 
@@ -110,7 +119,8 @@ def _describe(arguments: argparse.Namespace) -> int:
     connection, info = with_client(arguments, work)
     if connection is None:
         raise CommandError(
-            f"no client {arguments.client!r} is connected; `aerobee client list` lists the connected clients"
+            f"no client {arguments.client!r} is connected; `aerobee client list` lists the connected clients",
+            exit_code=options.NOT_FOUND,
         )
     if arguments.json:
         running = {} if info is None else {"runningInfo": output.protobuf_json(info)}
@@ -177,6 +187,13 @@ def _reconnect(arguments: argparse.Namespace) -> int:
     with_client(arguments, lambda client: client.admin.reconnect_client(arguments.client))
     return output.print_result(
         {"clientId": arguments.client, "told": True}, f"asked {arguments.client} to reconnect", as_json=arguments.json
+    )
+
+
+def _disconnect(arguments: argparse.Namespace) -> int:
+    with_client(arguments, lambda client: client.admin.disconnect_client(arguments.client))
+    return output.print_result(
+        {"clientId": arguments.client, "disconnected": True}, f"disconnected {arguments.client}", as_json=arguments.json
     )
 
 

@@ -107,6 +107,7 @@ def _print(arguments: argparse.Namespace, settings: list[admin_v1.Setting]) -> i
                     "name": setting.name,
                     "value": setting.value,
                     "default": setting.default_value,
+                    "unit": _unit(setting.name),
                     "source": _source(setting),
                     "changeable": setting.changeable,
                 }
@@ -115,11 +116,12 @@ def _print(arguments: argparse.Namespace, settings: list[admin_v1.Setting]) -> i
         )
         return 0
     output.print_table(
-        ("setting", "value", "source", "default", "at run time"),
+        ("setting", "value", "unit", "source", "default", "at run time"),
         (
             (
                 setting.name,
                 setting.value or "-",
+                _unit(setting.name),
                 _source(setting),
                 setting.default_value or "-",
                 "changeable" if setting.changeable else "",
@@ -127,6 +129,7 @@ def _print(arguments: argparse.Namespace, settings: list[admin_v1.Setting]) -> i
             for setting in settings
         ),
         empty="all settings are at their defaults",
+        least=("at run time", "default"),
     )
     return 0
 
@@ -135,3 +138,20 @@ def _source(setting: admin_v1.Setting) -> str:
     from aerobee_proto import admin_v1
 
     return admin_v1.SettingSource.Name(setting.source).removeprefix("SETTING_SOURCE_").lower().replace("_", "-")
+
+
+_UNITS = {
+    **{"seconds": "s", "ms": "ms", "hours": "h", "bytes": "bytes", "size": "bytes", "ratio": "of 1"},
+    **dict.fromkeys(("max", "min", "per", "client", "group"), ""),  # the unit comes before these words
+}
+
+
+def _unit(name: str) -> str:
+    """The unit of a setting, which is in its name: `..._seconds`, `..._bytes_max`."""
+    for word in reversed(name.partition(".")[2].split("_")):
+        unit = _UNITS.get(word)
+        if unit is None:
+            return ""
+        if unit:
+            return unit
+    return ""

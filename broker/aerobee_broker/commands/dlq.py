@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from aerobee_broker.commands.terminal import options, output
+from aerobee_broker.commands.terminal import options, output, questions
 from aerobee_broker.commands.terminal.options import CommandError, new_command, with_client
 from aerobee_broker.message_json import dead_letter_json
 from aerobee_store.records.decimals import decimal
@@ -26,6 +27,8 @@ _EXAMPLES = """\
   aerobee dlq show billing 17
   aerobee dlq resend billing --offset 17 --offset 18
   aerobee dlq resend billing --all                      all that were not resent before
+  aerobee dlq resend billing --offset 17 --body '{"amount": 12}' --property fixed=yes
+  aerobee dlq delete billing --offset 17 --dry-run
   aerobee dlq export billing --output letters.jsonl
 """
 _RESEND_DETAILS = (
@@ -33,14 +36,16 @@ _RESEND_DETAILS = (
     "that topic receives it. The dead letter itself is kept and marked as resent."
 )
 _RESEND_COUNT = 100  # in one request
+_DELETE_COUNT = 1000  # the same, of deletions
 
 
 def add_parser(commands: Commands) -> None:
-    parser = new_command(commands, "dlq", "list, show, resend and export dead letters", examples=_EXAMPLES)
+    parser = new_command(commands, "dlq", "list, show, resend, delete and export dead letters", examples=_EXAMPLES)
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_list(actions)
     _add_show(actions)
     _add_resend(actions)
+    _add_delete(actions)
     _add_export(actions)
 
 
@@ -93,9 +98,37 @@ def _add_resend(actions: Commands) -> None:
     resend.add_argument("--topic", default="", help="target topic (default: the original topic of each)")
     resend.add_argument("--again", action="store_true", help="include dead letters that were resent before")
     resend.add_argument("--dry-run", action="store_true", help="print the number without sending")
+    resend.add_argument("--body", metavar="TEXT", help="send this body instead, - for standard input")
+    resend.add_argument("--tag", help="send this tag instead; empty: none")
+    resend.add_argument("--key", action="append", help="send these keys instead; may be repeated")
+    resend.add_argument(
+        "--property", metavar="NAME=VALUE", type=options.pair, action="append", default=[], help="set a property"
+    )
+    resend.add_argument("--no-property", metavar="NAME", action="append", default=[], help="leave a property out")
     _add_times(resend)
     options.add_endpoint(resend)
     options.add_json(resend)
+
+
+def _add_delete(actions: Commands) -> None:
+    delete = new_command(
+        actions,
+        "delete",
+        "delete dead letters",
+        _delete,
+        details="They are no longer shown, counted or resent. A consumer of the topic of dead letters still gets them.",
+        examples="  aerobee dlq delete billing --offset 17\n  aerobee dlq delete billing --before 7d --yes",
+    )
+    delete.add_argument("group", metavar="GROUP")
+    what = delete.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--offset", metavar="N", type=options.offset, action="append", help="offset of a dead letter; may be repeated"
+    )
+    what.add_argument("--before", metavar="TIME", type=options.moment, help="all that were given up before this time")
+    what.add_argument("--all", action="store_true", help="all dead letters of the group")
+    questions.add_confirmation(delete, "how many would be deleted")
+    options.add_endpoint(delete)
+    options.add_json(delete)
 
 
 def _add_export(actions: Commands) -> None:
@@ -138,19 +171,20 @@ def _list(arguments: argparse.Namespace) -> int:
         (
             (
                 letter.offset,
-                output.time_text(letter.message.system_properties.store_timestamp.ToMilliseconds()),
+                output.short_time_text(letter.message.system_properties.store_timestamp.ToMilliseconds()),
                 letter.origin_topic or "?",
                 letter.message.system_properties.message_id,
                 letter.message.system_properties.tag,
                 " ".join(letter.message.system_properties.keys),
                 output.size_text(letter.body_size),
-                output.time_text(letter.resent_timestamp.ToMilliseconds())
+                output.short_time_text(letter.resent_timestamp.ToMilliseconds())
                 if letter.HasField("resent_timestamp")
                 else "-",
             )
             for letter in letters
         ),
         empty=f"group {arguments.group} has no such dead letters",
+        least=("keys", "tag", "size", "sent again"),
     )
     return 0
 
@@ -169,8 +203,8 @@ def _list_groups(arguments: argparse.Namespace) -> int:
             (
                 queue.group,
                 queue.count,
-                output.time_text(queue.oldest_timestamp.ToMilliseconds()),
-                output.time_text(queue.newest_timestamp.ToMilliseconds()),
+                output.short_time_text(queue.oldest_timestamp.ToMilliseconds()),
+                output.short_time_text(queue.newest_timestamp.ToMilliseconds()),
             )
             for queue in queues
         ),
@@ -193,7 +227,8 @@ def _show(arguments: argparse.Namespace) -> int:
     if letter is None:
         raise CommandError(
             f"group {arguments.group} has no dead letter {arguments.letter}; list them with: "
-            f"aerobee dlq list {arguments.group}"
+            f"aerobee dlq list {arguments.group}",
+            exit_code=options.NOT_FOUND,
         )
     fields = dead_letter_json(letter)
     if arguments.json:
@@ -217,6 +252,7 @@ def _show(arguments: argparse.Namespace) -> int:
 def _resend(arguments: argparse.Namespace) -> int:
     if arguments.offset and (arguments.begin, arguments.end) != (None, None):
         options.usage_error("--begin and --end go with --all")
+    edit = _edit(arguments)
 
     async def work(client: Client) -> list[admin_v1.ResendDeadLettersResponse.Result]:
         offsets = arguments.offset
@@ -232,7 +268,7 @@ def _resend(arguments: argparse.Namespace) -> int:
             for start in range(0, len(offsets), _RESEND_COUNT):
                 batch = offsets[start : start + _RESEND_COUNT]
                 results += await client.admin.resend_dead_letters(
-                    arguments.group, batch, topic=arguments.topic, again=arguments.again
+                    arguments.group, batch, topic=arguments.topic, again=arguments.again, edit=edit
                 )
                 progress(len(batch))
         return results
@@ -248,6 +284,42 @@ def _resend(arguments: argparse.Namespace) -> int:
         )
     _print_resent(arguments, results)
     return 0
+
+
+def _edit(arguments: argparse.Namespace) -> admin_v1.DeadLetterEdit | None:
+    """What the options change; None: nothing."""
+    from aerobee_proto import admin_v1
+
+    edit = admin_v1.DeadLetterEdit(set_properties=dict(arguments.property), delete_properties=arguments.no_property)
+    if arguments.body is not None:
+        edit.body = sys.stdin.buffer.read() if arguments.body == "-" else os.fsencode(arguments.body)
+    if arguments.tag is not None:
+        edit.tag = arguments.tag
+    if arguments.key is not None:
+        edit.keys.values.extend(arguments.key)
+    return edit if edit.ByteSize() else None
+
+
+def _delete(arguments: argparse.Namespace) -> int:
+    async def work(client: Client, *, dry_run: bool) -> int:
+        offsets = arguments.offset or []
+        batches = [offsets[start : start + _DELETE_COUNT] for start in range(0, len(offsets), _DELETE_COUNT)] or [[]]
+        count = 0
+        for batch in batches:
+            count += await client.admin.delete_dead_letters(
+                arguments.group, batch, before=arguments.before, everything=arguments.all, dry_run=dry_run
+            )
+        return count
+
+    count = with_client(arguments, lambda client: work(client, dry_run=True))
+    what = f"{output.counted(count, 'dead letter')} of {arguments.group}"
+    fields = {"group": arguments.group, "count": count}
+    if arguments.dry_run:
+        return output.print_result({**fields, "dryRun": True}, f"would delete {what}", as_json=arguments.json)
+    if count:
+        questions.confirm(arguments, f"{what} will be deleted; go on?")
+        with_client(arguments, lambda client: work(client, dry_run=False))
+    return output.print_result({**fields, "deleted": True}, f"deleted {what}", as_json=arguments.json)
 
 
 def _print_resent(arguments: argparse.Namespace, results: list[admin_v1.ResendDeadLettersResponse.Result]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from aerobee_broker.commands.terminal import options, output, timeline
-from aerobee_broker.commands.terminal.options import new_command, with_client
+from aerobee_broker.commands.terminal import fields, options, output, timeline
+from aerobee_broker.commands.terminal.options import CommandError, new_command, with_client
 
 if TYPE_CHECKING:
     from aerobee_broker.commands.terminal.options import Commands
@@ -46,8 +46,8 @@ def add_parser(commands: Commands) -> None:
         "--history", action="store_true", help="the same with every delivery, from the delivery journal"
     )
     parser.add_argument("--group", default="", help="with --timeline: only of this group")
+    fields.add_format(parser)
     options.add_endpoint(parser)
-    options.add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -79,8 +79,10 @@ def run(arguments: argparse.Namespace) -> int:
         return messages
 
     messages = with_client(arguments, work)
-    if not arguments.json:
-        output.print_messages(
-            messages, "message id", lambda message: message.message_id, empty=f"no such message in {arguments.topic}"
-        )
+    if not messages and (arguments.id or arguments.key):
+        raise CommandError(f"no such message in {arguments.topic}", exit_code=options.NOT_FOUND)
+    if not arguments.json and not messages:
+        print(f"no such message in {arguments.topic}")
+    elif not arguments.json:
+        output.print_found(arguments, messages, "message id", lambda message: message.message_id)
     return 0

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from aerobee_broker.commands.terminal import options, output
+from aerobee_broker.commands.terminal import fields, options, output
 from aerobee_broker.commands.terminal.options import CommandError, new_command, with_client
 from aerobee_store.records.properties import KEY_SEPARATOR, KEYS, TAGS
 from aerobee_store.records.tag_expression import tags_of
 
 if TYPE_CHECKING:
     from aerobee_broker.commands.terminal.options import Commands
-    from aerobee_client import Client, ReceivedMessage, StoredMessage
+    from aerobee_client import Client, StoredMessage
 
 _EXAMPLES = """\
   aerobee receive orders --group billing
   aerobee receive orders --group billing --max 100 --json
+  aerobee receive orders --group billing --follow
   aerobee receive orders --group billing --tags "paid || refunded" --wait 20
   aerobee receive orders --group billing --sql "amount > 100 AND region = 'north'"
   aerobee receive orders --group billing --no-ack                   peek: changes nothing
@@ -27,6 +30,8 @@ _DETAILS = "Prints available messages, up to --max. Waits only for the first one
 _INVISIBLE_SECONDS = 30.0
 _PEEK_SECONDS = 0.2  # between two looks of a peek that has found nothing
 _EVERYTHING = (1 << 31) - 1  # messages of a backlog: the filter decides which of them count
+_COUNT = 10
+_FOLLOW_SECONDS = 20.0  # of one wait of --follow
 _RECEIVE_MAX = 32  # as many as RocketMQ's server puts into one answer
 
 
@@ -39,7 +44,8 @@ def add_parser(commands: Commands) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--tags", metavar="TAGS", default="*", help='tag expression such as "a || b" (default: all)')
     what.add_argument("--sql", metavar="CONDITION", help='condition over message properties, such as "price > 5"')
-    parser.add_argument("--max", metavar="N", type=options.count, default=10, help="at most N messages (default: 10)")
+    parser.add_argument("--max", metavar="N", type=options.count, help="at most N messages (default: 10)")
+    parser.add_argument("--follow", action="store_true", help="receive until Ctrl-C, or until --max messages")
     parser.add_argument(
         "--wait",
         metavar="SECONDS",
@@ -59,11 +65,15 @@ def add_parser(commands: Commands) -> None:
         help="invisible time of messages that are not acknowledged (default: 30); with --no-ack: count as a delivery "
         "and return after this time",
     )
+    fields.add_format(parser)
     options.add_endpoint(parser)
-    options.add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.follow and arguments.no_ack:
+        options.usage_error("--follow acknowledges; to watch without receiving use: aerobee tail TOPIC")
+    if arguments.max is None:
+        arguments.max = sys.maxsize if arguments.follow else _COUNT
     if arguments.sql is None:
         try:
             tags_of(arguments.tags)
@@ -105,12 +115,8 @@ def _peek(arguments: argparse.Namespace) -> int:
             await asyncio.sleep(min(left, _PEEK_SECONDS))
 
     found = with_client(arguments, work)
-    if arguments.json:
-        for message in found:
-            output.print_json(output.message_json(message))
-    else:
-        empty = f"no message for group {arguments.group} in {arguments.topic} within {arguments.wait:g} s"
-        output.print_messages(found, "message id", lambda message: message.message_id, empty=empty)
+    empty = f"no message for group {arguments.group} in {arguments.topic} within {arguments.wait:g} s"
+    output.print_found(arguments, found, "message id", lambda message: message.message_id, empty=empty)
     return 0
 
 
@@ -125,30 +131,41 @@ def _receive(arguments: argparse.Namespace) -> int:
 
     invisible = _INVISIBLE_SECONDS if arguments.invisible is None else arguments.invisible
 
-    async def work(client: Client) -> list[ReceivedMessage]:
+    async def work(client: Client) -> int:
+        await _check_topic(client, arguments.topic)
         wanted = arguments.tags if arguments.sql is None else SqlFilter(arguments.sql)
         consumer = client.simple_consumer(arguments.group, {arguments.topic: wanted})
-        received: list[ReceivedMessage] = []
-        while len(received) < arguments.max:
+        count = 0
+        while count < arguments.max:
             batch = await consumer.receive(
-                min(arguments.max - len(received), _RECEIVE_MAX),
+                min(arguments.max - count, _RECEIVE_MAX),
                 invisible_seconds=invisible,
-                wait_seconds=0.0 if received else arguments.wait,
+                wait_seconds=_FOLLOW_SECONDS if arguments.follow else 0.0 if count else arguments.wait,
             )
+            if not batch and arguments.follow:
+                continue
             if not batch:
                 break
             # Printed before the acknowledgement: after a failure in between, a message comes twice but is never lost.
-            if arguments.json:
+            if arguments.follow:
                 for message in batch:
-                    output.print_json(output.message_json(message))
+                    output.print_message_line(arguments, message)
             else:
-                output.print_messages(batch, "attempt", lambda message: message.delivery_attempt)
+                output.print_found(arguments, batch, "attempt", lambda message: message.delivery_attempt)
             if not arguments.no_ack:
                 await consumer.ack(batch)
-            received += batch
-        return received
+            count += len(batch)
+        return count
 
-    received = with_client(arguments, work)
-    if not received and not arguments.json:
+    if not with_client(arguments, work) and not arguments.json and arguments.format is None:
         print(f"no message for group {arguments.group} in {arguments.topic} within {arguments.wait:g} s")
     return 0
+
+
+async def _check_topic(client: Client, topic: str) -> None:
+    """NotFoundError for a topic that does not exist: a broker for development would create one that was mistyped, and
+    the command would wait for its messages."""
+    from aerobee_client import ForbiddenError, UnsupportedError
+
+    with suppress(UnsupportedError, ForbiddenError):  # a server of RocketMQ; or the receive itself is refused
+        await client.admin.describe_topic(topic)

@@ -71,6 +71,7 @@ def _print_status(broker: admin_v1.GetBrokerStatusResponse, store: admin_v1.GetS
             ("up for", output.span_text(broker.uptime.ToMilliseconds())),
             ("listens on", ", ".join(broker.listen_addresses)),
             ("takes messages", takes),
+            ("durability", _durability(broker)),
             *replication_facts(broker),
             ("topics, groups", f"{broker.topic_count:,}, {broker.group_count:,}"),
             ("clients", f"{figures.producers:,} producers, {figures.consumers:,} consumers"),
@@ -102,6 +103,14 @@ def _print_status(broker: admin_v1.GetBrokerStatusResponse, store: admin_v1.GetS
             ),
         ]
     )
+
+
+def _durability(broker: admin_v1.GetBrokerStatusResponse) -> str:
+    from aerobee_proto import admin_v1
+
+    if broker.flush_mode == admin_v1.FlushMode.FLUSH_MODE_SYNC:
+        return "sync: a message is on disk before its send is acknowledged"
+    return "async: a power cut may lose the messages of the last flush interval"
 
 
 def replication_facts(broker: admin_v1.GetBrokerStatusResponse) -> list[tuple[str, str]]:

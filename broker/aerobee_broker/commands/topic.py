@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from aerobee_broker.commands.terminal import options, output
+from aerobee_broker.commands.terminal import options, output, questions
 from aerobee_broker.commands.terminal.options import complete_advice, new_command, with_client
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from aerobee_broker.commands.terminal.options import Commands
+    from aerobee_client import Client
     from aerobee_proto import admin_v1, v2
 
 _PERMISSIONS = {"read-write": "READ_WRITE", "read": "READ", "write": "WRITE", "none": "NONE"}
@@ -22,6 +25,7 @@ _EXAMPLES = """\
   aerobee topic describe orders
   aerobee topic update orders --queues 16
   aerobee topic update orders --permission read        stop sends; consumers continue
+  aerobee topic purge orders --dry-run
   aerobee topic delete orders
 """
 
@@ -55,9 +59,19 @@ def add_parser(commands: Commands) -> None:
     delete = new_command(
         actions, "delete", "delete a topic and its messages", _delete, examples="  aerobee topic delete orders"
     )
-    for action in (describe, delete):
+    purge = new_command(
+        actions,
+        "purge",
+        "remove all messages of a topic, and keep the topic",
+        _purge,
+        details="Groups go on with what is sent afterwards. Delayed messages and open transactions stay.",
+        examples="  aerobee topic purge orders --dry-run\n  aerobee topic purge orders --yes",
+    )
+    for action in (describe, delete, purge):
         action.add_argument("topic", metavar="TOPIC")
-    for action in (create, update, listing, describe, delete):
+    for action in (delete, purge):
+        questions.add_confirmation(action, "how many messages would be lost")
+    for action in (create, update, listing, describe, delete, purge):
         options.add_endpoint(action)
         options.add_json(action)
 
@@ -142,10 +156,31 @@ def _describe(arguments: argparse.Namespace) -> int:
 
 
 def _delete(arguments: argparse.Namespace) -> int:
-    with_client(arguments, lambda client: client.admin.delete_topic(arguments.topic))
-    return output.print_result(
-        {"name": arguments.topic, "deleted": True}, f"deleted topic {arguments.topic}", as_json=arguments.json
-    )
+    return _remove(arguments, "deleted", lambda client: client.admin.delete_topic(arguments.topic))
+
+
+def _purge(arguments: argparse.Namespace) -> int:
+    return _remove(arguments, "purged", lambda client: client.admin.purge_topic(arguments.topic))
+
+
+def _remove(arguments: argparse.Namespace, done: str, remove: Callable[[Client], Awaitable[object]]) -> int:
+    """Delete or purge, after a question that says what is lost."""
+
+    async def look(client: Client) -> admin_v1.DescribeTopicResponse:
+        return await client.admin.describe_topic(arguments.topic)
+
+    description = with_client(arguments, look)
+    count = sum(queue.max_offset - queue.min_offset for queue in description.queues)
+    what = f"{output.counted(count, 'message')} of topic {arguments.topic}"
+    if description.groups:
+        what += f" for {output.counted(len(description.groups), 'group')}"
+    fields = {"name": arguments.topic, "messageCount": count, "groups": list(description.groups)}
+    if arguments.dry_run:
+        return output.print_result({**fields, "dryRun": True}, f"would lose {what}", as_json=arguments.json)
+    if count:
+        questions.confirm(arguments, f"{what} will be lost; go on?")
+    with_client(arguments, remove)
+    return output.print_result({**fields, done: True}, f"{done} topic {arguments.topic}", as_json=arguments.json)
 
 
 def _print_topic(done: str, topic: admin_v1.Topic, *, as_json: bool) -> int:

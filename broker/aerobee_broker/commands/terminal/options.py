@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from aerobee_store.records.decimals import decimal
 
 if TYPE_CHECKING:
-    from aerobee_client import Client, Credentials, Tls
+    from aerobee_client import Client, Credentials, NotFoundError, Tls
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 ENDPOINT_DEFAULT = "127.0.0.1:8081"
+NOT_FOUND = 3
+"""The exit code if what a command asks for does not exist."""
 T = TypeVar("T")
 # A command in the text of an error: after "with:", up to the end of the clause.
 _ADVICE = re.compile(r"(?<=with: )aerobee (?:topic|group|client|dlq|config|query|subscription) [^;,`(]*[^;,`(. ]")
+_NAMED = re.compile(r"\b(topic|group) '([^']+)'")
 _AGO = re.compile(r"(\d+)\s*(s|m|h|d)")
 _AGO_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -162,9 +165,12 @@ def tls_of(arguments: argparse.Namespace) -> Tls | None:
 def with_client(arguments: argparse.Namespace, work: Callable[[Client], Awaitable[T]]) -> T:
     """Run `work` with a client of the broker that the arguments name; return its result."""
     import asyncio
+    import logging
 
-    from aerobee_client import connect
+    from aerobee_client import NotFoundError, connect
 
+    if not getattr(arguments, "debug", False):
+        logging.getLogger("aerobee_client").setLevel(logging.ERROR)  # the command reports the failure itself, once
     credentials = _credentials(arguments)
     tls = tls_of(arguments)
 
@@ -176,9 +182,36 @@ def with_client(arguments: argparse.Namespace, work: Callable[[Client], Awaitabl
             credentials=credentials,
             tls=tls,
         ) as client:
-            return await work(client)
+            try:
+                return await work(client)
+            except NotFoundError as error:
+                raise await _not_found(client, error) from None
 
     return asyncio.run(connected())
+
+
+async def _not_found(client: Client, error: NotFoundError) -> Exception:
+    """The error, or one that names the topic or group that was probably meant."""
+    from difflib import get_close_matches
+
+    from aerobee_client import ClientError
+    from aerobee_proto import v2
+
+    named = _NAMED.search(error.server_message)
+    if named is None or error.code not in (v2.Code.TOPIC_NOT_FOUND, v2.Code.CONSUMER_GROUP_NOT_FOUND):
+        return error
+    try:
+        if error.code == v2.Code.TOPIC_NOT_FOUND:
+            names = [topic.name for topic in await client.admin.list_topics()]
+        else:
+            names = [group.name for group in await client.admin.list_groups()]
+    except ClientError:  # one who may not see the names
+        return error
+    similar = get_close_matches(named[2], names, n=3, cutoff=0.6)
+    if not similar:
+        return error
+    meant = " or ".join(map(repr, similar))
+    return CommandError(f"{named[1]} {named[2]!r} does not exist; did you mean {meant}?")
 
 
 def _credentials(arguments: argparse.Namespace) -> Credentials | None:

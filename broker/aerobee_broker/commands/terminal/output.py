@@ -7,6 +7,7 @@ seconds. A body that is not UTF-8 text is in `bodyBase64` instead of `body`.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,12 +15,15 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from aerobee_broker.commands.terminal.tables import shortened, table_lines
 from aerobee_broker.message_json import message_json as message_json
 from aerobee_broker.units import counted as counted
 from aerobee_broker.units import size_text as size_text
 from aerobee_broker.units import span_text as span_text
 
 if TYPE_CHECKING:
+    import argparse
+
     from google.protobuf.message import Message as ProtobufMessage
     from rich.progress import Progress
 
@@ -44,25 +48,44 @@ def print_result(value: object, text: str, *, as_json: bool) -> int:
     return 0
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Print a table, or the line `empty` if it has no rows. Numbers are aligned right."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    empty: str,
+    cut: Sequence[str] = (),
+    least: Sequence[str] = (),
+) -> None:
+    """Print a table, or the line `empty` if it has no rows. Numbers are aligned right.
 
+    On a terminal that is too narrow, columns of `cut` are shortened, then those of `least` left out, the first one
+    first; else each row becomes a block of lines.
+    """
     content = [list(row) for row in rows]
     if not content:
         print(empty)
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        numeric = all(isinstance(row[index], int | float) and not isinstance(row[index], bool) for row in content)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in content:
-        table.add_row(*(Text(_cell(cell)) for cell in row))
-    # A pipe has no width: do not fold what a program may want to search.
-    Console(width=None if sys.stdout.isatty() else 10_000).print(table)
+    numeric = [
+        index
+        for index in range(len(columns))
+        if all(isinstance(row[index], int | float) and not isinstance(row[index], bool) for row in content)
+    ]
+    lines, left_out = table_lines(
+        columns,
+        [[_cell(cell) for cell in row] for row in content],
+        right=numeric,
+        cut=cut,
+        least=least,
+        width=terminal_width(),
+    )
+    print(*lines, sep="\n")
+    if left_out:
+        print(f"not shown: {', '.join(left_out)}; a wider terminal shows all, --json too", file=sys.stderr)
+
+
+def terminal_width() -> int | None:
+    """The columns of the terminal that standard output is; None: it is none, and nothing has to fit."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
@@ -79,6 +102,19 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def short_time_text(timestamp: int) -> str:
+    """The same for a table: on a terminal without what is today's, or this year's."""
+    if terminal_width() is None:
+        return time_text(timestamp)
+    try:
+        moment, now = datetime.fromtimestamp(timestamp / 1000, UTC).astimezone(), datetime.now(UTC).astimezone()
+    except (OverflowError, ValueError, OSError):
+        return str(timestamp)
+    if moment.date() == now.date():
+        return f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03}"
+    return f"{moment:%m-%d %H:%M:%S}" if moment.year == now.year else f"{moment:%Y-%m-%d %H:%M}"
 
 
 def time_text(timestamp: int) -> str:
@@ -149,26 +185,55 @@ def body_text(body: bytes) -> str:
     return shown if len(text) <= _BODY_SHOWN else f"{shown}... ({len(body)} bytes)"
 
 
-def print_messages(
-    messages: Iterable[_MessageT], column: str, value: Callable[[_MessageT], object], *, empty: str = ""
+def print_found(
+    arguments: argparse.Namespace,
+    messages: Sequence[_MessageT],
+    column: str,
+    value: Callable[[_MessageT], object],
+    *,
+    empty: str = "",
 ) -> None:
-    """Print a table of messages. `column` and `value` name and give the column that depends on the command."""
-    print_table(
-        ("stored", "queue", "offset", column, "tag", "keys", "body"),
-        (
+    """Print messages as the arguments say: JSON lines, lines of a format, or a table. `column` and `value` name and
+    give the column of the table that depends on the command."""
+    if arguments.json:
+        for message in messages:
+            print_json(message_json(message))
+    elif arguments.format is not None:
+        for message in messages:
+            print(arguments.format.line(message_json(message)), flush=True)
+    elif messages or empty:
+        print_table(
+            ("stored", "queue", "offset", column, "tag", "keys", "body"),
             (
-                time_text(message.store_timestamp),
-                message.queue_id,
-                message.queue_offset,
-                value(message),
-                message.tag or "",
-                " ".join(message.keys),
-                body_text(message.body),
-            )
-            for message in messages
-        ),
-        empty=empty,
-    )
+                (
+                    short_time_text(message.store_timestamp),
+                    message.queue_id,
+                    message.queue_offset,
+                    value(message),
+                    message.tag or "",
+                    " ".join(message.keys),
+                    body_text(message.body),
+                )
+                for message in messages
+            ),
+            empty=empty,
+            cut=("body",),
+            least=("keys", "tag", "queue"),
+        )
+
+
+def print_message_line(arguments: argparse.Namespace, message: StoredMessage) -> None:
+    """Print one of many messages that come one after the other."""
+    if arguments.json:
+        print_json(message_json(message))
+    elif arguments.format is not None:
+        print(arguments.format.line(message_json(message)), flush=True)
+    else:
+        tag = f" [{message.tag}]" if message.tag else ""
+        place = f"{message.queue_id}:{message.queue_offset}"
+        line = f"{short_time_text(message.store_timestamp)} {place:>8}{tag} {body_text(message.body)}"
+        width = terminal_width()
+        print(line if width is None else shortened(line, width), flush=True)
 
 
 def protobuf_json(message: ProtobufMessage) -> dict[str, Any]:

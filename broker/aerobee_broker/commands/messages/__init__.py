@@ -1,0 +1,1 @@
+"""Commands that show messages without receiving them: `aerobee browse` and `aerobee tail`."""
