@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -211,3 +214,31 @@ def test_without_a_broker_the_error_is_one_that_kombu_repeats() -> None:
         with pytest.raises(connection.connection_errors):
             connection.connect()
         connection.release()
+
+
+_KILLED = """
+import os, signal, sys
+from kombu import Connection, Consumer, Queue
+import aerobee_client.integrations.kombu
+
+def die(message):
+    print(message.payload, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+connection = Connection(sys.argv[1], transport_options={"invisible_seconds": 5})
+with Consumer(connection, [Queue("orders")], on_message=die):
+    connection.drain_events(timeout=60)
+"""
+
+
+def test_the_message_of_a_killed_process_goes_to_another(aerobee_broker: BrokerProcess) -> None:
+    """A process is killed while it handles a message; another one receives it after the invisible time."""
+    queue = Queue("orders")
+    with connected(aerobee_broker) as connection:
+        send(connection, "one", routing_key="orders", declare=[queue])
+        url = f"{transport.SCHEME}://{aerobee_broker.endpoint}"
+        done = subprocess.run([sys.executable, "-c", _KILLED, url], capture_output=True, text=True, timeout=_SECONDS)
+        assert (done.returncode, done.stdout) == (-signal.SIGKILL, "one\n")
+        (again,) = received(connection, queue, 1)
+        assert (again.payload, again.delivery_info["redelivered"]) == ("one", True)
+        again.ack()

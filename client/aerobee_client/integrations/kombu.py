@@ -63,6 +63,9 @@ _DELAY_SECONDS_MAX: Final = (
 _TRANSIENT: Final = 1  # AMQP's delivery mode of messages that need no disk
 
 
+_Waiting = tuple[dict[str, Any], StoredMessage]  # a message for a transient queue, and how it is stored
+
+
 class QoS(virtual.QoS):
     """Acknowledges at the broker; the virtual one would only forget."""
 
@@ -260,8 +263,9 @@ class Channel(virtual.Channel):
         while feed is not None and feed.waiting:
             held = feed.waiting.popleft()
             message: dict[str, Any] = loads(held.message.body)
-            if self.owner.is_later(message):
-                self._put(queue, message)
+            if (later := self.owner.is_later(message)) or _is_expired(message, held.message):
+                if later:
+                    self._put(queue, message)
                 self._end(held, acknowledge=True)
                 continue
             tag = message["properties"]["delivery_tag"] = uuid()
@@ -370,7 +374,7 @@ class Transport(virtual.Transport):
         self._producer: blocking.BlockingProducer | None = None
         self._declared: set[str] = set()
         self._priorities: set[str] = set()
-        self._transient: dict[str, deque[dict[str, Any]]] = {}
+        self._transient: dict[str, deque[_Waiting]] = {}
         self._readers: dict[str, _Reader] = {}
         self._arrivals = 0
         self._changed = threading.Condition()
@@ -395,9 +399,13 @@ class Transport(virtual.Transport):
             tls=_tls(kombu.ssl),
             namespace=self._namespace,
         )
+        try:
+            self._declare_topic(self.stored_exchange(""), (v2.MessageType.NORMAL,))
+        except BaseException:
+            self._disconnect()
+            raise
         self._producer = self._blocking.producer()
         connection: Transport = super().establish_connection()
-        self._declare_topic(self.stored_exchange(""), (v2.MessageType.NORMAL,))
         return connection
 
     def close_connection(self, connection: Transport) -> None:
@@ -406,6 +414,9 @@ class Transport(virtual.Transport):
         for reader in self._readers.values():
             self.quietly(reader.close())
         self._readers.clear()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         self._declared.clear()
         if self._blocking is not None:
             self._blocking.close()
@@ -495,13 +506,14 @@ class Transport(virtual.Transport):
         **_: Any,
     ) -> None:
         """A topic and a group, or a list in memory."""
+        if (arguments or {}).get("x-max-priority"):
+            self._priorities.add(queue)
         if exclusive or auto_delete or not durable:
             self._transient.setdefault(queue, deque())
             self.read("")
             return
         name = self.stored(queue)
-        if (arguments or {}).get("x-max-priority"):
-            self._priorities.add(queue)
+        if self.has_priorities(queue):
             self._declare_topic(name, (v2.MessageType.PRIORITY,))
             self._declare_topic(name + _LATER, TASKS)
         else:
@@ -535,7 +547,7 @@ class Transport(virtual.Transport):
 
     def send(self, queue: str, message: dict[str, Any], priority: int) -> None:
         """Store a message for a durable queue; one with an ETA is delivered then."""
-        self.declare_queue(queue, arguments={"x-max-priority": 9} if queue in self._priorities else None)
+        self.declare_queue(queue)
         name, eta = self.stored(queue), _eta(message)
         body = dumps(message).encode()
         if eta is not None and eta > time.time():
@@ -594,21 +606,27 @@ class Transport(virtual.Transport):
         for queue in queues:
             waiting = self._transient.get(queue)
             if waiting is not None:
-                self._keep(queue, waiting, message)
+                self._keep(queue, waiting, message, stored)
         self.arrived()
 
-    def _keep(self, queue: str, waiting: deque[dict[str, Any]], message: dict[str, Any]) -> None:
-        waiting.append({**message, "properties": {**message["properties"], "delivery_tag": uuid()}})
+    def _keep(self, queue: str, waiting: deque[_Waiting], message: dict[str, Any], stored: StoredMessage) -> None:
+        waiting.append(({**message, "properties": {**message["properties"], "delivery_tag": uuid()}}, stored))
         if len(waiting) > self._transient_count_max:
             waiting.popleft()
             _log.warning("dropped the oldest message queue=%s transient_count_max=%d", queue, len(waiting))
 
     def take(self, queue: str) -> dict[str, Any]:
-        """The next message of a transient queue. Empty if there is none."""
-        try:
-            return self._transient[queue].popleft()
-        except IndexError:
-            raise Empty from None
+        """The next message of a transient queue, by priority if it has priorities. Empty if there is none."""
+        waiting = self._transient[queue]
+        while waiting:
+            index = 0
+            if self.has_priorities(queue):
+                index = max(range(len(waiting)), key=lambda each: (_priority(waiting[each][0]), -each))
+            message, stored = waiting[index]
+            del waiting[index]
+            if not _is_expired(message, stored):
+                return message
+        raise Empty
 
     def queue_size(self, queue: str) -> int:
         """Messages that were not acknowledged; of a transient queue, not taken."""
@@ -647,6 +665,20 @@ def _eta(message: dict[str, Any]) -> float | None:
     except ValueError:
         return None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _priority(message: dict[str, Any]) -> int:
+    priority = message["properties"].get("priority")
+    return priority if isinstance(priority, int) else 0
+
+
+def _is_expired(message: dict[str, Any], stored: StoredMessage) -> bool:
+    """Whether AMQP's `expiration`, in milliseconds, is over."""
+    try:
+        lifetime = int(message["properties"]["expiration"])
+    except (KeyError, ValueError, TypeError):
+        return False
+    return time.time() * 1000 > (stored.delivery_timestamp or stored.store_timestamp) + lifetime
 
 
 def _tls(ssl: object) -> Tls | None:
