@@ -67,6 +67,9 @@ class State(ABC):
     def leave(self, world: World) -> None:
         """Return when it is not any more."""
 
+    def end(self) -> None:  # noqa: B027 - most states start nothing
+        """End what the state has started, also after a failure."""
+
 
 class World:
     """A broker with movable time, in a store that cells of one state share."""
@@ -126,6 +129,7 @@ class World:
         finally:
             for cell in self.cells.values():
                 cell.close()
+            self.state.end()
             self.broker.kill()
             self.broker.close()
 

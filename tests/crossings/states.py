@@ -11,6 +11,7 @@ from threading import Timer
 from typing import ClassVar, Final
 
 from aerobee_client import Credentials
+from tests.crossings import replicated
 from tests.crossings.cell import State, World
 from tests.model.calls import NO_ANSWER
 from tests.support import golden
@@ -213,4 +214,5 @@ STATES: Final[tuple[State, ...]] = (
     Draining(),
     TableUnsaved(),
     OfRocketMQ(),
+    *replicated.STATES,
 )
