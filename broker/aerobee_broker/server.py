@@ -606,9 +606,10 @@ def _load_deferred() -> None:
 
 def _warn(config: BrokerConfig) -> None:
     if config.ignored_rocketmq_keys:
-        _log.warning(
-            "settings of broker.conf without an equivalent are ignored: %s", ", ".join(config.ignored_rocketmq_keys)
-        )
+        from aerobee_broker.config.rocketmq_conf import INSTEAD
+
+        named = [f"{key} ({INSTEAD[key]})" if key in INSTEAD else key for key in config.ignored_rocketmq_keys]
+        _log.warning("settings of broker.conf without an equivalent are ignored: %s", ", ".join(named))
     if config.ignored_log_paths:
         _log.warning(
             "the log of %s is in this directory; paths of the log are ignored that the settings file names for another "

@@ -31,6 +31,7 @@ from typing import Any, Final
 
 import uvloop
 
+from aerobee_broker.cli import error_line
 from aerobee_broker.commands import serve
 from aerobee_broker.errors import BrokerError
 from aerobee_store.deferred import load_deferred
@@ -104,8 +105,8 @@ def run(order: Order, stdin: int, stdout: int) -> int:
         loop_factory = asyncio.new_event_loop if order.moving_time else uvloop.new_event_loop
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(_serve(config, order))
-    except (BrokerError, StoreError) as error:
-        print(f"aerobee: {' '.join(str(error).split())}", file=sys.stderr)
+    except (BrokerError, StoreError, OSError) as error:
+        print(f"aerobee: {' '.join(error_line(error).split())}", file=sys.stderr)
         return 1
 
 

@@ -137,7 +137,7 @@ class MessageStore:
         )
         self._flush_derived = self._new_flush_derived()
         self._bounds = QueueBounds(
-            file_system, directory, self._queues, self._dispatch, self._durability, self.in_disk_thread
+            file_system, directory, self._log, self._queues, self._dispatch, self._durability, self.in_disk_thread
         )
         self.retention = Retention(self._retention_parts(), config)
         self.scrub = self._new_scrub()
@@ -176,6 +176,7 @@ class MessageStore:
             allocation=self._allocation,
             running=self.running,
             stats=self.stats,
+            segments_are_removed=self._bounds.segments_are_removed,
             in_disk_thread=self.in_disk_thread,
             in_log_thread=self._durability.in_sync_thread,
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from aerobee_broker.config import BrokerConfig, setting_text
-from aerobee_broker.config.rocketmq_conf import PROMISES, ROCKETMQ_KEYS
+from aerobee_broker.config.rocketmq_conf import INSTEAD, PROMISES, ROCKETMQ_KEYS, WRITE_MODE_KEYS
 from aerobee_broker.tables.attributes import GROUP_ATTRIBUTES, TOPIC_ATTRIBUTES, Attribute
 from aerobee_store.errors import ConfigError
 from tests.support.mqadmin_commands import COMMANDS, UNSUPPORTED
@@ -44,23 +44,6 @@ A wrong name or value is refused with answer 1 as by RocketMQ, over gRPC with `B
 has already stays as it is, and the start names what has no effect.
 """
 _GROUPS: Final = "## Attributes of groups\n"
-_OWN: Final = {
-    "listenPort": "set `listen.remoting`",
-    "bindAddress": "set `listen.remoting`",
-    "brokerIP1": "set `listen.advertise_remoting`, for gRPC `listen.advertise`",
-    "brokerIP2": "set `replication.listen`",
-    "namesrvAddr": "set `broker.namesrv`",
-    "haListenPort": "set `replication.listen`",
-    "haMasterAddress": "set `replication.master`",
-    "metricsPromExporterPort": "set `listen.metrics`",
-    "metricsPromExporterHost": "set `listen.metrics`",
-    "recallMessageEnable": "delayed messages can always be recalled",
-    "enablePropertyFilter": "filters by SQL are always on",
-    "enableMixedMessageType": "topics of the type MIXED are always possible",
-    "checkCRCOnRecover": "checksums are always compared",
-    "transientStorePoolEnable": "`store.write_mode`",
-    "writeWithoutMmap": "`store.write_mode`",
-}
 _REASONS: Final = (  # the first one of whose words the key has, in any case
     (
         "thread semaphore queuecapacity poolsize waittimemillsin executor disruptor epoll netty spinlock abslock",
@@ -126,8 +109,8 @@ def _of_key(name: str, default: str) -> str:
         ours, theirs = setting_text(BrokerConfig.load().setting(setting)), setting_text(convert(default))
         without = "" if _same(ours, theirs) else f"; without the key {_shown(ours)}, RocketMQ {_shown(theirs)}"
         return f"equal: `{setting}`{without}"
-    if name in _OWN:
-        return f"differs: {_OWN[name]}"
+    if name in INSTEAD or name in WRITE_MODE_KEYS:
+        return f"differs: {INSTEAD.get(name, '`store.write_mode`')}"
     reason = next((reason for words, reason in _REASONS if any(word in name.lower() for word in words.split())), _OTHER)
     return f"differs: no effect, {reason}"
 

@@ -122,6 +122,26 @@ ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
 }
 
 
+INSTEAD: Final[dict[str, str]] = {
+    "listenPort": "set `listen.remoting`",
+    "bindAddress": "set `listen.remoting`",
+    "brokerIP1": "set `listen.advertise_remoting`, for gRPC `listen.advertise`",
+    "brokerIP2": "set `replication.listen`",
+    "namesrvAddr": "set `broker.namesrv`",
+    "haListenPort": "set `replication.listen`",
+    "haMasterAddress": "set `replication.master`",
+    "metricsPromExporterPort": "set `listen.metrics`",
+    "metricsPromExporterHost": "set `listen.metrics`",
+    "recallMessageEnable": "delayed messages can always be recalled",
+    "enablePropertyFilter": "filters by SQL are always on",
+    "enableMixedMessageType": "topics of the type MIXED are always possible",
+    "checkCRCOnRecover": "checksums are always compared",
+}
+"""Keys without effect here, and what to do instead; the start says so for each that it finds."""
+WRITE_MODE_KEYS: Final = ("transientStorePoolEnable", "writeWithoutMmap")
+"""Keys that choose `store.write_mode` together."""
+
+
 def of_rocketmq(name: str, text: str, sections: Sections) -> tuple[str, object] | None:
     """The setting for a RocketMQ key, and its value; None for an unsupported key. Raises ConfigError."""
     known = ROCKETMQ_KEYS.get(name)
@@ -225,12 +245,12 @@ def from_rocketmq(path: Path, sections: Sections) -> tuple[dict[str, object], tu
         except (ValueError, KeyError):
             # ConfigError is a ValueError that names our setting, but the user wrote RocketMQ's.
             raise ConfigError(f"{name} in {path}: {value!r} is not a valid value; correct the file") from None
-    if {"transientStorePoolEnable", "writeWithoutMmap"} & properties.keys():
+    if properties.keys() & set(WRITE_MODE_KEYS):
         # As in RocketMQ: the pool, unless files must be written by system calls; otherwise our default.
         pool = _switch(properties, "transientStorePoolEnable", path)
         if pool and not _switch(properties, "writeWithoutMmap", path):
             values["store.write_mode"] = "pool"
-        ignored = [name for name in ignored if name not in ("transientStorePoolEnable", "writeWithoutMmap")]
+        ignored = [name for name in ignored if name not in WRITE_MODE_KEYS]
     return values, tuple(ignored)
 
 

@@ -199,10 +199,18 @@ class Tables:
         )
 
     def check_queues(self, queues: Iterable[str]) -> None:
-        """Raise TableMissingError if there is no table of topics, although these topics (stored names) have queues."""
+        """Raise TableMissingError if there is no table of topics, although these topics (stored names) have queues; log
+        those that the table lacks."""
         orphans = sorted(name for name in queues if not is_system_topic(name) and not name.startswith(LIGHT_PREFIX))
+        directory = self._settings.current.store.directory
         if self._has_no_topics_file and orphans:
-            raise TableMissingError(self._settings.current.store.directory, orphans)
+            raise TableMissingError(directory, orphans)
+        if orphans := [name for name in orphans if name not in self.topics]:
+            _log.warning(
+                "%d topics have messages and are not in %s, such as %s; if they were not deleted, add them with "
+                "`aerobee store rebuild %s --tables`, otherwise delete them once more",
+                *(len(orphans), directory / "config" / "topics.json", ", ".join(orphans[:5]), directory),
+            )
 
     def warn_of_attributes(self) -> None:
         """Log the attributes that have no effect here: a store of RocketMQ may have such."""

@@ -91,6 +91,7 @@ class RetentionParts(Struct, frozen=True, kw_only=True):
     allocation: SegmentAllocation
     running: RunningState
     stats: StoreStats
+    segments_are_removed: Callable[[int], Awaitable[None]]  # called before, with the end of the last one
     in_disk_thread: InDiskThread
     in_log_thread: InDiskThread
 
@@ -113,6 +114,7 @@ class Retention:
         self._config = config
         self._in_disk_thread = parts.in_disk_thread
         self._in_log_thread = parts.in_log_thread
+        self._segments_are_removed = parts.segments_are_removed
         self._allocation = parts.allocation
         self.listeners: list[RetentionListener] = []
         self._first_timestamps: dict[int, int] = {}  # start of a segment -> time of its last record
@@ -221,12 +223,15 @@ class Retention:
                 _log.error("segments not removed because dependent data was not saved cause=%r", error)
                 return 0
         going = [file for file in going if file.end_offset <= keep_from]
+        if not going:
+            return 0
         mappings = [file.view for file in going]  # made while the files have names: readers then need no descriptor
         try:
             await self._in_disk_thread(self._log.files.run.before_removal, [file.start_offset for file in going])
+            await self._segments_are_removed(going[-1].end_offset)
         except OSError as error:
             self._stats.retention_failures += 1
-            _log.error("segments not removed because the log paths were not saved cause=%s", error)
+            _log.error("segments not removed because the places or the bounds were not saved cause=%s", error)
             return 0
         gone = going[: await self._remove([file.path for file in going])]
         if not gone:

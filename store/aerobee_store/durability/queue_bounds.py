@@ -1,11 +1,13 @@
-"""Which units the files of each queue are known to have, so that a start notices files that are gone.
+"""Where the log is known to begin, and which units the files of each queue are known to have, so that a start notices
+files that are gone.
 
-    queueBounds.json    logEnd               the end of the log when it was saved, a physical offset
+    queueBounds.json    logBegin, logEnd     the log when it was saved, physical offsets; -1: it had no segment
                         queues, batchQueues  topic -> queue id -> [first unit of its first file, unit after its last]
 
 Saved after every start, every minute, and at the close. A queue only grows, retention removes its first files after
 the log has none of their records, and a deletion of its topic is recorded before. So a queue that begins later or ends
-earlier than this file says has lost files, unless the log has lost its end as well. RocketMQ does not know the file;
+earlier than this file says has lost files, unless the log has lost its end as well. Where the log begins is saved
+before retention removes segments, so a log that begins later has lost them otherwise. RocketMQ does not know the file;
 after it has used the store, which its checkpoint shows, the file is not consulted.
 """
 
@@ -21,6 +23,7 @@ from msgspec import Struct
 
 from aerobee_store.disk.file_system import NO_ROOM, FileSystem, InDiskThread
 from aerobee_store.durability.log_flush import Durability
+from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.queues.batch_consume_queue import AnyQueue
 from aerobee_store.queues.consume_queue import ConsumeQueue
 from aerobee_store.queues.dispatch import Dispatch
@@ -44,6 +47,7 @@ class KnownBounds(Struct, rename="camel", frozen=True):
     log_end: int
     queues: UnitBounds
     batch_queues: UnitBounds
+    log_begin: int = -1
 
 
 def load(file_system: FileSystem, directory: Path) -> KnownBounds | None:
@@ -67,6 +71,7 @@ class QueueBounds:
         self,
         file_system: FileSystem,
         directory: Path,
+        log: CommitLog,
         queues: QueueTable,
         dispatch: Dispatch,
         durability: Durability,
@@ -74,11 +79,14 @@ class QueueBounds:
     ) -> None:
         self._file_system = file_system
         self._directory = directory
+        self._log = log
         self._queues = queues
         self._dispatch = dispatch
         self._durability = durability
         self._in_disk_thread = in_disk_thread
         self._saved = b""
+        self._known = KnownBounds(0, {}, {})  # as last written
+        self._removed_to = 0  # segments before may have been removed
         self.error: OSError | None = None
         """The error of a save whose caller may have been cancelled."""
 
@@ -103,6 +111,14 @@ class QueueBounds:
             _add(known, queue)
         self._write(self._ended(known))
 
+    async def segments_are_removed(self, begin: int) -> None:
+        """Save that the log will begin there, before retention removes what is before. OSError."""
+        self._removed_to = max(self._removed_to, begin)
+        await self._in_disk_thread(self._write_begin, begin)
+
+    def _write_begin(self, begin: int) -> None:
+        self._write(msgspec.structs.replace(self._known, log_begin=begin))
+
     def _write_noting_error(self, known: KnownBounds) -> None:
         try:
             self._write(known)
@@ -112,7 +128,8 @@ class QueueBounds:
 
     def _ended(self, known: KnownBounds) -> KnownBounds:
         # The end is read last: a log that reaches it has the record of every unit counted before.
-        return msgspec.structs.replace(known, log_end=self._dispatch.dispatched)
+        begin = max(self._log.min_offset, self._removed_to) if self._log.files.files else -1
+        return msgspec.structs.replace(known, log_begin=begin, log_end=self._dispatch.dispatched)
 
     def _write(self, known: KnownBounds) -> None:
         """Replace the file; on a full disk, keep it. OSError."""
@@ -130,7 +147,7 @@ class QueueBounds:
             return
         self._file_system.rename(temporary, self._directory / FILE_NAME)
         self._file_system.sync_directory(self._directory)
-        self._saved = content
+        self._saved, self._known = content, known
 
 
 def _add(known: KnownBounds, queue: AnyQueue) -> None:

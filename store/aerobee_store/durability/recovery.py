@@ -531,7 +531,16 @@ class Recovery:
     def _compare_bounds(self, end: int) -> None:
         """Note the queues that do not have every unit that was known, though the log has all records."""
         known, self._bounds = self._bounds, None
-        if known is None or self._checkpoint.derived_offset is None or end < known.log_end:
+        if known is None or self._checkpoint.derived_offset is None:
+            return
+        if 0 <= known.log_begin < self._log.min_offset:
+            self._meet(Found.LOST_BEGINNING)
+            _log.error(
+                "the log lacks its first segments: messages at physical offsets %d to %d are lost; restore the "
+                "segments from a backup directory=%s",
+                *(known.log_begin, self._log.min_offset, self._directory),
+            )
+        if end < known.log_end:
             return
         for table, find in (
             (known.queues, self._queues.simple_queue_unless_batch),

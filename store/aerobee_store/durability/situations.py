@@ -64,6 +64,10 @@ class Found(Enum):
         "a queue that lacks files: between others, or it begins later or ends earlier than is known (queue_bounds.py)",
         "remove its other files, and read the whole log",
     )
+    LOST_BEGINNING = (
+        "a log that begins later than is known (queue_bounds.py)",
+        "report the lost range, and serve the rest",
+    )
     GAP = "a gap in the offsets of a queue", "add filler units"
     OTHER_QUEUES = "a record that names other queues", "add units there, too, at the offsets in the record"
     DELETED_TOPIC = "a record of a topic that was deleted after it", "add no unit"

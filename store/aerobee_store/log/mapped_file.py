@@ -255,7 +255,8 @@ class FileRun:
             if size != self.file_size:
                 raise StoreDirectoryError(
                     f"{self.path(start)}: {size} bytes, but the configured file size is {self.file_size}; "
-                    f"configure the size with which the store was written"
+                    f"configure the size with which the store was written; if no other file has another size, this one "
+                    f"is damaged: restore it from a backup, or move it away, which `aerobee store verify` judges"
                 )
             if start % self.file_size:
                 raise StoreDirectoryError(

@@ -360,8 +360,10 @@ class IndexService:
                     self._file_system.unlink(path)
                     continue
                 raise StoreDirectoryError(
-                    f"{path}: {size} bytes, but store.index_slot_count {self._slot_count} and store.index_entry_count "
-                    f"{self._entry_count} make {expected}; configure the counts with which the store was written"
+                    f"{path}: {size} bytes, but store.index_slot_count {self._slot_count} and "
+                    f"store.index_entry_count {self._entry_count} make {expected}; configure the counts with which the "
+                    "store was written; if no other file has another size, this one is damaged: move it away, and make "
+                    "the index again with `aerobee store rebuild`"
                 )
             file = self._file_system.open(path)
             self.files.append(IndexFile(file, self._slot_count, self._entry_count, new=False))

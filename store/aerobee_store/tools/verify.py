@@ -6,7 +6,8 @@ therefore grows only with the number of errors, not with the store.
 
     kind                    severity  what was found
     segment-file            both      a file of the log with an unexpected name, size or directory
-    segment-missing         error     a gap between two segments, with messages on both sides
+    segment-missing         error     a gap between two segments, with messages on both sides, or first segments that
+                                      are gone without retention
     log-damaged             error     bytes that are not a record, followed by valid records
     log-torn                error     the log ends in an incomplete record, or in data torn by a power cut; the next
                                       start truncates it
@@ -53,6 +54,7 @@ from typing import Final
 import numpy as np
 
 from aerobee_store.disk.store_directory import writes_may_be_lost
+from aerobee_store.durability import queue_bounds
 from aerobee_store.durability.recovery import TORN_TAIL
 from aerobee_store.errors import StoreDirectoryError
 from aerobee_store.log.commit_log import DamagedRange
@@ -205,6 +207,7 @@ class _Verification:
             self._findings.add(finding)
         for finding in bytes_behind(self._files, end):
             self._findings.add(finding)
+        self._check_beginning()
         self._findings.extend(self._log_findings)
         self._check_times()
         for finding in check_tables(self._files):
@@ -242,6 +245,20 @@ class _Verification:
                     detail=f"store times go back {self._steps_back} times, by {self._step_back_max} ms at most",
                     physical_offset=self._step_back_at,
                     count=self._steps_back,
+                )
+            )
+
+    def _check_beginning(self) -> None:
+        """Report first segments that are gone without retention, which says so before it removes some."""
+        files = self._files
+        known = queue_bounds.load(files.disk, files.directory)
+        if known is not None and files.segments and 0 <= known.log_begin < files.log_begin:
+            self._findings.add(
+                Finding(
+                    kind="segment-missing",
+                    detail="the log began here when the broker last used it; restore its first segments from a backup",
+                    physical_offset=known.log_begin,
+                    size=files.log_begin - known.log_begin,
                 )
             )
 

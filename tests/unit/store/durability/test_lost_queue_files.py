@@ -138,6 +138,7 @@ async def test_files_that_retention_removed_are_not_missed() -> None:
     for filled.disk in (disk, filled.disk.kill()):  # noqa: B020
         with filled.open() as store:
             assert store.recovery.queues_made_again == 0
+            assert Found.LOST_BEGINNING not in store.recovery.situations
     filled.disk = filled.disk.kill()
     for path in list(filled.disk.contents()):
         if path.is_relative_to(DIRECTORY / "consumequeue" / "orders"):

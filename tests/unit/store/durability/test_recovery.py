@@ -731,3 +731,20 @@ def test_a_kill_after_an_incomplete_index_was_cut(count: int, monkeypatch: pytes
             MessageStore.open(config, file_system=disk, clock=clock)
     with MessageStore.open(config, file_system=left[0], clock=clock) as store:
         assert compare(store, sender.sent, sender.sent) == sender.sent
+
+
+@meets(Found.LOST_BEGINNING)
+def test_the_first_segment_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    """Retention says so before it removes segments, so this is a loss; it is reported once."""
+    scene = Scene(closed=True)
+    first = min(path for path in scene.disk.contents() if path.parent.name == "commitlog")
+    scene.disk.unlink(first)
+    left = [sent for sent in scene.sent if sent.physical_offset >= SEGMENT]
+    assert left != scene.sent
+    with scene.open() as store:
+        compare(store, left, left)
+        assert f"messages at physical offsets 0 to {SEGMENT} are lost" in caplog.text
+        assert isinstance(store.file_system, MemoryFileSystem)
+        scene.disk = store.file_system.kill()
+    with scene.open() as store:
+        assert Found.LOST_BEGINNING not in store.recovery.situations

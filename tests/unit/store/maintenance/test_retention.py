@@ -405,7 +405,7 @@ async def test_messages_can_be_read_while_their_segment_is_removed(harness: Harn
     removed, may_go_on = threading.Event(), threading.Event()
 
     def hold(operation: Operation) -> None:
-        if operation.name == "sync_directory" and not removed.is_set():
+        if operation.name == "sync_directory" and operation.path.name == "commitlog" and not removed.is_set():
             removed.set()
             assert may_go_on.wait(60)
 
@@ -498,7 +498,7 @@ async def test_a_removal_that_may_not_be_durable_is_retried(harness: Harness) ->
     """If the directory sync fails, the segment counts as removed only after a successful retry."""
     harness.fill(4)
     harness.disk.ratio = 0.95
-    harness.disk.fail_at("sync_directory", 2)
+    harness.disk.fail_at("sync_directory", 3)  # of the bounds, and of the first segment, before it
     await harness.store.retention.clean()
     assert (harness.store.stats.segments_expired, harness.store.stats.retention_failures) == (1, 1)
     assert harness.store.status().min_offset == SEGMENT

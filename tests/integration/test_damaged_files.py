@@ -1,0 +1,412 @@
+"""Every kind of file of a store, damaged in every way: docs/damaged-files.md has what a start does then.
+
+A start recovers all answered messages, or reports what is lost, or refuses with the file and the next step. It never
+loses anything in silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from aerobee_broker.config import Address
+from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_client import Client, ClientError, Message, connect
+from aerobee_client.testing import BrokerProcess
+from aerobee_proto import v2
+from aerobee_store import StoreError
+from aerobee_store.records import inner_batch
+from aerobee_store.records.record import Draft
+from aerobee_store.tools.verify import verify
+from tests.support.remoting_client import RemotingClient, send_fields
+
+IS_LONG: Final = "AEROBEE_CRASH_CYCLES" in os.environ
+PAGE: Final = Path(__file__).parents[2] / "docs" / "damaged-files.md"
+pytestmark = pytest.mark.timeout(3600 if IS_LONG else 300)
+
+_SETTINGS: Final = {
+    "store.segment_size": 65_536,
+    "store.body_size_max": 16_384,
+    "store.queue_file_size": 1000,
+    "store.batch_queue_file_size": 460,
+    "store.queue_extensions": True,
+    "store.queue_extension_file_size": 1024,
+    "store.index_slot_count": 50,
+    "store.index_entry_count": 100,
+    "store.segments_ahead": 0,
+    "store.disk_headroom": 0,
+    "store.disk_clean_ratio": 1.0,
+    "store.disk_force_clean_ratio": 1.0,
+    "store.disk_full_ratio": 1.0,
+    "delivery.filter_bitmaps": True,
+    "timer.slot_count": 1000,
+    "timer.roll_window_slots": 400,
+    "timer.log_file_size": 5200,
+}
+_COUNT: Final = 60
+_FINISHED: Final = 5
+_ATTEMPTS: Final = 4
+_BATCHES: Final = "batches"
+_NEXT_STEP: Final = re.compile(
+    r"restore|repair|rebuild|remove|move |check|correct|set |choose|stop |start |copy|not a file of this store"
+)
+_SAID: Final = re.compile(r" (WARNING|ERROR|CRITICAL) ")
+
+
+# --- The store ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A store, and what was answered: the bodies by topic, and those that a group has not finished."""
+
+    directory: Path
+    bodies: dict[str, set[bytes]]
+    unfinished: set[bytes]
+
+
+async def _fill(broker: BrokerProcess) -> tuple[dict[str, set[bytes]], set[bytes]]:
+    orders = [b"%d " % number + b"x" * 2000 for number in range(_COUNT)]
+    delayed = [b"delayed %d" % number for number in range(6)]
+    batched = [b"batched %d" % number for number in range(30)]
+    async with connect(broker.endpoint) as client:
+        admin, producer = client.admin, client.producer()
+        for name in ("orders", "gone"):
+            await admin.create_topic(name, queue_count=1)
+        await admin.create_topic("delayed", message_types=[v2.MessageType.DELAY], queue_count=1)
+        await admin.create_topic(_BATCHES, queue_count=1, attributes={"queue.type": "BatchCQ"})
+        await admin.create_group("billing")
+        await producer.send_many(
+            [Message(topic="orders", body=each, keys=(f"k{number}",), tag="t") for number, each in enumerate(orders)]
+        )
+        await producer.send(Message(topic="gone", body=b"gone"))
+        await admin.delete_topic("gone")
+        for number, each in enumerate(delayed):
+            due = broker.now_ms() + (100 + 300 * number) * 1000
+            await producer.send(Message(topic="delayed", body=each, delivery_timestamp=due))
+        for first in range(0, len(batched), 3):
+            body = inner_batch.body_of([(each, b"") for each in batched[first : first + 3]])
+            message = inner_batch.message_of(_BATCHES, 0, body, 3)
+            await client.records.append(
+                _BATCHES, 0, Draft(message, store_host=("0.0.0.0", 0), property_crc=True).encode_unplaced()
+            )
+        await admin.update_configuration({"store.retention_hours": "100"})
+        consumer = client.simple_consumer("billing", "orders")
+        received = await consumer.receive(_FINISHED)
+        await consumer.ack(received)
+        finished = {message.body for message in received}
+    remoting = await RemotingClient.connect(Address.parse(broker.endpoint))
+    mode = {"topic": "orders", "consumerGroup": "billing", "mode": "POP", "popShareQueueNum": 0}
+    for answer in (
+        await remoting.call(Request.SET_MESSAGE_REQUEST_MODE, {}, mode),
+        await remoting.call(Request.PUT_KV_CONFIG, {"namespace": "n", "key": "k", "value": "v"}),
+        await remoting.call(
+            Request.SEND_MESSAGE_V2, send_fields("orders", properties="DELAY\x011\x02WAIT\x01true\x02"), b"level"
+        ),
+    ):
+        assert answer.code == Answer.SUCCESS, answer.remark
+    await remoting.close()
+    everything = {"orders": {*orders, b"level"}, "delayed": set(delayed), _BATCHES: set(batched)}
+    return everything, everything["orders"] - finished
+
+
+def _broker(directory: Path) -> BrokerProcess:
+    return BrokerProcess(
+        directory / "store",
+        directory / "broker.log",
+        ["--listen-remoting", "127.0.0.1:0"],
+        settings=_SETTINGS,
+        moving_time=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
+    """The same contents twice: of a broker that was stopped, and of one that was killed."""
+    found = {}
+    for name in ("stopped", "killed"):
+        directory = tmp_path_factory.mktemp(name)
+        broker = _broker(directory)
+        try:
+            broker.start()
+            bodies, unfinished = asyncio.run(_fill(broker))
+            broker.advance(60)
+            broker.restart()  # tables that were saved twice have a copy, and logs of changes begin
+            asyncio.run(_change(broker))
+            broker.advance(60)
+            broker.stop() if name == "stopped" else broker.kill()
+        finally:
+            broker.close()
+        found[name] = Written(directory, bodies, unfinished)
+    return found
+
+
+async def _change(broker: BrokerProcess) -> None:
+    """A change of every table that has a log of changes."""
+    async with connect(broker.endpoint) as client:
+        await client.admin.create_topic("later", queue_count=1)
+        await client.admin.create_group("later")
+        await client.producer().send(Message(topic="later", body=b"later"))
+        await client.admin.update_configuration({"store.retention_hours": "101"})
+
+
+# --- Damage -------------------------------------------------------------------------------------------------
+
+
+def _gone(path: Path) -> None:
+    path.unlink()
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _zeros(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def _flipped(path: Path) -> None:
+    """A bit of the middle one of the bytes that are not zero, or of the first byte."""
+    data = bytearray(path.read_bytes())
+    if data:
+        used = [place for place, byte in enumerate(data) if byte]
+        data[used[len(used) // 2] if used else 0] ^= 4
+        path.write_bytes(data)
+
+
+def _directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES: Final[dict[str, Callable[[Path], None]]] = {
+    "gone": _gone,
+    "empty": _empty,
+    "cut": _cut,
+    "zeros": _zeros,
+    "a flipped bit": _flipped,
+    "a directory": _directory,
+}
+KINDS: Final = {  # the pattern, and which of the files
+    "commitlog, first segment": ("commitlog/*", 0),
+    "commitlog, middle segment": ("commitlog/*", 1),
+    "commitlog, last segment": ("commitlog/*", -1),
+    "consumequeue, first file": ("consumequeue/orders/0/*", 0),
+    "consumequeue, last file": ("consumequeue/orders/0/*", -1),
+    "consumequeue of the delivery journal": ("consumequeue/rmq_sys_AEROBEE_DELIVERY/0/*", 0),
+    "consumequeue of the timer": ("consumequeue/rmq_sys_wheel_timer/0/*", 0),
+    "consumequeue_ext": ("consumequeue_ext/orders/0/*", 0),
+    "batchconsumequeue, first file": ("batchconsumequeue/batches/0/*", 0),
+    "batchconsumequeue, last file": ("batchconsumequeue/batches/0/*", -1),
+    "index, first file": ("index/*", 0),
+    "index, last file": ("index/*", -1),
+    "timerwheel": ("timerwheel", 0),
+    "timerlog": ("timerlog/*", 0),
+    "config/timercheck": ("config/timercheck", 0),
+    "config/topics.json": ("config/topics.json", 0),
+    "config/topics.json.bak": ("config/topics.json.bak", 0),
+    "config/topics.json.crc": ("config/topics.json.crc", 0),
+    "config/topics.json.log": ("config/topics.json.log", 0),
+    "config/subscriptionGroup.json": ("config/subscriptionGroup.json", 0),
+    "config/consumerOffset.json": ("config/consumerOffset.json", 0),
+    "config/consumerOffset.json.crc": ("config/consumerOffset.json.crc", 0),
+    "config/delayOffset.json": ("config/delayOffset.json", 0),
+    "config/messageRequestMode.json": ("config/messageRequestMode.json", 0),
+    "config/kvConfig.json": ("config/kvConfig.json", 0),
+    "config/aerobeeSettings.json": ("config/aerobeeSettings.json", 0),
+    "config/deletedTopics.json": ("config/deletedTopics.json", 0),
+    "checkpoint": ("checkpoint", 0),
+    "abort": ("abort", 0),
+    "lock": ("lock", 0),
+    "store.id": ("store.id", 0),
+    "queueBounds.json": ("queueBounds.json", 0),
+}
+
+
+def _file(store: Path, kind: str) -> Path | None:
+    pattern, number = KINDS[kind]
+    found = sorted(path for path in store.glob(pattern) if path.is_file())
+    return found[number] if found else None
+
+
+# --- What a start does --------------------------------------------------------------------------------------
+
+
+async def _lacking(broker: BrokerProcess, written: Written, received: set[bytes]) -> list[str]:
+    """What was answered and cannot be had. `received` by the group, in earlier attempts too."""
+    lacking = []
+    async with connect(broker.endpoint, retry_seconds=5) as client:
+        topics = {topic.name for topic in await client.admin.list_topics()}
+        for topic, bodies in written.bodies.items():
+            if missing := bodies - (await _stored(client, topic) if topic in topics else set()):
+                lacking.append(f"{len(missing)} messages of {topic}")
+        if not [each async for each in client.admin.query("orders", key=f"k{_COUNT - 1}")]:
+            lacking.append("a message by its key")
+        lacking += await _changed_tables(client, broker.endpoint)
+        consumer = client.simple_consumer("billing", "orders")
+        while batch := await consumer.receive(32, invisible_seconds=36_000, wait_seconds=0.2):
+            received |= {message.body for message in batch}
+        if missing := written.unfinished - received:
+            lacking.append(f"{len(missing)} messages for a group")
+        if again := received - written.unfinished:
+            lacking.append(f"the progress of a group: {len(again)} messages came again")
+    return lacking
+
+
+async def _changed_tables(client: Client, endpoint: str) -> list[str]:
+    """The tables that lack their last change."""
+    admin = client.admin
+    lacking = []
+    if "later" not in {topic.name for topic in await admin.list_topics()}:
+        lacking.append("a topic")
+    if "later" not in {group.name for group in await admin.list_groups()}:
+        lacking.append("a group")
+    if "101" not in {setting.value for setting in await admin.configuration("store.retention_hours")}:
+        lacking.append("a setting")
+    remoting = await RemotingClient.connect(Address.parse(endpoint))
+    value = await remoting.call(Request.GET_KV_CONFIG, {"namespace": "n", "key": "k"})
+    if value.code != Answer.SUCCESS:
+        lacking.append("a value of the name server")
+    if b"POP" not in (await remoting.call(Request.GET_ALL_MESSAGE_REQUEST_MODE)).body:
+        lacking.append("a request mode")
+    await remoting.close()
+    return lacking
+
+
+async def _stored(client: Client, topic: str) -> set[bytes]:
+    found: set[bytes] = set()
+    for queue in await client.records.offsets(topic):
+        frames = client.records.read(
+            topic, queue.queue_id, queue.min_offset, end=queue.max_offset, frame_size_max=1
+        )  # one record each: a damaged one is no reason to leave out others
+        async for frame in frames:
+            with suppress(ClientError):
+                found |= {message.body for message in frame.messages(topic, "")}
+    return found
+
+
+def _findings(store: Path) -> list[str]:
+    """What `aerobee store verify` says of the store."""
+    try:
+        report = verify(store, index_slot_count=50, index_entry_count=100)
+    except (StoreError, OSError) as error:
+        return [str(error)]
+    return [str(each) for each in report.findings]
+
+
+def outcome(written: Written, kind: str, damage: str, directory: Path) -> str:
+    """What becomes of the store with this damage. AssertionError for a loss in silence, or an unhelpful refusal."""
+    shutil.copytree(written.directory / "store", directory / "store", symlinks=True)
+    store = directory / "store"
+    path = _file(store, kind)
+    if path is None:
+        return ""
+    before = _findings(store)
+    DAMAGES[damage](path)
+    found = [each for each in _findings(store) if each not in before]
+    broker = _broker(directory)
+    try:
+        broker.start()
+        broker.advance(4000)  # delayed messages fall due
+        received: set[bytes] = set()
+        for _ in range(_ATTEMPTS):  # a slow machine may need time for what has just fallen due
+            lacking = asyncio.run(_lacking(broker, written, received))
+            if not lacking:
+                break
+            time.sleep(0.3)
+    except RuntimeError:  # it did not start, or ended soon, when it saved its tables
+        _check_refusal(path, store, [line for line in broker.log_text().splitlines() if line.startswith("aerobee: ")])
+        return "refused"
+    finally:
+        broker.close()
+    heard = [line for line in broker.log_text().splitlines() if _SAID.search(line)]
+    if not lacking:
+        return "recovered"
+    text = f"{path.relative_to(store)}, {damage}: {'; '.join(lacking)}"
+    assert found or heard, f"lost in silence: {text}"
+    return f"reported: {'; '.join(re.sub(r'[0-9]+ ', '', each) for each in lacking)}"
+
+
+def _check_refusal(path: Path, store: Path, lines: Sequence[str]) -> None:
+    """The refusal names the file, or its directory, and the next step."""
+    assert lines, "the broker ended without its reason"
+    assert path.name in lines[-1] or str(path.parent.relative_to(store)) in lines[-1], lines[-1]
+    assert _NEXT_STEP.search(lines[-1]), f"the next step is missing: {lines[-1]}"
+
+
+# --- The page -----------------------------------------------------------------------------------------------
+
+_HEAD: Final = """# Damaged files
+
+What a start does with each kind of file in a store's directory, for each kind of damage, after an orderly stop and
+after `kill -9`. The store has messages, a delivery journal, delayed messages, a batch topic, extended queue units and
+changes of every table. After the start everything that was answered is looked for.
+
+- *recovered*: everything is there.
+- *refused*: the broker ends with a message that names the file and the next step. Most often that is to move the file
+  away, after which its column "gone" applies.
+- *reported*: what follows is lacking, and the log of the start or `aerobee store verify` says so.
+
+"-" means that there is no such file after this kind of stop. Nothing was lost in silence. The page is made by
+
+    AEROBEE_CRASH_CYCLES=1 AEROBEE_DAMAGE_PAGE=1 .venv/bin/python -m pytest tests/integration/test_damaged_files.py
+
+`make test` tries one damage of each file and compares it with the page, `make test-crash` all of them. Bits that flip
+elsewhere in these files: [durability.md](durability.md#bits-that-flip).
+"""
+
+
+def _row(stop: str, kind: str, found: Mapping[str, str]) -> str:
+    return f"| {stop} | {kind} | " + " | ".join(found[damage] or "-" for damage in DAMAGES) + " |"
+
+
+def _expected(stop: str, kind: str) -> list[str]:
+    start = f"| {stop} | {kind} | "
+    [row] = [line for line in PAGE.read_text().splitlines() if line.startswith(start)]
+    return row.removeprefix(start).removesuffix(" |").split(" | ")
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_file(stores: Mapping[str, Written], tmp_path: Path, kind: str) -> None:
+    """As the page says."""
+    number = list(KINDS).index(kind)
+    for stop, written in stores.items():
+        found = {}
+        for place, damage in enumerate(DAMAGES):
+            if not IS_LONG and (place + number) % (2 * len(DAMAGES)) != len(DAMAGES) * (stop == "killed"):
+                continue
+            directory = tmp_path / f"{stop}-{place}"
+            directory.mkdir()
+            found[damage] = outcome(written, kind, damage, directory)
+            shutil.rmtree(directory)
+        if "AEROBEE_DAMAGE_PAGE" in os.environ:
+            _ROWS.append(_row(stop, kind, found))
+        else:
+            expected = dict(zip(DAMAGES, _expected(stop, kind), strict=True))
+            assert {damage: text or "-" for damage, text in found.items()} == {each: expected[each] for each in found}
+
+
+_ROWS: Final[list[str]] = []
+
+
+@pytest.mark.crash
+@pytest.mark.skipif("AEROBEE_DAMAGE_PAGE" not in os.environ, reason="writes the page")
+def test_the_page_is_written() -> None:
+    """From the outcomes of the test before, in this process."""
+    head = ["| Stop | File | " + " | ".join(DAMAGES) + " |", "| --- | --- |" + " --- |" * len(DAMAGES)]
+    PAGE.write_text(_HEAD + "\n" + "\n".join([*head, *sorted(_ROWS, key=lambda row: row.split(" | ")[0])]) + "\n")
