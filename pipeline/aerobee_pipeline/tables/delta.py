@@ -140,13 +140,17 @@ class DeltaTopicTable:
             raise TableChangedError(f"{self._place.uri}: {error}") from error
 
     def expire(self, days: float) -> None:
-        hours = int(days * 24)
+        from deltalake.exceptions import DeltaError
+
         if self._table is None:
             return
-        self._table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
-        self.load()
-        self._table.create_checkpoint()
-        self._table.cleanup_metadata()
+        try:
+            self._table.vacuum(int(days * 24), dry_run=False, enforce_retention_duration=False, full=True)
+            self.load()
+            self._table.create_checkpoint()
+            self._table.cleanup_metadata()
+        except DeltaError as error:
+            raise TableChangedError(f"{self._place.uri}: {error}") from error
         self.load()
 
 

@@ -24,6 +24,8 @@ _PROPERTIES: Final = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
 }
+_DIRECTORIES: Final = ("data", "metadata")
+"""What a table has below its place; anything else, such as a catalog, is not its own."""
 _EPOCH: Final = date(1970, 1, 1)
 
 
@@ -179,15 +181,15 @@ class IcebergTopicTable:
         self._delete_orphans(before)
 
     def _delete_orphans(self, before: datetime) -> None:
-        """Delete files below the table's place that no snapshot has: of expired ones, and of runs that died."""
+        """Delete data and metadata that no snapshot has: of expired ones, and of runs that died."""
         known = {_path(uri) for uri in self._reachable()}
         files = self._place.filesystem()
         root = _path(self._place.file_uri)
-        for found in files.get_file_info(fs.FileSelector("", allow_not_found=True, recursive=True)):
-            if found.type != fs.FileType.File or found.mtime is None or found.mtime >= before:
-                continue
-            if f"{root}/{found.path}" not in known:
-                files.delete_file(found.path)
+        for directory in _DIRECTORIES:
+            for found in files.get_file_info(fs.FileSelector(directory, allow_not_found=True, recursive=True)):
+                is_old = found.type == fs.FileType.File and found.mtime is not None and found.mtime < before
+                if is_old and f"{root}/{found.path}" not in known:
+                    files.delete_file(found.path)
 
     def _reachable(self) -> Iterable[str]:
         metadata = self._table.metadata
