@@ -19,7 +19,7 @@ from aerobee_broker.errors import (
     InvalidRequestError,
     TopicNotFoundError,
 )
-from aerobee_broker.services.errors import status_of
+from aerobee_broker.processors.statuses import status_of
 from aerobee_broker.tables.topics import Permission, TopicConfig
 from aerobee_proto import v2
 from aerobee_store import Message

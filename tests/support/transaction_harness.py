@@ -13,8 +13,8 @@ from aerobee_broker.config.transactions import TransactionsConfig
 from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.messages.admission import Admission
 from aerobee_broker.processors.sending.send import SendProcessor
+from aerobee_broker.processors.statuses import status_of
 from aerobee_broker.processors.transaction import TransactionProcessor
-from aerobee_broker.services.errors import status_of
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import TopicConfig, TopicMessageType
 from aerobee_broker.timer.wheel_timer import Timer

@@ -27,7 +27,7 @@ _Policy = v2.OffsetOption.Policy
 
 
 class LiteProcessor:
-    """Raises errors that `services.errors` maps to status codes."""
+    """Raises errors that `processors.statuses` maps to status codes."""
 
     def __init__(self, tables: Tables, deliveries: Deliveries) -> None:
         self._tables = tables

@@ -46,8 +46,8 @@ class _Reading(Struct):
 
 
 class PullProcessor:
-    """Answers PullMessage, QueryOffset, GetOffset, UpdateOffset. Raises errors that `services.errors` maps to status
-    codes."""
+    """Answers PullMessage, QueryOffset, GetOffset, UpdateOffset. Raises errors that `processors.statuses` maps to
+    status codes."""
 
     def __init__(
         self,

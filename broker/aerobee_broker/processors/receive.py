@@ -61,7 +61,7 @@ class ReceiveProcessor:
         The queue in the request is ignored, because some official clients always name the same one, and any consumer of
         a group may get any message. Push consumers of orderly groups are an exception. They send one receive for each
         assigned queue, and get only messages of that queue. An application blocked by one message therefore does not
-        buffer messages of other queues. Raises errors that `services.errors` maps to status codes.
+        buffer messages of other queues. Raises errors that `processors.statuses` maps to status codes.
         """
         resource = request.message_queue.topic
         topic = topic_name(resource, client)

@@ -32,9 +32,9 @@ from aerobee_broker.processors.receive import ReceiveProcessor
 from aerobee_broker.processors.route import RouteProcessor
 from aerobee_broker.processors.sending.send import SendProcessor
 from aerobee_broker.processors.sending.send_known import Parse, SendReader, place_of_one
+from aerobee_broker.processors.statuses import status_of
 from aerobee_broker.processors.telemetry import TelemetryProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
-from aerobee_broker.services.errors import status_of
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import (
     MEMORY_WAIT_SECONDS,

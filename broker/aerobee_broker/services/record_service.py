@@ -19,7 +19,7 @@ from aerobee_broker.processors.records.append import AnyAppendRequest, AppendPro
 from aerobee_broker.processors.records.offsets import OffsetsProcessor
 from aerobee_broker.processors.records.query import QueryProcessor
 from aerobee_broker.processors.records.read import ReadProcessor
-from aerobee_broker.services.errors import status_of
+from aerobee_broker.processors.statuses import status_of
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import (
     MEMORY_OF_REQUEST,

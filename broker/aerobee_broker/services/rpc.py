@@ -30,7 +30,7 @@ from aerobee_broker.front.methods import (
     ServerStream,
     Unary,
 )
-from aerobee_broker.services.errors import status_of
+from aerobee_broker.processors.statuses import status_of
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_proto import v2
 from aerobee_proto.pool import POOL

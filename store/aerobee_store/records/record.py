@@ -310,10 +310,7 @@ class Draft:
         except struct.error as error:
             raise InvalidMessageError(f"a number of the place does not fit its field: {error}") from None
         body, tail = self._body, self.tail
-        if len(start) + len(body) + len(tail) == self.size:
-            return b"".join((start, body, tail))
-        crc = crc32(tail, crc32(body, crc32(start))) & BODY_CRC_MASK
-        return b"".join((start, body, tail, PROPERTY_CRC_NAME, property_crc_digits(crc), b"\x02"))
+        return joined(start, body, tail, property_crc=len(start) + len(body) + len(tail) < self.size)
 
     def encode_unplaced(self) -> bytes:
         """The record with zeros in the fields set by an append: both offsets, store time and record checksum."""
@@ -321,6 +318,14 @@ class Draft:
         if sum(map(len, parts)) == self.size:
             return b"".join(parts)
         return b"".join((*parts, PROPERTY_CRC_UNPLACED))
+
+
+def joined(start: bytes | bytearray, body: bytes | bytearray | memoryview, tail: bytes, *, property_crc: bool) -> bytes:
+    """The record of these parts, with the checksum of all of them."""
+    if not property_crc:
+        return b"".join((start, body, tail))
+    crc = crc32(tail, crc32(body, crc32(start))) & BODY_CRC_MASK
+    return b"".join((start, body, tail, PROPERTY_CRC_NAME, property_crc_digits(crc), b"\x02"))
 
 
 def _encode_properties(message: Message, topic: bytes, *, property_crc: bool, split_batch: bool) -> bytes:

@@ -19,11 +19,10 @@ from aerobee_store.records.record import (
     FIXED_STRUCTS,
     MAGIC_V1,
     NO_HOST,
-    PROPERTY_CRC_NAME,
     SYS_FLAG_PREPARED,
     Draft,
     Message,
-    property_crc_digits,
+    joined,
 )
 
 _MAGIC, _BORN_HOST = 1, 9  # places among the fields before the body
@@ -104,11 +103,7 @@ class RecordTemplate:
             prepared_offset,
             len(body),
         )
-        tail = self._tail(message)
-        if not self._property_crc:
-            return b"".join((start, body, tail))
-        crc = crc32(tail, crc32(body, crc32(start))) & BODY_CRC_MASK
-        return b"".join((start, body, tail, PROPERTY_CRC_NAME, property_crc_digits(crc), b"\x02"))
+        return joined(start, body, self._tail(message), property_crc=self._property_crc)
 
     def properties(self, message: TemplateMessage) -> dict[str, str]:
         """The properties of a message, as a reader of its record gets them."""

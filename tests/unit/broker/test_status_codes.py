@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aerobee_broker.services.errors import status_of
+from aerobee_broker.processors.statuses import status_of
 from aerobee_proto import v2
 from aerobee_store import StoreBusyError, StoreError, StoreFailedError, StoreFullError, SyncTimeoutError
 

@@ -15,7 +15,7 @@ from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Settings
 from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.errors import IllegalTopicError, InvalidRequestError, TopicNotFoundError
+from aerobee_broker.errors import BrokerError, InvalidRequestError
 from aerobee_broker.limits.loop_share import READ_COUNT, STEP_SIZE, LoopShare, Steps
 from aerobee_broker.messages.admission import Admission, Destination
 from aerobee_broker.messages.key_query import find_by_message_id, newest_with_key
@@ -31,6 +31,7 @@ from aerobee_broker.processors.administration.wire import (
     resource,
     timestamp,
 )
+from aerobee_broker.processors.statuses import status_of
 from aerobee_broker.tables.deleted_letters import DeletedLetters
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, dead_letter_topic
@@ -195,14 +196,8 @@ class DeadLetterAdministration:
             try:
                 end = max(end, await self._resend(topic, offset, request, result))
                 result.status.CopyFrom(OK)
-            except InvalidRequestError as error:
-                result.status.code, result.status.message = v2.Code.ValueType(error.code), str(error)
-            except TopicNotFoundError as error:
-                result.status.code, result.status.message = v2.Code.TOPIC_NOT_FOUND, str(error)
-            except IllegalTopicError as error:
-                result.status.code, result.status.message = v2.Code.ILLEGAL_TOPIC, str(error)
-            except InvalidMessageError as error:
-                result.status.code, result.status.message = v2.Code.BAD_REQUEST, str(error)
+            except (BrokerError, InvalidMessageError) as error:
+                result.status.CopyFrom(status_of(error, "ResendDeadLetters"))
             results.append(result)
             await steps.did(_RESEND_SIZE)
         if end:

@@ -18,6 +18,7 @@ from aerobee_broker.processors.administration.wire import (
     resource,
     timestamp,
 )
+from aerobee_broker.processors.statuses import status_of
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.timer.listing import SlotPlace
 from aerobee_broker.timer.recall_handle import InvalidRecallHandleError, RecallHandle
@@ -148,10 +149,8 @@ class WaitingMessages:
             result = admin_v1.DecideTransactionsResponse.Result(transaction_id=transaction_id, status=OK)
             try:
                 final = await self._transactions.end(request.topic, transaction_id, outcome)
-            except InvalidTransactionError as error:
-                result.status.CopyFrom(v2.Status(code=v2.Code.INVALID_TRANSACTION_ID, message=str(error)))
-            except TopicNotFoundError as error:
-                result.status.CopyFrom(v2.Status(code=v2.Code.TOPIC_NOT_FOUND, message=str(error)))
+            except (InvalidTransactionError, TopicNotFoundError) as error:
+                result.status.CopyFrom(status_of(error, "DecideTransactions"))
             else:
                 if final is not None:
                     self._counters.stored(request.topic, ["transaction"], [final.queue_id], [final.place.size])

@@ -89,7 +89,7 @@ def _read_in_place(data: bytes) -> AppendRequest | None:
 
 
 class AppendProcessor:
-    """Answers AppendRecords. Raises errors that `services.errors` maps to status codes."""
+    """Answers AppendRecords. Raises errors that `processors.statuses` maps to status codes."""
 
     def __init__(
         self,

@@ -8,9 +8,10 @@ from typing import Final
 from aerobee_broker.clients.naming import topic_name
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Settings
-from aerobee_broker.errors import InvalidRequestError, TopicNotFoundError
+from aerobee_broker.errors import BrokerError, InvalidRequestError
 from aerobee_broker.limits.loop_share import Turns
 from aerobee_broker.messages.message_mapping import timestamp_ms
+from aerobee_broker.processors.statuses import status_of
 from aerobee_broker.tables.table_files import Tables
 from aerobee_proto import records_v1, v2
 from aerobee_store import MessageStore
@@ -23,7 +24,7 @@ _Response = records_v1.QueueOffsetsResponse
 
 
 class OffsetsProcessor:
-    """Answers QueueOffsets. Raises errors that `services.errors` maps to status codes."""
+    """Answers QueueOffsets. Raises errors that `processors.statuses` maps to status codes."""
 
     def __init__(self, settings: Settings, store: MessageStore, tables: Tables) -> None:
         self._settings = settings
@@ -56,11 +57,9 @@ class OffsetsProcessor:
             answer = response.topics.add(topic=asked.topic)
             try:
                 left -= self._add(asked, answer, client, left, by_time, flushed_only=not request.include_unflushed)
-            except TopicNotFoundError as error:
-                answer.status.CopyFrom(v2.Status(code=v2.Code.TOPIC_NOT_FOUND, message=str(error)))
-            except InvalidRequestError as error:
+            except BrokerError as error:
                 answer.ClearField("queues")
-                answer.status.CopyFrom(v2.Status(code=v2.Code.ValueType(error.code), message=str(error)))
+                answer.status.CopyFrom(status_of(error, "QueueOffsets"))
             else:
                 answer.status.CopyFrom(_OK)
         turns = Turns()

@@ -31,7 +31,7 @@ _TIME_MAX: Final = (1 << 63) - 1
 
 
 class QueryProcessor:
-    """Answers QueryRecords. Raises errors that `services.errors` maps to status codes."""
+    """Answers QueryRecords. Raises errors that `processors.statuses` maps to status codes."""
 
     def __init__(self, store: MessageStore, tables: Tables, loop_share: LoopShare) -> None:
         self._store = store

@@ -28,7 +28,7 @@ SIZE_DTYPE: Final = "<u4"
 
 
 class ReadProcessor:
-    """Answers ReadRecords. Raises errors that `services.errors` maps to status codes."""
+    """Answers ReadRecords. Raises errors that `processors.statuses` maps to status codes."""
 
     def __init__(
         self,

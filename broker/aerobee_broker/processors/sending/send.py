@@ -97,7 +97,7 @@ class SendProcessor:
         return _response(messages, queue_offsets, recall_handles)
 
     async def process(self, request: v2.SendMessageRequest, client: Client) -> v2.SendMessageResponse:
-        """Store all messages of the request or none. Raises errors that `services.errors` maps to status codes."""
+        """Store all messages of the request or none. Raises errors that `processors.statuses` maps to status codes."""
         return _response(*await self._store_all(request, client))
 
     async def _store_all(

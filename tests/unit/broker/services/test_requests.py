@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.services.errors import status_of
+from aerobee_broker.processors.statuses import status_of
 from aerobee_broker.services.requests import RequestReader, entries_max_of, is_well_formed
 from aerobee_proto import admin_v1, records_v1, v2
 from aerobee_proto.pool import POOL

@@ -1,4 +1,4 @@
-"""Maps errors to the status for the client: the only table, and the only place that catches every exception."""
+"""Maps errors to the status for the client, of a call or of one entry of its answer: the only table."""
 
 from __future__ import annotations
 
