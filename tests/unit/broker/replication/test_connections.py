@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
 
 from aerobee_broker.config import Address
 from aerobee_broker.config.replication import ReplicationConfig
-from aerobee_broker.replication.acknowledgements import Acknowledgements
+from aerobee_broker.replication.acknowledgements import Acknowledgements, Replica
 from aerobee_broker.replication.epochs import Epochs
 from aerobee_broker.replication.follower import DivergedError, Follower, MasterGoneError
 from aerobee_broker.replication.frames import (
@@ -35,8 +36,8 @@ from tests.support import golden_remoting
 
 
 @asynccontextmanager
-async def _running(directory: Path) -> AsyncIterator[MessageStore]:
-    with MessageStore.open(StoreConfig.tiny(directory)) as store:
+async def _running(directory: Path, **settings: Any) -> AsyncIterator[MessageStore]:
+    with MessageStore.open(replace(StoreConfig.tiny(directory), **settings)) as store:
         task = asyncio.create_task(store.run())
         await asyncio.sleep(0)
         try:
@@ -112,9 +113,12 @@ async def test_a_replica_leaves_a_silent_master(tmp_path: Path) -> None:
     server.close()
 
 
-async def test_reports_have_the_durable_offset(tmp_path: Path) -> None:
-    """A hanging sync delays the report, and so the sender's answer. The replica still receives the log."""
-    async with _running(tmp_path / "a") as store, _running(tmp_path / "b") as copy:
+async def test_reports_have_the_durable_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hanging sync delays the report, and so the sender's answer. The replica still receives the log.
+
+    That holds for the heartbeats, too.
+    """
+    async with _running(tmp_path / "a") as store, _running(tmp_path / "b", flush_interval_seconds=600.0) as copy:
         end = await _append(store, 3)
         held, synced = asyncio.Event(), asyncio.Event()
         wait_stored = copy.wait_stored
@@ -129,11 +133,23 @@ async def test_reports_have_the_durable_offset(tmp_path: Path) -> None:
         copy.wait_stored = wait  # type: ignore[method-assign]
         (tmp_path / "e").mkdir()
         async with _master(store, _epochs(tmp_path, (1, 0))) as (address, found):
-            following = asyncio.create_task(Follower(copy, _epochs(tmp_path / "e"), "epochs", 1).run(address))
+            reports: list[int] = []
+            reported = Acknowledgements.reported
+
+            def report(found: Acknowledgements, replica: Replica, offset: int) -> None:
+                reports.append(offset)
+                reported(found, replica, offset)
+
+            monkeypatch.setattr(Acknowledgements, "reported", report)
+            follower = Follower(copy, _epochs(tmp_path / "e"), "epochs", 1, heartbeat_seconds=0.01)
+            following = asyncio.create_task(follower.run(address))
             async with asyncio.timeout(60):
                 await synced.wait()
-            assert copy.positions[0] == end
-            assert found.acked() == {("id", "1"): 0}
+                beats = len(reports)
+                while len(reports) < beats + 3:  # noqa: ASYNC110 - heartbeats report, too
+                    await asyncio.sleep(0.01)
+            assert copy.positions[0] == end > copy.positions[2]
+            assert set(reports) == {0}
             held.set()
             async with asyncio.timeout(60):
                 while found.confirmed() < end:  # noqa: ASYNC110 - another task does it

@@ -121,6 +121,28 @@ async def _until(is_true: object) -> None:
         await asyncio.sleep(0.005)
 
 
+@dataclass(slots=True)
+class _SlowLease(MemoryLease):
+    """Its answers take three seconds of a clock."""
+
+    clock: list[float] = field(default_factory=lambda: [100.0])
+
+    def _answer(self) -> None:
+        self.clock[0] += 3
+
+
+async def test_slow_answers_do_not_lengthen_the_lease() -> None:
+    """The system counts from when it got the request, which may be long before the answer: taken or renewed."""
+    lease = _SlowLease(1)
+    leadership = Leadership(lease, 1, 10, now=lambda: lease.clock[0])
+    assert await leadership.take(LeaseView(0, None, None), last_epoch=0)
+    assert leadership.seconds_left == pytest.approx(8 - 3)
+    lease.clock[0] += 4.9
+    await leadership._renew_once()  # sleeps for the tenth of a second that is left
+    assert leadership.is_held
+    assert leadership.seconds_left == pytest.approx(8 - 3)
+
+
 async def test_nothing_is_confirmed_once_the_lease_has_expired(tmp_path: Path) -> None:
     """A message is not confirmed even if every broker of the claim has it."""
     master = await _Master(tmp_path).start()
