@@ -14,10 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from aerobee_client import Credentials
 from aerobee_client.testing import run_broker
 from tests.support import seeds
+from tests.support.etcd import free_ports
 from tests.support.hostile_input import NAMED, Attack, drawn
-from tests.support.hostile_judge import judge, prepare
+from tests.support.hostile_judge import Verdict, judge, judge_name_server, prepare
+from tests.support.name_server import name_server_process
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -41,7 +44,7 @@ SHORT = {
 
 def attacks() -> Iterator[Attack]:
     for attack in NAMED:
-        if attack.target == "broker" and (ROUNDS > 1 or attack.name in SHORT):
+        if ROUNDS > 1 or attack.name in SHORT:
             yield attack
     for number in range(DRAWN):
         yield drawn(SEED + number)
@@ -50,11 +53,37 @@ def attacks() -> Iterator[Attack]:
 @pytest.mark.parametrize("attack", tuple(attacks()), ids=str)
 async def test_an_attack_does_no_harm(tmp_path: Path, attack: Attack, capsys: pytest.CaptureFixture[str]) -> None:
     """Another client is answered meanwhile, memory and steps stay below their bounds, and the gauges return."""
-    with run_broker(tmp_path) as broker:
-        await prepare(broker)
-        verdict = await judge(broker, attack)
-        with capsys.disabled():
-            print(f"\nhostile: {verdict}", flush=True)
+    verdict = await (judged_name_server if attack.target == "namesrv" else judged)(tmp_path, attack)
+    with capsys.disabled():
+        print(f"\nhostile: {verdict}", flush=True)
+    assert not verdict.harm, str(verdict)
+
+
+async def judged(tmp_path: Path, attack: Attack) -> Verdict:
+    """What the attack does to a broker."""
+    arguments, credentials = ["--dev"], None
+    remoting, replicas = (f"127.0.0.1:{port}" for port in free_ports(2))
+    if attack.target == "replicas":
+        arguments += ["--role", "master", "--listen-remoting", remoting, "--listen-replicas", replicas]
+    elif attack.has_accounts:
+        accounts = tmp_path / "accounts.toml"
+        accounts.write_text('[accounts.shop]\nsecret_key = "of the shop"\nadmin = true\n')
+        accounts.chmod(0o600)
+        arguments += ["--accounts", str(accounts)]
+        credentials = Credentials("shop", "of the shop")
+    with run_broker(tmp_path, arguments) as broker:
+        addresses = {"replicas": replicas, "metrics": broker.metrics}
+        await prepare(broker, credentials)
+        verdict = await judge(broker, attack, address=addresses.get(attack.target, ""), credentials=credentials)
         assert await asyncio.to_thread(broker.stop) == 0
         assert "Traceback" not in broker.log_text(), broker.log_text()[-6000:]
-    assert not verdict.harm, str(verdict)
+    return verdict
+
+
+async def judged_name_server(tmp_path: Path, attack: Attack) -> Verdict:
+    """What the attack does to `aerobee namesrv`."""
+    log = tmp_path / "namesrv.log"
+    with name_server_process(tmp_path / "namesrv", log) as (address, pid):
+        verdict = await judge_name_server(address, pid, log, attack)
+    assert "Traceback" not in log.read_text(), log.read_text()[-6000:]
+    return verdict

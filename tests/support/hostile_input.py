@@ -36,7 +36,8 @@ STORED_TOPIC: Final = "large"
 STORED_KEY: Final = "key"
 """A topic that has messages with this key, enough for the largest answer to a query."""
 _WRITE: Final = 1 << 16
-Target = Literal["broker", "namesrv"]
+Target = Literal["broker", "namesrv", "replicas", "metrics"]
+"""A port: that of gRPC and remoting, of `aerobee namesrv`, of replicas, of metrics."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Attack:
     pause_seconds: float = 0.0
     """Between two writes."""
     target: Target = "broker"
+    has_accounts: bool = False
+    """Whether the broker has accounts, none of which is the attacker's."""
 
     def __str__(self) -> str:
         return self.name
@@ -521,7 +524,7 @@ _SENT_MAX: Final = 4 << 20  # bytes of one connection
 def drawn(seed: int) -> Attack:
     """An attack of elements at random, the same one for a seed."""
     dice = random.Random(seed)
-    kind = dice.choice((_drawn_http2, _drawn_http2, _drawn_remoting))
+    kind, target = dice.choice(_DRAWN)
     whole = kind(dice)
     manner = dice.choice(("whole", "whole", "cut", "slow", "bytes"))
     if manner == "cut":
@@ -535,6 +538,8 @@ def drawn(seed: int) -> Attack:
         reads=dice.random() < 0.5,
         stays_seconds=dice.choice((0.0, 0.3, 1.0)),
         pause_seconds=0.02 if manner == "slow" else 0.0,
+        target=target,
+        has_accounts=dice.random() < 0.25,
     )
 
 
@@ -647,3 +652,35 @@ def _drawn_remoting(dice: random.Random) -> bytes:
     if dice.random() < 0.2:  # lengths that do not fit
         one = struct.pack(">i", dice.choice((-1, 0, 3, 4, len(one), (16 << 20) - 4, 1 << 30))) + one[4:]
     return _repeated(dice, lambda _: one)
+
+
+def _drawn_replication(dice: random.Random) -> bytes:
+    """Handshakes, proofs and reports of replicas."""
+    begin = dice.choice(
+        (b"", b"AEROAUTH", b"AEROAUTH" + bytes(32), b"AEROAUTH" + bytes(64), struct.pack(">ihhq", 1, 0, 0, 2), bytes(8))
+    )
+    offset = dice.choice((0, 1, -1, 1 << 32, 1 << 40, (1 << 63) - 1))
+    report = dice.choice((struct.pack(">q", offset), struct.pack(">iq", dice.choice((1, 2, 3)), offset)))
+    return begin + _repeated(dice, lambda _: report)
+
+
+def _drawn_http1(dice: random.Random) -> bytes:
+    """Requests of a browser."""
+    line = dice.choice((b"GET /metrics", b"GET /healthz", b"POST /metrics", b"GET /" + b"a" * 70_000, b"\0" * 100, b""))
+    name, value = dice.choice((b"x", b"content-length", b"transfer-encoding")), dice.choice((b"1", b"-1", b"chunked"))
+    fields = _repeated(dice, lambda n: name + b": " + value + b"\r\n")
+    one = line + b" HTTP/1.1\r\n" + fields[: dice.choice((0, 100, 4 << 20))] + dice.choice((b"\r\n", b""))
+    return _repeated(dice, lambda _: one) or one
+
+
+_DRAWN: Final[tuple[tuple[Callable[[random.Random], bytes], Target], ...]] = (
+    (_drawn_http2, "broker"),
+    (_drawn_http2, "broker"),
+    (_drawn_http2, "broker"),
+    (_drawn_remoting, "broker"),
+    (_drawn_remoting, "broker"),
+    (_drawn_remoting, "namesrv"),
+    (_drawn_replication, "replicas"),
+    (_drawn_http1, "metrics"),
+)
+"""What is drawn, and the port to which it is sent."""

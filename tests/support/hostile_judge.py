@@ -12,11 +12,12 @@ import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from aerobee_broker.remoting_wire.codes import Request
 from aerobee_broker.remoting_wire.frame import Command, encode
-from aerobee_client import ClientError, Message, connect
+from aerobee_client import ClientError, Credentials, Message, connect
 from aerobee_client.testing import BrokerProcess
 from tests.support.hostile_input import STORED_KEY, STORED_TOPIC, Attack
 
@@ -105,9 +106,9 @@ def slowest_warning(log: str) -> str:
     return max(((int(milliseconds), by) for milliseconds, by in found), default=(0, ""))[1]
 
 
-async def prepare(broker: BrokerProcess) -> None:
-    """Store what the attacks ask for, and warm the broker."""
-    async with connect(broker.endpoint) as client:
+async def prepare(broker: BrokerProcess, credentials: Credentials | None = None) -> None:
+    """Store what the attacks ask for, and warm the broker. `credentials` of an account that may do so."""
+    async with connect(broker.endpoint, credentials=credentials) as client:
         producer = client.producer()
         for _ in range(8):
             await producer.send(Message(topic=STORED_TOPIC, body=os.urandom(1_500_000), keys=(STORED_KEY,)))
@@ -117,26 +118,37 @@ async def prepare(broker: BrokerProcess) -> None:
             await consumer.ack(await consumer.receive(32))
 
 
-async def judge(broker: BrokerProcess, attack: Attack, *, scale: float = 1.0) -> Verdict:
-    """Run the attack against a broker while another client sends. `scale`: of its connections."""
+async def judge(
+    broker: BrokerProcess,
+    attack: Attack,
+    *,
+    address: str = "",
+    credentials: Credentials | None = None,
+    scale: float = 1.0,
+) -> Verdict:
+    """Run the attack against a broker while another client sends, with these credentials.
+
+    `address`: of the attacked port, by default that of gRPC. `scale`: of the attack's connections.
+    """
     verdict = Verdict(attack.name)
     before = gauges(broker)
-    async with _watched(broker.pid, verdict), _beside(broker, verdict):
-        await _run(broker.endpoint, attack, verdict, scale)
+    async with _watched(broker.pid, verdict), _beside(broker, verdict, credentials):
+        await _run(address or broker.endpoint, attack, verdict, scale)
     verdict.left_over = await _not_returned(broker, before)
     verdict.step_seconds = await asyncio.to_thread(busiest_step, broker)
     verdict.blocked_by = slowest_warning(broker.log_text())
     return verdict
 
 
-async def judge_name_server(address: str, pid: int, log: list[str], attack: Attack) -> Verdict:
-    """Run the attack against `aerobee namesrv`. Steps are those of which its log warns."""
+async def judge_name_server(address: str, pid: int, log: Path, attack: Attack) -> Verdict:
+    """Run the attack against `aerobee namesrv`, whose log this is. Steps are those of which it warns."""
     verdict = Verdict(attack.name)
     async with _watched(pid, verdict), _asking(address, pid, verdict):
         await _run(address, attack, verdict, 1.0)
-    found = re.findall(r"processor_milliseconds=(\d+)", "".join(log))
+    text = log.read_text()
+    found = re.findall(r"processor_milliseconds=(\d+)", text)
     verdict.step_seconds = max(map(int, found), default=0) / 1000
-    verdict.blocked_by = slowest_warning("".join(log))
+    verdict.blocked_by = slowest_warning(text)
     return verdict
 
 
@@ -158,12 +170,12 @@ async def _watched(pid: int, verdict: Verdict) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _beside(broker: BrokerProcess, verdict: Verdict) -> AsyncIterator[None]:
+async def _beside(broker: BrokerProcess, verdict: Verdict, credentials: Credentials | None) -> AsyncIterator[None]:
     """Another client sends until the block has ended, and once more."""
     over = asyncio.Event()
 
     async def send() -> None:
-        async with connect(broker.endpoint) as client:
+        async with connect(broker.endpoint, credentials=credentials) as client:
             producer = client.producer()
             while True:
                 last = over.is_set()

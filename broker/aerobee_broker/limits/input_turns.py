@@ -24,12 +24,13 @@ GoesOn = Callable[[float], bool]
 class InputTurns:
     """The line of one event loop."""
 
-    __slots__ = ("_line", "_loop", "_owed", "_spent", "is_full")
+    __slots__ = ("_counts", "_line", "_loop", "_owed", "_spent", "is_full")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._line: deque[GoesOn] = deque()
-        self._spent = 0.0  # seconds of turns since the last step that was known to begin
+        self._counts = False  # whether `_next_step` is to be called
+        self._spent = 0.0  # seconds of turns in this step of the loop
         self._owed = 0.0  # of these, seconds of tasks that turns have started and that run in the next step
         self.is_full = False
         """Whether a connection with input has to wait in line."""
@@ -43,9 +44,16 @@ class InputTurns:
         """A turn outside the line has ended that began at this time of `time.monotonic`."""
         self._spent += monotonic() - began + self._owed
         self._owed = 0.0
+        if not self._counts:
+            self._counts = True
+            self._loop.call_soon(self._next_step)
         if self._spent > _STEP_SECONDS and not self.is_full:
             self.is_full = True
             self._loop.call_soon(self._serve)
+
+    def _next_step(self) -> None:
+        self._counts = False
+        self._spent = 0.0
 
     def wait(self, goes_on: GoesOn, *, is_first: bool = False) -> None:
         """Call this in a later turn, and again until it has no work left. `is_first`: in the next one."""

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
+from aerobee_broker.config.front import FrontConfig
+from aerobee_broker.counters.front_counters import FrontCounters
+from aerobee_broker.front import frames
+from aerobee_broker.front.methods import Context, ServerStream
+from aerobee_broker.front.sockets import Front
 from aerobee_broker.limits.wakes import AT_ONCE, Gate, Wakes
+from tests.support.http2_attacker import block, headers, message
 
 
 async def test_waiters_go_on_some_at_a_time_and_in_order() -> None:
@@ -61,3 +68,31 @@ async def test_a_gate_lets_nobody_through_while_it_is_closed() -> None:
     assert gate.is_set()
     async with asyncio.timeout(60):
         await asyncio.gather(*waiting[1:])
+
+
+async def test_handlers_that_wait_for_the_same_thing_go_on_in_several_steps() -> None:
+    """A hundred handlers of two milliseconds each do not make one step of the loop, which would be 0.2 s."""
+    woken, done, steps = asyncio.Event(), 0, 0
+
+    async def wait(request: bytes, context: Context) -> None:
+        nonlocal done
+        await woken.wait()
+        time.sleep(0.002)  # noqa: ASYNC251 - it stands for work
+        done += 1
+
+    counters = FrontCounters()
+    front = Front({"/s/Wait": ServerStream(wait)}, FrontConfig(), counters)
+    port = front.listen("127.0.0.1", 0, "plain", None)
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    calls = b"".join(headers(n, block("/s/Wait")) + message(n, b"") for n in range(1, 201, 2))
+    writer.write(frames.PREFACE + frames.settings({}) + calls)
+    async with asyncio.timeout(60):
+        while counters.calls < 100:  # noqa: ASYNC110 - a counter has no event
+            await asyncio.sleep(0.005)
+        woken.set()
+        while done < 100:
+            await asyncio.sleep(0)
+            steps += 1
+    assert steps > 10
+    writer.close()
+    await front.stop(0)

@@ -517,6 +517,17 @@ def test_padding_counts_in_the_window_of_its_stream_and_is_returned() -> None:
     assert returned + stream.unreturned == 2 * STREAM_WINDOW // 1256 * 1256
 
 
+def test_padding_is_returned_to_the_window_of_the_connection() -> None:
+    """Frames that are almost only padding may go on for ever: otherwise they stop all streams of the connection."""
+    core = greeted()
+    opened(core, 1, ended=False)
+    padded = frames.frame(frames.DATA, frames.PADDED, 1, b"\xfex" + bytes(254)) * 256
+    for _ in range(2 * CONNECTION_WINDOW // (256 * 256)):
+        received(core, padded)
+        output(core)
+    assert not core.ended
+
+
 def test_one_settings_frame_changes_many_streams_once() -> None:
     """Ten thousand entries cost as much as one for each open stream, and the last value counts."""
     core = greeted(FrontConfig(stream_count_max=1_000))
