@@ -12,7 +12,7 @@ KILLS ?= 3
 # Hundreds of tests start a broker or a command: each would compile all modules anew where an image forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-pythons kube-apiserver check conformance lint type docs packages proto map test-sdks test-front test-crossings test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark test-spark-kills test-spark-s3 bench bench-broker bench-records soak-records bench-peers bench-front bench-store bench-replication clean
+.PHONY: help setup run test test-pythons kube-apiserver check conformance lint type docs packages proto map test-sdks test-front test-crossings test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark test-spark-kills test-spark-s3 console-pictures bench bench-broker bench-records soak-records bench-peers bench-front bench-store bench-replication clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -134,6 +134,9 @@ test-cluster: .venv/.dev ## released Java clients, servers and mqadmin of Rocket
 
 test-client-rocketmq: .venv/.dev ## our client against Apache RocketMQ 5 from its artefacts, and its POP consumers through a move (needs Java and Maven)
 	AEROBEE_ROCKETMQ=1 $(BIN)/python -m pytest -q -s tests/cluster/test_client_on_rocketmq.py tests/cluster/test_pop_migration.py
+
+console-pictures: .venv/.dev ## pictures of every page of the console into build/console, and that of the documentation (needs Chromium)
+	$(BIN)/python -m tests.console.pictures $(ARGS)
 
 bench-store: .venv/.dev ## the benchmarks of the store alone, in minutes; ARGS=--large: also 10 GiB; ARGS=--short: seconds
 	$(BIN)/python -m tests.benchmarks.store $(ARGS)

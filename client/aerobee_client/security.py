@@ -54,9 +54,10 @@ class Credentials:
         return cls(str(keys["access_key"]), str(keys["secret_key"]))
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self | None:
         """Credentials from AEROBEE_ACCESS_KEY and AEROBEE_SECRET_KEY, or the file named by AEROBEE_CREDENTIALS; else
-        None."""
+        None. `environment`: that of the process by default."""
+        environment = os.environ if environment is None else environment
         access_key, secret_key = environment.get("AEROBEE_ACCESS_KEY"), environment.get("AEROBEE_SECRET_KEY")
         if access_key or secret_key:
             return cls(access_key or "", secret_key or "")

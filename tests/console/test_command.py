@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -9,11 +10,15 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from aerobee_broker.cli import main
 from aerobee_broker.commands import console
+from aerobee_broker.config import Address, BrokerConfig, ListenConfig, TlsConfig
+from aerobee_store.config import StoreConfig
+from aerobee_store.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -75,3 +80,53 @@ def test_missing_packages_are_named(capsys: pytest.CaptureFixture[str], monkeypa
 def test_the_default_address_is_this_machine_only() -> None:
     """Nobody else reaches a console by accident."""
     assert console.LISTEN_DEFAULT.startswith("127.0.0.1:")
+
+
+def test_a_broker_brings_its_console_back_and_ends_with_it(tmp_path: Path) -> None:
+    """`aerobee serve --console`: a console that is killed is started again, and both end together."""
+    command = [
+        *(sys.executable, "-m", "aerobee_broker", "serve", "--dev", "--store", str(tmp_path / "store")),
+        *("--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--console", "127.0.0.1:0"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline().startswith("ready grpc=")
+            for life in range(2):
+                address = process.stdout.readline().strip().removeprefix("ready console=")
+                with urllib.request.urlopen(address, timeout=60) as answer:
+                    assert b"takes messages" in answer.read()
+                (child,) = _children(process.pid)
+                if life == 0:
+                    os.kill(child, signal.SIGKILL)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+            assert not Path(f"/proc/{child}").exists()
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def _children(process: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"grpc": Address.parse("unix:/tmp/aerobee.sock")}, "over TCP only"),
+        ({}, "clients of this broker need a certificate"),
+    ],
+)
+def test_a_console_that_could_not_reach_its_broker_stops_the_start(
+    tmp_path: Path, settings: dict[str, Address], text: str
+) -> None:
+    """Before anything is started."""
+    listen = ListenConfig(console=Address("127.0.0.1", 8090), **settings)  # type: ignore[arg-type]  # only addresses
+    tls = (
+        TlsConfig()
+        if settings
+        else TlsConfig(certificate=tmp_path / "c", key=tmp_path / "k", client_authorities=tmp_path / "a")
+    )
+    with pytest.raises(ConfigError, match=text):
+        BrokerConfig(store=StoreConfig(directory=tmp_path), listen=listen, tls=tls)

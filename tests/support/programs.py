@@ -18,6 +18,7 @@ from typing import Final, NoReturn
 import pytest
 
 DEBIAN: Final = {
+    "chromium": "chromium",
     "etcd": "etcd-server",
     "faketime": "faketime",
     "prometheus": "prometheus",

@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from aerobee_broker.cli import build_parser
 from aerobee_broker.clients.accounts import Right, load_accounts
 from aerobee_broker.config import BrokerConfig, ListenConfig
 from aerobee_broker.errors import ForbiddenError
@@ -88,7 +89,13 @@ def test_the_example_shows_the_defaults(tmp_path: Path) -> None:
         namesrv=(),
         store=dataclasses.replace(shown.store, store_host=default.store.store_host),
         listen=dataclasses.replace(
-            shown.listen, advertise=None, tls=None, advertise_tls=None, remoting=None, advertise_remoting=None
+            shown.listen,
+            advertise=None,
+            tls=None,
+            advertise_tls=None,
+            remoting=None,
+            advertise_remoting=None,
+            console=None,
         ),
         tls=default.tls,
         auth=default.auth,
@@ -174,11 +181,16 @@ def test_the_composition_agrees_with_the_image_and_with_prometheus() -> None:
     (composition,) = read_yaml(DEPLOY / "docker-compose.yml")
     services = composition["services"]
     assert {name for name, service in services.items() if "profiles" not in service} == {
-        *("broker", "prometheus", "grafana")
+        *("broker", "console", "prometheus", "grafana")
     }
     assert f"broker-store:{STORE_DIRECTORY}" in services["broker"]["volumes"]
-    named = {mount.split(":")[0] for service in services.values() for mount in service["volumes"]}
+    named = {mount.split(":")[0] for service in services.values() for mount in service.get("volumes", ())}
     assert {name for name in named if not name.startswith(".")} == set(composition["volumes"])
+
+    console = services["console"]
+    parsed = build_parser("console").parse_args([*console["entrypoint"][1:], *console["command"]])
+    assert (parsed.listen, parsed.endpoint) == ("0.0.0.0:8090", "broker:8081")
+    assert "[console]" in (DEPLOY / "Dockerfile").read_text(), "the image has what the console needs"
 
     (prometheus,) = read_yaml(DEPLOY / "prometheus" / "prometheus.yml")
     jobs = {job["job_name"]: job["static_configs"][0]["targets"] for job in prometheus["scrape_configs"]}

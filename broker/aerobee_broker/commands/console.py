@@ -24,6 +24,7 @@ _EXAMPLES = """\
   aerobee console --endpoint broker.example:8081 --tls-ca ca.pem
   aerobee console --read-only                          for a screen that everybody sees
   aerobee console --url https://ops.example/aerobee    behind a proxy that serves this address
+  aerobee serve --console 127.0.0.1:8090               a broker with its console
 
 People sign in with the accounts of the broker; a broker without accounts needs no login. docs/console.md explains all.
 """

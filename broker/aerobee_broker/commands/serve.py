@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aerobee_broker.commands.console import require_packages
 from aerobee_broker.commands.terminal.options import ENDPOINT_DEFAULT, new_command
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--metrics", metavar="HOST:PORT", help="address of /metrics and /healthz (default: 127.0.0.1:5557)"
     )
+    parser.add_argument("--console", metavar="HOST:PORT", help="serve `aerobee console` there, too (default: no)")
     parser.add_argument(
         "--flush",
         choices=("sync", "async"),
@@ -110,6 +112,8 @@ def run(arguments: argparse.Namespace) -> int:
     import uvloop
 
     config = load_config(arguments)
+    if config.listen.console is not None:
+        require_packages()
     prepare_process()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(config, asyncio.Event()))
@@ -151,6 +155,7 @@ def load_config(arguments: argparse.Namespace, settings: Mapping[str, object] | 
         "tls.client_authorities": arguments.tls_client_ca,
         "auth.accounts": arguments.accounts,
         "listen.metrics": arguments.metrics,
+        "listen.console": arguments.console,
         "listen.advertise": arguments.advertise,
         "broker.dev": arguments.dev or None,
     }
@@ -204,14 +209,32 @@ async def serve(config: BrokerConfig, stop: asyncio.Event, *, clock: Clock | Non
     for number in signals:
         loop.add_signal_handler(number, begin_to_stop)
 
+    address: asyncio.Future[Address] = loop.create_future()
+
     def serving(listening: Listening, metrics: Address) -> None:
         collect_less_garbage()
         _announce(config, listening, metrics)
+        address.set_result(listening.grpc.dialled)
 
     def following(remoting: Address, metrics: Address) -> None:
         print(f"ready role=replica remoting={remoting} metrics={metrics}", flush=True)
 
-    return await server.run(config, stop, serving, hurry=hurry, clock=clock, announce_replica=following)
+    broker = server.run(config, stop, serving, hurry=hurry, clock=clock, announce_replica=following)
+    if config.listen.console is None:
+        return await broker
+    async with asyncio.TaskGroup() as tasks:
+        console = tasks.create_task(_console(config.listen.console, address), name="console")
+        try:
+            return await broker
+        finally:
+            console.cancel()
+
+
+async def _console(listen: Address, broker: asyncio.Future[Address]) -> None:
+    """Serve the console once the broker serves clients; of a replica, once it is the master."""
+    from aerobee_broker.console.child import keep_console
+
+    await keep_console(["--listen", str(listen), "--endpoint", str(await broker)])
 
 
 def collect_less_garbage() -> None:

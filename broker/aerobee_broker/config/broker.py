@@ -103,6 +103,19 @@ class BrokerConfig(Section):
         self._check_replication()
         self._check_unix()
         self._check_tls()
+        self._check_console()
+
+    def _check_console(self) -> None:
+        """The console of `listen.console` reaches the broker in plaintext over TCP."""
+        if self.listen.console is None:
+            return
+        if self.listen.grpc.unix_path is not None:
+            reason = "the console reaches a broker over TCP only; set listen.grpc to HOST:PORT"
+        elif self.is_plaintext_refused:
+            reason = "clients of this broker need a certificate; run `aerobee console` with --tls-cert and --tls-key"
+        else:
+            return
+        raise ConfigError(f"listen.console: {reason}")
 
     def _check_replication(self) -> None:
         replication = self.replication

@@ -24,6 +24,7 @@ class ListenConfig(Section):
     remoting: Address | None = None  # for RocketMQ 4 clients and mqadmin; None: not used
     front: Literal["native", "grpcio"] = "native"  # the gRPC server: native HTTP/2 or grpcio's server
     metrics: Address = _METRICS  # /metrics, /healthz, /readyz; the port of RocketMQ's exporter
+    console: Address | None = None  # pages for browsers, by a process beside the broker; None: none
     advertise: Address | None = None  # the address given to clients; None: the one they connected to
     advertise_remoting: Address | None = None  # the address given to name servers; None: the listening address
     advertise_tls: Address | None = None  # as `advertise`, for clients that connected with TLS

@@ -40,6 +40,7 @@ def make_environment(settings: ConsoleSettings) -> Environment:
     version = static_version()
     environment.filters.update(
         number=number, rate=rate, size=size, span=span, age=age, when=when, percent=percent, counted=counted, at=at,
+        marked=marked,
         segment=segment,
     )  # fmt: skip
     environment.globals.update(
@@ -102,6 +103,14 @@ def age(timestamp: int | None) -> str:
 def percent(part: float, whole: float) -> str:
     """A share, without false precision."""
     return f"{100 * part / whole:.0f} %" if whole else UNKNOWN
+
+
+def marked(text: str) -> Markup:
+    """A text of the broker, whose commands stand between backticks."""
+    parts = text.split("`")
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if index % 2 else escape(part) for index, part in enumerate(parts)
+    )
 
 
 def when(timestamp: int | None, form: str = "full") -> Markup:

@@ -1,6 +1,7 @@
 // Parts marked with data-live are asked for again every few seconds, while somebody looks at the page.
 const SECONDS = 5;
-const SECONDS_MAX = 60;
+const FAILED_SECONDS = 2; // after a first failure; twice as long after each further one
+const FAILED_SECONDS_MAX = 30;
 const STORED = "aerobee-paused";
 
 export function keepFresh(prepare) {
@@ -23,7 +24,8 @@ export function keepFresh(prepare) {
   function plan() {
     clearTimeout(timer);
     if (paused || document.hidden) return;
-    timer = setTimeout(refresh, 1000 * Math.min(SECONDS * 2 ** failures, SECONDS_MAX));
+    const delay = failures ? Math.min(FAILED_SECONDS * 2 ** (failures - 1), FAILED_SECONDS_MAX) : SECONDS;
+    timer = setTimeout(refresh, 1000 * delay);
   }
 
   async function refresh() {
