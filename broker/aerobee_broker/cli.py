@@ -15,16 +15,21 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Final
 
+from aerobee_broker.commands.terminal import contexts
 from aerobee_broker.commands.terminal.options import CommandError, add_debug, complete_advice
 
 # Each command with its module in `commands/`, in the order of the help.
 _MODULES: Final = {
     **{name: name for name in ("serve", "status", "topic", "group", "subscription", "client", "send", "receive")},
     **{"browse": "messages.browse", "tail": "messages.tail"},
+    **{"top": "monitoring.top", "check": "monitoring.check", "definitions": "definitions"},
+    **{"context": "shell.context", "completion": "shell.completion"},
     **{"query": "query", "dlq": "dlq", "account": "account", "config": "configuration", "store": "store"},
     **{name: name for name in ("spark", "bench", "console", "namesrv", "replication")},
     **{"promote": "replication", "version": "version"},
 }
+_WITHOUT_CONTEXT: Final = ("serve", "namesrv", "store", "context", "version")
+"""Commands that use no broker, or whose environment has another meaning."""
 _EXAMPLES = """\
 examples:
   aerobee serve --dev                       start a development broker on 127.0.0.1:8081
@@ -70,10 +75,18 @@ class _PrintVersion(argparse.Action):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. `arguments` default to those of the process."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = build_parser(arguments[0] if arguments and arguments[0] in _MODULES else None)
+    command = arguments[0] if arguments and arguments[0] in _MODULES else None
+    if command not in _WITHOUT_CONTEXT:
+        try:
+            contexts.apply(os.environ)
+        except CommandError as error:
+            print(f"aerobee: {error}", file=sys.stderr)
+            return error.exit_code
+    parser = build_parser(command)
     parsed, rest = parser.parse_known_args(arguments)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}; `aerobee COMMAND --help` shows what a command takes")
+    parsed.command_names, parsed.build_parser = list(_MODULES), build_parser  # for completion
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a damaged store contains text that no terminal can show
             stream.reconfigure(errors="backslashreplace")

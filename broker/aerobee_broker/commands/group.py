@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from aerobee_broker.commands import group_offsets
-from aerobee_broker.commands.terminal import options, output
+from aerobee_broker.commands.terminal import options, output, questions
 from aerobee_broker.commands.terminal.options import complete_advice, new_command, with_client
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def add_parser(commands: Commands) -> None:
     delete = new_command(
         actions, "delete", "delete a group and its progress", _delete, examples="  aerobee group delete billing"
     )
+    questions.add_confirmation(delete, "what would be lost")
     for action in (create, update, describe, delete):
         action.add_argument("group", metavar="GROUP")
     for action in (create, update, listing, describe, delete):
@@ -161,6 +162,16 @@ def _describe(arguments: argparse.Namespace) -> int:
 
 
 def _delete(arguments: argparse.Namespace) -> int:
+    description = with_client(arguments, lambda client: client.admin.describe_group(arguments.group))
+    topics = output.counted(len(description.topics), "topic")
+    if arguments.dry_run:
+        return output.print_result(
+            {"name": arguments.group, "topicCount": len(description.topics), "dryRun": True},
+            f"would delete group {arguments.group} and its positions in {topics}",
+            as_json=arguments.json,
+        )
+    if description.topics:
+        questions.confirm(arguments, f"the positions of group {arguments.group} in {topics} will be lost; go on?")
     with_client(arguments, lambda client: client.admin.delete_group(arguments.group))
     return output.print_result(
         {"name": arguments.group, "deleted": True}, f"deleted group {arguments.group}", as_json=arguments.json

@@ -255,12 +255,33 @@ def _announce(config: BrokerConfig, listening: Listening, metrics: Address) -> N
     remoting = "" if listening.remoting is None else f" remoting={listening.remoting}"
     print(f"ready grpc={listening.grpc} metrics={metrics}{tls}{remoting}", flush=True)
     if sys.stderr.isatty():
+        for name, value in banner(config, listening, metrics):
+            print(f"{name:<12}{value}", file=sys.stderr)
         command = "aerobee"
         if shutil.which(command) is None and not sys.argv[0].endswith(".py"):
             command = sys.argv[0]  # as the command was called, so that the next line can be copied
         heading = "next, in another terminal:"
         for number, line in enumerate(first_steps(config, listening.grpc, command)):
             print(f"{heading if number == 0 else '':{len(heading)}}  {line}", file=sys.stderr)
+
+
+def banner(config: BrokerConfig, listening: Listening, metrics: Address) -> list[tuple[str, str]]:
+    """What a person at the terminal wants to know of a broker that serves."""
+
+    from aerobee_broker.processors.administration.status import broker_version
+
+    durability = "sync: a message is on disk before its send is acknowledged"
+    if config.store.flush == "async":
+        durability = "async: a power cut may lose the messages of the last flush interval"
+    found = [
+        ("aerobee", broker_version() + (", for development: creates topics and groups" if config.dev else "")),
+        ("store", str(config.store.directory.absolute())),
+        ("durability", durability),
+        ("clients", f"{listening.grpc}{'' if listening.tls is None else f', with TLS {listening.tls}'}"),
+    ]
+    if listening.remoting is not None:
+        found.append(("remoting", f"{listening.remoting} (clients of RocketMQ 4)"))
+    return [*found, ("metrics", f"http://{metrics}/metrics"), ("to stop", "Ctrl-C")]
 
 
 def first_steps(config: BrokerConfig, listening: Address, command: str) -> list[str]:

@@ -1,0 +1,1 @@
+"""Commands that watch a broker: `aerobee top` for people, `aerobee check` for monitoring."""

@@ -1,0 +1,1 @@
+"""Commands that make the command line comfortable: contexts and completion."""

@@ -1,0 +1,210 @@
+"""Commands for monitoring, contexts, completion and definitions, with a real broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aerobee_client.testing import BrokerProcess, run_broker
+from tests.integration.test_command_line import Shell
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker; each test has its own topics."""
+    with run_broker(tmp_path_factory.mktemp("aerobee"), ("--dev",)) as running:
+        yield running
+
+
+@pytest.fixture
+def shell(broker: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """The command line of that broker, with an empty configuration of the user."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return Shell(broker.endpoint)
+
+
+class TestMonitoring:
+    @pytest.mark.parametrize(
+        ("limits", "code", "word"),
+        [(("5", "9"), 0, "OK"), (("2", "9"), 1, "WARNING"), (("1", "2"), 2, "CRITICAL")],
+    )
+    def test_lag_against_limits(self, shell: Shell, limits: tuple[str, str], code: int, word: str) -> None:
+        """The exit codes of monitoring plugins; a limit may be reached, but not passed."""
+        topic = f"checked-{code}"
+        shell.text("topic", "create", topic, "--queues", "1")
+        shell.lines("receive", topic, "--group", topic, "--wait", "0")
+        shell.text("send", topic, "x", "--count", "5")
+        arguments = ("check", "lag", "--group", topic, "--warn", limits[0], "--critical", limits[1])
+        found, out, err = shell.run(*arguments)
+        assert (found, err) == (code, "")
+        assert out == f"lag of {topic} {word} - 5 messages behind\n"
+
+    def test_ages_disks_and_syncs(self, shell: Shell) -> None:
+        """Each takes limits in its own unit, and a broker that is down is unknown."""
+        assert shell.text("check", "lag", "--warn", "1h", "--critical", "2h").startswith("lag OK - the oldest message")
+        assert shell.text("check", "disk", "--warn", "100%", "--critical", "100%").startswith("disk OK - ")
+        shell.text("send", "synced", "x")
+        code, out, _ = shell.run("check", "sync", "--warn", "0s", "--critical", "1h")
+        assert (code, "sync WARNING - the last took" in out) == (1, True)
+        code, out, err = Shell("127.0.0.1:1").run("check", "disk", "--warn", "80%", "--critical", "90%")
+        assert (code, "disk UNKNOWN - no broker answers" in out, err) == (3, True, "")
+        assert shell.run("check", "lag", "--group", "nobody", "--warn", "1", "--critical", "2")[0] == 3
+
+    def test_top_once(self, shell: Shell) -> None:
+        """The busiest topic and the largest backlog."""
+        shell.text("send", "busy", "x", "--count", "3")
+        shell.lines("receive", "busy", "--group", "slow", "--max", "1", "--no-ack", "--invisible", "60")
+        out = shell.text("top", "--once")
+        assert " in/s, " in out.splitlines()[0]
+        [topic] = [line.split() for line in out.splitlines() if line.startswith("busy ")]
+        assert topic[3] == "3"
+        [group] = [line.split() for line in out.splitlines() if line.startswith("slow ")]
+        assert group[1:3] == ["3", "1"]
+
+
+class TestContexts:
+    def test_a_context_is_the_default_of_commands(
+        self, shell: Shell, broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The first one is used at once; another can be chosen for all commands, or for one."""
+        monkeypatch.delenv("AEROBEE_ENDPOINT", raising=False)
+        alone = Shell("")
+        alone.text("context", "add", "here", "--endpoint", broker.endpoint)
+        alone.text("context", "add", "nowhere", "--endpoint", "127.0.0.1:1")
+        alone.text("topic", "list")
+        assert "using nowhere" in alone.text("context", "use", "nowhere")
+        assert "127.0.0.1:1" in alone.error("topic", "list")
+        monkeypatch.setenv("AEROBEE_CONTEXT", "here")
+        alone.text("topic", "list")
+        monkeypatch.setenv("AEROBEE_CONTEXT", "absent")
+        assert "no context 'absent'" in alone.error("topic", "list", code=3)
+        monkeypatch.delenv("AEROBEE_CONTEXT")
+        assert [(each["name"], each["current"]) for each in alone.json("context", "list")] == [
+            ("here", False),
+            ("nowhere", True),
+        ]
+        assert "known: here, nowhere" in alone.error("context", "use", "there", code=3)
+        alone.text("context", "remove", "nowhere")
+        assert "nowhere" not in alone.text("context", "list")
+
+    def test_a_broken_file_is_named(self, shell: Shell, tmp_path: Path) -> None:
+        """With the path, and what to do."""
+        file = tmp_path / "config/aerobee/contexts.json"
+        file.parent.mkdir(parents=True)
+        file.write_text("{")
+        assert f"{file}: cannot be read" in shell.error("topic", "list")
+
+
+class TestCompletion:
+    def words(self, shell: Shell, *words: str) -> list[str]:
+        return shell.text("completion", "words", "--", *words).split()
+
+    def test_commands_options_choices_and_names(self, shell: Shell) -> None:
+        """What may follow is known for each place; names come from the broker."""
+        shell.text("topic", "create", "complete-me")
+        shell.text("group", "create", "complete-us")
+        assert self.words(shell, "to") == ["top", "topic"]
+        assert "describe" in self.words(shell, "topic", "")
+        assert self.words(shell, "topic", "describe", "complete-") == ["complete-me"]
+        assert self.words(shell, "group", "describe", "complete-") == ["complete-us"]
+        assert "--group" in self.words(shell, "receive", "complete-me", "--g")
+        assert self.words(shell, "receive", "complete-me", "--group", "complete-") == ["complete-us"]
+        assert self.words(shell, "config", "log-level", "D") == ["DEBUG"]
+        assert self.words(shell, "nothing", "") == []
+        assert Shell("127.0.0.1:1").text("completion", "words", "--", "topic", "describe", "").split() == []
+
+    @pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
+    def test_the_scripts_are_read_by_their_shells(self, shell: Shell, tmp_path: Path, name: str) -> None:
+        """Where the shell is installed, it finds no mistake; bash completes a name."""
+        script = tmp_path / name
+        script.write_text(shell.text("completion", name))
+        if (program := shutil.which(name)) is None:
+            pytest.skip(f"{name} is not installed")
+        subprocess.run([program, "-n", str(script)], check=True, timeout=60)
+        if name == "bash":
+            bin_directory = tmp_path / "bin"
+            bin_directory.mkdir()
+            command = bin_directory / "aerobee"
+            command.write_text(f'#!/bin/sh\nexec {sys.executable} -m aerobee_broker "$@"\n')
+            command.chmod(0o755)
+            typed = f"source {script}; COMP_WORDS=(aerobee topic des); COMP_CWORD=2; _aerobee; echo ${{COMPREPLY[@]}}"
+            environment = {**os.environ, "PATH": f"{bin_directory}:{os.environ['PATH']}"}
+            done = subprocess.run(
+                [program, "-c", typed], capture_output=True, text=True, timeout=60, env=environment, check=True
+            )
+            assert done.stdout.split() == ["describe"]
+
+
+class TestDefinitions:
+    def test_a_broker_is_made_like_another(self, shell: Shell, tmp_path: Path) -> None:
+        """What is missing is created and what differs changed, after a diff; a second time nothing is left to do."""
+        shell.text("topic", "create", "defined", "--queues", "3", "--type", "FIFO")
+        shell.text("group", "create", "definers", "--max-attempts", "5", "--fifo")
+        file = tmp_path / "broker.json"
+        shell.run("definitions", "export", "--output", str(file))
+        content = json.loads(file.read_text())
+        content = {kind: {name: each for name, each in content[kind].items() if "defin" in name} for kind in content}
+        assert content["topics"]["defined"]["readQueueCount"] == 3
+        file.write_text(json.dumps(content))
+        assert shell.text("definitions", "apply", str(file)) == "nothing to change\n"
+        shell.text("topic", "delete", "defined")
+        shell.text("group", "update", "definers", "--max-attempts", "7")
+        dry = shell.text("definitions", "apply", str(file), "--dry-run")
+        assert "+ topic defined" in dry
+        assert "maxAttempts: 7 -> 5" in dry
+        assert "defined" not in [topic["name"] for topic in shell.json("topic", "list")]
+        assert "made 2 changes" in shell.text("definitions", "apply", str(file))
+        assert shell.text("definitions", "apply", str(file)) == "nothing to change\n"
+
+    @pytest.mark.parametrize(
+        "text",
+        ["{", "[]", '{"queues": {}}', '{"topics": {"t": {"color": 1}}}', '{"topics": {"t": {"permission": "X"}}}'],
+    )
+    def test_a_wrong_file(self, shell: Shell, tmp_path: Path, text: str) -> None:
+        """Nothing is changed, and the error names the file or the topic."""
+        file = tmp_path / "wrong.json"
+        file.write_text(text)
+        code, _, err = shell.run("definitions", "apply", str(file))
+        assert code == 1
+        assert "wrong.json" in err or "'t'" in err
+        assert "t" not in [topic["name"] for topic in shell.json("topic", "list")]
+
+
+def test_a_person_at_the_terminal_sees_what_serves(tmp_path: Path) -> None:
+    """Version, store, durability, addresses, how to stop, and the next commands; the ready line stays as it is."""
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "aerobee_broker", "serve", "--dev", "--store", str(tmp_path / "store")]
+    command += ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
+    process = subprocess.Popen(command, stderr=terminal, stdout=subprocess.PIPE)
+    os.close(terminal)
+    try:
+        said = b""
+        while b"next, in another terminal" not in said:
+            said += os.read(controller, 4096)
+        text = said.decode()
+        assert f"store       {tmp_path / 'store'}" in text
+        for name in (
+            "aerobee  ",
+            "durability  sync",
+            "clients     127.0.0.1:",
+            "metrics     http://",
+            "to stop     Ctrl",
+        ):
+            assert name in text, text
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"ready grpc=127.0.0.1:")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        os.close(controller)
