@@ -68,6 +68,7 @@ def _list(arguments: argparse.Namespace) -> int:
             for account in accounts
         ),
         empty="the broker requires no accounts: every caller may do everything",
+        cut=("publish", "consume", "groups"),
     )
     return 0
 

@@ -152,7 +152,7 @@ def _describe(arguments: argparse.Namespace) -> int:
                 client.client_id,
                 client.remote_address,
                 client.version,
-                output.time_text(client.last_heartbeat_timestamp.ToMilliseconds()),
+                output.short_time_text(client.last_heartbeat_timestamp.ToMilliseconds()),
             )
             for client in description.clients
         ),

@@ -166,6 +166,7 @@ def print_queues(queues: Iterable[admin_v1.GroupQueueStatus]) -> None:
             for queue in queues
         ),
         empty="nothing consumed yet",
+        least=("retrying", "next offset", "in flight", "ready"),
     )
 
 

@@ -158,6 +158,7 @@ def _traffic(arguments: argparse.Namespace) -> int:
             for sent in found.topics
         ),
         empty="nothing was sent",
+        least=("answered in", "size"),
     )
     output.print_table(
         ("topic", "group", "messages out", "a second", "size", "waited", "acknowledged", "dead letters"),
@@ -170,5 +171,6 @@ def _traffic(arguments: argparse.Namespace) -> int:
             for got in found.groups
         ),
         empty="nothing was delivered",
+        least=("dead letters", "waited", "size", "a second"),
     )
     return 0

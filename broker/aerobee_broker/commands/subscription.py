@@ -75,6 +75,8 @@ def _list(arguments: argparse.Namespace) -> int:
             for info in found
         ),
         empty="no subscriptions",
+        cut=("expression",),
+        least=("last said",),
     )
     return 0
 
@@ -100,6 +102,8 @@ def _list_clients(arguments: argparse.Namespace) -> int:
             for each in found
         ),
         empty="no connected subscribers",
+        cut=("expression",),
+        least=("last said", "consistent"),
     )
     return 0
 

@@ -144,7 +144,7 @@ def _describe(arguments: argparse.Namespace) -> int:
                 queue.min_offset,
                 queue.max_offset,
                 queue.max_offset - queue.min_offset,
-                output.time_text(queue.last_store_timestamp.ToMilliseconds())
+                output.short_time_text(queue.last_store_timestamp.ToMilliseconds())
                 if queue.HasField("last_store_timestamp")
                 else "never",
             )

@@ -218,7 +218,7 @@ def print_found(
             ),
             empty=empty,
             cut=("body",),
-            least=("keys", "tag", "queue"),
+            least=("keys", "tag", column),
         )
 
 

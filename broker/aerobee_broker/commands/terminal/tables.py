@@ -38,7 +38,7 @@ def table_lines(
         lines = _fitted(columns, rows, shown, right, cut, width)
         if lines is not None:
             return lines, left_out
-    return _blocks(columns, rows), []
+    return _blocks(columns, rows, cut, width), []
 
 
 def _fitted(
@@ -74,17 +74,19 @@ def _line(row: Sequence[str], shown: Sequence[int], widths: dict[int, int], righ
     return _GAP.join(cells).rstrip()
 
 
-def _blocks(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _blocks(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], cut: Collection[str], width: int | None
+) -> list[str]:
     """Each row as lines of name and value, with an empty line between two rows."""
-    name_width = max(map(text_width, columns))
+    name_width = max(map(text_width, columns)) + 2
     lines: list[str] = []
     for number, row in enumerate(rows):
         if number:
             lines.append("")
-        lines += [
-            f"{name}{' ' * (name_width - text_width(name))}  {value}".rstrip()
-            for name, value in zip(columns, row, strict=True)
-        ]
+        for name, value in zip(columns, row, strict=True):
+            if width is not None and name in cut:
+                value = shortened(value, max(_CUT_MIN, width - name_width))
+            lines.append(f"{name}{' ' * (name_width - text_width(name))}{value}".rstrip())
     return lines
 
 

@@ -1,0 +1,227 @@
+"""What each command that lists something prints in terminals of 80 and 120 columns, kept as text in `tables/`.
+
+To write the files anew after a change that is meant: AEROBEE_WRITE_GOLDEN=1 pytest tests/golden/test_golden_tables.py
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_broker.cli import main
+from aerobee_broker.commands.terminal import output
+from aerobee_client.messages.message import stored_message
+from aerobee_proto import admin_v1, v2
+
+DIRECTORY = Path(__file__).parent / "tables"
+NOW_MS = 1_735_787_045_000
+LONG = "a-topic-with-a-name-of-fifty-letters-as-people-have"
+CLIENT = "worker-7.production.example.com@4711@0@9f3k2a7d1c"
+MESSAGE_ID = "0102FC000000014AB00B13010700000000"
+
+
+def at(milliseconds: int) -> v2.Timestamp:
+    found = v2.Timestamp()
+    found.FromMilliseconds(milliseconds)
+    return found
+
+
+def message(number: int, body: bytes, tag: str = "paid") -> v2.Message:
+    return v2.Message(
+        topic=v2.Resource(name="orders"),
+        body=body,
+        system_properties=v2.SystemProperties(
+            message_id=f"{MESSAGE_ID[:-2]}{number:02}",
+            tag=tag,
+            keys=["order-7", "customer-12"],
+            queue_id=number % 4,
+            queue_offset=100_000 + number,
+            born_host="10.0.0.7",
+            born_timestamp=at(NOW_MS - 1000),
+            store_timestamp=at(NOW_MS - 1000 * number),
+        ),
+    )
+
+
+def topics() -> list[admin_v1.Topic]:
+    types = [v2.MessageType.NORMAL, v2.MessageType.FIFO, v2.MessageType.DELAY, v2.MessageType.TRANSACTION]
+    return [
+        admin_v1.Topic(name="orders", read_queue_count=8, write_queue_count=8, accept_message_types=types),
+        admin_v1.Topic(name=LONG, read_queue_count=16, write_queue_count=8, accept_message_types=types[:1]),
+    ]
+
+
+def described_topic() -> admin_v1.DescribeTopicResponse:
+    queues = [
+        admin_v1.QueueStatus(queue_id=number, min_offset=0, max_offset=12_345_678, last_store_timestamp=at(NOW_MS))
+        for number in range(2)
+    ]
+    return admin_v1.DescribeTopicResponse(topic=topics()[0], queues=queues, groups=["billing", "shipping"])
+
+
+def described_group() -> admin_v1.DescribeGroupResponse:
+    values: dict[str, Any] = {
+        "lag": 1_234_567,
+        "inflight": 32,
+        "ready": 1_234_535,
+        "retrying": 4,
+        "oldest_timestamp": at(NOW_MS - 90_000),
+    }
+    return admin_v1.DescribeGroupResponse(
+        group=admin_v1.Group(name="billing", max_attempts=16, consume_enabled=True),
+        topics=[admin_v1.GroupTopicStatus(topic=topic, **values) for topic in ("orders", LONG)],
+        queues=[
+            admin_v1.GroupQueueStatus(
+                topic=topic, queue_id=3, committed_offset=11_111_111, max_offset=12_345_678, **values
+            )
+            for topic in ("orders", LONG)
+        ],
+    )
+
+
+def connections() -> list[admin_v1.Connection]:
+    return [
+        admin_v1.Connection(
+            client_id=CLIENT,
+            client_type=v2.ClientType.PUSH_CONSUMER,
+            language=v2.Language.JAVA,
+            version="5.0.7",
+            remote_address="10.20.30.40:51234",
+            last_heartbeat_timestamp=at(NOW_MS - 3000),
+            group="billing",
+            topics=["orders", "refunds"],
+        )
+    ]
+
+
+def dead_letters() -> list[admin_v1.DeadLetter]:
+    return [
+        admin_v1.DeadLetter(
+            offset=number,
+            message=message(number, b""),
+            origin_topic="orders",
+            body_size=2048,
+            resent_timestamp=at(NOW_MS),
+        )
+        for number in (17, 18)
+    ]
+
+
+def dead_letter_queues() -> list[admin_v1.DeadLetterQueue]:
+    return [
+        admin_v1.DeadLetterQueue(
+            group=group, count=12, oldest_timestamp=at(NOW_MS - 86_400_000), newest_timestamp=at(NOW_MS)
+        )
+        for group in ("billing", LONG)
+    ]
+
+
+def settings() -> list[admin_v1.Setting]:
+    return [
+        admin_v1.Setting(
+            name="delivery.auto_renew_seconds_max",
+            value="900",
+            default_value="10800",
+            source=admin_v1.SettingSource.SETTING_SOURCE_FILE,
+            changeable=True,
+        ),
+        admin_v1.Setting(
+            name="store.directory", value="/var/lib/aerobee", source=admin_v1.SettingSource.SETTING_SOURCE_FLAG
+        ),
+    ]
+
+
+def accounts() -> list[admin_v1.Account]:
+    return [
+        admin_v1.Account(access_key="operator", admin=True),
+        admin_v1.Account(
+            access_key="checkout-service",
+            publish=["orders", "refunds", "audit-*", "notifications-of-customers"],
+            consume=["orders", "payments-of-all-regions"],
+            groups=["checkout-*", "checkout-for-tests"],
+        ),
+    ]
+
+
+def subscriptions() -> list[v2.SubscriptionInfo]:
+    return [
+        v2.SubscriptionInfo(
+            group=v2.Resource(name="billing"),
+            topic=v2.Resource(name="orders"),
+            online=True,
+            subscription_consistency=True,
+            expression=v2.FilterExpression(
+                type=v2.FilterType.SQL, expression="amount > 100 AND region IN ('north', 'south') AND kind = 'order'"
+            ),
+            last_update_timestamp=at(NOW_MS - 5000),
+        )
+    ]
+
+
+def messages() -> list[Any]:
+    bodies = (
+        b'{"amount": 12, "customer": "a name", "lines": [1, 2, 3], "note": "of some length, as they are"}',
+        b"short",
+    )
+    return [stored_message(message(number, body)) for number, body in enumerate(bodies)]
+
+
+def traffic() -> admin_v1.ListTrafficResponse:
+    answer = admin_v1.ListTrafficResponse()
+    answer.window.FromSeconds(60)
+    for topic in ("orders", LONG):
+        answer.topics.add(topic=topic, messages=1_234_567, bytes=1 << 30, messages_rate=20_576.1)
+        answer.groups.add(
+            topic=topic,
+            group="billing",
+            messages=1_234_000,
+            bytes=1 << 30,
+            messages_rate=20_566.7,
+            acknowledged=1_233_000,
+        )
+    return answer
+
+
+CASES: dict[str, tuple[str, tuple[str, ...], Callable[[], Any]]] = {
+    "topic-list": ("topic", ("topic", "list"), topics),
+    "topic-describe": ("topic", ("topic", "describe", "orders"), described_topic),
+    "group-list": ("group", ("group", "list"), lambda: [described_group().group]),
+    "group-describe": ("group", ("group", "describe", "billing"), described_group),
+    "group-lag": ("group_offsets", ("group", "lag", "billing"), described_group),
+    "subscription-list": ("subscription", ("subscription", "list"), subscriptions),
+    "client-list": ("client", ("client", "list"), connections),
+    "dlq-groups": ("dlq", ("dlq", "list"), dead_letter_queues),
+    "dlq-list": ("dlq", ("dlq", "list", "billing"), dead_letters),
+    "config-show": ("configuration", ("config", "show"), settings),
+    "account-list": ("account", ("account", "list"), accounts),
+    "query": ("query", ("query", "orders", "--key", "order-7"), messages),
+    "browse": ("messages.browse", ("browse", "orders"), messages),
+    "traffic": ("status", ("status", "--traffic", "minute"), traffic),
+}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", CASES)
+def test_listing(name: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same text as before; no line is wider than the terminal, unless a name alone is."""
+    module, arguments, answer = CASES[name]
+    monkeypatch.setattr(import_module(f"aerobee_broker.commands.{module}"), "with_client", lambda *_: answer())
+    monkeypatch.setattr(output, "terminal_width", lambda: width)
+    monkeypatch.setattr(output, "short_time_text", lambda _: "01-02 03:04:05")
+    monkeypatch.setattr(output, "age_text", lambda moment: output.span_text(NOW_MS - moment))
+    monkeypatch.setattr(sys.modules["aerobee_broker.cli"].contexts, "apply", lambda _: None)
+    assert main(arguments) == 0
+    text = "".join(f"{line.rstrip()}\n" for line in capsys.readouterr().out.splitlines())
+    file = DIRECTORY / f"{name}.{width}.txt"
+    if os.environ.get("AEROBEE_WRITE_GOLDEN"):
+        DIRECTORY.mkdir(exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+    tables = [line for line in text.splitlines() if "  " in line]
+    assert max(map(len, tables)) <= max(width, 80), text
