@@ -266,6 +266,20 @@ class TestBrowsing:
         ).messages
         assert (cut.message.body, cut.body_cut, cut.body_size) == (bodies[-1][:4].encode(), True, len(bodies[-1]))
 
+    @pytest.mark.parametrize("oldest_first", [False, True])
+    async def test_blocks_are_given_up_and_read_again(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch, oldest_first: bool
+    ) -> None:
+        """When the blocks of many queues take too much memory, no message is lost or comes twice."""
+        monkeypatch.setattr(browse, "_BLOCK_SIZE", 10 << 10)
+        monkeypatch.setattr(browse, "_HELD_SIZE_MAX", 6 << 10)
+        await harness.client.admin.create_topic("many", queue_count=3)
+        bodies = [f"{number} {'x' * 2000}" for number in range(30)]
+        for body in bodies:
+            await harness.send("many", body)
+        pages = await self.pages(harness, oldest_first=oldest_first)
+        assert list(itertools.chain(*pages)) == (bodies if oldest_first else bodies[::-1])
+
     async def test_without_bodies(self, harness: Harness, bodies: list[str]) -> None:
         """Without `include_bodies` only their sizes come."""
         page = await harness.ok("BrowseMessages", admin_v1.BrowseMessagesRequest(topic="many", page_size=1))

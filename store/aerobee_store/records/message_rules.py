@@ -290,10 +290,16 @@ def check_delivery_time(deliver_ms: int, now_ms: int, delay_seconds_max: float) 
     Times in Unix milliseconds.
     """
     if deliver_ms < 0 or deliver_ms > now_ms + delay_seconds_max * 1000:
+        limit = _plain(delay_seconds_max)
         raise BrokenRuleError(
             "ILLEGAL_DELIVERY_TIME",
-            f"the delivery time {deliver_ms} ms is negative, or more than {delay_seconds_max:g} s ahead, the limit",
+            f"the delivery time {deliver_ms} ms is negative, or more than {limit} s ahead, the limit",
         )
+
+
+def _plain(seconds: float) -> str:
+    """A number of seconds without an exponent: 3,456,000 and not 3.456e+06."""
+    return f"{seconds:,.3f}".rstrip("0").rstrip(".")
 
 
 def check_transaction_recovery(seconds: float) -> None:
@@ -301,7 +307,7 @@ def check_transaction_recovery(seconds: float) -> None:
     if not 0 <= seconds <= TRANSACTION_RECOVERY_SECONDS_MAX:
         raise BrokenRuleError(
             "BAD_REQUEST",
-            f"orphaned_transaction_recovery_duration of {seconds:g} s is outside "
+            f"orphaned_transaction_recovery_duration of {_plain(seconds)} s is outside "
             f"0..{TRANSACTION_RECOVERY_SECONDS_MAX} s",
         )
 

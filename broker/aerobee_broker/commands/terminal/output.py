@@ -100,7 +100,7 @@ def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.6g}"  # never with an exponent
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

@@ -51,3 +51,13 @@ def test_the_quick_way_of_a_rule_agrees_with_the_close_look(text: str, rule: Tex
 def test_the_default_limits_are_those_of_a_store(tmp_path: Path) -> None:
     """The client assumes them until a server names its own."""
     assert StoreConfig(directory=tmp_path).body_size_max == rules.BODY_SIZE_MAX
+
+
+def test_a_limit_of_forty_days_is_written_without_an_exponent() -> None:
+    """A person reads 3,456,000 s."""
+    with pytest.raises(BrokenRuleError) as refused:
+        rules.check_delivery_time(10_000_000_000_000, 0, 3_456_000.0)
+    assert "more than 3,456,000 s ahead" in refused.value.reason
+    with pytest.raises(BrokenRuleError) as refused:
+        rules.check_delivery_time(-1, 0, 0.5)
+    assert "more than 0.5 s ahead" in refused.value.reason
