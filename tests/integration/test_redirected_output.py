@@ -46,6 +46,25 @@ _BROKER_COMMANDS: Final = (
     "subscription delete orders stopped",
     "client list",
     "client describe CLIENT",
+    "account list",
+    "account whoami",
+    "browse orders",
+    "tail orders --last 1 --max 1",
+    "top --once",
+    "check disk --warn 100% --critical 100%",
+    "check lag --warn 1000000 --critical 1000000",
+    "check sync --warn 1h --critical 1h",
+    "context add here --endpoint 127.0.0.1:8081",
+    "context use here",
+    "context list",
+    "context remove here",
+    "completion bash",
+    "completion zsh",
+    "completion fish",
+    "completion words -- top",
+    "definitions export",
+    "topic create purged",
+    "topic purge purged",
     "send orders hello --count 200",
     "receive orders --group billing",
     "query orders --key k",
@@ -55,6 +74,7 @@ _BROKER_COMMANDS: Final = (
     "dlq resend failed --all",
     "dlq export failed",
     "dlq export failed --output -",
+    "dlq delete failed --all",
     "config show",
     "config set delivery.poll_seconds_max=17",
     "config unset delivery.poll_seconds_max",
@@ -76,6 +96,8 @@ _ELSEWHERE: Final = {
     "namesrv": "runs until it is stopped, like serve",
     "client stacks": "asks a Java client, and prints its answer at once, without progress",
     "client verify": "asks a push consumer, and prints its answer at once, without progress",
+    "client disconnect": "would end the client of the commands after it; prints one line, without progress",
+    "definitions apply": "needs a file; test_shell_commands.py runs it, and it shows no progress",
     "client reconnect": "asks a Java client, and prints its answer at once, without progress",
     "replication": "prints the answer to one request, without progress",
     "promote": "prints the answer to one request, without progress",
@@ -147,6 +169,7 @@ def test_output_of_broker_commands_in_a_file(
 ) -> None:
     """All of it is in the file, and none of it on the screen."""
     monkeypatch.setenv("AEROBEE_ENDPOINT", broker.endpoint)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     with connected(broker.endpoint, "watching", "orders") as client:
         for line in _BROKER_COMMANDS:
             lines = check(tmp_path / "out", *line.replace("CLIENT", client).split())
