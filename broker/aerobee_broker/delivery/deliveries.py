@@ -532,10 +532,9 @@ class Deliveries:
         retry_topics = [name for group in self._tables.groups for name in self._retry_topics(topic, group.name)]
         # Groups first: after a crash in between, a group would otherwise wait for offsets that are gone.
         for group in groups:
-            positions = self._tables.offsets.queues(topic, group)
-            await self.reset(
-                topic, group, {queue_id: ends.get(queue_id, offset) for queue_id, offset in positions.items()}
-            )
+            positions = {each.queue_id: each.commit_offset for each in self.status(group) if each.topic == topic}
+            moved = {queue_id: ends.get(queue_id, offset) for queue_id, offset in positions.items()}
+            await self.reset(topic, group, moved)
         await self._store.delete_topics([topic, *retry_topics])
         for name in retry_topics:
             self._forget(Removed("", name))
