@@ -95,6 +95,19 @@ async def test_a_broker_that_was_killed_takes_its_own_lease_at_once(broker: Brok
     assert (found.holder, found.claim) == (Holder(1), Claim(2, 1, frozenset((1,))))
 
 
+async def test_a_broker_that_was_killed_does_not_end_the_lease_of_another(broker: Broker) -> None:
+    """It has seen its own lease, which ended before it could take it again; another broker was faster."""
+    killed, again, other = broker(1), broker(1), broker(2)
+    await killed.take(await killed.read(), _FIRST)
+    seen = await again.read()
+    await killed.release()
+    await other.take(await other.read(), _SECOND)
+    with pytest.raises(LeaseConflictError):
+        await again.take(seen, Claim(2, 1, frozenset((1,))))
+    await other.renew()
+    assert (await again.read()).holder == Holder(2)
+
+
 async def test_one_of_two_takes_the_lease(broker: Broker) -> None:
     """The other broker sees the claim."""
     first, second = broker(1), broker(2)
