@@ -60,7 +60,9 @@ def order(file_system: FileSystem, config: StoreConfig) -> None:
 
 
 def discard(file_system: FileSystem, config: StoreConfig) -> None:
-    """Remove the new copy, which no process has open. Blocking. Raises OSError."""
+    """Remove the new copy, if there is one, which no process has open. Blocking. Raises OSError."""
+    if not has_begun(file_system, config):
+        return  # directories beside the log are not ours then
     for path in (*map(_copy_of, config.commit_log_paths), config.directory / DIRECTORY):
         _remove(file_system, path)
     for path in config.commit_log_paths:

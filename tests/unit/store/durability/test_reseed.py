@@ -167,6 +167,16 @@ def test_an_interruption_anywhere_leaves_the_old_copy_or_the_new_one(config: Sto
     assert len(seen) == 2
 
 
+def test_only_what_was_made_is_removed() -> None:
+    """Directories beside the log may have the same names."""
+    disk, _ = _prepared(TWO)
+    theirs = Path("/disk1") / reseed.DIRECTORY / "log"
+    disk.make_directory(theirs)
+    disk.write_new(theirs / "notes", b"not ours")
+    reseed.discard(disk, TWO)
+    assert disk.exists(theirs / "notes")
+
+
 def test_a_full_disk_keeps_the_old_copy() -> None:
     """The new copy waits for space and then goes on."""
     disk, log = _prepared(ONE)
