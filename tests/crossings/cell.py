@@ -13,13 +13,17 @@ from typing import ClassVar, Final
 from aerobee_client import Credentials
 from aerobee_client.testing import BrokerProcess
 from aerobee_proto import v2
-from tests.model.calls import HUNG, SETTINGS, Calls
+from tests.model.calls import HUNG, NO_ANSWER, SETTINGS, Calls
 from tests.model.promises import Delivery, Kind, Promise, Promises, Sent
 
 NOTHING_THERE: Final = frozenset(
     ("MESSAGE_NOT_FOUND", "PULL_NOT_FOUND", "POLLING_TIMEOUT", "PULL_OFFSET_MOVED", "QUERY_NOT_FOUND")
 )
 """Answers that say that there is no message, and nothing more."""
+ENDED: Final = frozenset(
+    f"{NO_ANSWER}{how}" for how in ("UNAVAILABLE", "CANCELLED", "CLOSED", "UnavailableError", "ClientError")
+)
+"""How a call ends whose broker does."""
 _SECONDS: Final = 60.0
 _ROUNDS: Final = 40  # quarters of an hour, until each message has been delivered as often as it may be
 

@@ -1,22 +1,25 @@
-"""States of a broker with a replica: the replica takes its place."""
+"""States of a broker with a replica, which takes its place, and of one whose lease is lost."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from aerobee_broker.config import Address
 from aerobee_broker.remoting_wire.codes import Request
 from aerobee_broker.remoting_wire.frame import Command
-from tests.crossings.cell import State, World
+from tests.crossings.cell import ENDED, State, World
 from tests.model.calls import SETTINGS
+from tests.support import kubernetes
 from tests.support.etcd import free_ports
 from tests.support.remoting_client import RemotingClient, json_body, send
 
@@ -172,4 +175,53 @@ class Reseeded(Promoted):
         self._replica.has_all(reseeded=True)
 
 
-STATES: Final[tuple[State, ...]] = (Promoted(), Reseeded())
+class LeaseLost(State):
+    """The lease that makes the broker the master cannot be renewed, and then it can be taken again."""
+
+    name = "lease-lost"
+    answers: ClassVar = ENDED | {"HA_NOT_AVAILABLE", "SLAVE_NOT_AVAILABLE", "SYSTEM_ERROR", "SYSTEM_BUSY"}
+    moves_time = False
+
+    def prepare(self, directory: Path) -> tuple[Sequence[str], Mapping[str, object]]:
+        self._stack = ExitStack()
+        self._api = kubernetes.StandIn({kubernetes.TOKEN: {"get", "create", "update"}})
+        access = self._stack.enter_context(kubernetes.serving(directory, self._api)).settings("crossings")
+        remoting, listen = (f"127.0.0.1:{port}" for port in free_ports(2))
+        settings = {"role": "master", "listen": listen, "acks": "all", "lease_seconds": 8, **access}
+        return (), {
+            "listen.remoting": remoting,
+            **{
+                f"replication.{name}": str(value) if isinstance(value, Path) else value
+                for name, value in settings.items()
+            },
+        }
+
+    def begin(self, world: World) -> None:
+        world.restart()  # on the ports that it has again when it becomes the master again
+
+    def enter(self, world: World) -> None:
+        self._api.answer = lambda _method: (503, b"{}")
+        self._wait(world, serves=False)
+
+    def leave(self, world: World) -> None:
+        self._api.answer = None
+        self._wait(world, serves=True)
+        world.connect()
+
+    def _wait(self, world: World, *, serves: bool) -> None:
+        deadline = time.monotonic() + _SECONDS
+        while self._serves(world) is not serves:
+            assert time.monotonic() < deadline, world.broker.log_text()[-3000:]
+            time.sleep(0.05)
+
+    def _serves(self, world: World) -> bool:
+        host, _, port = world.broker.endpoint.rpartition(":")
+        with suppress(OSError), socket.create_connection((host, int(port)), timeout=_SECONDS):
+            return True
+        return False
+
+    def end(self) -> None:
+        self._stack.close()
+
+
+STATES: Final[tuple[State, ...]] = (Promoted(), Reseeded(), LeaseLost())

@@ -12,15 +12,10 @@ from typing import ClassVar, Final
 
 from aerobee_client import Credentials
 from tests.crossings import replicated
-from tests.crossings.cell import State, World
-from tests.model.calls import NO_ANSWER
+from tests.crossings.cell import ENDED, State, World
 from tests.support import golden
 
 _DAY: Final = 86_400
-ENDED: Final = frozenset(
-    f"{NO_ANSWER}{how}" for how in ("UNAVAILABLE", "CANCELLED", "CLOSED", "UnavailableError", "ClientError")
-)
-"""How a call ends whose broker does."""
 SENDS: Final = frozenset(("SendMessage", "AppendRecords", "SEND_MESSAGE_V2"))
 _NONE: Final[frozenset[str]] = frozenset()
 
