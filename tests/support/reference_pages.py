@@ -26,6 +26,7 @@ ROOT: Final = Path(__file__).parents[2]
 _MADE: Final = "`make map` writes this page from the code."
 _SETTING: Final = re.compile(r"#?([a-z_]+) = (.*)")
 _COMMON: Final = {"help", "debug"}
+_FIXED: Final = (type(None), bool, int, float, str, tuple)
 
 
 def settings_page() -> str:
@@ -147,9 +148,18 @@ def _signature(value: Callable[..., Any] | property | type) -> str:
     if isinstance(value, property) or (inspect.isclass(value) and issubclass(value, BaseException)):
         return ""
     function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
-    text = str(inspect.signature(function)).replace("(self, ", "(").replace("(self)", "()")
+    signature = inspect.signature(function)
+    parameters = [_with_fixed_default(parameter) for parameter in signature.parameters.values()]
+    text = str(signature.replace(parameters=parameters)).replace("(self, ", "(").replace("(self)", "()")
+    text = text.replace("= Ellipsis", "= ...")
     text = re.sub(r"\b(?:aerobee_client|collections\.abc|typing|pathlib|asyncio)(?:\.[a-z_]\w*)*\.(?=[A-Z])", "", text)
     return re.sub(r"(?<!')'(\w[\w.\[\], |]*)'", r"\1", text).replace(" -> None", "")
+
+
+def _with_fixed_default(parameter: inspect.Parameter) -> inspect.Parameter:
+    """The parameter, with `...` for a default that is another text on each machine, such as the environment."""
+    is_fixed = parameter.default is parameter.empty or isinstance(parameter.default, _FIXED)
+    return parameter if is_fixed else parameter.replace(default=...)
 
 
 def _documentation(value: Any) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
+from tests.support import reference_pages
 from tests.support.page_blocks import ROOT, pages
 from tests.support.site import Page, broken_links, prepared
 
@@ -117,3 +119,11 @@ def test_links_out_of_the_pages_become_texts() -> None:
     """The site has the pages only; a link to a program is its text there."""
     text = "[code](../store/x.py), [page](client.md), [web](https://example.org), ![picture](images/order.svg)"
     assert prepared(text, HOME) == "code, [page](client.md), [web](https://example.org), ![picture](images/order.svg)"
+
+
+@pytest.mark.parametrize("name", reference_pages.PAGES)
+def test_pages_made_from_the_code_do_not_tell_where_they_were_made(name: str) -> None:
+    """No value of the environment, such as a default that is read from it, and no folder."""
+    text = reference_pages.PAGES[name]()
+    assert str(reference_pages.ROOT) not in text
+    assert os.environ["PATH"] not in text
