@@ -65,6 +65,19 @@ class InputTurns:
             self.is_full = True
             self._loop.call_soon(self._serve)
 
+    async def next(self, seconds: float) -> None:
+        """Return when a step of the loop has time for this much work of a task that has done a piece of its work."""
+        turn: asyncio.Future[None] = self._loop.create_future()
+
+        def begins(_: float) -> bool:
+            if not turn.done():
+                self._owed += seconds  # the task goes on in the next step
+                turn.set_result(None)
+            return False
+
+        self.wait(begins)
+        await turn
+
     def close(self) -> None:
         """Forget all work."""
         self._line.clear()

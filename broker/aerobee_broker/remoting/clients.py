@@ -32,6 +32,8 @@ _CLIENT_ID_SIZE_MAX: Final = 1024
 _CLIENTS_PER_GROUP_MAX: Final = 10_000
 _GROUPS_PER_CONNECTION_MAX: Final = 2_000  # registrations: a client in a group; an application has some dozens
 _REGISTRATIONS_MAX: Final = 50_000  # of all connections, some 500 bytes each
+_GROUPS_AT_ONCE: Final = 64  # groups of a heartbeat that are registered in one step of the loop; ...
+_GROUPS_SECONDS: Final = 0.002  # ... so many take this long
 _MEMBER_SIZE: Final = 700  # bytes of memory of a registration, without its subscriptions
 _JSON_MEMORY: Final = 3  # times the bytes of JSON that objects made of it take
 _LOCKS_MAX: Final = 100_000
@@ -106,11 +108,17 @@ class RemotingClients:
         self._own(client_id, request.access_key)
         producers = objects(body, "producerDataSet", count_max=_GROUPS_PER_HEARTBEAT_MAX)
         consumers = objects(body, "consumerDataSet", count_max=_GROUPS_PER_HEARTBEAT_MAX)
-        for item in producers:
+        for number, item in enumerate(producers, 1):
+            if not number % _GROUPS_AT_ONCE:
+                await connection.next_turn(_GROUPS_SECONDS)
+                if not connection.is_open:
+                    return answer()  # it disconnected in the meantime, and nobody would notice later
             if group := member(item, "groupName"):
                 self._register_producer(group, self._member(client_id, request, connection))
         size = _JSON_MEMORY * len(request.body) // max(1, len(consumers))
-        for item in consumers:
+        for number, item in enumerate(consumers, 1):
+            if not number % _GROUPS_AT_ONCE:
+                await connection.next_turn(_GROUPS_SECONDS)
             if group := member(item, "groupName"):
                 await self._register_consumer(group, item, self._member(client_id, request, connection), size)
         # Heartbeats without subscriptions are not supported here; clients then send complete ones.

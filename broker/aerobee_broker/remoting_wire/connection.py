@@ -196,6 +196,10 @@ class Connection(asyncio.Protocol):
         await share.take(size, _MEMORY_CHECK_SECONDS)
         return share
 
+    async def next_turn(self, seconds: float) -> None:
+        """Between two pieces of a request's work: return when there is time for one of this many seconds."""
+        await self._server.turns.next(seconds)
+
     def notify(self, command: Command) -> bool:
         """Send a request without an answer; False if the peer is gone, or does not read."""
         if not self.is_open or not self._writable.is_set():

@@ -12,6 +12,7 @@ from aerobee_broker.counters.front_counters import FrontCounters
 from aerobee_broker.front import frames
 from aerobee_broker.front.methods import Context, ServerStream
 from aerobee_broker.front.sockets import Front
+from aerobee_broker.limits.input_turns import InputTurns
 from aerobee_broker.limits.wakes import AT_ONCE, Gate, Wakes
 from tests.support.http2_attacker import block, headers, message
 
@@ -96,3 +97,22 @@ async def test_handlers_that_wait_for_the_same_thing_go_on_in_several_steps() ->
     assert steps > 10
     writer.close()
     await front.stop(0)
+
+
+async def test_pieces_of_work_of_many_tasks_share_the_steps() -> None:
+    """Forty tasks that ask for two milliseconds each do not all go on in the same step."""
+    turns, begun = InputTurns(asyncio.get_running_loop()), 0
+
+    async def work() -> None:
+        nonlocal begun
+        await turns.next(0.002)
+        begun += 1
+
+    tasks = [asyncio.create_task(work()) for _ in range(40)]
+    steps = []
+    while begun < len(tasks):
+        before = begun
+        await asyncio.sleep(0)
+        steps.append(begun - before)
+    assert max(steps) <= 5
+    await asyncio.gather(*tasks)
