@@ -35,7 +35,6 @@ async def make_shop(client: Client, *, count: int = 40) -> Shop:
     quick.customized_backoff.next.add().FromMilliseconds(1000)
     await admin.create_group("billing", max_attempts=4, retry_policy=quick)
     await admin.create_group("analytics")
-    await admin.create_group("ledger", max_attempts=1, fifo=True)
     producer = client.producer()
     billing = client.simple_consumer("billing", "orders")
     first = await producer.send(order(0))
@@ -51,7 +50,7 @@ async def make_shop(client: Client, *, count: int = 40) -> Shop:
     await billing.receive(max_count=3, invisible_seconds=60.0)
     analytics = client.simple_consumer("analytics", {"orders": "*", "audit": "*"})
     await analytics.receive(max_count=1, invisible_seconds=10.0)
-    dead = await _dead_letters(client)
+    dead, _ = [await make_dead_letter(client, "ledger", number) for number in range(2)]
     in_an_hour = int(time.time() * 1000) + 3_600_000
     for number in range(3):
         body = json.dumps({"remind": _CUSTOMERS[number], "of": "an open basket"}).encode()
@@ -79,22 +78,18 @@ def order(number: int) -> Message:
     )
 
 
-async def _dead_letters(client: Client) -> SendResult:
-    """Two payments that nobody acknowledges in the one attempt that they have."""
-    producer = client.producer()
-    sent = [
-        await producer.send(
-            Message(topic="payments", body=b'{"payment": %d}' % number, message_group="ada", keys=(f"pay-{number}",))
-        )
-        for number in range(2)
-    ]
-    ledger = client.simple_consumer("ledger", "payments")
-    for _ in sent:
-        (message,) = await ledger.receive(max_count=1, wait_seconds=20.0)
-        await ledger.nack(message)  # its only attempt
-        found: list[object] = []
-        async with asyncio.timeout(60):
-            while not found:
-                await asyncio.sleep(0.05)
-                found = [each async for each in client.admin.dead_letters("ledger", message_id=message.message_id)]
-    return sent[0]
+async def make_dead_letter(client: Client, group: str, number: int) -> SendResult:
+    """A payment that nobody acknowledges in the one attempt that its group has; the group is created."""
+    await client.admin.create_group(group, max_attempts=1, fifo=True)
+    await client.admin.reset_offsets(group, "payments", latest=True)
+    body, keys = b'{"payment": %d}' % number, (f"pay-{number}",)
+    sent = await client.producer().send(Message(topic="payments", body=body, message_group="ada", keys=keys))
+    consumer = client.simple_consumer(group, "payments")
+    (message,) = await consumer.receive(max_count=1, wait_seconds=20.0)
+    await consumer.nack(message)
+    found: list[object] = []
+    async with asyncio.timeout(60):
+        while not found:
+            await asyncio.sleep(0.05)
+            found = [each async for each in client.admin.dead_letters(group, message_id=message.message_id)]
+    return sent

@@ -33,7 +33,7 @@ PAGES: Final = (
     *("/", "/topics", "/topics/orders", "/topics/orders/messages", "/topics/orders/tail", "/topics/orders/send"),
     *("/topics/orders/0/0", "/groups", "/groups/billing", "/groups/billing/reset?topic=orders&to=earliest"),
     *("/dead-letters", "/dead-letters/ledger", "/dead-letters/ledger/0", "/delayed", "/transactions"),
-    *("/clients", "/store", "/settings", "/accounts", "/search?q=a", "/nothing"),
+    *("/clients", "/store", "/settings", "/accounts", "/changes", "/search?q=a", "/nothing"),
 )
 NARROW: Final = {"width": 390, "height": 844}
 WIDE: Final = {"width": 1280, "height": 800}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from aerobee_client import Message
+from tests.console.scenario import make_dead_letter
 from tests.console.support import World, rows_of, text_of
 from tests.console.test_security import guarded
 
@@ -63,6 +64,68 @@ async def test_chosen_dead_letters_are_sent_again(world: World) -> None:
     assert "1 of 1 sent again." in text_of(page)
 
 
+async def test_a_dead_letter_is_sent_again_edited(world: World) -> None:
+    """With another body, tag and properties; the dead letter stays as it is."""
+    await world.admin.create_topic("edited", queue_count=1)
+    page = await world.visitor.get("/dead-letters/ledger/0")
+    assert "Send it again, edited" in text_of(page)
+    fields = {
+        "body": '{"payment": "mended"}',
+        "form": "text",
+        "keys": "mended",
+        "properties": "by=hand",
+        "topic": "edited",
+    }
+    page = await world.visitor.post("/dead-letters/ledger/0/edited", fields)
+    assert "1 of 1 sent again, edited." in text_of(page)
+    (sent,) = [each async for each in world.admin.browse("edited")]
+    assert (sent.body, sent.keys, dict(sent.properties)["by"]) == (b'{"payment": "mended"}', ("mended",), "hand")
+    page = await world.visitor.post("/dead-letters/ledger/0/edited", {**fields, "form": "hex"})
+    assert page.status_code == 400
+    assert 'value="mended"' in page.text
+    letter = await world.admin.dead_letter("ledger", 0)
+    assert letter is not None
+    assert letter.message.body == b'{"payment": 0}'
+
+
+async def test_dead_letters_are_deleted(world: World) -> None:
+    """Chosen ones, or all of a group whose name is typed."""
+    for number in range(2):
+        await make_dead_letter(world.client, "shredder", number)
+    await world.visitor.get("/dead-letters/shredder")
+    page = await world.visitor.post("/dead-letters/shredder/delete", {"offsets": ["0"]})
+    assert "1 dead letter deleted." in text_of(page)
+    assert [row[2] for row in rows_of(page)] == ["1"]
+    page = await world.visitor.post("/dead-letters/shredder/delete", {"everything": "1", "confirm": "ledger"})
+    assert page.status_code == 400
+    page = await world.visitor.post("/dead-letters/shredder/delete", {"everything": "1", "confirm": "shredder"})
+    assert "1 dead letter deleted." in text_of(page)
+    assert "This group has no dead letters." in text_of(page)
+
+
+async def test_a_topic_is_purged(world: World) -> None:
+    """Its messages are gone, the topic stays."""
+    await world.admin.create_topic("purged", queue_count=1)
+    await world.client.producer().send(Message(topic="purged", body=b"gone"))
+    await world.visitor.get("/topics/purged")
+    page = await world.visitor.post("/topics/purged/purge", {"confirm": "orders", "deed": "purge"})
+    assert page.status_code == 400
+    page = await world.visitor.post("/topics/purged/purge", {"confirm": "purged"})
+    assert "1 message of topic purged removed." in text_of(page)
+    assert [each async for each in world.admin.browse("purged")] == []
+
+
+async def test_changes_say_who_changed_what(world: World) -> None:
+    """The newest first, and found by their text."""
+    await world.admin.create_topic("remembered", queue_count=1)
+    page = await world.visitor.get("/changes?q=remembered")
+    (row,) = rows_of(page)
+    assert row[1] == "CreateTopic"
+    assert "remembered" in row[4]
+    page = await world.visitor.get("/changes?q=nothing-of-the-kind")
+    assert "No change matches." in text_of(page)
+
+
 async def test_delayed_messages_are_listed_and_taken_back(world: World) -> None:
     """In order of their delivery time; one that is taken back is gone."""
     page = await world.visitor.get("/delayed")
@@ -109,6 +172,8 @@ async def test_clients_are_listed_and_described(world: World) -> None:
     assert "Python" in text_of(page)
     page = await world.visitor.post(f"/clients/{consumer.client_id}/reconnect")
     assert "The client was told to connect again" in text_of(page)
+    page = await world.visitor.post(f"/clients/{consumer.client_id}/disconnect")
+    assert "was forgotten" in text_of(page)
     assert (await world.visitor.get("/clients/nobody")).status_code == 404
 
 
@@ -139,6 +204,10 @@ async def test_the_store_shows_where_the_log_is(world: World) -> None:
     text = text_of(page)
     assert store.directory in text
     assert "0 ranges" in text
+    log = await world.admin.segments()
+    assert [row[0] for row in rows_of(page) if len(row) == 7] == [
+        f"{each.physical_offset:,}" for each in reversed(log.segments)
+    ]
     assert "This broker takes no part in replication." in text
     assert page.text.count("<figure") == 4
 

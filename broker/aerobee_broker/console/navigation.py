@@ -21,6 +21,7 @@ NAVIGATION: Final = (
             ("/store", "Store, brokers", "store"),
             ("/settings", "Settings", "settings"),
             ("/accounts", "Accounts", "account"),
+            ("/changes", "Changes", "change"),
         ),
     ),
 )

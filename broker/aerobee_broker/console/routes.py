@@ -46,21 +46,26 @@ PAGES: Final[tuple[tuple[str, Page], ...]] = (
     ("/store", broker.show_store),
     ("/settings", broker.show_settings),
     ("/accounts", broker.show_accounts),
+    ("/changes", broker.show_changes),
 )
 
 ACTIONS: Final[tuple[tuple[str, Page, Page], ...]] = (
     ("/topics", topics.create, topics.show_all),
     ("/topics/{name}/update", topics.update, topics.show),
     ("/topics/{name}/delete", topics.delete, topics.show),
+    ("/topics/{name}/purge", topics.purge, topics.show),
     ("/topics/{name}/send", sending.send, sending.show),
     ("/groups", groups.create, groups.show_all),
     ("/groups/{name}/update", groups.update, groups.show),
     ("/groups/{name}/delete", groups.delete, groups.show),
     ("/groups/{name}/reset", groups.reset, groups.show_reset),
     ("/dead-letters/{name}/resend", dead_letters.resend, dead_letters.show),
+    ("/dead-letters/{name}/delete", dead_letters.delete, dead_letters.show),
+    ("/dead-letters/{name}/{offset:int}/edited", dead_letters.resend_edited, dead_letters.show_one),
     ("/delayed", waiting.recall, waiting.show_delayed),
     ("/transactions", waiting.decide, waiting.show_transactions),
     ("/clients/{name}/reconnect", clients.reconnect, clients.show),
+    ("/clients/{name}/disconnect", clients.disconnect, clients.show),
     ("/settings", broker.change_setting, broker.show_settings),
 )
 """Each with the page that is shown again when the broker refuses it."""

@@ -9,14 +9,16 @@ from starlette.responses import Response
 
 from aerobee_broker.console import rendering, words
 from aerobee_broker.console.figures import SPANS, Figures, step_of
+from aerobee_broker.console.lists import PAGE_COUNT
 from aerobee_broker.console.visit import Visit
+from aerobee_proto import admin_v1
 
 
 async def show_store(visit: Visit) -> Response:
     """The log, the disks, and how far replicas are."""
     admin = visit.admin
-    broker, store, history = await asyncio.gather(
-        admin.broker_status(), admin.store_status(), admin.history(step_of(visit.query))
+    broker, store, history, log = await asyncio.gather(
+        admin.broker_status(), admin.store_status(), admin.history(step_of(visit.query)), admin.segments()
     )
     figures = Figures(history)
     charts = (
@@ -25,7 +27,18 @@ async def show_store(visit: Visit) -> Response:
         figures.chart("Syncs a second", rendering.rate, ("syncs", "of the log", "plain")),
         figures.chart("Delay of the event loop", _milliseconds, ("loop_delay_seconds", "longest", "in")),
     )
-    return visit.page("store.html", broker=broker, store=store, charts=charts, spans=SPANS)
+    return visit.page(
+        "store.html",
+        broker=broker,
+        store=store,
+        charts=charts,
+        spans=SPANS,
+        log=log,
+        segments=list(reversed(log.segments))[:_SEGMENTS_SHOWN],
+    )
+
+
+_SEGMENTS_SHOWN: Final = 100
 
 
 def _milliseconds(seconds: float) -> str:
@@ -61,6 +74,16 @@ async def change_setting(visit: Visit) -> Response:
         await visit.admin.update_configuration({name: value})
         note = f"{name} is {value} now."
     return visit.go(visit.url("/settings", q=visit.query.text("q"), show=visit.query.text("show")), note)
+
+
+async def show_changes(visit: Visit) -> Response:
+    """Who changed what, newest first."""
+    query = visit.query
+    request = admin_v1.ListOperationsRequest(
+        account=query.text("account"), search=query.text("q"), page_size=PAGE_COUNT, page_token=query.text("page")
+    )
+    found = await visit.admin.call(lambda stubs: stubs.aerobee_admin.ListOperations, request)
+    return visit.page("changes.html", changes=found.operations, next=found.next_page_token)
 
 
 async def show_accounts(visit: Visit) -> Response:

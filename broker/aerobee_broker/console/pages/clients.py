@@ -62,6 +62,13 @@ async def show(visit: Visit) -> Response:
     )
 
 
+async def disconnect(visit: Visit) -> Response:
+    """Forget a client."""
+    name = visit.name()
+    await visit.admin.disconnect_client(name)
+    return visit.go(visit.url("/clients"), f"Client {name} was forgotten; if it runs on, it connects again.")
+
+
 async def reconnect(visit: Visit) -> Response:
     """Ask a client to open its Telemetry stream anew."""
     name = visit.name()

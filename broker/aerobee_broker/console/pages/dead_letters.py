@@ -13,8 +13,11 @@ from starlette.responses import Response, StreamingResponse
 from aerobee_broker.console import bodies
 from aerobee_broker.console.forms import FormError
 from aerobee_broker.console.lists import PAGE_COUNT
+from aerobee_broker.console.pages import sending
+from aerobee_broker.console.pages.topics import confirmed
 from aerobee_broker.console.visit import Visit, segment
 from aerobee_broker.message_json import dead_letter_json
+from aerobee_broker.units import counted
 from aerobee_client import NotFoundError
 from aerobee_client.messages.message import stored_message
 from aerobee_proto import admin_v1, v2
@@ -56,14 +59,12 @@ async def show(visit: Visit) -> Response:
 
 async def show_one(visit: Visit) -> Response:
     """One dead letter with its body."""
-    group, offset = visit.name(), visit.request.path_params["offset"]
-    letter = await visit.admin.dead_letter(group, offset)
-    if letter is None:
-        raise NotFoundError(v2.Code.MESSAGE_NOT_FOUND, f"group {group} has no dead letter {offset} any more")
+    letter = await _letter(visit)
     message = stored_message(letter.message)
     return visit.page(
         "dead_letter.html",
-        name=group,
+        name=visit.name(),
+        given=visit.fields or sending.fields_of(message),
         letter=letter,
         message=message,
         body=bodies.shown(message.body, visit.query.text("as")),
@@ -76,6 +77,32 @@ async def resend(visit: Visit) -> Response:
     topic = visit.fields.text("topic")
     results = await visit.admin.resend_dead_letters(group, offsets, topic=topic, again=visit.fields.is_on("again"))
     return _done(visit, "sent again", [result.status for result in results])
+
+
+async def delete(visit: Visit) -> Response:
+    """Remove the chosen ones, or all of a group whose name was typed."""
+    group = visit.name()
+    if visit.fields.is_on("everything"):
+        count = await visit.admin.delete_dead_letters(confirmed(visit, "the group"), everything=True)
+    else:
+        count = await visit.admin.delete_dead_letters(group, _chosen(visit))
+    return visit.go(visit.url(f"/dead-letters/{segment(group)}"), f"{counted(count, 'dead letter')} deleted.")
+
+
+async def resend_edited(visit: Visit) -> Response:
+    """Send one again with other contents."""
+    fields, edit = visit.fields, admin_v1.DeadLetterEdit()
+    edit.body = sending.body_of(fields)
+    edit.tag = fields.text("tag")
+    edit.keys.values.extend(fields.text("keys").split())
+    letter = await _letter(visit)
+    properties = sending.properties_of(fields.get("properties", ""))
+    edit.set_properties.update(properties)
+    edit.delete_properties.extend(set(letter.message.user_properties) - properties.keys())
+    offset = visit.request.path_params["offset"]
+    topic = fields.text("topic")
+    results = await visit.admin.resend_dead_letters(visit.name(), [offset], topic=topic, again=True, edit=edit)
+    return _done(visit, "sent again, edited", [result.status for result in results])
 
 
 async def export(visit: Visit) -> Response:
@@ -95,6 +122,14 @@ async def export(visit: Visit) -> Response:
     return StreamingResponse(
         lines(), media_type="application/jsonl; charset=utf-8", headers={"content-disposition": disposition}
     )
+
+
+async def _letter(visit: Visit) -> admin_v1.DeadLetter:
+    group, offset = visit.name(), visit.request.path_params["offset"]
+    letter = await visit.admin.dead_letter(group, offset)
+    if letter is None:
+        raise NotFoundError(v2.Code.MESSAGE_NOT_FOUND, f"group {group} has no dead letter {offset} any more")
+    return letter
 
 
 def _chosen(visit: Visit) -> list[int]:

@@ -20,7 +20,7 @@ async def show(visit: Visit) -> Response:
     """The form; `like` in the address names the place of a message whose contents it begins with."""
     fields = visit.fields
     if not fields and (place := visit.query.text("like")):
-        fields = _fields_of(await _stored(visit, place))
+        fields = fields_of(await _stored(visit, place))
     return visit.page("send.html", name=visit.name(), given=fields)
 
 
@@ -30,10 +30,10 @@ async def send(visit: Visit) -> Response:
     result = await visit.producer().send(
         Message(
             topic=topic,
-            body=_body(fields),
+            body=body_of(fields),
             tag=fields.text("tag") or None,
             keys=tuple(fields.text("keys").split()),
-            properties=_properties(fields.get("properties", "")),
+            properties=properties_of(fields.get("properties", "")),
             message_group=fields.text("message_group") or None,
             delivery_timestamp=fields.moment("deliver_at", "Deliver at"),
             priority=fields.number("priority", "Priority", most=2**31 - 1),
@@ -54,7 +54,8 @@ async def _stored(visit: Visit, place: str) -> StoredMessage:
     return stored_message(found[0].message)
 
 
-def _fields_of(message: StoredMessage) -> Fields:
+def fields_of(message: StoredMessage) -> Fields:
+    """What a form begins with for a message like this one."""
     body = bodies.shown(message.body, "text")
     text = message.body.decode() if body.form == "text" and not body.is_cut else message.body.hex(" ")
     return Fields(
@@ -71,7 +72,8 @@ def _fields_of(message: StoredMessage) -> Fields:
     )
 
 
-def _body(fields: Fields) -> bytes:
+def body_of(fields: Fields) -> bytes:
+    """The body that a form gives."""
     text = fields.get("body", "")
     if fields.chosen("form", "Body", _FORMS, "text") == "text":
         return text.replace("\r\n", "\n").encode()  # browsers send line breaks so
@@ -81,7 +83,8 @@ def _body(fields: Fields) -> bytes:
         raise FormError("the body is not in hexadecimal; give pairs of 0 to 9 and a to f") from None
 
 
-def _properties(text: str) -> dict[str, str]:
+def properties_of(text: str) -> dict[str, str]:
+    """Lines of NAME=VALUE. FormError for others."""
     found = {}
     for line in filter(None, (line.strip() for line in text.splitlines())):
         name, separator, value = line.partition("=")

@@ -12,6 +12,7 @@ from aerobee_broker.console.figures import SPANS, Figures, step_of
 from aerobee_broker.console.forms import FormError
 from aerobee_broker.console.lists import PAGE_COUNT, Wanted
 from aerobee_broker.console.visit import Visit, segment
+from aerobee_broker.units import counted
 from aerobee_proto import admin_v1, v2
 
 QUEUES_SHOWN: Final = 256
@@ -138,6 +139,14 @@ async def delete(visit: Visit) -> Response:
     name = confirmed(visit, "the topic")
     await visit.admin.delete_topic(name)
     return visit.go(visit.url("/topics"), f"Topic {name} was deleted.")
+
+
+async def purge(visit: Visit) -> Response:
+    """Remove all messages of a topic whose name was typed."""
+    name = confirmed(visit, "the topic")
+    done = await visit.admin.purge_topic(name)
+    address = visit.url(f"/topics/{segment(name)}")
+    return visit.go(address, f"{counted(done.message_count, 'message')} of topic {name} removed.")
 
 
 def confirmed(visit: Visit, what: str) -> str:
