@@ -57,6 +57,7 @@ class Sent:
     number: int  # the order of sends
     message_group: str = ""
     due_ms: int = 0
+    level_ms: int = 0  # its delay counts again when the clock goes back
     stored: Promise = Promise.PERHAPS
     committed: Promise = Promise.NO  # of a transaction
     rolled_back: Promise = Promise.NO
@@ -119,6 +120,9 @@ class Promises:
         if now_ms < self.now_ms:
             for state in self.groups.values():
                 state.hidden_until_ms.clear()
+            for sent in self.sent.values():
+                if sent.level_ms:
+                    sent.due_ms = min(sent.due_ms, now_ms + sent.level_ms)
         self.now_ms = now_ms
         self.latest_ms = max(self.latest_ms, now_ms)
 

@@ -143,6 +143,7 @@ class Crossings(RuleBasedStateMachine):
         self._note(f"send_over_remoting({level!r})")
         kind = Kind.DELAY if level else Kind.NORMAL
         for sent in self._messages(kind, 1, _LEVEL_SECONDS[level], 0):
+            sent.level_ms = _LEVEL_SECONDS[level] * 1000
             self.calls.send_over_remoting(sent, level=level)
 
     @rule(commit=st.booleans(), which=st.integers(0, 100))

@@ -4,6 +4,9 @@ Queue n of SCHEDULE_TOPIC_XXXX has the messages of level n + 1, in the order in 
 `config/delayOffset.json` has the progress in each queue. Clients of RocketMQ 5 name a time instead, which the timer
 handles.
 
+If the clock goes back, or a level becomes shorter, a message waits for the delay of its level from the time at which
+that is noticed, not for the time at which it was due by the old clock. RocketMQ delivers it at once.
+
 A message is delivered at least once. The file is saved right after a delivery, so only a crash in between repeats the
 deliveries since the last save; RocketMQ saves it every ten seconds.
 """
@@ -51,6 +54,8 @@ class LevelDelay:
         self._version = DataVersion()
         self._extra: dict[str, object] = {}
         self._offsets: dict[int, int] = {}  # by level
+        # by level: messages before this offset are due at this time at the latest, because the clock went back
+        self._latest: dict[int, tuple[int, int]] = {}
         self._wake = asyncio.Event()
         # The file records next that they are delivered, and it is durable at once.
         self._appends = BackgroundAppends(store, self._append, self._note_lost, durable=True)
@@ -168,9 +173,12 @@ class LevelDelay:
     def _due_ms(self, record: Record, level: int, now_ms: int) -> int:
         own_level = decimal(record.properties.get(p.DELAY))
         due_ms = self._levels.delivery_time(level if own_level is None else own_level, record.store_timestamp)
-        # The clock was set back, or the levels have changed since.
         longest_ms = self._levels.delay_ms(level)
-        return now_ms if due_ms > now_ms + longest_ms else due_ms
+        end, latest_ms = self._latest.get(level, (0, 0))
+        if due_ms > now_ms + longest_ms and (record.queue_offset >= end or latest_ms > now_ms + longest_ms):
+            end, latest_ms = self._store.queue_range(SCHEDULE_TOPIC, level - 1)[1], now_ms + longest_ms
+            self._latest[level] = end, latest_ms
+        return min(due_ms, latest_ms) if record.queue_offset < end else due_ms
 
     def _append(self, messages: Sequence[Message]) -> int:
         end = self._store.append(messages, internal=True)[-1].end

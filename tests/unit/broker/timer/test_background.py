@@ -149,6 +149,33 @@ async def test_slow_disk_is_waited_for_without_a_second_append(
     assert _bodies(delays.store) == ["a"]
 
 
+async def test_a_level_counts_again_when_the_clock_goes_back() -> None:
+    """A message came at once, hours early. Now it waits for its delay, and all that waited then come with it."""
+    clock = ManualClock(START_MS)
+    config = replace(STORE, flush="sync", delay_levels_seconds=(60,))
+    store = MessageStore.open(config, file_system=MemoryFileSystem(), clock=clock)
+    levels = LevelDelay(store, clock)
+    await asyncio.to_thread(levels.open)
+    delays = _Levels(store, levels, clock)
+    running = asyncio.create_task(store.run())
+    await asyncio.sleep(0)
+    await delays.send("a")
+    await delays.send("b")
+    clock.jump(-3600)
+    tasks = [running, asyncio.create_task(levels.run())]
+    try:
+        for seconds, bodies in ((0, []), (59, []), (1, ["a", "b"])):
+            clock.advance(seconds)
+            levels.looked_ms = -1
+            levels.wake()
+            await _eventually(lambda: levels.looked_ms == clock.now_ms())
+            assert _bodies(store) == bodies
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def test_missing_replicas_are_no_slow_disk() -> None:
     """A loop that waits for a slow disk does not catch the errors of replicas, which are raised at once."""
     for error in (ReplicaError, ReplicaMissingError, ReplicaTimeoutError):
