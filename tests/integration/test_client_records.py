@@ -246,7 +246,9 @@ def test_an_ipv6_address(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("limit", "fits", "too_many"), [(300, 200, 301), (2, 2, 3)])
-async def test_the_limits_of_a_message_are_the_servers(tmp_path: Path, limit: int, fits: int, too_many: int) -> None:
+async def test_the_limits_of_a_message_are_the_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, fits: int, too_many: int
+) -> None:
     """Above and below the defaults: the client refuses by the limits that operators have set."""
 
     def with_properties(count: int) -> Message:
@@ -258,7 +260,10 @@ async def test_the_limits_of_a_message_are_the_servers(tmp_path: Path, limit: in
             assert (await producer.send(with_properties(fits))).message_id
             with pytest.raises(BadRequestError, match=f"the limit is {limit}"):
                 await producer.send(with_properties(too_many))
-        assert await connected.records.supported()
+            assert await connected.records.supported()
+            monkeypatch.setattr(producer._sending, "send_message", None)  # from now on the client refuses by itself
+            with pytest.raises(BadRequestError, match=f"the limit is {limit}"):
+                await producer.send(with_properties(too_many))
         assert connected.records.pack("orders", 0, [with_properties(fits)])
         with pytest.raises(BadRequestError, match=f"the limit is {limit}"):
             connected.records.pack("orders", 0, [with_properties(too_many)])
