@@ -162,10 +162,10 @@ class TestRemoving:
         assert shell.json("topic", "delete", "purged", "--dry-run")["dryRun"] is True
         assert "purged" in [topic["name"] for topic in shell.json("topic", "list")]
 
-    @pytest.mark.parametrize(("answer", "left"), [(b"n\n", 1), (b"y\n", 0)])
+    @pytest.mark.parametrize(("answer", "left"), [(b"n\n", 1), (b"\n", 1), (b"y\n", 0)], ids=["no", "nothing", "yes"])
     def test_a_person_is_asked(self, shell: Shell, answer: bytes, left: int) -> None:
         """On a terminal a question comes first, and only yes goes on."""
-        topic = f"asked-{left}"
+        topic = f"asked-{answer.strip().decode()}-{left}"
         shell.text("send", topic, "x")
         controller, terminal = pty.openpty()
         command = [sys.executable, "-m", "aerobee_broker", "topic", "purge", topic, "--endpoint", shell.endpoint]

@@ -497,15 +497,15 @@ class TestWaiting:
 
     async def test_recalled_messages_are_never_delivered(self, harness: Harness) -> None:
         """An operator takes a message back; it leaves the list, and a second recall is refused."""
-        await self.delayed(harness, "1", 60)
-        await self.delayed(harness, "2", 60)
+        await self.delayed(harness, "1", 3600)
+        await self.delayed(harness, "2", 3600)
         first, second = await self.listed(harness, 2)
         [done, wrong] = await harness.client.admin.recall_delayed([first.recall_handle, "nonsense"])
         assert (done.status.code, wrong.status.code) == (Code.OK, Code.BAD_REQUEST)
         assert [each.message.body for each in await self.listed(harness, 1)] == [second.message.body]
         [again] = await harness.client.admin.recall_delayed([first.recall_handle])
         assert again.status.code == Code.MESSAGE_NOT_FOUND
-        await harness.clock.advance(61)
+        await harness.clock.advance(3601)
         received = await harness.raw.receive(TOPIC, GROUP, wait=10)
         assert received.bodies == [second.message.body.decode()]
 
