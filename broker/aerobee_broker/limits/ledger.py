@@ -24,6 +24,7 @@ hold most themselves. What is dropped ends its connection, or forgets a part.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -158,7 +159,7 @@ class Ledger:
             del self._leaving[peer]
             if not self._leaving and self._dropped_size > _TRIMMED_SIZE:
                 self._dropped_size = 0
-                return_freed_memory()
+                asyncio.get_running_loop().run_in_executor(None, return_freed_memory)
 
     # --- For budgets: see `byte_budget.Total` -----------------------------------------------------------------
 

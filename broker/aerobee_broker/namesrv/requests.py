@@ -107,6 +107,7 @@ class NameServerRequests:
         self._tables = tables
         self._values = values
         self._settings = settings
+        self._registering = asyncio.Lock()
         self._sizes: WeakKeyDictionary[Connection, dict[str, int]] = WeakKeyDictionary()  # by address of the broker
         self.handlers: dict[int, Handler] = {
             Request.REGISTER_BROKER: self.register,
@@ -136,6 +137,11 @@ class NameServerRequests:
     # --- Brokers ----------------------------------------------------------------------------------------------
 
     async def register(self, request: Command, connection: Connection) -> Command:
+        """One at a time: while the topics of a registration are read they take a hundred times its bytes."""
+        async with self._registering:
+            return await self._register(request, connection)
+
+    async def _register(self, request: Command, connection: Connection) -> Command:
         expected = integer(request, "bodyCrc32", 0)
         if expected and crc32(request.body) & _CRC_MASK != expected & _CRC_MASK:
             raise RemotingError(Answer.SYSTEM_ERROR, "crc32 not match")
