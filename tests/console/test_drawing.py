@@ -67,6 +67,19 @@ def test_a_delivery_whose_time_is_over_comes_again() -> None:
     assert life.now == 1000
 
 
+def test_a_renewed_delivery_is_over_at_its_new_time() -> None:
+    """And not at the one that it began with."""
+    life = life_of(
+        timeline(
+            ("STORED", 0, "", None), ("DELIVERED", 10, "g", 110), ("CHANGED", 50, "g", 300),
+            ("DELIVERED", 500, "g", 600), states={"g": "FINISHED"},
+        ),
+        now=1000,
+    )  # fmt: skip
+    bars = [(bar.kind, bar.begin, bar.end) for bar in life.lanes[1].bars]
+    assert bars == [("waiting", 0, 10), ("expired", 10, 300), ("again", 300, 500)]
+
+
 def test_a_dead_letter_that_was_sent_again() -> None:
     """Both are marks of its group."""
     life = life_of(
@@ -129,6 +142,7 @@ def test_a_chart_keeps_gaps_and_peaks() -> None:
     assert picture.count("M") >= 2
     assert "1,000" in picture
     assert "newest: in 900" in picture
+    assert "&#34;900&#34;" in picture  # among the joined points, for the pointer
     assert "nan" not in picture
     assert "Nothing is recorded yet" in str(chart("Rates", [], [], rate))
     assert str(sparkline([], "none")) == ""
