@@ -127,3 +127,14 @@ def test_pages_made_from_the_code_do_not_tell_where_they_were_made(name: str) ->
     text = reference_pages.PAGES[name]()
     assert str(reference_pages.ROOT) not in text
     assert os.environ["PATH"] not in text
+
+
+def test_expectations_name_commands_that_exist() -> None:
+    """The column "Now" says `aerobee COMMAND` and `COMMAND --option` of the real command line."""
+    rows = re.findall(r"(?m)^\| .* \| .* \| .* \| (.*) \|$", (DOCS / "expectations.md").read_text(encoding="utf-8"))
+    reference = (DOCS / "command-reference.md").read_text(encoding="utf-8")
+    named = [name for row in rows for name in re.findall(r"`aerobee ([a-z]+(?: [a-z]+)?)", row)]
+    assert len(named) >= 4
+    assert [name for name in named if not re.search(rf"(?m)^## aerobee {name}\b", reference)] == []
+    options = [option for row in rows for option in re.findall(r"`[a-z ]*(--[a-z-]+)", row)]
+    assert [option for option in options if f"`{option}" not in reference] == []
