@@ -20,11 +20,11 @@ from aerobee_broker.commands.terminal.options import CommandError, add_debug, co
 
 # Each command with its module in `commands/`, in the order of the help.
 _MODULES: Final = {
-    **{name: name for name in ("serve", "status", "topic", "group", "subscription", "client", "send", "receive")},
-    **{"browse": "messages.browse", "tail": "messages.tail"},
+    **{name: name for name in ("serve", "status", "topic", "group", "subscription", "client")},
+    **{name: f"messages.{name}" for name in ("send", "receive", "browse", "tail")},
     **{"top": "monitoring.top", "check": "monitoring.check", "definitions": "definitions"},
     **{"context": "shell.context", "completion": "shell.completion"},
-    **{"query": "query", "dlq": "dlq", "account": "account", "config": "configuration", "store": "store"},
+    **{"query": "messages.query", "dlq": "dlq", "account": "account", "config": "configuration", "store": "store"},
     **{name: name for name in ("spark", "bench", "console", "namesrv", "replication")},
     **{"promote": "replication", "version": "version"},
 }

@@ -147,7 +147,7 @@ RULES: Final = (
         "AerobeeDiskFilling",
         "warning",
         1800,
-        "Add space or lower store.retention_hours; `aerobee store segments` shows what the log holds.",
+        "Add space or lower store.retention_hours; `aerobee status` shows what the log holds.",
         _when(
             lambda facts: facts.disk_ratio > _FILLING_RATIO, lambda facts: f"the disk is {facts.disk_ratio:.0%} full"
         ),

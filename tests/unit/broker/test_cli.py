@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
+import itertools
 import json
 import socket
 import subprocess
@@ -99,8 +100,9 @@ class TestHelp:
         lines = [line for line in (parser.epilog or "").splitlines() if line.startswith("  aerobee ")]
         assert lines
         for line in lines:
-            command = line.strip().split("   ")[0].split(" | ")[0].split(" < ")[0]
-            build_parser().parse_args(shlex.split(command)[1:])
+            words = shlex.split(line.strip().split("   ")[0])
+            command = itertools.takewhile(lambda word: word not in ("|", "<", ">"), words)
+            build_parser().parse_args(list(command)[1:])
 
     def test_one_command_alone_is_parsed_as_among_all(self) -> None:
         """The table names the right module for each command."""

@@ -1,1 +1,1 @@
-"""Commands that show messages without receiving them: `aerobee browse` and `aerobee tail`."""
+"""Commands for messages: `send`, `receive`, `browse`, `tail` and `query`."""

@@ -55,6 +55,7 @@ NOT_JUDGED = {
     "AerobeeRestarting",
     "AerobeeReplicaNotFollowing",
     "AerobeeReplicaDiverged",
+    "AerobeeReplicaReseeding",
 }
 
 
