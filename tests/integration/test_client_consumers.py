@@ -540,8 +540,9 @@ class TestPullConsumer:
             (queue,) = consumer.assignment()
             assert (await consumer.getone()).body == b"1"
             await consumer.seek(queue, 1000)
-            while "does not have offset 1000, continuing at 1 " not in caplog.text:
-                assert await consumer.getmany(wait_seconds=0.05) == []
+            async with asyncio.timeout(60):
+                while "does not have offset 1000, continuing at 1 " not in caplog.text:
+                    assert await consumer.getmany(wait_seconds=0.05) == []
             await send(client, "beyond", b"2")
             assert (await consumer.getone()).body == b"2"
 

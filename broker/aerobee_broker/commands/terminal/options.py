@@ -7,7 +7,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -165,12 +166,9 @@ def tls_of(arguments: argparse.Namespace) -> Tls | None:
 def with_client(arguments: argparse.Namespace, work: Callable[[Client], Awaitable[T]]) -> T:
     """Run `work` with a client of the broker that the arguments name; return its result."""
     import asyncio
-    import logging
 
     from aerobee_client import NotFoundError, connect
 
-    if not getattr(arguments, "debug", False):
-        logging.getLogger("aerobee_client").setLevel(logging.ERROR)  # the command reports the failure itself, once
     credentials = _credentials(arguments)
     tls = tls_of(arguments)
 
@@ -187,7 +185,22 @@ def with_client(arguments: argparse.Namespace, work: Callable[[Client], Awaitabl
             except NotFoundError as error:
                 raise await _not_found(client, error) from None
 
-    return asyncio.run(connected())
+    with nullcontext() if getattr(arguments, "debug", False) else _client_warns_nobody():
+        return asyncio.run(connected())
+
+
+@contextmanager
+def _client_warns_nobody() -> Iterator[None]:
+    """Leave out the client's warnings: a command reports its failure itself, once."""
+    import logging
+
+    logger = logging.getLogger("aerobee_client")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 async def _not_found(client: Client, error: NotFoundError) -> Exception:
