@@ -200,7 +200,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], Callable[[], Any]]] = {
     "dlq-list": ("dlq", ("dlq", "list", "billing"), dead_letters),
     "config-show": ("configuration", ("config", "show"), settings),
     "account-list": ("account", ("account", "list"), accounts),
-    "query": ("query", ("query", "orders", "--key", "order-7"), messages),
+    "query": ("messages.query", ("query", "orders", "--key", "order-7"), messages),
     "browse": ("messages.browse", ("browse", "orders"), messages),
     "traffic": ("status", ("status", "--traffic", "minute"), traffic),
 }

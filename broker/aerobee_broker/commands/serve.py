@@ -214,7 +214,8 @@ async def serve(config: BrokerConfig, stop: asyncio.Event, *, clock: Clock | Non
     def serving(listening: Listening, metrics: Address) -> None:
         collect_less_garbage()
         _announce(config, listening, metrics)
-        address.set_result(listening.grpc.dialled)
+        if not address.done():  # a replica may become the master more than once
+            address.set_result(listening.grpc.dialled)
 
     def following(remoting: Address, metrics: Address) -> None:
         print(f"ready role=replica remoting={remoting} metrics={metrics}", flush=True)

@@ -106,8 +106,17 @@ class TestLog:
         assert report.findings[0].physical_offset == size
         assert report.findings[0].size == size
 
-    def test_a_deleted_first_segment_is_not_damage(self, stored: Stored) -> None:
-        """Retention removes the oldest segments; their units and index entries are ignored."""
+    def test_a_first_segment_that_retention_did_not_remove(self, stored: Stored) -> None:
+        """The broker saves where the log begins, so that a removed file is not taken for retention."""
+        (stored.directory / "commitlog" / f"{0:020d}").unlink()
+        report = verify(stored.directory)
+        assert kinds(report) == ["segment-missing"]
+        assert (report.findings[0].physical_offset, report.findings[0].size) == (0, stored.config.segment_size)
+
+    def test_a_deleted_first_segment_of_another_broker(self, stored: Stored) -> None:
+        """Where nobody saved it, as in RocketMQ's stores, retention may have removed the oldest segments; their units
+        and index entries are ignored."""
+        (stored.directory / "queueBounds.json").unlink()
         (stored.directory / "commitlog" / f"{0:020d}").unlink()
         report = verify(stored.directory)
         assert report.findings == []
