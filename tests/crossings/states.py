@@ -181,6 +181,9 @@ class TableUnsaved(State):
 
     def leave(self, world: World) -> None:
         world.broker.kill()
+        for cell in world.cells.values():
+            if cell.feature.name == "delay-level":  # one that fell due within the state is delivered again
+                cell.promises.stored_again.add(cell.topic)
         tables = world.broker.store / "config"
         tables.unlink()
         tables.with_name("away").rename(tables)

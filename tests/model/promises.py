@@ -7,7 +7,7 @@
               or rolled back.
     order     A message of a message group comes only when all earlier ones of it are finished, or before it in the
               same answer.
-    doubled   A message is stored once.
+    doubled   A message is stored once; one with a delay level again, if the progress of its level could not be saved.
     attempts  Each delivery of a message to a group has a higher attempt than the one before.
     hidden    A message is not delivered again before its invisible time is over.
     dead      A message that a group did not finish in all its attempts is one of its dead letters.
@@ -109,6 +109,8 @@ class Promises:
         self.violations: list[str] = []
         self.latest_ms = 0  # the latest time that the broker's clock has shown
         self.now_ms = 0  # what it showed last
+        self.stored_again: set[str] = set()
+        """Topics whose delivery could not be saved as done, so that their messages may be stored once more."""
         self._incarnations: dict[str, int] = {}
 
     def subscribe(self, group: str, topic: str, *, ordered: bool = False, max_attempts: int = 10_000) -> None:
@@ -196,6 +198,9 @@ class Promises:
             return
         if delivery.body != body_of(delivery.message_id):
             self.violations.append(f"{name} with another body: {delivery.body[:40]!r}")
+        place = (delivery.queue_id, delivery.queue_offset)
+        if sent.topic in self.stored_again and state.places.get(sent.message_id, place) != place:
+            return
         reasons = {
             "which was refused": sent.stored is Promise.NO,
             "of a deleted topic": sent.kind not in _WAITS_ELSEWHERE
@@ -213,7 +218,6 @@ class Promises:
         }
         self.violations += [f"{name}, {reason}: {sent}" for reason, is_true in reasons.items() if is_true]
         state.attempts[sent.message_id] = delivery.attempt
-        place = (delivery.queue_id, delivery.queue_offset)
         if state.places.setdefault(sent.message_id, place) != place:
             self.violations.append(f"{name}, stored twice: also at {state.places[sent.message_id]}")
         if state.ordered and sent.message_group:
