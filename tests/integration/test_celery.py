@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,7 @@ def worker(broker: BrokerProcess, log: Path, *arguments: str) -> Iterator[subpro
         ) as process,
     ):
         try:
+            _wait_until_ready(process, log)
             yield process
         finally:
             process.send_signal(signal.SIGTERM)
@@ -68,6 +70,15 @@ def worker(broker: BrokerProcess, log: Path, *arguments: str) -> Iterator[subpro
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
+
+
+def _wait_until_ready(worker: subprocess.Popen[bytes], log: Path) -> None:
+    """A worker reads what is sent to all workers from its start on: earlier requests get no answer."""
+    deadline = time.monotonic() + _SECONDS
+    while " ready." not in log.read_text():
+        assert worker.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
 
 
 def program(broker: BrokerProcess, *command: str) -> str:
