@@ -268,7 +268,6 @@ def _announce(config: BrokerConfig, listening: Listening, metrics: Address) -> N
 
 def banner(config: BrokerConfig, listening: Listening, metrics: Address) -> list[tuple[str, str]]:
     """What a person at the terminal wants to know of a broker that serves."""
-
     from aerobee_broker.processors.administration.status import broker_version
 
     durability = "sync: a message is on disk before its send is acknowledged"
@@ -282,13 +281,23 @@ def banner(config: BrokerConfig, listening: Listening, metrics: Address) -> list
     ]
     if listening.remoting is not None:
         found.append(("remoting", f"{listening.remoting} (clients of RocketMQ 4)"))
-    return [*found, ("metrics", f"http://{metrics}/metrics"), ("to stop", "Ctrl-C")]
+    found += [("metrics", f"http://{metrics}/metrics"), ("console", _console_text(config, listening.grpc))]
+    return [*found, ("to stop", "Ctrl-C")]
+
+
+def _console_text(config: BrokerConfig, broker: Address) -> str:
+    """Where a browser finds the console, or how to get one."""
+    address = config.listen.console
+    if address is None:
+        return "none; start one with: aerobee console" + _endpoint_option(broker)
+    if address.port == 0:
+        return 'on a free port; the line "ready console=..." will name it'
+    return f"http://{address.dialled}/"
 
 
 def first_steps(config: BrokerConfig, listening: Address, command: str) -> list[str]:
     """Commands that send and receive a first message on a broker with this configuration."""
-    endpoint = str(listening.dialled)
-    options = "" if endpoint == ENDPOINT_DEFAULT else f" --endpoint {endpoint}"
+    options = _endpoint_option(listening)
     if config.auth.accounts is not None:
         options += " --credentials FILE"
     steps = []
@@ -301,3 +310,9 @@ def first_steps(config: BrokerConfig, listening: Address, command: str) -> list[
         f"{command} send hello 'hello, world'{options}",
         f"{command} receive hello --group first{options}",
     ]
+
+
+def _endpoint_option(listening: Address) -> str:
+    """What a command needs to find this broker; empty if it looks there anyway."""
+    endpoint = str(listening.dialled)
+    return "" if endpoint == ENDPOINT_DEFAULT else f" --endpoint {endpoint}"

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker.cli import main
-from aerobee_broker.commands.serve import first_steps
+from aerobee_broker.commands.serve import banner, first_steps
 from aerobee_broker.commands.terminal.options import complete_advice
-from aerobee_broker.config import Address, AuthConfig, BrokerConfig, GroupsConfig
+from aerobee_broker.config import Address, AuthConfig, BrokerConfig, GroupsConfig, ListenConfig
+from aerobee_broker.listening.listeners import Listening
 from aerobee_client.testing import run_broker
 from aerobee_store import StoreConfig
 
@@ -52,6 +53,24 @@ def test_the_endpoint_can_be_dialled(listening: str, endpoint: str) -> None:
     """The endpoint is valid also for IPv6 addresses and wildcard addresses."""
     steps = first_steps(config(dev=True), Address.parse(listening), "aerobee")
     assert all(step.endswith(f" --endpoint {endpoint}") for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("console", "text"),
+    [
+        (None, "none; start one with: aerobee console --endpoint 127.0.0.1:9000"),
+        ("127.0.0.1:8090", "http://127.0.0.1:8090/"),
+        ("0.0.0.0:8090", "http://127.0.0.1:8090/"),
+        ("[::]:8090", "http://[::1]:8090/"),
+        ("127.0.0.1:0", 'on a free port; the line "ready console=..." will name it'),
+    ],
+)
+def test_the_banner_names_the_console(console: str | None, text: str) -> None:
+    """As a browser on this machine finds it; a broker without one says how to start it."""
+    listen = ListenConfig(console=None if console is None else Address.parse(console))
+    settings = BrokerConfig(store=StoreConfig(directory=Path("data")), listen=listen)
+    facts = dict(banner(settings, Listening(grpc=Address("0.0.0.0", 9000)), Address("127.0.0.1", 5557)))
+    assert facts["console"] == text
 
 
 @pytest.mark.parametrize("dev", [False, True])
