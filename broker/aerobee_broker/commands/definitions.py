@@ -91,7 +91,7 @@ def _apply(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.dry_run:
         return 0
-    questions.confirm(arguments, f"{output.counted(len(changes), 'change')}; go on?")
+    questions.confirm(arguments, f"make {output.counted(len(changes), 'change')}")
 
     async def work(client: Client) -> None:
         for kind, name, _ in changes:

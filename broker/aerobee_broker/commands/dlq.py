@@ -314,10 +314,9 @@ def _delete(arguments: argparse.Namespace) -> int:
     count = with_client(arguments, lambda client: work(client, dry_run=True))
     what = f"{output.counted(count, 'dead letter')} of {arguments.group}"
     fields = {"group": arguments.group, "count": count}
-    if arguments.dry_run:
-        return output.print_result({**fields, "dryRun": True}, f"would delete {what}", as_json=arguments.json)
+    if not questions.go_on(arguments, f"delete {what}", fields, loses_anything=count > 0):
+        return 0
     if count:
-        questions.confirm(arguments, f"{what} will be deleted; go on?")
         with_client(arguments, lambda client: work(client, dry_run=False))
     return output.print_result({**fields, "deleted": True}, f"deleted {what}", as_json=arguments.json)
 

@@ -164,18 +164,12 @@ def _describe(arguments: argparse.Namespace) -> int:
 def _delete(arguments: argparse.Namespace) -> int:
     description = with_client(arguments, lambda client: client.admin.describe_group(arguments.group))
     topics = output.counted(len(description.topics), "topic")
-    if arguments.dry_run:
-        return output.print_result(
-            {"name": arguments.group, "topicCount": len(description.topics), "dryRun": True},
-            f"would delete group {arguments.group} and its positions in {topics}",
-            as_json=arguments.json,
-        )
-    if description.topics:
-        questions.confirm(arguments, f"the positions of group {arguments.group} in {topics} will be lost; go on?")
+    fields = {"name": arguments.group, "topicCount": len(description.topics)}
+    deed = f"delete group {arguments.group} and its positions in {topics}"
+    if not questions.go_on(arguments, deed, fields, loses_anything=bool(description.topics)):
+        return 0
     with_client(arguments, lambda client: client.admin.delete_group(arguments.group))
-    return output.print_result(
-        {"name": arguments.group, "deleted": True}, f"deleted group {arguments.group}", as_json=arguments.json
-    )
+    return output.print_result({**fields, "deleted": True}, f"deleted group {arguments.group}", as_json=arguments.json)
 
 
 def _print_group(done: str, group: admin_v1.Group, *, as_json: bool) -> int:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
-from aerobee_broker.commands.terminal import options, output
+from aerobee_broker.commands.terminal import options, output, questions
 from aerobee_broker.commands.terminal.options import complete_advice, new_command, with_client
 
 if TYPE_CHECKING:
     from aerobee_broker.commands.terminal.options import Commands
     from aerobee_client import Client
     from aerobee_proto import admin_v1, v2
+
+    Moves = list[admin_v1.ResetOffsetsResponse.Queue]
 
 _LAG_EXAMPLES = """\
   aerobee group lag                             all groups
@@ -77,7 +79,7 @@ def add_actions(actions: Commands) -> None:
     which.add_argument("--lite-topic", metavar="NAME", default="", help="of the topic")
     skip.add_argument("--count", metavar="N", type=options.count, default=1, help="number of messages (default: 1)")
     for action in (reset, skip):
-        action.add_argument("--dry-run", action="store_true", help="print the actions without performing them")
+        questions.add_confirmation(action, "where the group would continue")
     for action in (lag, reset, skip):
         options.add_endpoint(action)
         options.add_json(action)
@@ -171,9 +173,9 @@ def print_queues(queues: Iterable[admin_v1.GroupQueueStatus]) -> None:
 
 
 def _reset(arguments: argparse.Namespace) -> int:
-    queues = with_client(
+    return _move(
         arguments,
-        lambda client: client.admin.reset_offsets(
+        lambda client, dry_run: client.admin.reset_offsets(
             arguments.group,
             arguments.topic,
             timestamp=arguments.to_time,
@@ -182,28 +184,49 @@ def _reset(arguments: argparse.Namespace) -> int:
             latest=arguments.latest,
             queue_ids=arguments.queue,
             lite_topic=arguments.lite_topic,
-            dry_run=arguments.dry_run,
+            dry_run=dry_run,
         ),
     )
-    return _print_moves(arguments, queues)
 
 
 def _skip(arguments: argparse.Namespace) -> int:
-    queues = with_client(
+    return _move(
         arguments,
-        lambda client: client.admin.reset_offsets(
+        lambda client, dry_run: client.admin.reset_offsets(
             arguments.group,
             arguments.topic,
             skip=arguments.count,
             queue_ids=[] if arguments.queue is None else [arguments.queue],
             lite_topic=arguments.lite_topic,
-            dry_run=arguments.dry_run,
+            dry_run=dry_run,
         ),
     )
-    return _print_moves(arguments, queues)
 
 
-def _print_moves(arguments: argparse.Namespace, queues: list[admin_v1.ResetOffsetsResponse.Queue]) -> int:
+def _move(arguments: argparse.Namespace, move: Callable[[Client, bool], Awaitable[Moves]]) -> int:
+    """Show the moves, or make them after a question that counts what is passed over and what comes again."""
+    moves = with_client(arguments, lambda client: move(client, True))
+    if not arguments.dry_run:
+        if deed := _deed(moves, arguments.group, arguments.topic):
+            questions.confirm(arguments, deed)
+        moves = with_client(arguments, lambda client: move(client, False))
+    return _print_moves(arguments, moves)
+
+
+def _deed(moves: Moves, group: str, topic: str) -> str:
+    """Empty if no position changes."""
+    steps = [queue.after - queue.before if queue.HasField("before") else 0 for queue in moves]
+    past, again = sum(max(step, 0) for step in steps), sum(max(-step, 0) for step in steps)
+    new = sum(1 for queue in moves if not queue.HasField("before"))
+    parts = [
+        *([f"pass over {output.counted(past, 'message')}"] if past else []),
+        *([f"deliver {output.counted(again, 'message')} again"] if again else []),
+        *([f"give it a position in {output.counted(new, 'queue')}"] if new else []),
+    ]
+    return f"move group {group} in {topic}: {' and '.join(parts)}" if parts else ""
+
+
+def _print_moves(arguments: argparse.Namespace, queues: Moves) -> int:
     if arguments.json:
         output.print_json(
             {

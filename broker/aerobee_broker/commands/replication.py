@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aerobee_broker.commands.terminal import questions
 from aerobee_broker.commands.terminal.options import CommandError, new_command
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def add_parser(commands: Commands) -> None:
     status.add_argument("--json", action="store_true", help="print the answer of the broker as JSON")
     promote = new_command(commands, "promote", "make a replica the master", run_promote, examples=_PROMOTE_EXAMPLES)
     promote.add_argument("--force", action="store_true", help="also a replica that lacks messages or tables")
+    questions.add_confirmation(promote, "what the replica has and lacks")
     for parser in (status, promote):
         parser.add_argument(
             "--secret-key-file",
@@ -68,6 +70,12 @@ def run_promote(arguments: argparse.Namespace) -> int:
     from aerobee_broker.remoting_wire.codes import Request
     from aerobee_broker.remoting_wire.frame import Command
 
+    if arguments.dry_run:
+        (answered,) = _ask(arguments, Command(Request.GET_BROKER_HA_STATUS))
+        print(*_lines(json.loads(answered.body)), sep="\n")
+        return 0
+    if arguments.force:
+        questions.confirm(arguments, f"make {arguments.remoting} the master, and lose what it lacks")
     (epochs,) = _ask(arguments, Command(Request.GET_BROKER_EPOCH_CACHE))
     broker_id = json.loads(epochs.body)["brokerId"]
     fields = {"masterBrokerId": str(broker_id), **({"force": "true"} if arguments.force else {})}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from aerobee_broker.commands.terminal import options, output
+from aerobee_broker.commands.terminal import options, output, questions
 from aerobee_broker.commands.terminal.options import new_command, with_client
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def add_parser(commands: Commands) -> None:
     )
     delete.add_argument("topic", metavar="TOPIC")
     delete.add_argument("group", metavar="GROUP")
+    questions.add_confirmation(delete, "how far the position is behind")
     for action in (listing, delete):
         options.add_endpoint(action)
         options.add_json(action)
@@ -109,9 +110,16 @@ def _list_clients(arguments: argparse.Namespace) -> int:
 
 
 def _delete(arguments: argparse.Namespace) -> int:
+    description = with_client(arguments, lambda client: client.admin.describe_group(arguments.group))
+    lag = sum(topic.lag for topic in description.topics if topic.topic == arguments.topic)
+    fields = {"topic": arguments.topic, "group": arguments.group, "lag": lag}
+    behind = f"{output.counted(lag, 'message')} behind"
+    deed = f"delete the position of group {arguments.group} in {arguments.topic}, {behind}"
+    if not questions.go_on(arguments, deed, fields):
+        return 0
     with_client(arguments, lambda client: client.admin.delete_subscription(arguments.topic, arguments.group))
     return output.print_result(
-        {"topic": arguments.topic, "group": arguments.group, "deleted": True},
+        {**fields, "deleted": True},
         f"group {arguments.group} no longer has a position in {arguments.topic}",
         as_json=arguments.json,
     )

@@ -175,10 +175,8 @@ def _remove(arguments: argparse.Namespace, done: str, remove: Callable[[Client],
     if description.groups:
         what += f" for {output.counted(len(description.groups), 'group')}"
     fields = {"name": arguments.topic, "messageCount": count, "groups": list(description.groups)}
-    if arguments.dry_run:
-        return output.print_result({**fields, "dryRun": True}, f"would lose {what}", as_json=arguments.json)
-    if count:
-        questions.confirm(arguments, f"{what} will be lost; go on?")
+    if not questions.go_on(arguments, f"lose {what}", fields, loses_anything=count > 0):
+        return 0
     with_client(arguments, remove)
     return output.print_result({**fields, done: True}, f"{done} topic {arguments.topic}", as_json=arguments.json)
 
