@@ -48,7 +48,7 @@ from aerobee_store.log_follower import LogFollower
 from aerobee_store.maintenance.scrub import Scrub
 from aerobee_store.maintenance.unit_repair import UnitRepair
 from aerobee_store.message_reader import MessageReader, QueueBytes, ReadResult
-from aerobee_store.message_writer import Appended, AppendedBatch, MessageWriter
+from aerobee_store.message_writer import AnyMessage, Appended, AppendedBatch, MessageWriter
 from aerobee_store.queues.dispatch import ArrivalListener, Dispatch, DispatchLimits
 from aerobee_store.queues.filter_bitmaps import FilterBitmaps, FilterBits
 from aerobee_store.queues.index_file import IndexService
@@ -57,7 +57,6 @@ from aerobee_store.queues.topic_removal import DeletedTopics, TopicRemoval
 from aerobee_store.record_runs import RecordRuns, RunReader
 from aerobee_store.records.properties import Host
 from aerobee_store.records.record import Draft, Message, Record
-from aerobee_store.records.record_template import TemplateMessage
 from aerobee_store.running_flags import RunningFlags, RunningState
 from aerobee_store.stats import StoreStats
 from aerobee_store.store_status import Segment, StoreState, StoreStatus
@@ -382,19 +381,14 @@ class MessageStore:
         self.retention.reconfigure(config)
 
     def append(
-        self,
-        messages: Sequence[Message],
-        *,
-        drafts: Sequence[Draft] | None = None,
-        split_batch: bool = False,
-        internal: bool = False,
+        self, messages: Sequence[AnyMessage], *, split_batch: bool = False, internal: bool = False
     ) -> list[Appended]:
         """Append messages in this order, all or none. Wait for them with `wait_stored`.
 
-        `drafts`: a draft of each message, made by `draft` in several steps of the event loop. `split_batch`: the
-        messages came as one batch of the older protocol, so they stay together in one segment. `internal`: messages
-        that keep consumers running or that retention needs; they are accepted on a disk that is too full for others. An
-        inner batch (SYS_FLAG_INNER_BATCH) is one message here. It takes the number of queue offsets in its property
+        A message is given as a whole, as its draft, or as what differs from a template. `split_batch`: the messages
+        came as one batch of the older protocol, so they stay together in one segment. `internal`: messages that keep
+        consumers running or that retention needs; they are accepted on a disk that is too full for others. An inner
+        batch (SYS_FLAG_INNER_BATCH) is one message here. It takes the number of queue offsets in its property
         INNER_NUM, and INNER_BASE is added to it.
 
         Raises InvalidMessageError, LightQueuesFullError, StoreBusyError (too much waits for the disk; internal writes
@@ -404,18 +398,12 @@ class MessageStore:
         self._check_open()
         if self.running.flags is not _NO_FLAGS:
             self.running.check_writable(internal=internal)
-        return self._writer.append(messages, drafts=drafts, split_batch=split_batch, internal=internal)
+        return self._writer.append(messages, split_batch=split_batch, internal=internal)
 
     def draft(self, message: Message) -> Draft:
-        """Prepare a message for `append`: about a third of the work. InvalidMessageError."""
+        """Prepare a message for `append`, in an earlier step of the event loop: about a third of the work.
+        InvalidMessageError."""
         return self._writer.draft(message)
-
-    def append_templated(self, messages: Sequence[TemplateMessage], *, internal: bool = False) -> list[Appended]:
-        """Like `append`, for messages of templates."""
-        self._check_open()
-        if self.running.flags is not _NO_FLAGS:
-            self.running.check_writable(internal=internal)
-        return self._writer.append_templated(messages, internal=internal)
 
     def append_records(
         self, topic: str, queue_id: int, batch: RecordBatch, *, born_host: Host | None = None

@@ -81,13 +81,37 @@ class AppendedBatch(Struct, frozen=True):
     store_timestamp: int
 
 
+AnyMessage = Message | Draft | TemplateMessage
+"""A message to append: as a whole, prepared earlier, or as what differs from a template."""
 _NO_QUEUES: Final[Mapping[QueueKey, int]] = {}
+
+
+class _RawBatch(Struct, frozen=True, gc=False):
+    """An inner batch in store layout. `base_position`: of the digits of INNER_BASE."""
+
+    record: RecordBatch
+    raw: bytes
+    base_position: int
+    store_host: Host
+    born_host: Host | None
+
+    @property
+    def size(self) -> int:
+        return len(self.raw)
+
+    def encode(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> bytearray:
+        data = bytearray(self.raw)
+        digits = inner_batch.base_digits(queue_offset)
+        data[self.base_position : self.base_position + len(digits)] = digits
+        hosts = self.store_host, self.born_host
+        record_batch.write_place(self.record, data, [queue_offset], physical_offset, store_timestamp, *hosts)
+        return data
 
 
 class _Ready(Struct, frozen=True, gc=False):
     """A message that is checked, and encoded but for its place. `others`: its offsets in other queues that it names."""
 
-    encoded: Draft | TemplateMessage
+    encoded: Draft | TemplateMessage | _RawBatch
     queue: AnyQueue | None
     topic: str
     tags_code: int
@@ -124,44 +148,23 @@ class MessageWriter:
         self.filter_bitmaps: FilterBitmaps | None = None
 
     def append(
-        self,
-        messages: Sequence[Message],
-        *,
-        drafts: Sequence[Draft] | None = None,
-        split_batch: bool = False,
-        internal: bool = False,
+        self, messages: Sequence[AnyMessage], *, split_batch: bool = False, internal: bool = False
     ) -> list[Appended]:
         """Like MessageStore.append, which has checked that the store may be written."""
-        if any(message.sys_flag & SYS_FLAG_INNER_BATCH for message in messages):
-            return self._append_inner_batches(messages)
-        others: dict[int, dict[QueueKey, int]] = {}
-        if any(map(may_name_queues, messages)):
+        others: Mapping[int, Mapping[QueueKey, int]] = {}
+        if any(map(_is_unusual, messages)):
+            if any(_has_flag(message, SYS_FLAG_INNER_BATCH) for message in messages):
+                return self._append_inner_batch(messages)
             messages, others = self._named_queues(messages)
-            drafts = None  # the messages have other properties now
         now = self._clock.now_ms()
         ready: list[_Ready] = []
         for number, message in enumerate(messages):
-            self._check_body(message.body)
-            prepared = message.sys_flag & SYS_FLAG_PREPARED
-            queue = None if prepared else self._queue(message.topic, message.queue_id)
-            draft = self.draft(message, split_batch=split_batch) if drafts is None else drafts[number]
-            bitmaps = self._bitmaps_for(queue)
-            bitmap = NO_BITMAP if bitmaps is None else bitmaps.of_message(message.topic, _as_stored(message))
-            ready.append(self._ready(message, draft, queue, now, bitmap=bitmap, others=others.get(number, _NO_QUEUES)))
+            if isinstance(message, TemplateMessage):
+                ready.append(self._ready_of_template(message))
+            else:
+                draft = message if isinstance(message, Draft) else self.draft(message, split_batch=split_batch)
+                ready.append(self._ready_of_draft(draft, now, others.get(number, _NO_QUEUES)))
         return self._put(ready, now, split_batch=split_batch, internal=internal)
-
-    def append_templated(self, messages: Sequence[TemplateMessage], *, internal: bool = False) -> list[Appended]:
-        """Like MessageStore.append_templated, which has checked that the store may be written."""
-        ready: list[_Ready] = []
-        for message in messages:
-            template = message.template
-            topic = template.topic
-            self._check_body(message.body)
-            queue = self._queue(topic, message.queue_id)
-            bitmaps = self._bitmaps_for(queue)
-            bitmap = NO_BITMAP if bitmaps is None else bitmaps.of_message(topic, template.properties(message))
-            ready.append(_Ready(message, queue, topic, template.tags_code, message.index_keys, bitmap))
-        return self._put(ready, self._clock.now_ms(), internal=internal)
 
     def _put(
         self, ready: Sequence[_Ready], now: int, *, split_batch: bool = False, internal: bool = False
@@ -194,9 +197,25 @@ class MessageWriter:
         self._appended(entries, now, further)
         return appended
 
+    def _ready_of_template(self, message: TemplateMessage) -> _Ready:
+        template = message.template
+        topic = template.topic
+        self._check_body(message.body)
+        queue = self._queue(topic, message.queue_id)
+        bitmaps = self._bitmaps_for(queue)
+        bitmap = NO_BITMAP if bitmaps is None else bitmaps.of_message(topic, template.properties(message))
+        return _Ready(message, queue, topic, template.tags_code, message.index_keys, bitmap)
+
+    def _ready_of_draft(self, draft: Draft, now: int, others: Mapping[QueueKey, int]) -> _Ready:
+        message = draft.message
+        self._check_body(message.body)
+        queue = None if draft.sys_flag & SYS_FLAG_PREPARED else self._queue(message.topic, message.queue_id)
+        bitmaps = self._bitmaps_for(queue)
+        bitmap = NO_BITMAP if bitmaps is None else bitmaps.of_message(message.topic, _as_stored(message))
+        return self._ready(draft, queue, now, bitmap=bitmap, others=others)
+
     def _ready(
         self,
-        message: Message,
         draft: Draft,
         queue: AnyQueue | None,
         now: int,
@@ -205,6 +224,7 @@ class MessageWriter:
         others: Mapping[QueueKey, int] = _NO_QUEUES,
         message_count: int = 0,
     ) -> _Ready:
+        message = draft.message
         raw = message.raw_properties
         values = message.properties if raw is None else properties.decode_properties(raw)
         topic = message.topic
@@ -237,18 +257,25 @@ class MessageWriter:
         config = self._config
         return Draft(message, store_host=config.store_host, property_crc=config.property_crc, split_batch=split_batch)
 
-    def _named_queues(self, messages: Sequence[Message]) -> tuple[Sequence[Message], dict[int, dict[QueueKey, int]]]:
+    def _named_queues(
+        self, messages: Sequence[AnyMessage]
+    ) -> tuple[Sequence[AnyMessage], dict[int, dict[QueueKey, int]]]:
         """The messages with their offsets in the queues that they name; and these offsets, by number of the message.
 
         The only change so far is that the queues are in the table. Raises LightQueuesFullError or InvalidMessageError.
         """
-        named = [self._multi_dispatch.named(message) for message in messages]
+        whole = [message.message if isinstance(message, Draft) else message for message in messages]
+        named = [() if isinstance(each, TemplateMessage) else self._multi_dispatch.named(each) for each in whole]
         queues = self._queues
         queues.make_room({key for keys in named for key in keys if key is not None})
         taken: Counter[QueueKey] = Counter()  # by earlier messages of this append
-        changed: list[Message] = []
+        changed: list[AnyMessage] = []
         others: dict[int, dict[QueueKey, int]] = {}
-        for number, (message, keys) in enumerate(zip(messages, named, strict=True)):
+        for number, (message, keys) in enumerate(zip(whole, named, strict=True)):
+            if isinstance(message, TemplateMessage):
+                taken[message.template.topic, message.queue_id] += 1
+                changed.append(message)
+                continue
             if not message.sys_flag & SYS_FLAG_PREPARED:
                 taken[message.topic, message.queue_id] += 1
             if not keys:
@@ -270,12 +297,14 @@ class MessageWriter:
             found.append((queue, queue_offset))
         return found
 
-    def _append_inner_batches(self, messages: Sequence[Message]) -> list[Appended]:
+    def _append_inner_batch(self, messages: Sequence[AnyMessage]) -> list[Appended]:
         """Inner batches come complete from a RocketMQ store, rarely and few at a time, so they are appended one by
         one."""
         if len(messages) != 1:
             raise InvalidMessageError("an inner batch must be the only message of its append")
         (message,) = messages
+        assert not isinstance(message, TemplateMessage), "a template has no such flag"
+        message = message.message if isinstance(message, Draft) else message
         self._check_body(message.body)
         if message.sys_flag & SYS_FLAG_TRANSACTION:
             raise InvalidMessageError("an inner batch cannot be part of a transaction")
@@ -284,7 +313,7 @@ class MessageWriter:
             raise InvalidMessageError(f"topic {message.topic!r} is not a batch topic and does not take inner batches")
         message, count = inner_batch.placed(message, queue.next_offset)
         now = self._clock.now_ms()
-        return self._put([self._ready(message, self.draft(message), queue, now, message_count=count)], now)
+        return self._put([self._ready(self.draft(message), queue, now, message_count=count)], now)
 
     def append_records(
         self, topic: str, queue_id: int, batch: RecordBatch, born_host: Host | None = None
@@ -372,31 +401,16 @@ class MessageWriter:
                 _first(batch.sys_flag & SYS_FLAG_INNER_BATCH),
                 f"an inner batch; topic {topic!r} has no batch consume queues, so it takes none",
             )
-        checked = _checked_batches(batch)
-        self._prepare(batch.size.tolist())
-        now = self._clock.now_ms()
-        first_queue_offset = queue_offset = queue.next_offset
-        entries = []
-        for row, (count, base_position, values) in enumerate(checked):
-            size = int(batch.size[row])
-            physical_offset = self._log.next_offset(size)
-            data = bytearray(batch.raw(row))
-            digits = inner_batch.base_digits(queue_offset)
-            data[base_position : base_position + len(digits)] = digits
+        store_host = self._config.store_host
+        ready: list[_Ready] = []
+        for row, (count, base_position, values) in enumerate(_checked_batches(batch)):
             part = batch.slice(row, row + 1)
-            record_batch.write_place(
-                part, data, [queue_offset], physical_offset, now, self._config.store_host, born_host
-            )
-            self._log.append(data)
+            encoded = _RawBatch(part, bytes(batch.raw(row)), base_position, store_host, born_host)
             code, keys = properties.tags_code(values.get(properties.TAGS)), _index_keys(values)
-            entries.append(DispatchEntry(queue, queue_offset, physical_offset, size, code, now, topic, keys, count))
-            queue_offset += count
-        queue.next_offset = queue_offset
-        self._stats.messages_appended += queue_offset - first_queue_offset
-        self._stats.bytes_appended += int(batch.size.sum())
-        self._stats.count_sizes(batch.size)
-        self._appended(entries, now)
-        return AppendedBatch(first_queue_offset, queue_offset - first_queue_offset, self._log.wrote, now)
+            ready.append(_Ready(encoded, queue, topic, code, keys, message_count=count))
+        first, now = queue.next_offset, self._clock.now_ms()
+        end = self._put(ready, now)[-1].end
+        return AppendedBatch(first, queue.next_offset - first, end, now)
 
     def _prepare(self, sizes: list[int], *, internal: bool = False) -> None:
         try:
@@ -430,6 +444,18 @@ class MessageWriter:
     def _appended(self, entries: Sequence[DispatchEntry], now: int, further: int = 0) -> None:
         self._dispatch.add(self._log.wrote, entries, further)
         self._durability.appended(now)
+
+
+def _is_unusual(message: AnyMessage) -> bool:
+    """Whether the message is an inner batch, or may name further queues. A template is of neither kind."""
+    if isinstance(message, TemplateMessage):
+        return False
+    whole = message.message if isinstance(message, Draft) else message
+    return bool(whole.sys_flag & SYS_FLAG_INNER_BATCH) or may_name_queues(whole)
+
+
+def _has_flag(message: AnyMessage, flag: int) -> bool:
+    return not isinstance(message, TemplateMessage) and bool(message.sys_flag & flag)
 
 
 def _as_stored(message: Message) -> dict[str, str]:

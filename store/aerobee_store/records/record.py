@@ -241,7 +241,7 @@ class Draft:
     body, with zeros for offsets and store time; `tail` the topic and the properties.
     """
 
-    __slots__ = ("_body", "_time_position", "size", "start", "sys_flag", "tail")
+    __slots__ = ("_time_position", "message", "size", "start", "sys_flag", "tail")
 
     def __init__(
         self,
@@ -273,7 +273,7 @@ class Draft:
         fixed = FIXED_STRUCTS[hosts]
         topic_length = topic_size.to_bytes(version, "big")
         self.size = fixed.size + body_size + version + topic_size + 2 + properties_size
-        self._body = body
+        self.message = message
         self.tail = b"".join((topic_length, topic, properties_size.to_bytes(2, "big"), raw))
         self.sys_flag = (message.sys_flag & ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)) | hosts << 4
         self._time_position = STORE_TIMESTAMP_POSITION + len(born_host) - 8
@@ -309,12 +309,12 @@ class Draft:
             _I64.pack_into(start, self._time_position, store_timestamp)
         except struct.error as error:
             raise InvalidMessageError(f"a number of the place does not fit its field: {error}") from None
-        body, tail = self._body, self.tail
+        body, tail = self.message.body, self.tail
         return joined(start, body, tail, property_crc=len(start) + len(body) + len(tail) < self.size)
 
     def encode_unplaced(self) -> bytes:
         """The record with zeros in the fields set by an append: both offsets, store time and record checksum."""
-        parts = (self.start, self._body, self.tail)
+        parts = (self.start, self.message.body, self.tail)
         if sum(map(len, parts)) == self.size:
             return b"".join(parts)
         return b"".join((*parts, PROPERTY_CRC_UNPLACED))

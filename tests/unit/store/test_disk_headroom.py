@@ -53,9 +53,9 @@ def test_internal_records_may_use_half_of_the_headroom(tmp_path: Path) -> None:
         with pytest.raises(StoreFullError):
             store.append(messages)
         with pytest.raises(StoreFullError):
-            store.append_templated(templated)
+            store.append(templated)
         assert len(store.append(messages, internal=True)) == 10
-        assert len(store.append_templated(templated, internal=True)) == 10
+        assert len(store.append(templated, internal=True)) == 10
         disk.available = 1 << 19
         with pytest.raises(StoreFullError):
             store.append(messages, internal=True)

@@ -69,23 +69,23 @@ def test_an_append_respects_the_flags(store: MessageStore, flag: RunningFlags) -
     with pytest.raises(error, match="the reason and the way out"):
         store.append([MESSAGE])
     with pytest.raises(error, match="the reason and the way out"):
-        store.append_templated([OF_TEMPLATE])
+        store.append([OF_TEMPLATE])
     with pytest.raises(error, match="the reason and the way out"):
         store.append_records("orders", 0, batch)
     assert store.positions == before
     assert (store.status().running_flags, store.status().refusal) == (flag, "the reason and the way out")
     if disk:
         store.append([MESSAGE], internal=True)
-        store.append_templated([OF_TEMPLATE], internal=True)
+        store.append([OF_TEMPLATE], internal=True)
     else:
         with pytest.raises(StoreAccessError):
             store.append([MESSAGE], internal=True)
         with pytest.raises(StoreAccessError):
-            store.append_templated([OF_TEMPLATE], internal=True)
+            store.append([OF_TEMPLATE], internal=True)
     assert store.read("orders", 0, 0).records[0].body == b"hello"
     store.running.clear(flag)
     assert store.append([MESSAGE])
-    assert store.append_templated([OF_TEMPLATE])[0].size == batch_source.size
+    assert store.append([OF_TEMPLATE])[0].size == batch_source.size
     assert store.append_records("orders", 0, batch).count == 1
     assert store.status().refusal == ""
     store.close()
@@ -94,7 +94,7 @@ def test_an_append_respects_the_flags(store: MessageStore, flag: RunningFlags) -
 def test_a_template_allows_no_larger_body(store: MessageStore) -> None:
     size_max = store.config.body_size_max
     with pytest.raises(InvalidMessageError, match=f"the limit is {size_max}"):
-        store.append_templated([OF_TEMPLATE._replace(body=bytes(size_max + 1))])
+        store.append([OF_TEMPLATE._replace(body=bytes(size_max + 1))])
     assert store.positions[0] == 0
     store.close()
 

@@ -291,7 +291,7 @@ class Journal:
         # A full disk stops producers; consumers continue.
         template = self._template(kind)
         messages = [TemplateMessage(template, body, JOURNAL_QUEUE_ID, now_ms) for body in bodies]
-        appended = self._store.append_templated(messages, internal=True)
+        appended = self._store.append(messages, internal=True)
         self.end = appended[-1].end
         self.next_queue_offset = appended[-1].queue_offset + 1
         self.event_count += len(events)

@@ -120,28 +120,30 @@ class SendProcessor:
         while True:
             destination = await self._admission.destination(stored_name)
             revision = self._admission.revision
-            to_store: list[Message] = []
-            drafts: list[Draft] | None = None if turns is None or transactional else []
+            to_store: list[Message | Draft] = []
+            halves: list[Message] = []
             kinds: list[str] = []
             queue_ids: list[int] = []
             next_queue = destination.take_queue()
             for message in messages:
-                if to_store and turns is not None:
+                if queue_ids and turns is not None:
                     await turns.next()
                 kind = message_type(message.system_properties)
                 destination.check(kind)
                 group = message.system_properties.message_group
                 queue_ids.append(jump_hash(group, destination.queue_count) if group else next_queue)
                 kinds.append(_KINDS[kind])
-                to_store.append(self._prepared(message, kind, destination, queue_ids[-1], client, now_ms))
-                if drafts is not None:
-                    drafts.append(self._store.draft(to_store[-1]))
+                prepared = self._prepared(message, kind, destination, queue_ids[-1], client, now_ms)
+                if transactional:
+                    halves.append(prepared)
+                else:
+                    to_store.append(prepared if turns is None else self._store.draft(prepared))
             if revision == self._admission.revision:  # a large batch takes its time
                 break
         if transactional:
-            queue_offsets = await self._append_halves(messages, to_store, client)
+            queue_offsets = await self._append_halves(messages, halves, client)
         else:
-            appended = self._store.append(to_store, drafts=drafts)
+            appended = self._store.append(to_store)
             queue_offsets = await self._stored(destination.topic, kinds, queue_ids, appended, started)
 
         recall_handles = {
@@ -204,7 +206,7 @@ class SendProcessor:
             kinds.append(_KINDS[layout.kind])
         if revision != self._admission.revision:
             return None
-        appended = self._store.append_templated(to_store)
+        appended = self._store.append(to_store)
         queue_ids = [message.queue_id for message in to_store]
         queue_offsets = await self._stored(destination.topic, kinds, queue_ids, appended, started)
         return send_answer([known.words[0] for known in request.messages], queue_offsets)
@@ -243,16 +245,14 @@ class SendProcessor:
         sent.milliseconds.observe((perf_counter() - started) * 1000)
         return [place.queue_offset for place in appended]
 
-    async def _append_halves(
-        self, messages: Sequence[v2.Message], to_store: list[Message], client: Client
-    ) -> list[int]:
+    async def _append_halves(self, messages: Sequence[v2.Message], halves: list[Message], client: Client) -> list[int]:
         """Transactional messages are counted at their commit, because their topic does not have them before."""
         if any(message.system_properties.HasField("delivery_timestamp") for message in messages):
             raise InvalidRequestError(
                 v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
                 "a transactional message cannot have a delivery timestamp; leave it out, or send without a transaction",
             )
-        places = await self._transactions.begin(to_store, client.client_id)
+        places = await self._transactions.begin(halves, client.client_id)
         await self._store.wait_stored(max(place.end for place in places))
         return [place.queue_offset for place in places]
 

@@ -141,7 +141,7 @@ def test_appended_messages_get_bitmaps() -> None:
         store.append([message(41, INNER_MULTI_DISPATCH="%LMQ%a")])
         for n in (42, 43):
             template = RecordTemplate(message(n), [], store_host=("127.0.0.1", 1), property_crc=True)
-            store.append_templated([TemplateMessage(template, b"body", 0, 0)])
+            store.append([TemplateMessage(template, b"body", 0, 0)])
         store.flush()
         expected = [n % 3 == 0 for n in range(44)]
         assert store.may_match("orders", 0, 0, 1000, RED) == expected

@@ -20,6 +20,7 @@ from aerobee_store import (
 )
 from aerobee_store.queues.multi_dispatch import NAMES_MAX, MultiDispatch
 from aerobee_store.records.record import SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED, Draft
+from aerobee_store.records.record_template import RecordTemplate, TemplateMessage
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from aerobee_store.tools.rebuild import rebuild
 from aerobee_store.tools.verify import verify
@@ -74,6 +75,15 @@ def test_offsets_advance_after_an_append(store: MessageStore) -> None:
     assert bodies(store, ROOM) == ["a", "b", "c"]
     found = store.read(ROOM, 0, 0).records
     assert [record.properties["INNER_MULTI_QUEUE_OFFSET"] for record in found] == ["0", "1,1", "2"]
+
+
+def test_one_append_takes_every_form_of_a_message(store: MessageStore) -> None:
+    """Whole, prepared, and of a template: those of templates count, too, where a later one names their queue."""
+    template = RecordTemplate(Message(ROOM, 0, b""), [], store_host=CONFIG.store_host, property_crc=CONFIG.property_crc)
+    store.append([message("a", ROOM), TemplateMessage(template, b"b", 0, 0), store.draft(message("c", ROOM))])
+    store.flush()
+    assert bodies(store, ROOM) == ["a", "b", "c"]
+    assert bodies(store, "chat", 3) == ["a", "c"]
 
 
 def test_listeners_are_called_for_light_queues(store: MessageStore) -> None:
