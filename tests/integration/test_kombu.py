@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,8 +17,10 @@ pytest.importorskip("kombu", reason="needs Celery: make setup")
 
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 
+import aerobee_client.blocking
 import aerobee_client.integrations.kombu as transport
 from aerobee_client.integrations.declaring import stored_name
+from aerobee_client.messages.message import Message
 from aerobee_client.testing import BrokerProcess
 
 _SECONDS = 60.0
@@ -54,6 +56,30 @@ def received(
 def send(connection: Connection, body: Any, **options: Any) -> None:
     """Send one message."""
     Producer(connection).publish(body, **options)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Until something that happens in the background did."""
+    until = time.monotonic() + _SECONDS
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+_REPLY = """
+import sys
+from kombu import Connection, Producer
+import aerobee_client.integrations.kombu
+with Connection(sys.argv[1]) as connection:
+    for queue in sys.argv[2:]:
+        Producer(connection).publish(f"reply to {queue}", routing_key=queue, delivery_mode=1)
+"""
+
+
+def program(broker: BrokerProcess, code: str, *arguments: str) -> None:
+    """Run another process to its end."""
+    command = [sys.executable, "-c", code, f"{transport.SCHEME}://{broker.endpoint}", *arguments]
+    subprocess.run(command, check=True, timeout=_SECONDS)
 
 
 def test_names_stay_different() -> None:
@@ -192,6 +218,56 @@ def test_an_exchange_reaches_the_transient_queues_of_other_connections(
         for where, queue in ((connection, queues[0]), (other, queues[1])):
             found = received(where, queue, len(arrive), no_ack=True)
             assert [message.payload for message in found] == arrive
+
+
+def test_a_reply_goes_to_whichever_connection_of_the_process_takes_it(
+    connection: Connection, aerobee_broker: BrokerProcess
+) -> None:
+    """Celery declares the queue of its results with the connection that sends, and takes them with another one, perhaps
+    after the reply; each reply is taken once, and nothing of it stays with the first connection."""
+    replies = Queue("replies", auto_delete=True, durable=False, expires=60)
+    replies(connection).declare()
+    with connected(aerobee_broker) as worker, connected(aerobee_broker) as other:
+        for number in range(3):
+            send(worker, number, routing_key="replies", delivery_mode=1)
+        wait_until(lambda: replies(connection).queue_declare(passive=True).message_count == 3)
+        assert [each.payload for each in received(other, replies, 3, no_ack=True)] == [0, 1, 2]
+        assert replies(connection).queue_declare(passive=True).message_count == 0
+        send(worker, 3, routing_key="replies", delivery_mode=1)
+        assert [each.payload for each in received(connection, replies, 1, no_ack=True)] == [3]
+
+
+def test_a_reply_queue_waits_for_its_consumer_without_a_connection(aerobee_broker: BrokerProcess) -> None:
+    """A connection that declares it and sends may end before another one takes the reply, as without Celery's pool of
+    connections; one that had a consumer, or is exclusive, ends with its connection."""
+    kept, taken = (Queue(name, auto_delete=True, durable=False) for name in ("kept", "taken"))
+    own = Queue("own", exclusive=True)
+    with connected(aerobee_broker) as first:
+        for queue in (kept, taken, own):
+            queue(first).declare()
+        assert received(first, taken, 1, seconds=0.1, no_ack=True) == []
+    program(aerobee_broker, _REPLY, "kept", "taken", "own")
+    with connected(aerobee_broker) as second:
+        assert [each.payload for each in received(second, kept, 1, no_ack=True)] == ["reply to kept"]
+        for queue in (taken, own):
+            assert received(second, queue, 1, seconds=0.1, no_ack=True) == []
+
+
+def test_messages_of_other_senders_stop_nothing(connection: Connection, aerobee_broker: BrokerProcess) -> None:
+    """What is not a message of kombu goes to no transient queue, and from a durable one to the dead letters."""
+    orders, replies = Queue("orders"), Queue("replies", exclusive=True)
+    orders(connection).declare()
+    replies(connection).declare()
+    with aerobee_client.blocking.connect(aerobee_broker.endpoint) as client, client.producer() as producer:
+        for body in (b"plain", b"[1]", b"{}", b'{"properties": {"delivery_info": {"routing_key": 1}}}'):
+            for topic in ("orders", stored_name("exchange:")):
+                producer.send(Message(topic=topic, body=body))
+        send(connection, "order", routing_key="orders")
+        send(connection, "reply", routing_key="replies", delivery_mode=1)
+        for queue, expected in ((orders, "order"), (replies, "reply")):
+            (found,) = received(connection, queue, 1)
+            assert found.payload == expected
+            found.ack()
 
 
 def test_purge_and_size(connection: Connection) -> None:

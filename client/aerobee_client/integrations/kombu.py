@@ -11,7 +11,7 @@ How AMQP's model is kept in topics and groups:
 - Until it is acknowledged, or rejected with requeue, the invisible time of a message is renewed. A reject without
   requeue acknowledges it, as AMQP discards it.
 - An exchange of type fanout or topic, or one that is not durable, is a topic as well. A queue that is exclusive,
-  deleted automatically or not durable is a list in memory, which its connection fills from the topics of its exchanges.
+  deleted automatically or not durable is a list in memory, which its process fills from the topics of its exchanges.
 
 A worker of Celery starts its processes by spawn, since gRPC does not survive a fork:
 `app.conf.worker_pool_start_method = "spawn"`.
@@ -28,7 +28,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,14 +37,16 @@ from typing import Any, Final
 
 from kombu.transport import TRANSPORT_ALIASES, virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
-from kombu.utils.json import dumps, loads
+from kombu.utils.json import dumps
 from kombu.utils.uuid import uuid
 
 from aerobee_client import blocking
 from aerobee_client.client import Client
 from aerobee_client.errors import ClientError, DeadlineError, ServerError, UnavailableError
+from aerobee_client.integrations import transient
 from aerobee_client.integrations.declaring import TASKS, declare_group, declare_topic, stored_name
 from aerobee_client.integrations.holding import Held, Holder
+from aerobee_client.integrations.transient import TransientQueues, decoded
 from aerobee_client.messages.message import Message, StoredMessage
 from aerobee_client.security import Credentials, Tls
 from aerobee_proto import v2
@@ -60,10 +62,8 @@ _LATER: Final = "-later"
 _DELAY_SECONDS_MAX: Final = (
     40 * 86_400 - 3600.0
 )  # below the broker's default of 40 days; a later ETA takes several steps
+_KEEP_SECONDS: Final = 86_400.0  # a queue without connections, of which nothing was taken and that has no `x-expires`
 _TRANSIENT: Final = 1  # AMQP's delivery mode of messages that need no disk
-
-
-_Waiting = tuple[dict[str, Any], StoredMessage]  # a message for a transient queue, and how it is stored
 
 
 class QoS(virtual.QoS):
@@ -139,40 +139,6 @@ class _Feed:
         await self.holder.close()
 
 
-class _Reader:
-    """Reads the topic of one exchange from its end, for the transient queues of a connection."""
-
-    def __init__(self, transport: Transport, exchange: str, client: Client) -> None:
-        self._transport, self._exchange = transport, exchange
-        name = transport.stored_exchange(exchange)
-        self._consumer = client.pull_consumer(name, name, start="end", broadcasting=True, commit_seconds=None)
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Fix the position, so that what is sent from now on arrives."""
-        await self._consumer.start()
-        await self._consumer.seek_to_end()
-        self._task = asyncio.create_task(self._run(), name=f"read exchange {self._exchange}")
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                messages = await self._consumer.getmany()
-            except ClientError as error:
-                _log.warning("reading failed exchange=%s error=%s", self._exchange, error)
-                await asyncio.sleep(_PAUSE_SECONDS)
-                continue
-            for message in messages:
-                self._transport.spread(self._exchange, message)
-
-    async def close(self) -> None:
-        """Stop reading."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self._consumer.close()
-
-
 class Channel(virtual.Channel):
     """One channel of a connection: what it consumes and holds."""
 
@@ -233,7 +199,9 @@ class Channel(virtual.Channel):
         super().basic_consume(queue, no_ack, callback, consumer_tag, **options)
         if no_ack:
             self._no_ack.add(queue)
-        if not self.owner.is_transient(queue):
+        if self.owner.is_transient(queue):
+            self.owner.transient.consume(queue)
+        else:
             self.owner.aerobee.run(self._feed(queue).begin())
 
     def basic_cancel(self, consumer_tag: str) -> None:
@@ -262,7 +230,10 @@ class Channel(virtual.Channel):
         feed = self._feeds.get(queue)
         while feed is not None and feed.waiting:
             held = feed.waiting.popleft()
-            message: dict[str, Any] = loads(held.message.body)
+            message = decoded(held.message)
+            if message is None:  # returned until it is a dead letter
+                self._end(held, acknowledge=False)
+                continue
             if (later := self.owner.is_later(message)) or _is_expired(message, held.message):
                 if later:
                     self._put(queue, message)
@@ -374,8 +345,7 @@ class Transport(virtual.Transport):
         self._producer: blocking.BlockingProducer | None = None
         self._declared: set[str] = set()
         self._priorities: set[str] = set()
-        self._transient: dict[str, deque[_Waiting]] = {}
-        self._readers: dict[str, _Reader] = {}
+        self._transient: TransientQueues | None = None
         self._arrivals = 0
         self._changed = threading.Condition()
 
@@ -389,16 +359,8 @@ class Transport(virtual.Transport):
 
     def establish_connection(self) -> Transport:
         """Connect. UnavailableError if no broker answers."""
-        kombu = self.client
-        options = kombu.transport_options
-        self._blocking = blocking.connect(
-            f"{kombu.hostname or '127.0.0.1'}:{kombu.port or _PORT}",
-            request_timeout_seconds=float(options.get("request_timeout_seconds", 3.0)),
-            retry_seconds=float(options.get("retry_seconds", 30.0)),
-            credentials=Credentials(kombu.userid, kombu.password or "") if kombu.userid else None,
-            tls=_tls(kombu.ssl),
-            namespace=self._namespace,
-        )
+        self._blocking = self._connect()
+        self._transient = transient.join(self._broker, self)
         try:
             self._declare_topic(self.stored_exchange(""), (v2.MessageType.NORMAL,))
         except BaseException:
@@ -408,16 +370,35 @@ class Transport(virtual.Transport):
         connection: Transport = super().establish_connection()
         return connection
 
+    def _connect(self) -> blocking.BlockingClient:
+        kombu = self.client
+        options = kombu.transport_options
+        return blocking.connect(
+            self._endpoint,
+            request_timeout_seconds=float(options.get("request_timeout_seconds", 3.0)),
+            retry_seconds=float(options.get("retry_seconds", 30.0)),
+            credentials=Credentials(kombu.userid, kombu.password or "") if kombu.userid else None,
+            tls=_tls(kombu.ssl),
+            namespace=self._namespace,
+        )
+
+    @property
+    def _endpoint(self) -> str:
+        return f"{self.client.hostname or '127.0.0.1'}:{self.client.port or _PORT}"
+
+    @property
+    def _broker(self) -> Hashable:
+        return self._endpoint, self.client.userid, self.client.password, self._namespace, self._prefix
+
     def close_connection(self, connection: Transport) -> None:
         """Close the channels and disconnect."""
         super().close_connection(connection)
-        for reader in self._readers.values():
-            self.quietly(reader.close())
-        self._readers.clear()
         self._disconnect()
 
     def _disconnect(self) -> None:
         self._declared.clear()
+        self._transient = None
+        transient.leave(self._broker, self)
         if self._blocking is not None:
             self._blocking.close()
             self._blocking = self._producer = None
@@ -426,8 +407,15 @@ class Transport(virtual.Transport):
     def aerobee(self) -> blocking.BlockingClient:
         """The client. ClientError if there is none."""
         if self._blocking is None:
-            raise UnavailableError("this connection is closed; connect again")
+            raise _closed()
         return self._blocking
+
+    @property
+    def transient(self) -> TransientQueues:
+        """The transient queues of this process. ClientError if there is no connection."""
+        if self._transient is None:
+            raise _closed()
+        return self._transient
 
     def quietly(self, work: Coroutine[Any, Any, None]) -> None:
         """Run the end of something; an error is logged, since there is no other way to end it."""
@@ -478,8 +466,8 @@ class Transport(virtual.Transport):
         return stored_name(f"{self._prefix}exchange:{exchange}")
 
     def is_transient(self, queue: str) -> bool:
-        """Whether a queue of this connection lives in its memory."""
-        return queue in self._transient
+        """Whether a queue lives in the memory of this process."""
+        return self._transient is not None and queue in self._transient
 
     def has_priorities(self, queue: str) -> bool:
         """Whether a queue was declared with `x-max-priority`."""
@@ -493,7 +481,7 @@ class Transport(virtual.Transport):
     def is_reply(self, queue: str, message: dict[str, Any]) -> bool:
         """Whether a message for the default exchange goes to a transient queue, perhaps of another process."""
         known = queue in self._declared or self.stored(queue) in self._declared
-        return queue in self._transient or (not known and message["properties"].get("delivery_mode") == _TRANSIENT)
+        return self.is_transient(queue) or (not known and message["properties"].get("delivery_mode") == _TRANSIENT)
 
     def declare_queue(
         self,
@@ -509,7 +497,9 @@ class Transport(virtual.Transport):
         if (arguments or {}).get("x-max-priority"):
             self._priorities.add(queue)
         if exclusive or auto_delete or not durable:
-            self._transient.setdefault(queue, deque())
+            expires = (arguments or {}).get("x-expires")  # milliseconds
+            keep_seconds = None if exclusive else _KEEP_SECONDS if expires is None else expires / 1000
+            self.transient.declare(queue, self, count_max=self._transient_count_max, keep_seconds=keep_seconds)
             self.read("")
             return
         name = self.stored(queue)
@@ -522,7 +512,7 @@ class Transport(virtual.Transport):
 
     def delete_queue(self, queue: str) -> None:
         """Forget a queue; topic and group of a durable one are deleted."""
-        if self._transient.pop(queue, None) is not None:
+        if self.transient.delete(queue):
             return
         name = self.stored(queue)
         for topic in (name, f"{name}{_LATER}"):
@@ -572,66 +562,38 @@ class Transport(virtual.Transport):
 
     def _store(self, message: Message) -> None:
         if self._producer is None:
-            raise UnavailableError("this connection is closed; connect again")
+            raise _closed()
         self._producer.send(message)
 
     def read(self, exchange: str) -> None:
         """Read an exchange from now on."""
-        if exchange in self._readers:
-            return
         name = self.stored_exchange(exchange)
         self._declare_topic(name, (v2.MessageType.NORMAL,))
         self._declare_group(name)
-        client = self.aerobee
+        self.transient.read(exchange, name, self._connect)
 
-        async def start() -> _Reader:
-            reader = _Reader(self, exchange, client.asynchronous)
-            await reader.start()
-            return reader
-
-        self._readers[exchange] = client.run(start())
-
-    def spread(self, exchange: str, stored: StoredMessage) -> None:
-        """Give a message of an exchange to the transient queues that it is for. Called in the client's thread."""
-        message = loads(stored.body)
-        key = message["properties"]["delivery_info"]["routing_key"]
-        if exchange == "":
-            queues = {key}
-        else:
-            channel = next(iter([*self.channels, *self._avail_channels]), None)
-            found = self.state.exchanges.get(exchange)
-            if channel is None or found is None:
-                return
-            queues = channel.exchange_types[found["type"]].lookup(list(found["table"]), exchange, key, None)
-        for queue in queues:
-            waiting = self._transient.get(queue)
-            if waiting is not None:
-                self._keep(queue, waiting, message, stored)
-        self.arrived()
-
-    def _keep(self, queue: str, waiting: deque[_Waiting], message: dict[str, Any], stored: StoredMessage) -> None:
-        waiting.append(({**message, "properties": {**message["properties"], "delivery_tag": uuid()}}, stored))
-        if len(waiting) > self._transient_count_max:
-            waiting.popleft()
-            _log.warning("dropped the oldest message queue=%s transient_count_max=%d", queue, len(waiting))
+    def bound_queues(self, exchange: str, routing_key: str) -> set[str]:
+        """The queues that this connection bound to an exchange with a matching key. May be called in any thread."""
+        channel = next(iter([*self.channels, *self._avail_channels]), None)
+        found = self.state.exchanges.get(exchange)
+        if channel is None or found is None:
+            return set()
+        names = channel.exchange_types[found["type"]].lookup(list(found["table"]), exchange, routing_key, None)
+        return set(names)
 
     def take(self, queue: str) -> dict[str, Any]:
         """The next message of a transient queue, by priority if it has priorities. Empty if there is none."""
-        waiting = self._transient[queue]
-        while waiting:
-            index = 0
-            if self.has_priorities(queue):
-                index = max(range(len(waiting)), key=lambda each: (_priority(waiting[each][0]), -each))
-            message, stored = waiting[index]
-            del waiting[index]
+        priority = _priority if self.has_priorities(queue) else None
+        while (found := self.transient.take(queue, priority)) is not None:
+            message, stored = found
             if not _is_expired(message, stored):
                 return message
         raise Empty
 
     def queue_size(self, queue: str) -> int:
         """Messages that were not acknowledged; of a transient queue, not taken."""
-        if queue in self._transient:
-            return len(self._transient[queue])
+        if self.is_transient(queue):
+            return self.transient.size(queue)
         admin, name = self.aerobee.admin, self._qualified(self.stored(queue))
         read = {topic.topic: topic.lag for topic in admin.describe_group(name).topics}
         count = 0
@@ -644,15 +606,17 @@ class Transport(virtual.Transport):
 
     def purge(self, queue: str) -> int:
         """Skip all messages of a queue except delayed ones; returns how many."""
-        if queue in self._transient:
-            count = len(self._transient[queue])
-            self._transient[queue].clear()
-            return count
+        if self.is_transient(queue):
+            return self.transient.purge(queue)
         count = self.queue_size(queue)
         name = self._qualified(self.stored(queue))
         for topic in (name, f"{name}{_LATER}") if queue in self._priorities else (name,):
             self.aerobee.admin.reset_offsets(name, topic, latest=True)
         return count
+
+
+def _closed() -> UnavailableError:
+    return UnavailableError("this connection is closed; connect again")
 
 
 def _eta(message: dict[str, Any]) -> float | None:
