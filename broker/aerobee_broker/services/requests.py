@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.limits.byte_budget import ByteBudget
-from aerobee_broker.messages.wire_fields import read_varint
+from aerobee_broker.messages.wire_fields import BYTES, read_field
 from aerobee_proto import v2
 
 SIZE_MAX_DEFAULT: Final = 1 << 20  # bytes
@@ -40,9 +40,6 @@ _CHECKED_ELSEWHERE: Final = frozenset({"apache.rocketmq.v2.Message"})
 _COUNTED_FROM: Final = 1 << 20  # bytes; the parser needs at most 40 ms for less
 _FIELDS_MAX: Final = 1 << 17  # of a request above that, at all depths: about 50 ms to count
 _DEPTH_MAX: Final = 100  # depth of nested messages, as in the parser
-
-_VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
-_LONG: Final = 10  # bytes of a value at most
 
 
 def size_max_of(request_type: Descriptor, body_size_max: int) -> int:
@@ -187,33 +184,17 @@ class _Count:
             self._left -= 1
             if self._left < 0:
                 raise _TooManyFieldsError
-            tag, place = read_varint(data, place)
-            wire_type, number = tag & 7, tag >> 3
-            if not 0 < number < 1 << 29:
+            tag, begin, place = read_field(data, place, end)
+            if not 0 < tag >> 3 < 1 << 29:
                 raise _MalformedError
-            if wire_type == _BYTES:
-                size, place = read_varint(data, place)
-                if size > end - place:
-                    raise _MalformedError
-                field = known.get(number)
-                if field is not None and field.message_type is not None:
-                    self.fields(data, place, place + size, field.message_type, depth + 1)
-                elif field is not None and field.type == FieldDescriptor.TYPE_STRING:
-                    try:
-                        data[place : place + size].decode()
-                    except UnicodeDecodeError:
-                        raise _MalformedError from None
-                place += size
-            elif wire_type == _VARINT:
-                _, place = read_varint(data, place, _LONG)
-            elif wire_type == _FIXED_64:
-                place += 8
-            elif wire_type == _FIXED_32:
-                place += 4
-            else:
-                raise _MalformedError  # a group, which none of our messages has
-        if place != end:
-            raise _MalformedError
+            field = known.get(tag >> 3) if tag & 7 == BYTES else None
+            if field is not None and field.message_type is not None:
+                self.fields(data, begin, place, field.message_type, depth + 1)
+            elif field is not None and field.type == FieldDescriptor.TYPE_STRING:
+                try:
+                    data[begin:place].decode()
+                except UnicodeDecodeError:
+                    raise _MalformedError from None
 
 
 def is_well_formed(data: bytes, message: Descriptor) -> bool:

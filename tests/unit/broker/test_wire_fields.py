@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,6 +60,14 @@ FIELDS = st.sampled_from(
     ]
 )
 
+# Of the other wire types, of unknown numbers, and malformed.
+ODD_FIELDS = st.sampled_from(
+    [
+        *(b"\x2d\x01\x00\x00\x00", b"\x29" + bytes(8), b"\x2d\x01\x00", b"\x29\x01", b"\x0a\x02\x12\x05", b"\x00\x01"),
+        *(b"\x0a\x02\x12\x00", b"\x12\x05" + bytes(5), b"\x0a\x03\x12\x01\xff", b"\x2f"),
+    ]
+)
+
 
 @given(st.lists(FIELDS, max_size=5).map(b"".join))
 def test_a_request_read_in_place_is_that_of_protobuf(data: bytes) -> None:
@@ -66,6 +75,24 @@ def test_a_request_read_in_place_is_that_of_protobuf(data: bytes) -> None:
     if isinstance(found, AppendRequest):
         assert (found.topic, found.queue_id) == (parsed.topic, parsed.queue_id)
         assert (bytes(found.records), bytes(found.record_sizes)) == (parsed.records, parsed.record_sizes)
+
+
+@given(st.lists(FIELDS | ODD_FIELDS, max_size=4).map(b"".join))
+def test_a_message_is_well_formed_if_protobuf_parses_it(data: bytes) -> None:
+    try:
+        PARSE(data)
+    except DecodeError:
+        parses = False
+    else:
+        parses = True
+    assert is_well_formed(data, records_v1.AppendRecordsRequest.DESCRIPTOR) == parses
+
+
+def test_a_field_ends_within_its_message() -> None:
+    """Although the bytes behind the message would be enough for it."""
+    data = b"\x0a\x02\x12\x03abc"
+    assert spans(data, (2, 4), (0x12,)) is None
+    assert not is_well_formed(data, records_v1.AppendRecordsRequest.DESCRIPTOR)
 
 
 def test_usual_requests_are_read_in_place() -> None:

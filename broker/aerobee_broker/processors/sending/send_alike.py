@@ -19,7 +19,7 @@ import numpy as np
 
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.messages.message_mapping import NORMAL
-from aerobee_broker.messages.wire_fields import VARINT_SIZE_MAX, Span, read_varint
+from aerobee_broker.messages.wire_fields import VARINT_SIZE_MAX, Span, read_field
 from aerobee_broker.processors.sending.send_known import (
     MESSAGES,
     KnownMessage,
@@ -118,10 +118,10 @@ def _places(data: bytes) -> tuple[Integers, Integers] | None:
             head = data[position : position + _HEAD_SIZE]
             found = known.get(head)
             if found is None:
-                if head[0] != MESSAGES:
+                tag, begin, end = read_field(data, position, size)
+                if tag != MESSAGES:
                     return None
-                length, begin = read_varint(data, position + 1)
-                found = begin - position, length
+                found = begin - position, end - begin
                 if found[0] <= _HEAD_SIZE:
                     known[head] = found
             run = _run(data, position, *found, COUNT_MAX - count)

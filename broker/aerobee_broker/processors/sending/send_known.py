@@ -22,7 +22,7 @@ from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.messages.message_mapping import FIFO, NORMAL, message_type, to_store_message
 from aerobee_broker.messages.validation import check_message
-from aerobee_broker.messages.wire_fields import Span, read_varint, varint
+from aerobee_broker.messages.wire_fields import Span, read_field, read_varint, varint
 from aerobee_broker.processors.sending.message_layout import Fields, fields_of
 from aerobee_proto import v2
 from aerobee_store.config import StoreConfig
@@ -324,10 +324,10 @@ def _body_begin(data: bytes, position: int, end: int) -> int:
 def place_of_one(data: bytes) -> Span | None:
     """The begin and end of the message of a request; None if it does not consist of one message."""
     try:
-        size, begin = read_varint(data, 1)
+        tag, begin, end = read_field(data, 0, len(data))
     except IndexError:
         return None
-    return (begin, len(data)) if begin + size == len(data) and data[0] == MESSAGES else None
+    return (begin, end) if tag == MESSAGES and end == len(data) else None
 
 
 def _layout_of(message: bytes) -> tuple[int, int, int, Layout] | None:
