@@ -21,8 +21,9 @@ from aerobee_broker.commands.terminal.options import CommandError, add_debug, co
 # Each command with its module in `commands/`, in the order of the help.
 _MODULES: Final = {
     **{name: name for name in ("serve", "status", "topic", "group", "subscription", "client")},
-    **{name: f"messages.{name}" for name in ("send", "receive", "browse", "tail")},
-    **{"top": "monitoring.top", "check": "monitoring.check", "definitions": "definitions"},
+    **{name: f"messages.{name}" for name in ("send", "receive", "browse", "tail", "delayed", "transaction")},
+    **{name: f"monitoring.{name}" for name in ("top", "problems", "check", "operations", "segments")},
+    "definitions": "definitions",
     **{"context": "shell.context", "completion": "shell.completion"},
     **{"query": "messages.query", "dlq": "dlq", "account": "account", "config": "configuration", "store": "store"},
     **{name: name for name in ("spark", "bench", "console", "namesrv", "replication")},

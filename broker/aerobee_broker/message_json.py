@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aerobee_client import StoredMessage
-    from aerobee_proto import admin_v1
+    from aerobee_proto import admin_v1, v2
 
 
 def message_json(message: StoredMessage) -> dict[str, object]:
@@ -42,17 +42,29 @@ def message_json(message: StoredMessage) -> dict[str, object]:
 
 def dead_letter_json(letter: admin_v1.DeadLetter) -> dict[str, Any]:
     """The message and the details of its dead-lettering as JSON; without a body if it was read without one."""
-    from aerobee_client.messages.message import stored_message
-
-    fields = message_json(stored_message(letter.message))
-    if len(letter.message.body) != letter.body_size:
-        fields.pop("body", None)
+    fields = _listed_json(letter.message, letter.body_size)
     fields = {"group": fields.pop("topic").removeprefix("%DLQ%"), "offset": letter.offset, **fields}  # type: ignore[attr-defined]  # a name is text
     fields |= {
         "originTopic": letter.origin_topic,
         "originMessageId": letter.origin_message_id,
-        "bodySize": letter.body_size,
     }
     if letter.HasField("resent_timestamp"):
         fields["resentTimestamp"] = letter.resent_timestamp.ToMilliseconds()
     return fields
+
+
+def waiting_message_json(message: v2.Message, body_size: int) -> dict[str, Any]:
+    """A message that is in no queue of its topic yet."""
+    fields = _listed_json(message, body_size)
+    del fields["queueId"], fields["queueOffset"]
+    return fields
+
+
+def _listed_json(message: v2.Message, body_size: int) -> dict[str, object]:
+    """A message of a list, which may have come without its body."""
+    from aerobee_client.messages.message import stored_message
+
+    fields = message_json(stored_message(message))
+    if len(message.body) != body_size:
+        fields.pop("body", None)
+    return fields | {"bodySize": body_size}

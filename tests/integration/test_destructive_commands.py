@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import io
 import json
 import time
@@ -14,17 +15,19 @@ import pytest
 from msgspec import Struct
 
 from aerobee_broker.cli import build_parser, main
+from aerobee_client import Message, connect
 from aerobee_client.testing import BrokerProcess, run_broker
 from tests.integration.test_command_line import Shell
 
 pytestmark = pytest.mark.timeout(300)
 
 READ = """
-version, status, top, check disk, check lag, check sync, replication, completion bash, completion zsh,
-completion fish, completion words,
+version, status, top, problems, operations, segments, check disk, check lag, check sync, replication,
 topic list, topic describe, group list, group describe, group lag, subscription list, client list, client describe,
-client stacks, browse, tail, query, dlq list, dlq show, dlq export, definitions export, account whoami, account list,
-config show, context list, store inspect, store verify, store dump, spark audit, spark stats, spark lag
+client stacks, browse, tail, query, delayed list, transaction list, dlq list, dlq show, dlq export,
+definitions export, account whoami, account list, config show, context list,
+completion bash, completion zsh, completion fish, completion words,
+store inspect, store verify, store dump, spark audit, spark stats, spark lag
 """
 """They change nothing."""
 
@@ -48,7 +51,7 @@ class Losing(Struct):
 
     prepare: Callable[[Shell, str], object]
     arguments: str
-    """With `{name}`."""
+    """With `{name}`, and `{id}` for an open transaction."""
     state: Callable[[Shell, str], object]
     asks: str
 
@@ -71,6 +74,34 @@ def given_up(shell: Shell, name: str) -> None:
     while letters(shell, name) != 3:
         assert time.monotonic() < deadline
         shell.lines("receive", name, "--group", name, "--no-ack", "--invisible", "0.1", "--wait", "0.1")
+
+
+def delayed(shell: Shell, name: str) -> None:
+    shell.text("topic", "create", name, "--type", "DELAY")
+    shell.text("send", name, "x", "--delay", "3600", "--count", "2")
+    deadline = time.monotonic() + 120
+    while len(waiting(shell, name)) != 2:  # the timer follows its topic a moment later
+        assert time.monotonic() < deadline
+
+
+def waiting(shell: Shell, name: str) -> list[str]:
+    return [each["messageId"] for each in shell.json("delayed", "list", name)]
+
+
+def begun(shell: Shell, name: str) -> None:
+    """An open transaction, in the topic and under an id that is found in the list."""
+    shell.text("topic", "create", name, "--type", "TRANSACTION")
+
+    async def leave_open() -> None:
+        async with connect(shell.endpoint) as client:
+            transaction = client.producer(transaction_checker=lambda _: "unknown").transaction()
+            await transaction.send(Message(topic=name, body=b"x"))
+
+    asyncio.run(leave_open())
+
+
+def open_ones(shell: Shell, name: str) -> list[str]:
+    return [each["transactionId"] for each in shell.json("transaction", "list", name)]
 
 
 def defined(shell: Shell, name: str) -> None:
@@ -112,6 +143,11 @@ LOSE = {
         received, "{name} {name}", position, "delete the position of group {name} in {name}, 1 message behind"
     ),
     "dlq delete": Losing(given_up, "{name} --all", letters, "delete 3 dead letters of {name}"),
+    "delayed recall": Losing(
+        delayed, "{name} --all", waiting, "recall 2 delayed messages of {name}, never to be delivered"
+    ),
+    "transaction commit": Losing(begun, "{name} {id}", open_ones, "commit 1 transaction of {name}"),
+    "transaction rollback": Losing(begun, "{name} {id}", open_ones, "roll back 1 transaction of {name}"),
     "definitions apply": Losing(defined, "{name}", has_topic, "make 1 change"),
     "promote": Losing(
         lambda *_: None, "--force --remoting 127.0.0.1:1", lambda *_: None, "make 127.0.0.1:1 the master, and lose"
@@ -182,7 +218,8 @@ def test_a_command_that_loses_something_asks_first(
     name = command.replace(" ", "-")
     losing.prepare(shell, name)
     before = losing.state(shell, name)
-    words = [*command.split(), *losing.arguments.format(name=name).split()]
+    id_ = open_ones(shell, name)[0] if "{id}" in losing.arguments else ""
+    words = [*command.split(), *losing.arguments.format(name=name, id=id_).split()]
     if command != "promote":  # nobody is there to be promoted
         code, said = typed(broker.endpoint, [*words, "--dry-run"], "y\n")
         assert (code, said, losing.state(shell, name)) == (0, "", before)

@@ -7,13 +7,14 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from aerobee_client import connect
+from aerobee_client import Message, connect
 from aerobee_client.testing import BrokerProcess, run_broker
 from tests.integration.test_command_line import Shell
 
@@ -267,3 +268,93 @@ class TestBroker:
         assert source("store.retention_hours") == ("72", "default")
         assert "DEBUG" in shell.text("config", "log-level", "debug")
         assert "INFO" in shell.json("config", "log-level", "info")["remark"]
+
+
+class TestWaitingMessages:
+    def test_delayed_messages_are_listed_and_recalled(self, shell: Shell) -> None:
+        """By delivery time, also between two times; by id or all; what does not wait is named."""
+        shell.text("topic", "create", "later", "--type", "DELAY")
+        for body, seconds in (("second", "7200"), ("first", "3600"), ("third", "10800")):
+            shell.text("send", "later", body, "--delay", seconds, "--tag", body)
+        found = until(lambda: shell.json("delayed", "list", "later"), lambda listed: len(listed) == 3)
+        assert [each["tag"] for each in found] == ["first", "second", "third"]
+        assert found[0].keys() >= {"messageId", "deliveryTimestamp", "recallHandle", "bodySize"}
+        assert "queueOffset" not in found[0]
+        first, second, third = (each["messageId"] for each in found)
+        assert first in shell.text("delayed", "list")
+        limits = ("--begin", str(found[1]["deliveryTimestamp"]), "--end", str(found[2]["deliveryTimestamp"]))
+        assert [each["messageId"] for each in shell.json("delayed", "list", "later", *limits)] == [second]
+        assert "aerobee delayed list later" in shell.error("delayed", "recall", "later", "--id", "nothing", code=3)
+        dry = shell.json("delayed", "recall", "later", "--all", "--dry-run")
+        assert (dry["count"], dry["dryRun"]) == (3, True)
+        assert shell.text("delayed", "recall", "later", "--id", first) == "recalled 1 delayed message of later\n"
+        assert [each["messageId"] for each in shell.lines("delayed", "recall", "later", "--all", *limits)] == [second]
+        assert [each["messageId"] for each in shell.json("delayed", "list", "later")] == [third]
+        assert shell.text("delayed", "list", "later", "--end", "now") == "no such message waits\n"
+
+    def test_open_transactions_are_listed_and_decided(self, shell: Shell, broker: BrokerProcess) -> None:
+        """A committed one is delivered, one that is rolled back is not; neither can be decided again."""
+        shell.text("topic", "create", "undecided", "--type", "TRANSACTION")
+
+        async def begin() -> None:
+            async with connect(broker.endpoint) as client:
+                producer = client.producer(transaction_checker=lambda _: "unknown")
+                for body in (b"kept", b"dropped"):
+                    await producer.transaction().send(Message(topic="undecided", body=body))
+
+        asyncio.run(begin())
+        kept, dropped = (each["transactionId"] for each in shell.json("transaction", "list", "undecided"))
+        assert kept in shell.text("transaction", "list")
+        assert "not open" in shell.error("transaction", "commit", "undecided", "nothing", code=3)
+        done = shell.lines("transaction", "commit", "undecided", kept)
+        assert [(each["transactionId"], each["status"]["code"]) for each in done] == [(kept, "OK")]
+        said = shell.text("transaction", "rollback", "undecided", dropped)
+        assert said == "rolled back 1 transaction of undecided\n"
+        assert "not open" in shell.error("transaction", "rollback", "undecided", kept, code=3)
+        assert shell.text("transaction", "list", "undecided") == "no transaction is open\n"
+        received = shell.lines("receive", "undecided", "--group", "deciders")
+        assert [each["body"] for each in received] == ["kept"]
+
+
+class TestTheBrokerItself:
+    def test_who_changed_what(self, shell: Shell) -> None:
+        """The newest first, by text in method or request."""
+        shell.text("topic", "create", "changed-topic")
+        shell.text("topic", "delete", "changed-topic")
+        found = shell.json("operations", "--search", "changed-topic")
+        assert [each["method"] for each in found] == ["DeleteTopic", "CreateTopic"]
+        assert [each["method"] for each in shell.json("operations", "--max", "1")] == ["DeleteTopic"]
+        assert "DeleteTopic" in shell.text("operations")
+        assert shell.text("operations", "--account", "nobody") == "no such change\n"
+
+    def test_the_segments_of_the_log(self, shell: Shell) -> None:
+        """The one that is written to has no time at which it is removed."""
+        shell.text("send", "segmented", "x")
+        answer = shell.json("segments")
+        (segment,) = answer["segments"]
+        assert (segment["physicalOffset"], "expireTimestamp" in segment) == (0, False)
+        assert answer["retentionHours"] == 72
+        text = shell.text("segments")
+        assert "disk full in  " in text
+        assert segment["path"] in text
+
+    def test_what_needs_attention(self, shell: Shell) -> None:
+        """Each problem with its next step."""
+        dead(shell, "attended", "attention", "a")
+        found = until(
+            lambda: shell.json("problems"), lambda problems: "attention" in [each["group"] for each in problems]
+        )
+        (problem,) = (each for each in found if each["group"] == "attention")
+        assert (problem["name"], problem["severity"]) == ("AerobeeDeadLetters", "SEVERITY_WARNING")
+        text = " ".join(shell.text("problems").split())
+        assert f"warning: {problem['summary']} (AerobeeDeadLetters, for " in text
+        assert problem["nextStep"] in text
+
+
+def until(look: Callable[[], Any], is_it: Callable[[Any], bool]) -> Any:
+    """What is there once the broker has come so far."""
+    deadline = time.monotonic() + 120
+    while not is_it(found := look()):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+    return found

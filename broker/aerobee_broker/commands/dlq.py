@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from aerobee_broker.commands.terminal import options, output, questions
+from aerobee_broker.commands.terminal import options, outcomes, output, questions
 from aerobee_broker.commands.terminal.options import CommandError, new_command, with_client
 from aerobee_broker.message_json import dead_letter_json
 from aerobee_store.records.decimals import decimal
@@ -282,8 +282,14 @@ def _resend(arguments: argparse.Namespace) -> int:
             f"would resend {output.counted(len(results), 'dead letter')} of {arguments.group}",
             as_json=arguments.json,
         )
-    _print_resent(arguments, results)
-    return 0
+    return outcomes.print_outcomes(
+        arguments,
+        results,
+        lambda each: each.offset,
+        done="resent",
+        noun="dead letter",
+        whose=arguments.group,
+    )
 
 
 def _edit(arguments: argparse.Namespace) -> admin_v1.DeadLetterEdit | None:
@@ -319,22 +325,6 @@ def _delete(arguments: argparse.Namespace) -> int:
     if count:
         with_client(arguments, lambda client: work(client, dry_run=False))
     return output.print_result({**fields, "deleted": True}, f"deleted {what}", as_json=arguments.json)
-
-
-def _print_resent(arguments: argparse.Namespace, results: list[admin_v1.ResendDeadLettersResponse.Result]) -> None:
-    from aerobee_proto import v2
-
-    failed = [each for each in results if each.status.code != v2.Code.OK]
-    if arguments.json:
-        for each in results:
-            output.print_json(output.protobuf_json(each))
-    else:
-        print(f"resent {output.counted(len(results) - len(failed), 'dead letter')} of {arguments.group}")
-    if failed:
-        raise CommandError(
-            f"{len(failed)} of {len(results)} dead letters were not resent; the first is {failed[0].offset}: "
-            f"{failed[0].status.message}"
-        )
 
 
 def _export(arguments: argparse.Namespace) -> int:

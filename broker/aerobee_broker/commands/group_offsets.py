@@ -145,6 +145,7 @@ def _lag_of_all(arguments: argparse.Namespace) -> int:
             for name, each in found
         ),
         empty=complete_advice("no groups; create one with: aerobee group create NAME", arguments),
+        least=("in flight", "oldest ready"),
     )
     return 0
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from aerobee_broker.commands.monitoring.problems import problem_text
 from aerobee_broker.commands.terminal import options, output
 from aerobee_broker.commands.terminal.options import new_command, with_client
 
@@ -65,14 +66,14 @@ def _print(
     problems: list[admin_v1.Problem],
 ) -> None:
     figures = broker.statistics
+    uptime = output.span_text(broker.uptime.ToMilliseconds())
+    print(f"{broker.name}, up for {uptime}: {output.counted(len(problems), 'problem')}")
     print(
-        f"{broker.name}, up for {output.span_text(broker.uptime.ToMilliseconds())}: "
         f"{figures.messages_in_rate:,.1f} in/s, {figures.messages_out_rate:,.1f} out/s, "
-        f"{figures.producers:,} producers, {figures.consumers:,} consumers, "
-        f"{output.counted(len(problems), 'problem')}"
+        f"{output.counted(figures.producers, 'producer')}, {output.counted(figures.consumers, 'consumer')}"
     )
     for problem in problems:
-        print(f"  {problem.name}: {problem.summary}. {problem.next_step}")
+        print(problem_text(problem))
     print()
     output.print_table(
         ("topic", "in/s", "out/s", "messages", "size", "groups"),
@@ -88,7 +89,7 @@ def _print(
             for each in topics
         ),
         empty="no topics",
-        least=("groups", "size"),
+        least=("groups", "size", "messages"),
     )
     print()
     output.print_table(
@@ -107,5 +108,5 @@ def _print(
             for each in groups
         ),
         empty="no groups",
-        least=("dead letters", "acked/s", "in flight"),
+        least=("dead letters", "acked/s", "in flight", "clients", "out/s"),
     )
