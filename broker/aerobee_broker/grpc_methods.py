@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Final
 
 from aerobee_broker.front.methods import Method
+from aerobee_broker.limits.wakes import Gate
 from aerobee_broker.listening.listeners import Listening
 from aerobee_broker.namesrv.cluster_routes import ClusterRoutes
 from aerobee_broker.parts import BrokerParts
@@ -73,8 +73,8 @@ def grpc_methods(
     replication: Callable[[], admin_v1.BrokerReplication] | None,
     watch: Watch,
     operations: Operations,
-    leaving: asyncio.Event,
-    draining: asyncio.Event,
+    leaving: Gate,
+    draining: Gate,
 ) -> dict[str, Method]:
     """All methods by path. Requests of operators over remoting get the same processors.
 
@@ -133,7 +133,7 @@ def _administration(
     replication: Callable[[], admin_v1.BrokerReplication] | None,
     watch: Watch,
     operations: Operations,
-    draining: asyncio.Event,
+    draining: Gate,
 ) -> Administration:
     config, clock, store, tables = parts.settings.current, parts.clock, parts.store, parts.tables
     clients, deliveries = parts.clients, parts.deliveries
@@ -198,7 +198,7 @@ def _administration(
     )
 
 
-def _record_service(parts: BrokerParts, limits: RequestLimits, draining: asyncio.Event) -> RecordService:
+def _record_service(parts: BrokerParts, limits: RequestLimits, draining: Gate) -> RecordService:
     settings, store, tables = parts.settings, parts.store, parts.tables
     return RecordService(
         accounts=parts.accounts,

@@ -25,7 +25,9 @@ from aerobee_broker.filters.consumer_filters import ConsumerFilters
 from aerobee_broker.front.methods import Method
 from aerobee_broker.front.sockets import Front
 from aerobee_broker.grpc_methods import grpc_methods
+from aerobee_broker.limits.garbage import GarbageCollection
 from aerobee_broker.limits.ledger import Ledger
+from aerobee_broker.limits.wakes import Gate, Wakes
 from aerobee_broker.listening.listeners import Listening, check_certificate, check_ports, listen_native
 from aerobee_broker.messages.admission import Admission
 from aerobee_broker.metrics.http_endpoint import HttpEndpoint
@@ -418,6 +420,7 @@ def _run_services(parts: BrokerParts, remoting: RemotingService, tasks: asyncio.
                 parts.broker_stats,
                 remoting,
                 parts.loop_delay,
+                GarbageCollection(),
             )
         ),
     ]
@@ -442,8 +445,8 @@ class _GrpcFront(Struct, frozen=True, kw_only=True):
 
     server: Server
     listening: Listening
-    leaving: asyncio.Event
-    draining: asyncio.Event
+    leaving: Gate
+    draining: Gate
 
 
 async def _listen(
@@ -479,7 +482,8 @@ async def _listen(
         from aerobee_broker.listening.grpcio_listeners import listen_grpcio
 
         server, listening = listen_grpcio(methods, config, request_size_max=limits.request_size_max)
-    listening, leaving, draining = replace(listening, remoting=remoting_address), asyncio.Event(), asyncio.Event()
+    listening, wakes = replace(listening, remoting=remoting_address), Wakes()
+    leaving, draining = Gate(wakes, is_open=False), Gate(wakes, is_open=False)
     methods |= grpc_methods(
         parts, limits, runtime_settings, remoting, listening, cluster, replication, watch, operations, leaving, draining
     )

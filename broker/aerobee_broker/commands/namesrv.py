@@ -75,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def _serve(address: Address, directory: Path, peers: PeerKey | None) -> int:
     import asyncio
 
+    from aerobee_broker.limits.garbage import leave_collections_to_the_loop
     from aerobee_broker.namesrv import server
     from aerobee_broker.remoting.permissions import check_cluster
 
@@ -87,10 +88,15 @@ async def _serve(address: Address, directory: Path, peers: PeerKey | None) -> in
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+    def serving(bound: Address) -> None:
+        leave_collections_to_the_loop()
+        print(f"ready remoting={bound}", flush=True)
+
     return await server.run(
         address,
         directory,
         stop,
-        lambda bound: print(f"ready remoting={bound}", flush=True),
+        serving,
         check=lambda request: check_cluster(request, peers),
     )

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from aerobee_broker.listening.listeners import Listening
     from aerobee_store.clock import Clock
 
-_OBJECTS_PER_COLLECTION = 20_000  # at most a few megabytes
 _EXAMPLES = """\
   aerobee serve --dev                          for development: topics and groups are created on first use
   aerobee serve --store /var/lib/aerobee       durable: a send is answered once it is on disk
@@ -195,6 +194,7 @@ async def serve(config: BrokerConfig, stop: asyncio.Event, *, clock: Clock | Non
     import asyncio
 
     from aerobee_broker import server
+    from aerobee_broker.limits.garbage import leave_collections_to_the_loop
 
     loop, hurry = asyncio.get_running_loop(), asyncio.Event()
     signals = (signal.SIGTERM, signal.SIGINT)
@@ -212,7 +212,7 @@ async def serve(config: BrokerConfig, stop: asyncio.Event, *, clock: Clock | Non
     address: asyncio.Future[Address] = loop.create_future()
 
     def serving(listening: Listening, metrics: Address) -> None:
-        collect_less_garbage()
+        leave_collections_to_the_loop()
         _announce(config, listening, metrics)
         if not address.done():  # a replica may become the master more than once
             address.set_result(listening.grpc.dialled)
@@ -236,18 +236,6 @@ async def _console(listen: Address, broker: asyncio.Future[Address]) -> None:
     from aerobee_broker.console.child import keep_console
 
     await keep_console(["--listen", str(listen), "--endpoint", str(await broker)])
-
-
-def collect_less_garbage() -> None:
-    """Exclude all existing objects from later garbage collections (modules, tables and queues live as long as the
-    process), and collect less often.
-
-    Calls leave almost no reference cycles. Python's default, a search through the young objects after every 700
-    allocations, took 3 % of the processor time of sends. No collection runs first: a start leaves no cycles worth it (0
-    objects measured), and a collection blocks the event loop for 25 ms, on a busy machine for more than 100 ms.
-    """
-    gc.freeze()
-    gc.set_threshold(_OBJECTS_PER_COLLECTION, 20, 20)
 
 
 def _announce(config: BrokerConfig, listening: Listening, metrics: Address) -> None:

@@ -34,13 +34,23 @@ class LoopShare:
         self._paid_at = max(self._paid_at, earliest) + used_seconds / self._share
         return self._paid_at - now
 
-    async def pause(self, started: float, *, until: float | None = None) -> None:
+    async def prepay(self, seconds: float) -> None:
+        """Before a step that will use about this much CPU time: wait until it is paid for, if other steps are not.
+
+        For work that thousands of tasks may begin in the same step of the loop.
+        """
+        wait = self.wait_after(seconds, asyncio.get_running_loop().time())
+        if wait >= _SLEEP_SECONDS_MIN:
+            await asyncio.sleep(wait)
+
+    async def pause(self, started: float, *, until: float | None = None, prepaid: float = 0.0) -> None:
         """Let other tasks run after a step that began when `step_started` returned this number.
 
-        Returns when the step is paid for, or at `until`, in loop time. Cancelling only ends the pause.
+        `prepaid`: seconds of it. Returns when the step is paid for, or at `until`, in loop time. Cancelling only ends
+        the pause.
         """
         now = asyncio.get_running_loop().time()
-        seconds = self.wait_after(time.thread_time() - started, now)
+        seconds = self.wait_after(time.thread_time() - started - prepaid, now)
         if until is not None:
             seconds = min(seconds, until - now)
         await asyncio.sleep(seconds if seconds >= _SLEEP_SECONDS_MIN else 0)

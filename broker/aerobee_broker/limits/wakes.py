@@ -43,14 +43,13 @@ class Wakes:
 
 
 class Gate:
-    """Like `asyncio.Event`, for any number of waiters: they go on some at a time."""
+    """Like `asyncio.Event`, for any number of waiters: they go on some at a time, and each may leave at once."""
 
     __slots__ = ("_is_set", "_waiters", "_wakes")
 
-    def __init__(self, wakes: Wakes) -> None:
-        """The gate is open at first."""
+    def __init__(self, wakes: Wakes, *, is_open: bool = True) -> None:
         self._wakes = wakes
-        self._is_set = True
+        self._is_set = is_open
         self._waiters: dict[asyncio.Future[bool], None] = {}
 
     def is_set(self) -> bool:

@@ -16,6 +16,7 @@ Differences from RocketMQ:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -36,7 +37,7 @@ RESTORED_SECONDS: Final = 60.0
 _RESTORED: Final = "before the restart"
 TIMEOUT_SECONDS: Final = 120.0  # RocketMQ's, after the last registration
 _BROKERS_MAX: Final = 10_000
-_TOPICS_MAX: Final = 1_000_000
+_TOPICS_MAX: Final = 1_000_000  # of all brokers, each with its own
 _WRITE: Final = int(Permission.WRITE)
 
 
@@ -119,13 +120,17 @@ class _Live(Struct):
 
 
 class RouteTables:
-    """The tables of a name server. Event loop only."""
+    """The tables of a name server. Event loop only.
+
+    The topics are kept by broker, and a route asks each broker: a broker may have tens of thousands of topics and come
+    and go, in one step of the loop.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._brokers: dict[str, Broker] = {}
-        self._topics: dict[str, dict[str, QueueData]] = {}  # topic -> broker name
-        self._topics_of: dict[str, dict[str, None]] = {}  # broker name -> topics, the reverse mapping
+        self._topics_of: dict[str, dict[str, QueueData]] = {}  # by broker name, then by topic
+        self._read_only: set[str] = set()  # broker names whose topics a slave has registered in place of its master
         self._live: dict[tuple[str, str], _Live] = {}  # by cluster and address
         self._wiped: set[str] = set()  # broker names
         self.revision = 0
@@ -161,7 +166,7 @@ class RouteTables:
         )
         is_lowest = wanted.broker_id == min(broker.addresses)
         if wanted.broker_id == MASTER_ID or (wanted.acting_master is not None and is_lowest):
-            self._take_topics(wanted, changed=known is None or known.version != wanted.version)
+            self._take_topics(wanted, is_changed=known is None or known.version != wanted.version)
         return None if wanted.broker_id == MASTER_ID else self._master_of(broker)
 
     def _check_registration(self, wanted: Registration, broker: Broker | None, is_new_id: bool) -> None:
@@ -187,26 +192,26 @@ class RouteTables:
                     f"id {wanted.broker_id} of broker {wanted.broker!r} belongs to {holder}, which is alive; "
                     f"stop that broker, or give {wanted.address} another id or name"
                 )
+        others = sum(len(topics) for name, topics in self._topics_of.items() if name != wanted.broker)
+        of_broker = self._topics_of.get(wanted.broker, {})
+        if others + len(of_broker) + sum(topic not in of_broker for topic in wanted.topics) > _TOPICS_MAX:
+            raise RegistrationRefusedError(
+                f"{others + len(of_broker)} topics of all brokers are registered, and the limit is {_TOPICS_MAX}"
+            )
         if is_new_id and len(wanted.topics) == 1:
             # RocketMQ: the first registration lists all topics, and a broker always has more than one.
             raise RegistrationRefusedError(
                 f"the first registration of broker {wanted.broker!r} has only one topic; register all topics first"
             )
 
-    def _take_topics(self, wanted: Registration, *, changed: bool) -> None:
-        is_master = wanted.broker_id == MASTER_ID
-        for topic, queues in wanted.topics.items():
-            brokers = self._topics.get(topic)
-            if brokers is None:
-                if len(self._topics) >= _TOPICS_MAX:
-                    raise RegistrationRefusedError(f"{len(self._topics)} topics are registered, which is the limit")
-                brokers = self._topics[topic] = {}
-            if changed or wanted.broker not in brokers:
-                # A slave that stands in for its master is read-only.
-                brokers[wanted.broker] = (
-                    queues if is_master else replace(queues, permission=queues.permission & ~_WRITE)
-                )
-                self._topics_of.setdefault(wanted.broker, {})[topic] = None
+    def _take_topics(self, wanted: Registration, *, is_changed: bool) -> None:
+        of_broker = self._topics_of.setdefault(wanted.broker, {})
+        if not of_broker or is_changed:
+            of_broker.update(wanted.topics)
+            # A slave that stands in for its master is read-only.
+            (self._read_only.discard if wanted.broker_id == MASTER_ID else self._read_only.add)(wanted.broker)
+        else:
+            self._topics_of[wanted.broker] = {**wanted.topics, **of_broker}
 
     def _master_of(self, broker: Broker) -> Master | None:
         address = broker.addresses.get(MASTER_ID)
@@ -215,11 +220,7 @@ class RouteTables:
 
     def replace_topics(self, broker: str, topics: Mapping[str, QueueData]) -> None:
         """Replace the topics of a registered broker."""
-        for topic in [topic for topic in self._topics_of.get(broker, ()) if topic not in topics]:
-            self._remove_topic_of(topic, broker)
-        for topic, queues in topics.items():
-            self._topics.setdefault(topic, {})[broker] = queues
-            self._topics_of.setdefault(broker, {})[topic] = None
+        self._topics_of[broker] = dict(topics)
 
     def unregister(self, cluster: str, broker: str, address: str, connection: str) -> None:
         """Unregister a broker; an unknown one is ignored. Raises RegistrationRefusedError over another connection than
@@ -261,19 +262,9 @@ class RouteTables:
         del broker.addresses[live.broker_id]
         if not broker.addresses:
             del self._brokers[broker.name]
-            for topic in list(self._topics_of.get(broker.name, ())):
-                self._remove_topic_of(topic, broker.name)
+            self._topics_of.pop(broker.name, None)
+            self._read_only.discard(broker.name)
         return key[1]
-
-    def _remove_topic_of(self, topic: str, broker: str) -> None:
-        brokers = self._topics.get(topic, {})
-        brokers.pop(broker, None)
-        if not brokers:
-            self._topics.pop(topic, None)
-        of_broker = self._topics_of.get(broker, {})
-        of_broker.pop(topic, None)
-        if not of_broker:
-            self._topics_of.pop(broker, None)
 
     # --- Administration ---------------------------------------------------------------------------------------
 
@@ -281,15 +272,16 @@ class RouteTables:
         """Delete a topic in one cluster or in all; the next changed registration of a broker that has it restores
         it."""
         self.revision += 1
-        for name in list(self._topics.get(topic, ())):
+        for name, topics in self._topics_of.items():
             broker = self._brokers.get(name)
             if cluster is None or (broker is not None and broker.cluster == cluster):
-                self._remove_topic_of(topic, name)
+                topics.pop(topic, None)
 
     def wipe_write_permission(self, broker: str) -> int:
         """Forbid sends to this broker; returns the number of topics."""
-        topics = self._topics_of.get(broker, {})
-        count = sum(1 for topic in topics if self._queues(topic, broker).permission & _WRITE)
+        is_writable = broker not in self._wiped and broker not in self._read_only
+        topics = self._topics_of.get(broker, {}) if is_writable else {}
+        count = sum(1 for queues in topics.values() if queues.permission & _WRITE)
         if broker in self._brokers:
             self._wiped.add(broker)
             self.revision += 1
@@ -323,8 +315,8 @@ class RouteTables:
                 ],
                 topics={
                     topic: [queues.read_queue_count, queues.write_queue_count, queues.permission, queues.sys_flag]
-                    for topic in self._topics_of.get(broker.name, ())
-                    for queues in (self._topics[topic][broker.name],)
+                    for topic, found in self._topics_of.get(broker.name, {}).items()
+                    for queues in (_read_only(found) if broker.name in self._read_only else found,)
                 },
             )
             for broker in self._brokers.values()
@@ -358,8 +350,7 @@ class RouteTables:
                     raise TableFormatError(name, "expected four numbers")
                 read, write, permission, flag = (checked_integer(name, number, 0, INT32_MAX) for number in numbers)
                 queues = QueueData(read, write, permission, flag)
-                self._topics.setdefault(topic, {})[broker.name] = queues
-                self._topics_of.setdefault(broker.name, {})[topic] = None
+                self._topics_of.setdefault(broker.name, {})[topic] = queues
         self._wiped = set(fields.names("wiped"))
 
     # --- Answers ----------------------------------------------------------------------------------------------
@@ -367,15 +358,12 @@ class RouteTables:
     def route(self, topic: str) -> list[tuple[Broker, QueueData]]:
         """The brokers that have a topic, with their queues; none for an unknown topic."""
         found = []
-        for name in self._topics.get(topic, ()):
-            broker = self._brokers.get(name)
-            if broker is not None and broker.addresses:
-                found.append((broker, self._queues(topic, name)))
+        for name, topics in self._topics_of.items():
+            queues, broker = topics.get(topic), self._brokers.get(name)
+            if queues is not None and broker is not None and broker.addresses:
+                is_writable = name not in self._wiped and name not in self._read_only
+                found.append((broker, queues if is_writable else _read_only(queues)))
         return found
-
-    def _queues(self, topic: str, broker: str) -> QueueData:
-        queues = self._topics[topic][broker]
-        return replace(queues, permission=queues.permission & ~_WRITE) if broker in self._wiped else queues
 
     def grpc(self, broker: Broker) -> dict[int, GrpcAddresses]:
         """The gRPC addresses of a broker, by broker id; those that serve no gRPC clients are left out."""
@@ -393,20 +381,25 @@ class RouteTables:
         return self._brokers.get(name)
 
     def topics(self) -> Iterable[str]:
-        return tuple(self._topics)
+        return tuple(dict.fromkeys(itertools.chain.from_iterable(self._topics_of.values())))
 
     def topics_of_cluster(self, cluster: str) -> list[str]:
         """The topics of all brokers of a cluster, each once."""
         names: dict[str, None] = {}
         for broker in self._brokers.values():
             if broker.cluster == cluster:
-                names.update(self._topics_of.get(broker.name, {}))
+                names.update(dict.fromkeys(self._topics_of.get(broker.name, ())))
         return list(names)
 
     def topics_with(self, flags: int, *, without: int = 0) -> list[str]:
         """The topics whose sysFlag has these bits on some broker, and none of the others."""
-        return [
-            topic
-            for topic, brokers in self._topics.items()
-            if any(queues.sys_flag & flags and not queues.sys_flag & without for queues in brokers.values())
-        ]
+        names: dict[str, None] = {}
+        for topics in self._topics_of.values():
+            for topic, queues in topics.items():
+                if queues.sys_flag & flags and not queues.sys_flag & without:
+                    names[topic] = None
+        return list(names)
+
+
+def _read_only(queues: QueueData) -> QueueData:
+    return replace(queues, permission=queues.permission & ~_WRITE)

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from aerobee_broker.config import Address
+from aerobee_broker.counters.loop_delay import LoopDelay
+from aerobee_broker.limits.garbage import GarbageCollection
 from aerobee_broker.namesrv.requests import KvConfig, NameServerRequests
 from aerobee_broker.namesrv.route_tables import RouteTables
 from aerobee_broker.remoting_wire.codes import Answer
@@ -71,7 +73,11 @@ async def run(
     bound = await server.listen("--listen", address)
     announce(bound)
     try:
-        await _save_until(stop, tables, routes)
+        async with asyncio.TaskGroup() as tasks:
+            services = [tasks.create_task(each.run(), name=each.name) for each in (LoopDelay(), GarbageCollection())]
+            await _save_until(stop, tables, routes)
+            for service in services:
+                service.cancel()
     finally:
         await server.stop(_DRAIN_SECONDS)
     return 0

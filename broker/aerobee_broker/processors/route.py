@@ -7,7 +7,6 @@ address that they registered with the name server.
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import socket
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from aerobee_broker.clients.naming import group_name, subscribed_topics, topic_n
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Address, Settings
 from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.limits.wakes import Gate
 from aerobee_broker.listening.listeners import Listening
 from aerobee_broker.messages.admission import ACCEPTED_TYPES
 from aerobee_broker.messages.validation import address_scheme, check_endpoints
@@ -51,7 +51,7 @@ class RouteProcessor:
     """
 
     def __init__(
-        self, settings: Settings, tables: Tables, listening: Listening, cluster: Cluster, leaving: asyncio.Event
+        self, settings: Settings, tables: Tables, listening: Listening, cluster: Cluster, leaving: Gate
     ) -> None:
         self._settings = settings
         self._tables = tables

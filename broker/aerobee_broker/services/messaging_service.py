@@ -54,6 +54,8 @@ else:
 
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
+_SECONDS_OF_COMMAND: Final = 0.00005  # of processor that a command takes, ...
+_SECONDS_OF_BYTE: Final = 20e-9  # ... and each of its bytes: settings may name thousands of topics
 _MEMORY_OF_COMMAND: Final = 5  # times its bytes: settings as an object, with their answer
 
 
@@ -199,6 +201,8 @@ class MessagingService:
         try:
             async for data in requests:
                 await held.take(_MEMORY_OF_COMMAND * len(data), MEMORY_WAIT_SECONDS)
+                prepaid = _SECONDS_OF_COMMAND + _SECONDS_OF_BYTE * len(data)
+                await self._loop_share.prepay(prepaid)
                 started = step_started()
                 command: Any = self._read_command(data)
                 client = self._clients.seen(client.client_id)  # a new object, if the client was removed in the meantime
@@ -212,7 +216,7 @@ class MessagingService:
                     self._clients.introduced(client)
                 del data, command, reply  # they would stay until the next command, which may never come
                 held.close()
-                await self._loop_share.pause(started)  # settings may name thousands of topics
+                await self._loop_share.pause(started, prepaid=prepaid)
         except BrokerError as error:
             status = status_of(error, "Telemetry")
             if status.code == v2.Code.INVALID_CLIENT_PROPERTIES:

@@ -15,6 +15,7 @@ from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.errors import BadRecordError
 from aerobee_broker.front.methods import ClientWentAwayError, Context, Method
 from aerobee_broker.limits.byte_budget import Share
+from aerobee_broker.limits.wakes import Gate
 from aerobee_broker.processors.records.append import AnyAppendRequest, AppendProcessor, read_append_request
 from aerobee_broker.processors.records.offsets import OffsetsProcessor
 from aerobee_broker.processors.records.query import QueryProcessor
@@ -53,7 +54,7 @@ class RecordService:
         read: ReadProcessor,
         query: QueryProcessor,
         offsets: OffsetsProcessor,
-        draining: asyncio.Event,
+        draining: Gate,
     ) -> None:
         """`draining`: once set, append streams end when the requests already read are answered."""
         self._identify = ClientIdentity(clients, accounts)

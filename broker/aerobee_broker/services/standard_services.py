@@ -26,6 +26,7 @@ from aerobee_broker.front.methods import (
     StatusCode,
     Unary,
 )
+from aerobee_broker.limits.wakes import Gate
 from aerobee_broker.services.requests import RequestReader
 from aerobee_proto.pool import reflection_pool
 
@@ -33,7 +34,7 @@ HEALTH: Final = "grpc.health.v1.Health"
 REFLECTION: Final = ("grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection")
 
 
-def health_methods(services: Iterable[str], leaving: asyncio.Event) -> dict[str, Method]:
+def health_methods(services: Iterable[str], leaving: Gate) -> dict[str, Method]:
     """Check and Watch for the broker (the empty name) and each of `services`: serving until `leaving` is set, which
     ends every Watch after a last status. List is not supported."""
     known = frozenset(("", *services))
@@ -62,7 +63,7 @@ def health_methods(services: Iterable[str], leaving: asyncio.Event) -> dict[str,
     return {f"/{HEALTH}/Check": Unary(check), f"/{HEALTH}/Watch": ServerStream(watch)}
 
 
-def reflection_methods(services: Iterable[str], draining: asyncio.Event) -> dict[str, Method]:
+def reflection_methods(services: Iterable[str], draining: Gate) -> dict[str, Method]:
     """Reflection of `services`, health and itself, under both of its names; grpcio has only v1alpha, v1 has the same
     messages.
 
@@ -143,7 +144,7 @@ def _with_imports(file: Any) -> list[bytes]:
     return [each.serialized_pb for each in found.values()]
 
 
-async def _until(draining: asyncio.Event, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _until(draining: Gate, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The requests that arrive before `draining` is set."""
     drained = asyncio.ensure_future(draining.wait())
     try:

@@ -12,6 +12,7 @@ from typing import Final, Self
 from aerobee_broker.config import Settings
 from aerobee_broker.counters.broker_counters import ExecutionTimes
 from aerobee_broker.errors import GroupNotFoundError, TableMissingError, TopicNotFoundError
+from aerobee_broker.limits.wakes import Gate, Wakes
 from aerobee_broker.tables.attributes import GROUP_ATTRIBUTES, TOPIC_ATTRIBUTES, without_effect
 from aerobee_broker.tables.consumer_groups import GroupConfig, GroupTable, is_system_group
 from aerobee_broker.tables.consumer_offsets import OffsetTable
@@ -43,7 +44,7 @@ class SavedTable(ABC):
     def __init__(self, table: VersionedTable, in_disk_thread: InDiskThread) -> None:
         self._table = table
         self._in_disk_thread = in_disk_thread
-        self._saving = asyncio.Lock()
+        self._idle = Gate(Wakes())  # closed while a save runs; thousands of calls may wait for its end
         self._saved = 0
         self._refused = 0  # changes between `_saved` and this were taken back, because of `_refusal`
         self._refusal: OSError | None = None
@@ -52,21 +53,28 @@ class SavedTable(ABC):
         """Return when every change made before the call is on disk; concurrent calls share a save, and its failure.
         OSError."""
         wanted = self._table.revision
-        async with self._saving:
+        while True:
             if self._refusal is not None and self._saved < wanted <= self._refused:
                 raise OSError(*self._refusal.args)
-            if not self._table.dirty or self._saved >= wanted:  # the running save included it
+            if not self._table.dirty or self._saved >= wanted:  # an earlier save included it
                 return
-            await self._save(self._write)
+            if self._idle.is_set():
+                await self._save(self._write)
+                return
+            await self._idle.wait()
 
     async def _save(self, write: Callable[[], Awaitable[object]]) -> None:
+        """Only while no save runs."""
         revision = self._table.revision
+        self._idle.clear()
         try:
             await write()
         except OSError as error:
             if self._takes_back(revision):
                 self._refused, self._refusal = revision, error
             raise
+        finally:
+            self._idle.set()
         self._table.mark_saved(revision)
         self._saved = revision
 
@@ -120,9 +128,10 @@ class SavedNames(SavedTable):
 
         `only_if_needed`: only if a start found a log, or an append failed.
         """
-        async with self._saving:
-            if self._file.needs_save if only_if_needed else self._file.has_changes or self._table.dirty:
-                await self._save(self._write_all)
+        while not self._idle.is_set():
+            await self._idle.wait()
+        if self._file.needs_save if only_if_needed else self._file.has_changes or self._table.dirty:
+            await self._save(self._write_all)
 
 
 class BatchTopics:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import itertools
 import json
 import socket
@@ -17,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker.cli import build_parser, main
-from aerobee_broker.commands.serve import collect_less_garbage
 from aerobee_broker.commands.terminal import options, output
 from aerobee_client.messages.message import StoredMessage
 from aerobee_proto import admin_v1, v2
@@ -33,19 +31,6 @@ def commands(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> Ite
 
 
 COMMANDS = [(), *commands(build_parser())]
-
-
-def test_objects_of_the_start_are_frozen() -> None:
-    """`serve` freezes existing objects and raises the thresholds of the garbage collection, which stays enabled."""
-    thresholds = gc.get_threshold()
-    try:
-        collect_less_garbage()
-        assert gc.get_freeze_count() > 10_000
-        assert gc.get_threshold() > thresholds
-        assert gc.isenabled()
-    finally:
-        gc.unfreeze()
-        gc.set_threshold(*thresholds)
 
 
 @pytest.fixture

@@ -57,6 +57,32 @@ async def test_a_pause_lets_others_run_and_ends_at_the_given_time() -> None:
         await share.pause(step_started() - 1000.0, until=loop.time() + 0.01)
 
 
+async def test_work_that_begins_together_waits_until_it_is_paid_for() -> None:
+    """Of a hundred tasks with 5 ms of work each, some begin at once, and the others one after the other."""
+    share, loop = LoopShare(0.25), asyncio.get_running_loop()
+    began: list[float] = []
+
+    async def work() -> None:
+        await share.prepay(0.005)
+        began.append(loop.time())
+
+    start = loop.time()
+    tasks = [asyncio.create_task(work()) for _ in range(100)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert 1 <= len(began) <= 6
+    await asyncio.gather(*tasks)
+    assert began[-1] - start > 1.5, "half a second of work, at a quarter of the time"
+
+
+async def test_what_was_paid_before_is_not_paid_again() -> None:
+    """A step that took what it had paid for leaves no debt."""
+    share = LoopShare(0.25)
+    started = step_started()
+    async with asyncio.timeout(60):
+        await share.pause(started - 1000.0, prepaid=1000.0)
+
+
 async def test_a_turn_ends_after_some_milliseconds_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tasks run between two items once a turn is over, and not before."""
     used = 0.0

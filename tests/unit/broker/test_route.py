@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import cast
@@ -18,6 +17,7 @@ from aerobee_broker.errors import (
     TableFormatError,
     TopicNotFoundError,
 )
+from aerobee_broker.limits.wakes import Gate, Wakes
 from aerobee_broker.listening.listeners import Listening
 from aerobee_broker.namesrv import cluster_routes
 from aerobee_broker.namesrv.cluster_routes import ClusterRoutes, read_route
@@ -63,7 +63,7 @@ class Routes:
         ):
             saved(self.tables.topics).create(topic)
         self.name_server = RouteTables(ManualClock())
-        cluster, self.leaving = ClusterRoutes("aerobee", lambda: (), self.name_server), asyncio.Event()
+        cluster, self.leaving = ClusterRoutes("aerobee", lambda: (), self.name_server), Gate(Wakes(), is_open=False)
         self.processor = RouteProcessor(
             Settings(config), self.tables, Listening(Address.parse(listening)), cluster, self.leaving
         )

@@ -54,6 +54,18 @@ async def test_a_cancelled_waiter_takes_no_place() -> None:
     assert [future.result() for future in futures[2 * AT_ONCE :]] == [False] * AT_ONCE
 
 
+async def test_a_gate_may_be_closed_at_first() -> None:
+    """Like an event that has not happened yet."""
+    gate = Gate(Wakes(), is_open=False)
+    waiter = asyncio.create_task(gate.wait())
+    await asyncio.sleep(0)
+    assert not gate.is_set()
+    assert not waiter.done()
+    gate.set()
+    async with asyncio.timeout(30):
+        await waiter
+
+
 async def test_a_gate_lets_nobody_through_while_it_is_closed() -> None:
     """Waiters go on after `set`; a cancelled one leaves."""
     gate = Gate(Wakes())

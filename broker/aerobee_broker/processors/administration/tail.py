@@ -20,6 +20,7 @@ from aerobee_broker.errors import InvalidRequestError, TooManyRequestsError, Una
 from aerobee_broker.filters.message_filter import MessageFilter
 from aerobee_broker.front.methods import Context
 from aerobee_broker.limits.loop_share import LoopShare
+from aerobee_broker.limits.wakes import Gate
 from aerobee_broker.processors.administration.browse import (
     MessageText,
     Search,
@@ -74,7 +75,7 @@ class MessageTail:
         long_polling: LongPolling,
         loop_share: LoopShare,
         accounts: Accounts | None,
-        draining: asyncio.Event,
+        draining: Gate,
     ) -> None:
         self._store = store
         self._tables = tables

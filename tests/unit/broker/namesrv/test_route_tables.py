@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from aerobee_broker.namesrv.route_tables import QueueData, Registration, RouteTables
+import pytest
+from msgspec.structs import replace
+
+from aerobee_broker.namesrv import route_tables
+from aerobee_broker.namesrv.route_tables import QueueData, Registration, RegistrationRefusedError, RouteTables
 from aerobee_broker.tables.data_version import DataVersion
 from aerobee_store.testing import ManualClock
 
@@ -52,3 +56,29 @@ def test_a_replica_of_rocketmq_4_registers_no_topics() -> None:
     tables = RouteTables(ManualClock())
     tables.register(_registration(1))
     assert [tables.route(topic) for topic in _TOPICS] == [[], []]
+
+
+def test_topics_of_all_brokers_have_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registration that exceeds it changes nothing; one that repeats known topics fits."""
+    monkeypatch.setattr(route_tables, "_TOPICS_MAX", 3)
+    tables = RouteTables(ManualClock())
+    tables.register(_registration(0))
+    with pytest.raises(RegistrationRefusedError, match="2 topics of all brokers"):
+        tables.register(replace(_registration(0), broker="other", address="10.0.0.9:10911"))
+    assert [broker.name for broker in tables.brokers()] == ["b"]
+    tables.register(_registration(0, counter=1))
+    assert _permissions(tables) == {"orders": _READ_WRITE, "others": _READ}
+
+
+def test_topics_leave_with_the_last_address_of_their_broker() -> None:
+    """And those of other brokers stay."""
+    tables = RouteTables(ManualClock())
+    tables.register(_registration(0))
+    tables.register(replace(_registration(0), broker="other", address="10.0.0.9:10911", connection="of other"))
+    assert [broker.name for broker, _ in tables.route("orders")] == ["b", "other"]
+    assert tables.connection_closed("of 0") == ["10.0.0.0:10911"]
+    assert [broker.name for broker, _ in tables.route("orders")] == ["other"]
+    tables.delete_topic("orders")
+    assert tables.topics() == ("others",)
+    assert tables.connection_closed("of other") == ["10.0.0.9:10911"]
+    assert tables.topics() == ()
