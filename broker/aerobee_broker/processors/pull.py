@@ -11,18 +11,16 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Final
 
-from msgspec import Struct
-
 from aerobee_broker.clients.naming import group_name, topic_name
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Settings
 from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.receive.long_polling import QueueWait, poll_seconds
+from aerobee_broker.delivery.receive.queue_pull import QueuePull
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.filters.message_filter import READ_BYTES_MAX, MessageFilter, filter_of
+from aerobee_broker.filters.message_filter import READ_BYTES_MAX, filter_of
 from aerobee_broker.limits.byte_budget import Share
-from aerobee_broker.limits.loop_share import step_started
 from aerobee_broker.messages.message_mapping import timestamp_ms, to_wire_message
 from aerobee_broker.processors.receive import duration_ms
 from aerobee_broker.tables.table_files import Tables
@@ -31,18 +29,8 @@ from aerobee_proto import v2
 from aerobee_store import MessageStore, Record
 from aerobee_store.clock import Clock
 
-_MEMORY_WAIT_SECONDS: Final = 2.0  # how long a pull that does not wait for messages waits for the memory of their bytes
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 _NOTHING: Final = v2.Status(code=v2.Code.MESSAGE_NOT_FOUND, message="no message came within the polling time")
-
-
-class _Reading(Struct):
-    """One pull."""
-
-    group: str
-    offset: int  # where to read next
-    held: QueueWait  # for messages that do not exist yet
-    look_until: float  # among existing messages, for one that passes the filter; in loop time
 
 
 class PullProcessor:
@@ -96,8 +84,12 @@ class PullProcessor:
         seconds = self._poll_seconds(polling, remaining_seconds)
         held = QueueWait(self._deliveries.long_polling, topic, queue_id, group, client.client_id, seconds)
         look_until = asyncio.get_running_loop().time() + self._poll_seconds(None, remaining_seconds)
-        reading = _Reading(group, request.offset, held, look_until)
-        records = await self._read(reading, wanted, count, memory)
+        place = held, request.offset, count, self._bytes_max
+        reading = QueuePull(wanted, group, *place, look_until=look_until, follows_moves=True)
+        found = await reading.read(self._store, self._tables.topics, self._deliveries.loop_share, memory)
+        records = found.records
+        if memory is not None:
+            memory.take_now(sum(record.size for record in records))
         yield v2.PullMessageResponse(status=_OK if records else _NOTHING)
         sizes: list[int] = []
         try:
@@ -121,32 +113,6 @@ class PullProcessor:
     def _poll_seconds(self, requested: float | None, remaining: float | None) -> float:
         config = self._settings.current.delivery
         return poll_seconds(requested, remaining, reserve=config.poll_reserve_seconds, longest=config.poll_seconds_max)
-
-    async def _read(self, reading: _Reading, wanted: MessageFilter, count: int, memory: Share | None) -> list[Record]:
-        """The first messages that pass the filter, none at a timeout; `reading.offset` is after the examined
-        messages."""
-        loop = asyncio.get_running_loop()
-        held = reading.held
-        topic, queue_id = held.topic, held.queue_id
-        while True:
-            if memory is not None and not memory.has_free():
-                await memory.wait_free(held.seconds_left + _MEMORY_WAIT_SECONDS)
-            self._tables.topics.require(topic)  # it may have been deleted in the meantime
-            step = step_started()
-            offset, size_max = reading.offset, self._bytes_max
-            result = wanted.look(self._store, topic, queue_id, offset, count, reading.group, max_bytes=size_max)
-            reading.offset = result.next_offset
-            if result.records:
-                if memory is not None:
-                    memory.take_now(sum(record.size for record in result.records))
-                return result.records
-            if reading.offset == offset:  # there is nothing more
-                if not await held.wait():
-                    return []
-            elif loop.time() < reading.look_until:
-                await self._deliveries.loop_share.pause(step, until=reading.look_until)
-            else:
-                return []
 
     async def query_offset(self, request: v2.QueryOffsetRequest, client: Client) -> v2.QueryOffsetResponse:
         topic, queue_id = await self._queue(request.message_queue, client)

@@ -11,8 +11,8 @@ from aerobee_broker.config import Settings
 from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.receive.long_polling import QueueWait
+from aerobee_broker.delivery.receive.queue_pull import MEMORY_WAIT_SECONDS, QueuePull
 from aerobee_broker.filters.message_filter import MessageFilter, filter_of
-from aerobee_broker.limits.loop_share import step_started
 from aerobee_broker.remoting.clients import RemotingClients, Subscription
 from aerobee_broker.remoting.offset_events import OffsetEvents
 from aerobee_broker.remoting.offsets import OffsetRequests
@@ -29,7 +29,6 @@ _COMMIT: Final = 1
 _MAY_BE_HELD: Final = 2
 _HAS_SUBSCRIPTION: Final = 4
 _ANSWER_SIZE_MAX: Final = 256 << 10  # bytes of records, but at least one record; RocketMQ's limit for records in memory
-_MEMORY_WAIT_SECONDS: Final = 2.0  # how long a pull that may not be held waits for the memory of its answer
 _HELD_SECONDS_MAX: Final = 120.0
 # RocketMQ's names of a read status, in the remark of the answer.
 _NAMES: Final = {
@@ -84,42 +83,24 @@ class PullRequests:
         if sys_flag & _MAY_BE_HELD:
             seconds = min(max(integer(request, "suspendTimeoutMillis", 0), 0) / 1000, _HELD_SECONDS_MAX)
         size_max = min(integer(request, "maxMsgBytes", _ANSWER_SIZE_MAX, bits=32), _ANSWER_SIZE_MAX)
-        await connection.writable(seconds + _MEMORY_WAIT_SECONDS)
+        await connection.writable(seconds + MEMORY_WAIT_SECONDS)
         held = QueueWait(self._deliveries.long_polling, name, queue_id, group, connection.key, seconds)
-        return await self._read(group, held, offset, count, size_max, wanted)
+        pull = QueuePull(wanted, group, held, offset, count, size_max, look_until=None, follows_moves=False)
+        return await self._read(pull)
 
-    async def _read(
-        self, group: str, held: QueueWait, offset: int, count: int, size_max: int, wanted: MessageFilter
-    ) -> Command:
+    async def _read(self, pull: QueuePull) -> Command:
         """Read until there is an answer, or the time is over."""
-        topic, queue_id = held.topic, held.queue_id
-        begin = offset
-        first = True
-        while True:
-            step = step_started()
-            result = wanted.look(self._store, topic, queue_id, offset, count, group, max_bytes=size_max)
-            low, high = result.min_offset, result.max_offset
-            status = result.status if result.records or result.status != "found" else "no-match"
-            match status:
-                case "found":
-                    return self._found(group, topic, result)
-                case "no-match":
-                    await self._deliveries.loop_share.pause(step)  # the client asks again at once
-                    if first or not held.seconds_left:
-                        return self._answer(Answer.PULL_RETRY_IMMEDIATELY, result.next_offset, low, high, status)
-                    offset = result.next_offset
-                    continue
-                case "offset-too-small" | "offset-too-large":
-                    await self._tell_moved(group, topic, queue_id, offset, result.next_offset)
-                    return self._moved(result.next_offset, low, high, remark=_NAMES[status])
-                case "empty" if offset:
-                    await self._tell_moved(group, topic, queue_id, offset, 0)
-                    return self._moved(0, low, high, remark=_NAMES[status])
-            first = False
-            if not await held.wait():
-                code = Answer.PULL_NOT_FOUND if offset == begin else Answer.PULL_RETRY_IMMEDIATELY
-                return self._answer(code, offset, low, high, status)
-            self._tables.topics.require(topic)  # it may have been deleted in the meantime
+        group, topic, begin = pull.group, pull.held.topic, pull.offset
+        result = await pull.read(self._store, self._tables.topics, self._deliveries.loop_share)
+        if result.records:
+            return self._found(group, topic, result)
+        low, high = result.min_offset, result.max_offset
+        if pull.moved_from is not None:
+            await self._tell_moved(group, topic, pull.held.queue_id, pull.moved_from, pull.offset)
+            return self._moved(pull.offset, low, high, remark=_NAMES[result.status])
+        found_none = result.status == "found"  # among those that could be read
+        code = Answer.PULL_NOT_FOUND if pull.offset == begin else Answer.PULL_RETRY_IMMEDIATELY
+        return self._answer(code, pull.offset, low, high, "no-match" if found_none else result.status)
 
     def _found(self, group: str, topic: str, result: ReadResult) -> Command:
         try:

@@ -200,7 +200,7 @@ class QueueWait:
     line begins with the group and has a space, so that no group has this name.
     """
 
-    __slots__ = ("_again", "_client_id", "_line", "_polling", "_until", "queue_id", "topic")
+    __slots__ = ("_again", "_client_id", "_line", "_polling", "queue_id", "topic", "until")
 
     def __init__(
         self, polling: LongPolling, topic: str, queue_id: int, group: str, client_id: str, seconds: float
@@ -209,14 +209,15 @@ class QueueWait:
         self._polling = polling
         self._line = f"{group} pull {next(_NUMBERS)}"
         self._client_id = client_id
-        self._until = asyncio.get_running_loop().time() + seconds
+        self.until = asyncio.get_running_loop().time() + seconds
+        """When all waits are over, in loop time."""
         self._again = False
         self.topic = topic
         self.queue_id = queue_id
 
     @property
     def seconds_left(self) -> float:
-        return max(self._until - asyncio.get_running_loop().time(), 0.0)
+        return max(self.until - asyncio.get_running_loop().time(), 0.0)
 
     async def wait(self) -> bool:
         """Like LongPolling.wait, until the time of all waits is over."""
