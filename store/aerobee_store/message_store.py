@@ -53,7 +53,7 @@ from aerobee_store.queues.dispatch import ArrivalListener, Dispatch, DispatchLim
 from aerobee_store.queues.filter_bitmaps import FilterBitmaps, FilterBits
 from aerobee_store.queues.index_file import IndexService
 from aerobee_store.queues.queue_table import QueueTable
-from aerobee_store.queues.topic_removal import DeletedTopics, TopicRemoval
+from aerobee_store.queues.topic_removal import DeletedTopic, DeletedTopics, Ended, TopicRemoval
 from aerobee_store.record_runs import RecordRuns, RunReader
 from aerobee_store.records.properties import Host
 from aerobee_store.records.record import Draft, Message, Record
@@ -657,20 +657,6 @@ class MessageStore:
         """The queue ids of one topic, as in `queues`, without enumerating the others."""
         return self._queues.ids_of(topic)
 
-    def topics_ending_before(self, topics: Collection[str], physical_offset: int) -> list[str]:
-        """The topics among these that have messages, but none at or after this offset, not even one that waits for
-        dispatch. Empty until the log is dispatched up to the offset.
-
-        For a log that another broker writes: it may already have messages of a later topic of the same name.
-        """
-        if self._dispatch.dispatched < physical_offset:
-            return []
-        ends: dict[str, bool] = {}
-        for queue in self._queues.of_topics(topics):
-            is_ended = queue.next_offset == queue.max_offset and queue.ends_before(physical_offset)
-            ends[queue.topic] = ends.get(queue.topic, True) and is_ended
-        return [topic for topic, is_ended in ends.items() if is_ended]
-
     async def delete_topics(self, topics: Collection[str]) -> None:
         """Remove the queues of topics. Their records stay in the log until they expire, but are ignored.
 
@@ -684,7 +670,22 @@ class MessageStore:
         and can be deleted again.
         """
         self._check_open()
-        ended = self._removal.end(topics, self._log.min_offset, self._log.wrote)
+        await self._remove(self._removal.end(topics, self._log.min_offset, self._log.wrote))
+
+    @property
+    def deleted_topics(self) -> dict[str, DeletedTopic]:
+        """Where in the log topics were deleted."""
+        return self._deleted.content()
+
+    async def follow_deletions(self, deletions: Mapping[str, DeletedTopic]) -> dict[str, DeletedTopic]:
+        """Delete from the copy of a log what its broker has deleted, as far as the log is dispatched; return the rest,
+        for a later call. Messages after a deletion are kept. Durable on return. Raises like `delete_topics`."""
+        self._check_open()
+        dispatched = self._dispatch.dispatched
+        await self._remove(self._removal.follow(deletions, self._log.min_offset, dispatched))
+        return {topic: entry for topic, entry in deletions.items() if entry.physical_offset > dispatched}
+
+    async def _remove(self, ended: Ended | None) -> None:
         if ended is not None:
             try:
                 await self._removal.run(ended, lambda end: self.wait_stored(end, durable=True), self.in_disk_thread)

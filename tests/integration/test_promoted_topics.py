@@ -31,6 +31,16 @@ async def _everything(found: Master, following: RunningReplica) -> None:
     await following.follows_to(int(end))
 
 
+def _ids(directory: Path, topic: str) -> list[str]:
+    """The ids of the messages of a topic in the store of a stopped broker."""
+    with MessageStore.open(store_config(directory)) as store:
+        return [
+            record.unique_key
+            for queue_id in store.queue_ids(topic)
+            for record in store.read(topic, queue_id, store.queue_range(topic, queue_id)[0], max_count=9).records
+        ]
+
+
 async def test_a_topic_that_was_not_copied_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The master dies before its tables are copied again; a consumer receives the new topic's confirmed message."""
     monkeypatch.setattr(replica_module, "METADATA_SECONDS", 3600.0)
@@ -107,11 +117,34 @@ async def test_queues_of_a_deleted_topic_are_deleted(tmp_path: Path, monkeypatch
             await _everything(found, following)
             await eventually(copied)
             await following.promote()
-    with MessageStore.open(store_config(tmp_path / "b")) as store:
-        ranges = {queue_id: store.queue_range("again", queue_id) for queue_id in store.queue_ids("again")}
-        found_ids = [
-            record.unique_key
-            for queue_id, (begin, _) in ranges.items()
-            for record in store.read("again", queue_id, begin, max_count=9).records
-        ]
-        assert found_ids == [message_id], ranges
+    assert _ids(tmp_path / "b", "again") == [message_id]
+
+
+async def test_a_topic_deleted_and_made_again_between_two_copies_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The replica never sees the master's topics without it; the promoted replica has no old message."""
+    monkeypatch.setattr(replica_module, "METADATA_SECONDS", 3600.0)
+    async with master(tmp_path / "a") as found:
+        await _store(found, "again")
+        async with AsyncExitStack() as stack:
+            following = await stack.enter_async_context(replica(tmp_path / "b", found.broker.remoting))
+            await _everything(found, following)
+
+            async def copied() -> bool:
+                return "again" in await _topics(following)
+
+            await eventually(copied)
+            await stack.aclose()
+            async with connect(found.broker.endpoint) as client:
+                await client.admin.delete_topic("again")
+            message_id = await _store(found, "again")
+            following = await stack.enter_async_context(replica(tmp_path / "b", found.broker.remoting))
+            await _everything(found, following)
+
+            async def heard() -> bool:
+                return bool((await following.status())["haClientRuntimeInfo"]["tablesCopied"])
+
+            await eventually(heard)
+            await following.promote()
+    assert _ids(tmp_path / "b", "again") == [message_id]

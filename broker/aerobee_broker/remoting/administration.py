@@ -15,7 +15,17 @@ from aerobee_broker.remoting.offsets import OffsetRequests
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection, Handler
 from aerobee_broker.remoting_wire.errors import RemotingError
-from aerobee_broker.remoting_wire.fields import answer, body_object, boolean, integer, member, objects, text
+from aerobee_broker.remoting_wire.fields import (
+    DELETED_TOPICS,
+    DELETIONS_AFTER,
+    answer,
+    body_object,
+    boolean,
+    integer,
+    member,
+    objects,
+    text,
+)
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.attributes import AttributeChanges
 from aerobee_broker.tables.consumer_groups import GroupConfig
@@ -28,6 +38,8 @@ from aerobee_broker.timer.wheel_timer import Timer
 from aerobee_proto import admin_v1
 from aerobee_store import ConfigError, MessageStore
 from aerobee_store.clock import Clock
+from aerobee_store.queues.topic_removal import deletions_to_json
+from aerobee_store.records.decimals import decimal
 from aerobee_store.tables.java_json import Bean, ObjectMap
 from aerobee_store.timer.checkpoint import TimerCheckpoint
 
@@ -146,9 +158,10 @@ class AdministrationRequests:
     async def topic(self, request: Command, _: Connection) -> Command:
         return answer(body=self._tables.topic_or_expected(text(request, "topic")).to_json())
 
-    async def all_topics(self, _request: Command, connection: Connection) -> Command:
+    async def all_topics(self, request: Command, connection: Connection) -> Command:
         """All topics. A replica of RocketMQ 5 takes the attributes for changes, and copies no topic at all if one of
-        them has no `+` before its name."""
+        them has no `+` before its name. A replica of Aerobee also asks for deletions, those at
+        a later place in the log than it has heard of."""
         table = self._tables.topics
         shown: Iterable[TopicConfig] = table
         if connection.is_fast:
@@ -156,7 +169,13 @@ class AdministrationRequests:
                 replace(each, attributes={f"+{name}": text for name, text in each.attributes.items()}) for each in table
             )
         topics = {topic.name: topic.to_json() for topic in shown}
+        deletions = {}
+        if (after := request.fields.get(DELETIONS_AFTER)) is not None:
+            heard = decimal(after) or 0
+            new = {name: each for name, each in self._store.deleted_topics.items() if each.physical_offset > heard}
+            deletions = {DELETED_TOPICS: deletions_to_json(new)}
         body = Bean(
+            **deletions,
             dataVersion=table.version.to_json(),
             mappingDataVersion=Bean(counter=0, stateVersion=0, timestamp=0),
             topicConfigTable=topics,

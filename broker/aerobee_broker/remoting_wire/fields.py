@@ -11,6 +11,10 @@ from aerobee_broker.remoting_wire.errors import RemotingError
 from aerobee_broker.remoting_wire.frame import FLAG_RESPONSE, Command
 from aerobee_store.tables import java_json
 
+DELETIONS_AFTER: Final = "deletionsAfter"
+"""Of a replica's request for the topics: it wants to hear of deletions at a later place in the log."""
+DELETED_TOPICS: Final = "deletedTopics"
+"""A member of the answer with these."""
 _INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
 _INT64: Final = 1 << 63
 

@@ -8,10 +8,10 @@ the end that the master's log had after reading the checkpoint. These deliveries
 promoted replica neither repeats nor loses one. With an Aerobee master it matters less, because its log has marks of
 deliveries.
 
-Topics that an Aerobee master has deleted are deleted here, too, with their queues: the records before an end of the
-master's log that was read before its topics. All of them were deleted at the master; later ones belong to a new topic
-of the same name. A master of RocketMQ begins such a topic at queue offset 0 again, which a deleted topic here does not,
-so its queues stay until their records expire.
+Deletions of topics are not in the log either. An Aerobee master tells with its topics where in the log each was
+deleted, also one that exists again. As soon as the log here has reached that place, the messages before it are deleted.
+A master of RocketMQ does not tell, and begins a topic of the same name at queue offset 0 again, which a deleted topic
+here does not; there the queues stay until their records expire.
 
 A log that begins late, because the master has removed its first segments, does not tell where queues end whose messages
 are all gone. The master is asked, so that they continue there: a reader may have the offset.
@@ -23,15 +23,16 @@ A promoted replica creates such topics again (`restore_topics`).
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, Protocol
 
-from aerobee_broker.delivery.receive.lite import lite_topics_of
 from aerobee_broker.errors import BrokerError
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection
+from aerobee_broker.remoting_wire.fields import DELETED_TOPICS, DELETIONS_AFTER
 from aerobee_broker.remoting_wire.frame import Command
-from aerobee_broker.replication.master_log import QueueEnds, content_of, epochs_of, extent_of, queue_ends
+from aerobee_broker.replication.master_log import QueueEnds, content_of, extent_of, queue_ends
 from aerobee_broker.tables.consumer_groups import GroupTable
 from aerobee_broker.tables.consumer_offsets import OffsetTable
 from aerobee_broker.tables.table_files import Tables
@@ -48,6 +49,7 @@ from aerobee_broker.tables.topics import (
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
 from aerobee_store.errors import SyncTimeoutError
+from aerobee_store.queues.topic_removal import DeletedTopic, deletions_from_json
 from aerobee_store.tables.json_table import JsonTable
 from aerobee_store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
 
@@ -89,28 +91,27 @@ class Metadata:
         self.error = ""  # why the last copy failed
         self.copied = 0  # how often a table was replaced
         self._deleted = {name for name in store.queues() if name not in tables.topics}  # their queues may be left
-        self._going: set[str] = set()  # topics that the master has deleted, and whose queues are still here
+        self._deletions: dict[
+            str, DeletedTopic
+        ] = {}  # of the master, not done here because the log does not reach there
+        self._deletions_heard: tuple[Connection, MessageStore, int] | None = None  # up to which place in the log
 
     async def copy(self, master: Connection) -> None:
         """Request all tables, apply and save changes. Raises BrokerError, TimeoutError and OSError."""
         tables, clock = self._tables, self._clock
-        end = await self._end_of_log(master) if self._going else None  # before the topics
-        topics = TopicTable.from_json(await self._asked(master, Request.GET_ALL_TOPIC_CONFIG), clock)
+        topics = TopicTable.from_json(await self._asked_topics(master), clock)
         groups = GroupTable.from_json(await self._asked(master, Request.GET_ALL_SUBSCRIPTION_GROUP_CONFIG), clock)
         offsets = OffsetTable.from_json(await self._asked(master, Request.GET_ALL_CONSUMER_OFFSET), clock)
         if self._differ(tables.topics, topics):
-            gone = [topic.name for topic in tables.topics if topic.name not in topics]
-            for names in (self._deleted, self._going):
-                names.update(gone)
-                names.difference_update(topic.name for topic in topics)
+            self._deleted.update(topic.name for topic in tables.topics if topic.name not in topics)
+            self._deleted.difference_update(topic.name for topic in topics)
             tables.topics.replace(topics)
         if self._differ(tables.groups, groups):
             tables.groups.replace(groups)
         if self._differ(tables.offsets, offsets):
             tables.offsets.replace(offsets)
         await tables.save_all()
-        if end is not None:
-            await self._delete_queues(end)
+        await self.follow_deletions()
         delays = await self._asked(master, Request.GET_ALL_DELAY_OFFSET)
         if delays != self._delay_offsets:
             await self._store.in_disk_thread(self._delays.save, delays)
@@ -172,22 +173,28 @@ class Metadata:
             )
         return restored
 
-    async def _end_of_log(self, master: Connection) -> int | None:
-        """The end of an Aerobee master's log; None: it is one of RocketMQ."""
-        found = await epochs_of(master)
-        return None if found is None else found.end
-
-    async def _delete_queues(self, end: int) -> None:
-        """Delete the queues of deleted topics as far as the log reaches. `end`: nothing before it belongs to a topic
-        that the master has."""
-        store = self.followed
-        names = [name for topic in self._going for name in (topic, *lite_topics_of(store, topic))]
+    async def _asked_topics(self, master: Connection) -> dict[str, object]:
+        """The master's topics; notes the deletions that come with them."""
+        heard, after = self._deletions_heard, 0
+        if heard is not None and heard[:2] == (master, self.followed):
+            after = heard[2]
+        else:
+            self._deletions.clear()  # they may be those of another log
+        content = await self._asked(master, Request.GET_ALL_TOPIC_CONFIG, {DELETIONS_AFTER: str(after)})
         try:
-            await store.delete_topics(store.topics_ending_before(names, end))
+            new = deletions_from_json(content.pop(DELETED_TOPICS, {}))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise BrokerError(f"the master answered with deletions of topics that cannot be read: {error!r}") from error
+        self._deletions |= new
+        self._deletions_heard = master, self.followed, max((after, *(each.physical_offset for each in new.values())))
+        return content
+
+    async def follow_deletions(self) -> None:
+        """Delete what the master is known to have deleted, as far as the log reaches."""
+        try:
+            self._deletions = await self.followed.follow_deletions(self._deletions)
         except SyncTimeoutError as error:
             _log.warning("queues of deleted topics not removed, retried later cause=%s", error)
-        # What the log has not reached yet is deleted with a later copy.
-        self._going = {topic for topic in self._going if store.queue_ids(topic) or lite_topics_of(store, topic)}
 
     async def _copy_checkpoint(self, master: Connection) -> None:
         """A master without a timer refuses, or answers zeros."""
@@ -210,8 +217,10 @@ class Metadata:
         self.copied += differ
         return differ
 
-    async def _asked(self, master: Connection, code: Request) -> dict[str, object]:
-        answered = await master.ask(Command(code), _ANSWER_SECONDS)
+    async def _asked(
+        self, master: Connection, code: Request, fields: Mapping[str, str] | None = None
+    ) -> dict[str, object]:
+        answered = await master.ask(Command(code, fields=dict(fields or {})), _ANSWER_SECONDS)
         if answered.code != Answer.SUCCESS:
             raise BrokerError(f"the master answered request {code:d} with code {answered.code}: {answered.remark}")
         return content_of(answered, code)

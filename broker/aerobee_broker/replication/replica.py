@@ -203,6 +203,7 @@ class ReplicaBroker:
                 await asyncio.gather(*services[1:3], return_exceptions=True)
                 if self._ended.done() and self._ended.result() == "promoted":
                     await self._store_dispatched()
+                    await self._metadata.follow_deletions()
                     self._metadata.restore_topics()
                 await self._tables.save_all()
             finally:

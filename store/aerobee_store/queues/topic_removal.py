@@ -43,7 +43,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from zlib import crc32
 
 from msgspec import Struct
@@ -87,12 +87,7 @@ class DeletedTopics:
             topics = content["topics"]
             if content["crc32"] != _checksum(topics):
                 raise ValueError(f"its crc32 is {content['crc32']}, that of its topics {_checksum(topics)}")
-            self._topics = {
-                topic: DeletedTopic(
-                    int(entry["physicalOffset"]), {int(key): int(value) for key, value in entry["queues"].items()}
-                )
-                for topic, entry in topics.items()
-            }
+            self._topics = deletions_from_json(topics)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise StoreDirectoryError(
                 f"{self._path}: not a table of deleted topics ({error!r}); restore it from a backup of the store. "
@@ -142,13 +137,7 @@ class DeletedTopics:
     def save(self, content: Mapping[str, DeletedTopic]) -> None:
         """Save this content durably. Blocking; in one thread at a time. OSError."""
         self._file_system.make_directory(self._path.parent)
-        topics = {
-            topic: {
-                "physicalOffset": deleted.physical_offset,
-                "queues": {str(key): value for key, value in deleted.next_offsets.items()},
-            }
-            for topic, deleted in content.items()
-        }
+        topics = deletions_to_json(content)
         self._table.save({"topics": topics, "crc32": _checksum(topics)})
 
 
@@ -180,6 +169,31 @@ class TopicRemoval:
         self._deleted.add(log_end, next_offsets)
         self._deleted.forget(log_begin)
         return Ended(log_end, queues, self._deleted.content())
+
+    def follow(self, deletions: Mapping[str, DeletedTopic], log_begin: int, dispatched: int) -> Ended | None:
+        """Step 1 for deletions of another broker, in a copy of its log; None if there is nothing to do.
+
+        A deletion that the dispatch has not reached is left for a later call. Messages after it are kept.
+        """
+        new = {
+            topic: entry
+            for topic, entry in deletions.items()
+            if max(self._deleted.end_of(topic), log_begin) < entry.physical_offset <= dispatched
+        }
+        if not new:
+            return None
+        ended: list[tuple[AnyQueue, int]] = []
+        for queue in self._queues.of_topics(new):
+            end = new[queue.topic].physical_offset
+            if queue.next_offset == queue.max_offset and queue.ends_before(end):
+                queue.end_messages()
+                ended.append((queue, queue.next_offset))
+            else:
+                queue.correct_min_offset(end)
+        for topic, entry in new.items():
+            self._deleted.add(entry.physical_offset, {topic: entry.next_offsets})
+        self._deleted.forget(log_begin)
+        return Ended(max(entry.physical_offset for entry in new.values()), ended, self._deleted.content())
 
     def save(self, ended: Ended) -> None:
         """Step 2. OSError."""
@@ -247,6 +261,27 @@ class TopicRemoval:
         self.remove(going)
         self.forget(going)
         self.sync(going)
+
+
+def deletions_to_json(deletions: Mapping[str, DeletedTopic]) -> dict[str, object]:
+    """As in the file, and in a master's answer to its replicas."""
+    return {
+        topic: {
+            "physicalOffset": deleted.physical_offset,
+            "queues": {str(key): value for key, value in deleted.next_offsets.items()},
+        }
+        for topic, deleted in deletions.items()
+    }
+
+
+def deletions_from_json(topics: Any) -> dict[str, DeletedTopic]:
+    """The opposite. AttributeError, KeyError, TypeError or ValueError for anything else."""
+    return {
+        topic: DeletedTopic(
+            int(entry["physicalOffset"]), {int(key): int(value) for key, value in entry["queues"].items()}
+        )
+        for topic, entry in topics.items()
+    }
 
 
 def _checksum(topics: object) -> int:

@@ -183,42 +183,30 @@ async def test_flush_listeners_are_called_before_the_waiters(tmp_path: Path) -> 
             await running
 
 
-async def test_a_deleted_topic_ends_at_an_offset_of_the_other_log(tmp_path: Path) -> None:
-    """Later messages of the same topic stay, also those that wait for dispatch, and after a restart."""
+async def test_a_deletion_of_the_other_log_is_followed(tmp_path: Path) -> None:
+    """Earlier messages of the topic go once the dispatch is there; later ones stay, also after a restart."""
     with _store(tmp_path / "source") as source:
         end = source.append([Message("T", 0, b"old"), Message("U", 0, b"other")])[-1].end
         old = _log_of(source)
         source.delete_topic("T")
+        deletions = source.deleted_topics
         source.append([Message("T", 0, b"new")])
         new = _log_of(source)[end:]
-    with _store(tmp_path / "copy") as copy:
-        copy.follower.receive(0, old)
-        assert copy.topics_ending_before(["T", "V"], end) == [], "it is not dispatched"
-        copy.flush()
-        assert copy.topics_ending_before(["T", "V"], end) == ["T"]
-        copy.follower.receive(end, new)
-        assert copy.topics_ending_before(["T"], end) == [], "a later message waits"
-        copy.flush()
-        assert copy.topics_ending_before(["T"], end) == []
-    with _store(tmp_path / "second") as copy:
-        copy.follower.receive(0, old)
-        copy.flush()
-        deleting = asyncio.ensure_future(copy.delete_topics(copy.topics_ending_before(["T"], end)))
-        await asyncio.sleep(0)
-        copy.follower.receive(end, new)  # while the queue is being deleted
-        copy.flush()
-        await deleting
-        assert copy.queue_range("T", 0) == (1, 2)
-        assert copy.queue_ids("U") == [0]
-    with _store(tmp_path / "second") as copy:
-        assert [record.body for record in copy.read("T", 0, 1, max_count=2).records] == [b"new"]
-        assert copy.queue_range("T", 0) == (1, 2)
-    with _store(tmp_path / "third") as copy:
-        copy.follower.receive(0, old)
-        copy.flush()
-        await copy.delete_topics(["T"])
-        assert copy.queue_ids("T") == []
-        assert not (tmp_path / "third" / "consumequeue" / "T").exists()
-        copy.follower.receive(end, new)
-        copy.flush()
-        assert copy.queue_range("T", 0) == (1, 2)
+    for name, is_late in (("early", False), ("late", True)):
+        with _store(tmp_path / name) as copy:
+            copy.follower.receive(0, old)
+            if is_late:
+                copy.follower.receive(end, new)
+            assert await copy.follow_deletions(deletions) == deletions, "it is not dispatched"
+            copy.flush()
+            following = asyncio.ensure_future(copy.follow_deletions(deletions))
+            await asyncio.sleep(0)
+            if not is_late:
+                copy.follower.receive(end, new)  # while the queue is being deleted
+            copy.flush()
+            assert await following == {}
+            assert copy.queue_range("T", 0) == (1, 2)
+            assert copy.queue_ids("U") == [0]
+        with _store(tmp_path / name) as copy:
+            assert [record.body for record in copy.read("T", 0, 1, max_count=2).records] == [b"new"]
+            assert copy.queue_range("T", 0) == (1, 2)
