@@ -128,27 +128,7 @@ class BrokerProcess:
         `settings` replace earlier ones of the same name. `clock_moved_seconds`, with `moving_time`: by how much the
         clock of the machine changed while the broker did not run; negative: back.
         """
-        if clock_moved_seconds and not self._moving_time:
-            raise RuntimeError("the time of this broker cannot be moved; start it with moving_time=True")
-        self._settings.update(settings or {})
-        self._advanced_seconds += clock_moved_seconds
-        if self.running:
-            raise RuntimeError(f"the broker runs already as process {self.pid}")
-        again = () if self.tls_endpoint is None else ("--listen-tls", self.tls_endpoint)
-        order = {
-            "arguments": [
-                *("--store", str(self.store), "--listen", self.endpoint, "--metrics", self.metrics),
-                *(*self._arguments, *again),
-            ],
-            "log": str(self._log),
-            "settings": self._settings,
-            "moving_time": self._moving_time,
-            "advanced_seconds": self._advanced_seconds,
-        }
-        starter = broker_starter.kept()
-        if starter is None:
-            starter = self._starter = self._starter or broker_starter.BrokerStarter()
-        self._process = starter.start(order)
+        self._launch(settings or {}, clock_moved_seconds)
         ready = self._wait_for(_READY, "serve")
         self.endpoint, self.metrics = ready[1].decode(), ready[2].decode()
         self.tls_endpoint = ready[3].decode() if ready[3] is not None else None
@@ -224,6 +204,29 @@ class BrokerProcess:
     def log_text(self) -> str:
         """The standard error output of all its runs."""
         return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
+
+    def _launch(self, settings: Mapping[str, object], clock_moved_seconds: float) -> None:
+        if clock_moved_seconds and not self._moving_time:
+            raise RuntimeError("the time of this broker cannot be moved; start it with moving_time=True")
+        self._settings.update(settings)
+        self._advanced_seconds += clock_moved_seconds
+        if self.running:
+            raise RuntimeError(f"the broker runs already as process {self.pid}")
+        again = () if self.tls_endpoint is None else ("--listen-tls", self.tls_endpoint)
+        order = {
+            "arguments": [
+                *("--store", str(self.store), "--listen", self.endpoint, "--metrics", self.metrics),
+                *(*self._arguments, *again),
+            ],
+            "log": str(self._log),
+            "settings": self._settings,
+            "moving_time": self._moving_time,
+            "advanced_seconds": self._advanced_seconds,
+        }
+        starter = broker_starter.kept()
+        if starter is None:
+            starter = self._starter = self._starter or broker_starter.BrokerStarter()
+        self._process = starter.start(order)
 
     def _end(self, number: signal.Signals) -> int:
         process = self._process

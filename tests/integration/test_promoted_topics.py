@@ -31,7 +31,7 @@ async def _everything(found: Master, following: RunningReplica) -> None:
     await following.follows_to(int(end))
 
 
-def _ids(directory: Path, topic: str) -> list[str]:
+def _ids(directory: Path, topic: str) -> list[str | None]:
     """The ids of the messages of a topic in the store of a stopped broker."""
     with MessageStore.open(store_config(directory)) as store:
         return [

@@ -15,11 +15,16 @@
               that waits in a system topic, delayed or as a half message, may arrive there, as in RocketMQ.
 
 `Promise.PERHAPS` is what a call may have done whose answer did not come.
+
+Two brokers: `copied` says that the replica has everything, `taken_over` that it serves now. What was answered only
+after a replica had it holds as before. What the replica may lack is in doubt, and comes back to what it was, or does
+not. Attempts count on from those that the replica has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -65,6 +70,14 @@ class Sent:
     transaction_id: str = ""
     recall_handle: str = ""
 
+    def doubt(self, copied: Sent | None) -> None:
+        """A broker serves that may know of this message only what is `copied`."""
+        if self.stored is Promise.YES and (copied is None or copied.stored is not Promise.YES):
+            self.stored = Promise.PERHAPS
+        for name in ("committed", "rolled_back", "recalled"):
+            if getattr(self, name) is Promise.YES and (copied is None or getattr(copied, name) is not Promise.YES):
+                setattr(self, name, Promise.PERHAPS)
+
     @property
     def must_arrive(self) -> bool:
         """Whether each group of its topic must get it."""
@@ -100,6 +113,15 @@ class GroupState:
     hidden_until_ms: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """What a replica is known to have."""
+
+    sent: dict[str, Sent] = field(default_factory=dict)
+    groups: dict[str, GroupState] = field(default_factory=dict)
+    incarnations: dict[str, int] = field(default_factory=dict)
+
+
 class Promises:
     """The model. Its methods record calls and their answers; `violations` collects what contradicts a promise."""
 
@@ -112,6 +134,8 @@ class Promises:
         self.stored_again: set[str] = set()
         """Topics whose delivery could not be saved as done, so that their messages may be stored once more."""
         self._incarnations: dict[str, int] = {}
+        self._returned: dict[str, int] = {}  # the oldest incarnation of a topic that a promotion may have brought back
+        self._copied = _Copied()
 
     def subscribe(self, group: str, topic: str, *, ordered: bool = False, max_attempts: int = 10_000) -> None:
         """`group` consumes `topic` from its first message on."""
@@ -149,6 +173,7 @@ class Promises:
     def topic_deleted(self, topic: str) -> None:
         """The deletion of a topic was answered; the topic may be made again."""
         self._incarnations[topic] = self._incarnations.get(topic, 0) + 1
+        self._returned.pop(topic, None)
 
     def delivered(self, group: str, deliveries: Sequence[Delivery]) -> None:
         """A receive of `group` was answered with these messages, in this order."""
@@ -177,6 +202,42 @@ class Promises:
             state.attempts.clear()
             state.hidden_until_ms.clear()
 
+    # --- A replica
+
+    def copied(self) -> None:
+        """The replica has all that was answered, and the tables."""
+        self._copied = _Copied(deepcopy(self.sent), deepcopy(self.groups), dict(self._incarnations))
+
+    def replica_is_new(self) -> None:
+        """The replica has begun with another store, of which nothing is known."""
+        self._copied = _Copied()
+
+    def taken_over(self, *, has_answered: bool) -> None:
+        """The replica serves as the master; `has_answered`: with everything that was answered."""
+        copied = self._copied
+        for topic, incarnation in self._incarnations.items():
+            if (oldest := copied.incarnations.get(topic, 0)) < incarnation:
+                self._returned[topic] = min(oldest, self._returned.get(topic, oldest))
+        if not has_answered:
+            for name, sent in self.sent.items():
+                sent.doubt(copied.sent.get(name))
+        for name, state in self.groups.items():
+            before = copied.groups.get(name, GroupState(name, state.topic))
+            state.hidden_until_ms.clear()
+            state.attempts = dict(before.attempts)
+            # A message that falls due, or is committed, is stored again by a broker that lacks this.
+            moved = [each for each in state.places if self.sent[each].kind in _WAITS_ELSEWHERE]
+            state.places = {each: place for each, place in state.places.items() if each not in moved} | {
+                each: before.places[each] for each in moved if each in before.places
+            }
+            if not has_answered:
+                state.finished = {
+                    each: Promise.YES
+                    if state.finished.get(each) is before.finished.get(each) is Promise.YES
+                    else Promise.PERHAPS
+                    for each in state.finished | before.finished
+                }
+
     def stored(self) -> list[Sent]:
         """The messages that are in a topic which exists."""
         return [
@@ -203,8 +264,7 @@ class Promises:
             return
         reasons = {
             "which was refused": sent.stored is Promise.NO,
-            "of a deleted topic": sent.kind not in _WAITS_ELSEWHERE
-            and sent.incarnation != self._incarnations.get(sent.topic, 0),
+            "of a deleted topic": sent.kind not in _WAITS_ELSEWHERE and sent.incarnation < self._oldest(sent.topic),
             "of another topic": sent.topic != state.topic,
             "which it had finished": state.finished.get(sent.message_id) is Promise.YES,
             "before its time": sent.due_ms > self.latest_ms,
@@ -222,6 +282,10 @@ class Promises:
             self.violations.append(f"{name}, stored twice: also at {state.places[sent.message_id]}")
         if state.ordered and sent.message_group:
             self._judge_order(state, sent, here, name)
+
+    def _oldest(self, topic: str) -> int:
+        """The oldest incarnation of a topic whose messages may be delivered."""
+        return self._returned.get(topic, self._incarnations.get(topic, 0))
 
     def _judge_order(self, state: GroupState, sent: Sent, here: set[str], name: str) -> None:
         for other in self.sent.values():

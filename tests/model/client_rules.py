@@ -1,0 +1,364 @@
+"""What clients and operators do to the broker that serves them, as rules for a state machine with a model."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import hypothesis
+from hypothesis import Phase
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from aerobee_client import blocking
+from aerobee_client.errors import ClientError
+from aerobee_client.testing import BrokerProcess
+from aerobee_proto import v2
+from tests.model.calls import Calls
+from tests.model.promises import Delivery, Kind, Promise, Promises, Sent
+
+TOPICS: Final = {
+    Kind.NORMAL: ("normal", v2.MessageType.NORMAL),
+    Kind.FIFO: ("fifo", v2.MessageType.FIFO),
+    Kind.DELAY: ("delay", v2.MessageType.DELAY),
+    Kind.TRANSACTION: ("transaction", v2.MessageType.TRANSACTION),
+    Kind.PRIORITY: ("priority", v2.MessageType.PRIORITY),
+    Kind.LITE: ("lite", v2.MessageType.LITE),
+}
+GROUPS: Final = {
+    "readers": "normal",
+    "auditors": "normal",
+    "careless": "normal",  # gives up after two attempts
+    "ordered": "fifo",
+    "patient": "delay",
+    "settled": "transaction",
+    "urgent": "priority",
+    "lite-readers": "lite",
+}
+_DAY: Final = 86_400
+_LEVEL_SECONDS: Final = {0: 0, 1: 1, 5: 60, 18: 7200}
+_DRAIN_SECONDS: Final = 60.0  # of real time
+
+
+class ClientRules(RuleBasedStateMachine):
+    """Calls to `broker`, which always serves between two rules. A subclass starts it, and says what happens to it."""
+
+    broker: BrokerProcess
+    calls: Calls
+
+    def prepare(self) -> Path:
+        """Begin without a broker; returns a directory for stores."""
+        self.directory = TemporaryDirectory(prefix="aerobee-model-", dir="/dev/shm")
+        self.promises = Promises()
+        self.history: list[str] = []
+        self.numbers = itertools.count(1)
+        self.held: dict[str, list[Delivery]] = {group: [] for group in GROUPS}
+        self.attempts_of_auditors = {10_000}
+        return Path(self.directory.name)
+
+    def make_tables(self) -> None:
+        """Make topics and groups, and give each group its position."""
+        with blocking.connect(self.broker.endpoint) as client:
+            for name, kind in TOPICS.values():
+                self.make_topic(client, name, kind)
+            for group, topic in GROUPS.items():
+                fifo = group == "ordered"
+                attempts = 2 if group == "careless" else 10_000
+                client.run(client.asynchronous.admin.create_group(group, fifo=fifo, max_attempts=attempts))
+                self.promises.subscribe(group, topic, ordered=fifo, max_attempts=attempts)
+        self.begin_positions()
+
+    # --- Sends
+
+    @rule(
+        kind=st.sampled_from(list(Kind)),
+        count=st.sampled_from([1, 1, 1, 3, 9]),
+        delay=st.sampled_from([2, 60, 3 * _DAY]),
+        choice=st.integers(0, 1),
+    )
+    def send(self, kind: Kind, count: int, delay: int, choice: int) -> None:
+        self.note(f"send({kind.value!r}, {count!r}, {delay!r}, {choice!r})")
+        if kind in (Kind.DELAY, Kind.TRANSACTION):
+            count = 1
+        self.calls.send(self.messages(kind, count, delay, choice), **_properties(kind, choice))
+
+    @rule(
+        kinds=st.lists(st.sampled_from(list(Kind)), min_size=2, max_size=8),
+        wait=st.floats(0, 0.02),
+        delay=st.sampled_from([2, 60]),
+    )
+    def send_and_kill(self, kinds: list[Kind], wait: float, delay: int) -> None:
+        """Several sends are in flight when the process dies."""
+        self.note(f"send_and_kill({[kind.value for kind in kinds]!r}, {wait!r})")
+        batches = [(kind, self.messages(kind, 1, delay, number % 2)) for number, kind in enumerate(kinds)]
+        for _, batch in batches:
+            batch[0].number = batches[0][1][0].number  # nobody promises an order of sends that are in flight together
+        calls = [(self.calls.begin_send(batch, **_properties(kind, 0)), batch) for kind, batch in batches]
+        time.sleep(wait)
+        self.broker.kill()
+        for call, batch in calls:
+            self.calls.end_send(call, batch)
+        self.revive()
+
+    @rule(count=st.integers(8, 30))
+    def send_in_bulk(self, count: int) -> None:
+        self.note(f"send_in_bulk({count!r})")
+        self.calls.send_in_bulk(self.messages(Kind.NORMAL, count, 0, 0))
+
+    @rule(level=st.sampled_from([0, 1, 5, 18]))
+    def send_over_remoting(self, level: int) -> None:
+        """`level` is a delay level; 0: none."""
+        self.note(f"send_over_remoting({level!r})")
+        kind = Kind.DELAY if level else Kind.NORMAL
+        for sent in self.messages(kind, 1, _LEVEL_SECONDS[level], 0):
+            sent.level_ms = _LEVEL_SECONDS[level] * 1000
+            self.calls.send_over_remoting(sent, level=level)
+
+    @rule(commit=st.booleans(), which=st.integers(0, 100))
+    def decide(self, commit: bool, which: int) -> None:
+        self.note(f"decide({commit!r})")
+        open_ones = [
+            sent
+            for sent in self.promises.sent.values()
+            if sent.transaction_id and Promise.NO is sent.committed is sent.rolled_back and sent.stored is Promise.YES
+        ]
+        if open_ones:
+            self.calls.decide(open_ones[which % len(open_ones)], commit=commit)
+
+    @rule(which=st.integers(0, 100))
+    def recall(self, which: int) -> None:
+        self.note("recall")
+        waiting = [
+            sent
+            for sent in self.promises.sent.values()
+            if sent.recall_handle and sent.recalled is Promise.NO and sent.due_ms > self.broker.now_ms() + 5000
+        ]
+        if waiting:
+            self.calls.recall(waiting[which % len(waiting)])
+
+    # --- Consumers
+
+    @rule(
+        group=st.sampled_from(list(GROUPS)), count=st.sampled_from([1, 4, 32]), hidden=st.sampled_from([10, 60, 3600])
+    )
+    def receive(self, group: str, count: int, hidden: int) -> None:
+        self.note(f"receive({group!r}, {count!r}, {hidden!r})")
+        self.held[group] += self.receive_now(group, count, hidden)
+
+    @rule(group=st.sampled_from(list(GROUPS)), part=st.sampled_from([1, 3, 100]))
+    def acknowledge(self, group: str, part: int) -> None:
+        self.note(f"acknowledge({group!r}, {part!r})")
+        done, self.held[group] = self.held[group][:part], self.held[group][part:]
+        self.calls.acknowledge(group, GROUPS[group], done)
+
+    @rule(group=st.sampled_from(list(GROUPS)))
+    def acknowledge_and_kill(self, group: str) -> None:
+        self.note(f"acknowledge_and_kill({group!r})")
+        done, self.held[group] = self.held[group], []
+        self.calls.acknowledge(group, GROUPS[group], done)
+        self.broker.kill()
+        self.revive()
+
+    @rule(group=st.sampled_from(list(GROUPS)), seconds=st.sampled_from([0, 30]))
+    def renew_or_give_back(self, group: str, seconds: int) -> None:
+        self.note(f"renew_or_give_back({group!r}, {seconds!r})")
+        if self.held[group]:
+            delivery = self.held[group].pop(0)
+            handle = self.calls.renew(group, GROUPS[group], delivery, seconds)
+            if handle and seconds:
+                self.held[group].append(replace(delivery, handle=handle))
+
+    @rule(group=st.sampled_from(["readers", "ordered"]))
+    def reset(self, group: str) -> None:
+        self.note(f"reset({group!r})")
+        self.promises.reset(group, Promise.PERHAPS)
+        try:
+            with blocking.connect(self.broker.endpoint, retry_seconds=0) as client:
+                client.run(client.asynchronous.admin.reset_offsets(group, GROUPS[group], earliest=True))
+        except ClientError:
+            return
+        self.promises.reset(group, Promise.YES)
+        self.held[group] = []
+
+    @rule(attempts=st.integers(2, 16))
+    def change_group(self, attempts: int) -> None:
+        """An administrator's change that is answered holds after any restart."""
+        self.note(f"change_group({attempts!r})")
+        with blocking.connect(self.broker.endpoint) as client:
+            client.run(client.asynchronous.admin.update_group("auditors", max_attempts=9_000 + attempts))
+        self.attempts_of_auditors = {9_000 + attempts}
+
+    @precondition(lambda self: self.takes_changes)
+    @rule(kind=st.sampled_from([Kind.NORMAL, Kind.FIFO, Kind.DELAY]))
+    def delete_topic_and_make_it_again(self, kind: Kind) -> None:
+        self.note(f"delete_topic_and_make_it_again({kind.value!r})")
+        name, message_type = TOPICS[kind]
+        with blocking.connect(self.broker.endpoint) as client:
+            client.run(client.asynchronous.admin.delete_topic(name))
+            self.promises.topic_deleted(name)
+            self.make_topic(client, name, message_type)
+        self._forget_held(name)
+        self.begin_positions()
+
+    @precondition(lambda self: self.takes_changes)
+    @rule(kind=st.sampled_from([Kind.NORMAL, Kind.FIFO, Kind.DELAY]))
+    def purge_topic(self, kind: Kind) -> None:
+        self.note(f"purge_topic({kind.value!r})")
+        name, _ = TOPICS[kind]
+        with blocking.connect(self.broker.endpoint) as client:
+            client.run(client.asynchronous.admin.purge_topic(name))
+        self.promises.topic_deleted(name)
+        self._forget_held(name)
+
+    @invariant()
+    def nothing_contradicts(self) -> None:
+        if hasattr(self, "promises"):
+            assert not self.promises.violations, "\n".join([*self.promises.violations, *self.history])
+
+    # --- What they share
+
+    @property
+    def takes_changes(self) -> bool:
+        """Whether an operator's change of topics is answered."""
+        raise NotImplementedError
+
+    def _forget_held(self, topic: str) -> None:
+        for group in GROUPS:
+            if GROUPS[group] == topic:
+                self.held[group] = []
+
+    def note(self, step: str) -> None:
+        sent = next(reversed(self.promises.sent), "nothing")
+        self.history.append(f"  {self.broker.now_ms()} after {sent}: {step}")
+
+    def revive(self) -> None:
+        """Let a broker serve again after the death of `broker`."""
+        raise NotImplementedError
+
+    def heal(self) -> None:
+        """Let a broker serve that takes messages."""
+        raise NotImplementedError
+
+    def advance(self, seconds: float) -> None:
+        """Move the time of all brokers."""
+        self.broker.advance(seconds)
+        self.look_at_clock()
+
+    def connect(self) -> None:
+        """Call `broker` from now on."""
+        self.calls.close()
+        self.calls = Calls(self.broker.endpoint, self.promises)
+        self.look_at_clock()
+
+    def look_at_clock(self) -> None:
+        self.promises.clock(self.broker.now_ms())
+
+    def make_topic(self, client: blocking.BlockingClient, name: str, kind: v2.MessageType.ValueType) -> None:
+        client.run(client.asynchronous.admin.create_topic(name, queue_count=2, message_types=(kind,)))
+
+    def begin_positions(self) -> None:
+        """A first receive gives each group its position: at the first message."""
+        for group in GROUPS:
+            self.receive_now(group, 1, 10)
+
+    def messages(self, kind: Kind, count: int, delay: int, choice: int) -> list[Sent]:
+        topic, _ = TOPICS[kind]
+        now = self.broker.now_ms()
+        return [
+            self.promises.attempt(
+                f"m{next(self.numbers):06}",
+                kind,
+                topic,
+                message_group=f"g{choice}" if kind is Kind.FIFO else "",
+                due_ms=now + delay * 1000 if kind is Kind.DELAY else 0,
+            )
+            for _ in range(count)
+        ]
+
+    def receive_now(self, group: str, count: int, hidden: int) -> list[Delivery]:
+        topic = GROUPS[group]
+        if topic == "lite":
+            self.calls.subscribe_lite(topic, group)
+        self.look_at_clock()
+        received = self.calls.receive(group, topic, count=count, hidden_seconds=hidden)
+        self.look_at_clock()
+        return received
+
+    def everything_arrives(self) -> None:
+        """What was promised arrives when the disk has space, everything is due, and consumers finish what they get."""
+        self.heal()
+        latest = max((sent.due_ms for sent in self.promises.sent.values()), default=0)
+        self.advance(max((latest - self.broker.now_ms()) / 1000, 0) + 4 * 3600)
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        while time.monotonic() < deadline:
+            moved = False
+            for group, topic in GROUPS.items():
+                while received := self.receive_now(group, 32, 600):
+                    self.calls.acknowledge(group, topic, received)
+                    moved = True
+                    self.nothing_contradicts()
+            if not any(self.promises.missing(group) for group in GROUPS):
+                break
+            if not moved:
+                time.sleep(0.1)
+                self.advance(900)
+        self.nothing_contradicts()
+        with blocking.connect(self.broker.endpoint) as client:
+            self._dead_letters_are_there(client)
+            self._queries_find(client)
+            described = client.run(client.asynchronous.admin.describe_group("auditors"))
+            assert described.group.max_attempts in self.attempts_of_auditors, described
+        for group in GROUPS:
+            missing = self.promises.missing(group)
+            what = f"{group} never got {len(missing)} messages: {missing[:3]}"
+            assert not missing, "\n".join([what, *self.history, self.broker.log_text()[-2000:]])
+
+    def _dead_letters_are_there(self, client: blocking.BlockingClient) -> None:
+        async def ids() -> set[str]:
+            return {letter.origin_message_id async for letter in client.asynchronous.admin.dead_letters("careless")}
+
+        self.promises.finished("careless", client.run(ids()), Promise.PERHAPS)
+
+    def _queries_find(self, client: blocking.BlockingClient) -> None:
+        """The last answered messages are found by their id."""
+
+        async def count(sent: Sent) -> int:
+            found = client.asynchronous.admin.query(sent.topic, message_id=sent.message_id)
+            return len([message async for message in found])
+
+        for sent in [sent for sent in self.promises.stored() if sent.kind is Kind.NORMAL][-5:]:
+            assert client.run(count(sent)) == 1, "\n".join([f"a query does not find {sent}", *self.history])
+
+
+def _properties(kind: Kind, choice: int) -> dict[str, int]:
+    match kind:
+        case Kind.PRIORITY:
+            return {"priority": choice * 7}
+        case Kind.LITE:
+            return {"lite_topic": choice}
+        case _:
+            return {}
+
+
+def explore(machine: type[ClientRules], *, examples: int, steps: int) -> None:
+    """Let the machine run; `make test-random` sets how many examples."""
+    run_state_machine_as_test(
+        machine,
+        # A killed process does not repeat itself to the millisecond: a failure prints its history, and is not shrunk.
+        settings=hypothesis.settings(
+            max_examples=int(os.environ.get("AEROBEE_MODEL_EXAMPLES", examples)),
+            stateful_step_count=int(os.environ.get("AEROBEE_MODEL_STEPS", steps)),
+            phases=(Phase.explicit, Phase.generate),
+        ),
+    )
