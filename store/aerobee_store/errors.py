@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class StoreError(Exception):
     """Root of all errors of this package."""
@@ -40,6 +42,16 @@ class RecordNotFoundError(StoreError):
 
 class StoreLockedError(StoreError):
     """Another process has the store directory open."""
+
+
+class TimerLogDamagedError(StoreError):
+    """The timer log lacks a unit. The timer's files must be made again from the timer topic."""
+
+    def __init__(self, path: Path, position: int) -> None:
+        super().__init__(
+            f"{path}: no valid unit at position {position} of the timer log; the timer makes its files again from its "
+            f"messages, so repeat the call"
+        )
 
 
 class StoreDirectoryError(StoreError):

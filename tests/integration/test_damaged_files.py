@@ -27,6 +27,7 @@ from aerobee_proto import v2
 from aerobee_store import StoreError
 from aerobee_store.records import inner_batch
 from aerobee_store.records.record import Draft
+from aerobee_store.timer.log import UNIT_SIZE
 from aerobee_store.tools.verify import verify
 from tests.support.remoting_client import RemotingClient, send_fields
 
@@ -51,7 +52,7 @@ _SETTINGS: Final = {
     "delivery.filter_bitmaps": True,
     "timer.slot_count": 1000,
     "timer.roll_window_slots": 400,
-    "timer.log_file_size": 5200,
+    "timer.log_file_size": 2 * UNIT_SIZE + 20,  # two units each
 }
 _COUNT: Final = 60
 _FINISHED: Final = 5
@@ -215,7 +216,8 @@ KINDS: Final = {  # the pattern, and which of the files
     "index, first file": ("index/*", 0),
     "index, last file": ("index/*", -1),
     "timerwheel": ("timerwheel", 0),
-    "timerlog": ("timerlog/*", 0),
+    "timerlog, first file": ("timerlog/*", 0),
+    "timerlog, last file": ("timerlog/*", -1),
     "config/timercheck": ("config/timercheck", 0),
     "config/topics.json": ("config/topics.json", 0),
     "config/topics.json.bak": ("config/topics.json.bak", 0),

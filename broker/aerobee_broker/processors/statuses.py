@@ -45,6 +45,7 @@ CODES: Final[dict[type[BaseException], v2.Code.ValueType]] = {
     store.SyncTimeoutError: _Code.MASTER_PERSISTENCE_TIMEOUT,
     store.StoreFailedError: _Code.INTERNAL_SERVER_ERROR,
     store.StoreClosedError: _Code.INTERNAL_SERVER_ERROR,
+    store.TimerLogDamagedError: _Code.INTERNAL_SERVER_ERROR,
 }
 
 

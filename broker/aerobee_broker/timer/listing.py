@@ -12,6 +12,7 @@ from aerobee_broker.limits.loop_share import LoopShare, Steps
 from aerobee_broker.messages.key_query import newest_with_key
 from aerobee_broker.timer.state import TimerParts
 from aerobee_store import Record
+from aerobee_store.errors import TimerLogDamagedError
 from aerobee_store.records import properties as p
 from aerobee_store.records.message_fields import TIMER_TOPIC
 from aerobee_store.records.properties import java_hash
@@ -54,7 +55,7 @@ class Listing:
 
     async def page(self, *, topic: str, begin_ms: int, end_ms: int, after: SlotPlace | None, count: int) -> WaitingPage:
         """At most `count` messages after a place, in order of the slots. A message that is due in days is in the slot
-        in which it is stored again.
+        in which it is stored again. TimerLogDamagedError: the timer makes its files again; repeat the call.
 
         Only of this topic (empty: all), due from `begin_ms` to before `end_ms`. A call that takes too long returns what
         it has found, and where to continue.
@@ -92,13 +93,18 @@ class Listing:
         wanted = java_hash(topic) if topic else None
         left = None if state.slot is None or state.slot_ms != slot_ms else state.slot.offsets()
         places = set()
-        for number, unit in enumerate(self._parts.files.units(slot_ms)):
-            if number >= _UNITS_MAX:
-                break
-            is_wanted = not unit.magic & DELETE and wanted in (None, unit.topic_hash)
-            if is_wanted and (left is None or unit.physical_offset in left):
-                places.add(SlotPlace(slot_ms, unit.write_time_ms + unit.delay_ms, unit.physical_offset))
-            await steps.did(_UNIT_SIZE)
+        try:
+            for number, unit in enumerate(self._parts.files.units(slot_ms)):
+                if number >= _UNITS_MAX:
+                    break
+                is_wanted = not unit.magic & DELETE and wanted in (None, unit.topic_hash)
+                if is_wanted and (left is None or unit.physical_offset in left):
+                    places.add(SlotPlace(slot_ms, unit.write_time_ms + unit.delay_ms, unit.physical_offset))
+                await steps.did(_UNIT_SIZE)
+        except TimerLogDamagedError as error:
+            if slot_ms >= state.slot_ms:  # otherwise its units were removed, because it was done meanwhile
+                self._parts.note_damage(error)
+                raise
         return sorted(places)
 
     def _waiting(self, record: Record, topic: str) -> Waiting | None:

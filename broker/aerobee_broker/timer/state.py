@@ -25,6 +25,7 @@ from aerobee_broker.timer.slot import LoadedSlot
 from aerobee_broker.timer.stats import TimerStats
 from aerobee_store import CorruptRecordError, MessageStore, Record, RecordNotFoundError
 from aerobee_store.clock import Clock
+from aerobee_store.errors import TimerLogDamagedError
 from aerobee_store.records import properties as p
 from aerobee_store.records.decimals import decimal
 from aerobee_store.records.message_fields import TIMER_TOPIC
@@ -59,6 +60,7 @@ class TimerState(Struct):
     relocation_begin: int = 0  # physical offset: the copies of `relocated` are after it
     recalls: Recalls = field(default_factory=Recalls)
     stats: TimerStats = field(default_factory=TimerStats)
+    damage: str = ""  # why wheel and log must be made again before anything else
     changed: bool = False  # since the last flush
 
     def floor(self, time_ms: int) -> int:
@@ -82,6 +84,7 @@ class TimerState(Struct):
     def forget_progress(self) -> None:
         """Forget all that is read again from the timer topic and its marks."""
         self.slot = None
+        self.damage = ""
         self.done.clear()
         self.relocated.clear()
         self.relocated_before = self.delivered_until_ms = 0
@@ -162,6 +165,11 @@ class TimerParts(Struct, frozen=True):
             return self.store.record_at(physical_offset)
         except (RecordNotFoundError, CorruptRecordError):
             return None
+
+    def note_damage(self, error: TimerLogDamagedError) -> None:
+        """Let the timer make wheel and log again, from the messages in the commit log."""
+        self.state.damage = str(error)
+        self.wake.set()
 
     def append(self, messages: Sequence[Message]) -> int:
         """Store messages that leave the timer topic or are stored in it again; returns the end of the last one.

@@ -48,6 +48,7 @@ from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
 from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import File
+from aerobee_store.errors import TimerLogDamagedError
 from aerobee_store.records import properties as p
 from aerobee_store.records.message_fields import TIMER_QUEUE_ID, TIMER_TOPIC
 from aerobee_store.records.properties import java_hash
@@ -136,13 +137,16 @@ class Timer:
         found = self._files.open()
         read_time_ms = 0 if found.checkpoint is None else found.checkpoint.read_time_ms
         if self._went_back(max(read_time_ms, self._store.recovery.last_timestamp)):
-            found = self._forget_files(found.checkpoint)
-        self._restore(found)
+            found = self._forget_files(found.checkpoint, "the clock went back")
+        try:
+            self._restore(found)
+        except TimerLogDamagedError as error:
+            self._state.forget_progress()
+            self._restore(self._forget_files(found.checkpoint, str(error)))
         if self._files.used or found.checkpoint is not None:  # one on disk may be of units that are gone
             checkpoint = self._written(clean=False)
             self._files.save(list(self._unsynced), checkpoint)
-            self.saved = checkpoint
-            self._unsynced.clear()
+            self._note_saved(checkpoint)
 
     def _restore(self, found: TimerRecovery) -> None:
         store, state = self._store, self._state
@@ -331,9 +335,15 @@ class Timer:
         while not self._parts.closing.is_set():
             self._wake.clear()
             if self._went_back(self._state.slot_ms):
-                await self._rewind()
-            await self._enqueue.run()
-            seconds = await self._dequeue.run()
+                await self._make_again("the clock went back")
+            if self._state.damage:
+                await self._make_again(self._state.damage)
+            try:
+                await self._enqueue.run()
+                seconds = await self._dequeue.run()
+            except TimerLogDamagedError as error:
+                self._parts.note_damage(error)
+                continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._wake.wait()
@@ -342,17 +352,18 @@ class Timer:
         """Whether the clock is behind a time that it had reached."""
         return reached_ms > self._clock.now_ms() + _BACK_MAX_MS
 
-    def _forget_files(self, checkpoint: TimerCheckpoint | None) -> TimerRecovery:
-        """Slots that are done come again, with units of messages that are delivered: only topic and marks are right."""
-        _log.warning("the clock went back, rebuilding the timer files topic=%s", TIMER_TOPIC)
+    def _forget_files(self, checkpoint: TimerCheckpoint | None, cause: str) -> TimerRecovery:
+        """Units are missing, or slots come again with units of delivered messages: only topic and marks are right."""
+        _log.warning("rebuilding the timer files topic=%s cause=%s", TIMER_TOPIC, cause)
         self._files.clear()
         return TimerRecovery(checkpoint, complete=False)
 
-    async def _rewind(self) -> None:
-        """The clock went back: make the wheel again, as a start would. Blocks the event loop for as long as that."""
+    async def _make_again(self, cause: str) -> None:
+        """Make wheel and log again, as a start would. Blocks the event loop for as long as that."""
         async with self._saving:
+            await wait_on_own_disk(self._store, self._store.positions[0], durable=False)  # the marks are then found
             state = self._state
-            found = self._forget_files(self._written(clean=False))
+            found = self._forget_files(self._written(clean=False), cause)
             self._unsynced.clear()
             state.forget_progress()
             self._restore(found)
@@ -361,7 +372,11 @@ class Timer:
 
     async def keep_from(self, physical_offset: int) -> int:
         """Before the log below `physical_offset` is removed: store its pending messages again."""
-        return await self._relocation.keep_from(physical_offset)
+        try:
+            return await self._relocation.keep_from(physical_offset)
+        except TimerLogDamagedError as error:
+            self._parts.note_damage(error)
+            raise
 
     def check(self) -> None:
         """The invariants, for tests. The AssertionError names the violated one."""
@@ -411,12 +426,16 @@ class Timer:
         # Also with async flush: a slot is done only when its deliveries are durable.
         await wait_on_own_disk(self._store, end, durable=True)
         await self._store.in_disk_thread(self._files.save, list(self._unsynced), checkpoint)
+        self._note_saved(checkpoint)
+
+    def _note_saved(self, checkpoint: TimerCheckpoint) -> None:
         self.saved = checkpoint
         self._unsynced.clear()
+        self._files.drop_finished(checkpoint)
 
     def _written(self, *, clean: bool) -> TimerCheckpoint:
         """Write everything to the page cache; returns the checkpoint that is valid once this is synced."""
-        self._unsynced.update(dict.fromkeys(self._files.write(self._state.slot_ms)))
+        self._unsynced.update(dict.fromkeys(self._files.write()))
         return self._files.next_checkpoint(
             self._state.slot_ms, self._state.enqueued, self._state.marks_begin, self._clock.now_ms(), clean=clean
         )

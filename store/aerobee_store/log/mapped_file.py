@@ -233,23 +233,12 @@ class FileRun:
         """Writable directories that get no new file while there is another one."""
 
     def load(self) -> list[int]:
-        """The start offsets of the existing files, in order. An empty last file, left by a crash while it was made, is
-        removed.
+        """The start offsets of the existing files, in order, as `find`.
 
         Raises StoreDirectoryError for a file with an invalid name or size: the directory belongs to another program, or
         the configured size is wrong.
         """
-        starts = []
-        for directory in self.directories:
-            for name in self.file_system.list(directory):
-                if len(name) != 20 or not name.isascii() or not name.isdigit():
-                    raise StoreDirectoryError(f"{directory / name}: not a file of this store; move it away")
-                starts.append(int(name))
-                self._found(directory, starts[-1])
-        starts.sort()
-        self.had_empty = bool(starts) and self.file_system.size(self.path(starts[-1])) == 0
-        if self.had_empty:
-            self.remove([starts.pop()])
+        starts = self.find()
         for start in starts:
             size = self.file_system.size(self.path(start))
             if size != self.file_size:
@@ -262,6 +251,25 @@ class FileRun:
                 raise StoreDirectoryError(
                     f"{self.path(start)}: its start is not a multiple of the file size {self.file_size}; move it away"
                 )
+        return starts
+
+    def find(self) -> list[int]:
+        """The start offsets of the existing files, in order, whatever their sizes. An empty last file, left by a crash
+        while it was made, is removed.
+
+        Raises StoreDirectoryError for a file with an invalid name: the directory belongs to another program.
+        """
+        starts = []
+        for directory in self.directories:
+            for name in self.file_system.list(directory):
+                if len(name) != 20 or not name.isascii() or not name.isdigit():
+                    raise StoreDirectoryError(f"{directory / name}: not a file of this store; move it away")
+                starts.append(int(name))
+                self._found(directory, starts[-1])
+        starts.sort()
+        self.had_empty = bool(starts) and self.file_system.size(self.path(starts[-1])) == 0
+        if self.had_empty:
+            self.remove([starts.pop()])
         return starts
 
     @property

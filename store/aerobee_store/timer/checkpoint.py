@@ -14,7 +14,8 @@
         72     4  crc              CRC-32 of the 72 bytes before
         76    56  copy             of the first 56 bytes
        132     4  wheel_crc        CRC-32 of the whole wheel, where clean is 1
-       136     -  zeros
+       136     8  log_begin        1 + the position from which the timer log is needed; 0: not known
+       144     -  zeros
 
 RocketMQ leaves zeros from byte 56 on, or the bytes that Aerobee wrote there; the checksum tells which of the two wrote
 the file last. If the checksum is wrong, the copy differs in a single bit, and the copy makes the checksum right, then
@@ -40,14 +41,16 @@ _OWN: Final = struct.Struct(">qii")
 _CRC: Final = struct.Struct(">I")
 _COPY_AT: Final = _FIELDS.size + _OWN.size + _CRC.size
 _WHEEL_CRC_AT: Final = _COPY_AT + _FIELDS.size
-assert (_FIELDS.size, _OWN.size, _COPY_AT, _WHEEL_CRC_AT) == (56, 16, 76, 132), (
+_LOG_BEGIN: Final = struct.Struct(">q")
+_LOG_BEGIN_AT: Final = _WHEEL_CRC_AT + _CRC.size
+assert (_FIELDS.size, _OWN.size, _COPY_AT, _WHEEL_CRC_AT, _LOG_BEGIN_AT) == (56, 16, 76, 132, 136), (
     "the table above and the structs must agree"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class TimerCheckpoint:
-    """Times in Unix ms. `begin` is None and `clean` false in a file that RocketMQ wrote last."""
+    """Times in Unix ms. `begin` and `log_begin` are None and `clean` is false in a file that RocketMQ wrote last."""
 
     read_time_ms: int
     log_position: int
@@ -59,6 +62,7 @@ class TimerCheckpoint:
     timestamp_ms: int = 0
     counter: int = 0
     wheel_crc: int = field(default=0, compare=False)
+    log_begin: int | None = field(default=None, compare=False)  # no unit before it is needed
 
     def encode_fields(self) -> bytes:
         """The fields that RocketMQ has, which brokers also send to each other."""
@@ -75,7 +79,13 @@ class TimerCheckpoint:
     def encode(self) -> bytes:
         fields = self.encode_fields()
         fields += _OWN.pack(self.begin or 0, self.precision_ms, self.clean)
-        return fields + _CRC.pack(crc32(fields)) + fields[: _FIELDS.size] + _CRC.pack(self.wheel_crc)
+        return (
+            fields
+            + _CRC.pack(crc32(fields))
+            + fields[: _FIELDS.size]
+            + _CRC.pack(self.wheel_crc)
+            + _LOG_BEGIN.pack(0 if self.log_begin is None else 1 + self.log_begin)
+        )
 
     @classmethod
     def decode(cls, data: bytes) -> TimerCheckpoint | None:
@@ -91,13 +101,25 @@ class TimerCheckpoint:
         read_time, position, queue_offset, _, version, timestamp, counter = _FIELDS.unpack_from(data)
         if read_time <= 0 or min(position, queue_offset) < 0:
             return None  # zeros: a power cut between the creation of the file and its first sync
-        begin, precision, clean, wheel_crc = None, 0, 0, 0
+        begin, precision, clean, wheel_crc, log_begin = None, 0, 0, 0, 0
         if _is_ours(data):
             begin, precision, clean = _OWN.unpack_from(data, _FIELDS.size)
             if len(data) >= _WHEEL_CRC_AT + _CRC.size:
                 (wheel_crc,) = _CRC.unpack_from(data, _WHEEL_CRC_AT)
+            if len(data) >= _LOG_BEGIN_AT + _LOG_BEGIN.size:
+                (log_begin,) = _LOG_BEGIN.unpack_from(data, _LOG_BEGIN_AT)
         return cls(
-            read_time, position, queue_offset, begin, precision, clean == 1, version, timestamp, counter, wheel_crc
+            read_time,
+            position,
+            queue_offset,
+            begin,
+            precision,
+            clean == 1,
+            version,
+            timestamp,
+            counter,
+            wheel_crc,
+            log_begin - 1 if log_begin > 0 else None,
         )
 
 

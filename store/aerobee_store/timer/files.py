@@ -2,7 +2,7 @@
 
 They are derived from the timer topic in the commit log. After a crash, the units after the checkpoint are rebuilt from
 the topic's messages, and the wheel from the units. If a file is missing or damaged, everything is rebuilt from the
-topic.
+topic. After a clean stop the wheel is used as it is, and damage of the log is found when the log is read.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import File, FileSystem
+from aerobee_store.errors import TimerLogDamagedError
 from aerobee_store.records.message_fields import TIMER_TOPIC
 from aerobee_store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
 from aerobee_store.timer.log import DELETE, UNIT_SIZE, TimerLog, TimerUnit, Units
@@ -66,7 +67,7 @@ class TimerFiles:
         """Load the files, and rebuild the wheel unless it was closed cleanly. Blocking."""
         checkpoint = self._checkpoint.load()
         self.log.load()
-        complete = checkpoint is not None and self.log.covers(checkpoint.log_position)
+        complete = checkpoint is not None and self.log.covers(self._log_begin(checkpoint), checkpoint.log_position)
         if checkpoint is not None and complete:
             self._counter = checkpoint.counter
             self.log.cut(self._log_end(checkpoint))
@@ -105,24 +106,18 @@ class TimerFiles:
         self.wheel.put(slot)
 
     def units(self, slot_time_ms: int) -> Iterator[TimerUnit]:
-        """The units of a slot, latest first."""
+        """The units of a slot, latest first. TimerLogDamagedError if one of them is missing."""
         slot = self.wheel.get(slot_time_ms)
         position = slot.last if slot is not None else -1
         while position >= 0:
             unit = self.log.read(position)
-            if unit is None:
-                if position >= self.log.begin:
-                    _log.error("timer slot is broken slot_ms=%d position=%d", slot_time_ms, position)
-                return
             yield unit
             position = unit.previous
 
-    def write(self, read_time_ms: int) -> list[File]:
-        """Move everything to the page cache and drop finished slots; returns the files to sync before the next
-        `save`."""
+    def write(self) -> list[File]:
+        """Move everything to the page cache; returns the files to sync before the next `save`."""
         self.log.write()
         self.wheel.write()
-        self.log.expire(read_time_ms)
         return self.log.take_dirty() + self.wheel.take_dirty()
 
     def next_checkpoint(
@@ -132,6 +127,7 @@ class TimerFiles:
         self._counter += 1
         return TimerCheckpoint(
             read_time_ms=read_time_ms,
+            log_begin=self.log.needed_from(read_time_ms),
             log_position=self.log.end,
             queue_offset=queue_offset,
             begin=begin,
@@ -144,15 +140,26 @@ class TimerFiles:
     def save(self, files: list[File], checkpoint: TimerCheckpoint) -> None:
         """Sync the files, then write the checkpoint. Blocking; OSError is final."""
         for file in files:
-            with suppress(FileNotFoundError):  # expired in the meantime
-                file.sync()
+            file.sync()
         if checkpoint.clean:
             checkpoint = replace(checkpoint, wheel_crc=self.wheel.checksum())
         self._checkpoint.save(checkpoint)
 
+    def drop_finished(self, saved: TimerCheckpoint) -> None:
+        """Remove the files that the saved checkpoint does not need."""
+        self.log.remove_before(saved.log_begin or 0)
+
     def close(self) -> None:
         self.log.close()
         self.wheel.close()
+
+    def _log_begin(self, checkpoint: TimerCheckpoint) -> int:
+        """From where the units are needed. RocketMQ's checkpoint does not have it, so its wheel is asked."""
+        if checkpoint.log_begin is not None:
+            return checkpoint.log_begin
+        needed = self.wheel.first_position(checkpoint.read_time_ms) if self.wheel.load() else None
+        self.wheel.close()
+        return min(checkpoint.log_position, self.log.begin if needed is None else needed)
 
     def _log_end(self, checkpoint: TimerCheckpoint) -> int:
         """The end of the units to which the checkpoint's queue offset refers."""
@@ -161,18 +168,19 @@ class TimerFiles:
         # RocketMQ reads the synced end of the log and the queue offset, then syncs the log and writes the checkpoint:
         # the position is one round older than the offset, and the units in between are durable too.
         end = self.log.begin
-        for position, units in self.log.scan():
-            end = position + len(units) * UNIT_SIZE
+        with suppress(TimerLogDamagedError):  # the bytes after the last unit
+            for position, units in self.log.scan():
+                end = position + len(units) * UNIT_SIZE
         return max(end, checkpoint.log_position)
 
     def _rebuild_wheel(self, read_time_ms: int) -> bool:
         """Link every unfinished unit to its slot again. False if the log has damage before its end."""
         slots: dict[int, list[int]] = {}
-        end = self.log.begin
-        for position, units in self.log.scan():
-            self._collect(slots, position, units, read_time_ms)
-            end = position + len(units) * UNIT_SIZE
-        if not self.log.scanned_to_end(end):
+        try:
+            for position, units in self.log.scan():
+                self._collect(slots, position, units, read_time_ms)
+        except TimerLogDamagedError as error:
+            _log.warning("%s", error)
             return False
         for time_ms, (first, last, count) in slots.items():
             self.wheel.put(Slot(time_ms, first, last, count))

@@ -31,6 +31,7 @@ from zlib import crc32
 
 from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import File, FileSystem
+from aerobee_store.errors import StoreDirectoryError, TimerLogDamagedError
 from aerobee_store.log.mapped_file import FileRun
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ _MAGIC_MAX: Final = DEFAULT | ROLL | DELETE
 
 _BLOCK_SIZE: Final = 1 << 16  # bytes read around a unit: other units of its slot are often near
 _SCAN_UNITS: Final = 1 << 14
+_NEVER: Final = 1 << 63
 
 Units: TypeAlias = "npt.NDArray[np.void]"
 """Units as a structured array of UNIT_DTYPE."""
@@ -92,6 +94,7 @@ class TimerLog:
     def __init__(self, file_system: FileSystem, directory: Path, file_size: int) -> None:
         self._run = FileRun(file_system, directory, file_size)
         self._starts: list[int] = []
+        self._sized = True  # every file has the configured size
         self._files: dict[int, File] = {}
         self._pending: list[bytes] = []
         self._pending_at = 0  # all of it belongs to one file
@@ -102,8 +105,9 @@ class TimerLog:
         self.end = 0
 
     def load(self) -> None:
-        """Find the files. StoreDirectoryError for an invalid one."""
-        self._starts = self._run.load()
+        """Find the files. StoreDirectoryError for one with an invalid name."""
+        self._starts = self._run.find()
+        self._sized = all([self._has_size(start) for start in self._starts])
         self.end = self._starts[-1] + self._run.file_size if self._starts else 0
 
     @property
@@ -111,12 +115,16 @@ class TimerLog:
         """Position of the first remaining unit."""
         return self._starts[0] if self._starts else self.end
 
-    def covers(self, end: int) -> bool:
-        """Whether there are files without a gap up to this position."""
+    def covers(self, begin: int, end: int) -> bool:
+        """Whether there are files without a gap between these positions."""
         if not self._starts:
             return end == 0
         whole = range(self._starts[0], self._starts[-1] + 1, self._run.file_size)
-        return self._starts == list(whole) and self._starts[0] <= end <= self._starts[-1] + self._run.file_size
+        return (
+            self._sized
+            and self._starts == list(whole)
+            and self._starts[0] <= begin <= end <= self._starts[-1] + self._run.file_size
+        )
 
     def cut(self, end: int) -> None:
         """Drop every unit from `end` on and zero its bytes, so that it is not found again."""
@@ -168,8 +176,14 @@ class TimerLog:
         self._dirty.clear()
         return files
 
-    def read(self, position: int) -> TimerUnit | None:
-        """The unit at a position; None where there is none, as in a removed file."""
+    def read(self, position: int) -> TimerUnit:
+        """The unit at a position. TimerLogDamagedError where there is none, as in a removed file."""
+        unit = self._read(position)
+        if unit is None:
+            raise self._damaged(position)
+        return unit
+
+    def _read(self, position: int) -> TimerUnit | None:
         if not self.begin <= position <= self.end - UNIT_SIZE:
             return None
         at = position - self._block_at
@@ -195,8 +209,8 @@ class TimerLog:
         return unit
 
     def scan(self) -> Iterator[tuple[int, Units]]:
-        """All units up to `end`, in pieces: (position of the first, consecutive units). Ends early at an invalid unit;
-        `end` is then not reached."""
+        """All units up to `end`, in pieces: (position of the first, consecutive units). TimerLogDamagedError after the
+        last one before an invalid one."""
         self.write()
         for start in self._starts:
             stop = min(self.end, start + self._run.file_size)
@@ -213,25 +227,22 @@ class TimerLog:
                 if used < count:
                     break
             if position < stop and not self._is_blank(start, position):
-                return
+                raise self._damaged(position)
 
-    def scanned_to_end(self, position: int) -> bool:
-        """Whether a scan that reached `position` has seen all units."""
-        if position >= self.end:
-            return True
-        start = position - position % self._run.file_size
-        return start + self._run.file_size == self.end and start in self._starts and self._is_blank(start, position)
-
-    def expire(self, read_time_ms: int) -> None:
-        """Remove leading files whose units are all for slots before this time; the last file stays."""
-        while len(self._starts) > 1:
-            start = self._starts[0]
+    def needed_from(self, read_time_ms: int) -> int:
+        """The begin of the first file with units for slots from this time on; of the last file, if there is none."""
+        self.write()
+        for start in self._starts[:-1]:
             last = self._last_slot.get(start)
             if last is None:
                 last = self._last_slot[start] = self._find_last_slot(start)
             if last >= read_time_ms:
-                return
-            self._forget([start])
+                return start
+        return self._starts[-1] if self._starts else self.end
+
+    def remove_before(self, position: int) -> None:
+        """Remove the files that end before this position."""
+        self._forget([start for start in self._starts if start + self._run.file_size <= position])
 
     def clear(self) -> None:
         """Remove everything, to start again."""
@@ -257,15 +268,27 @@ class TimerLog:
             file = self._files[start] = self._run.file_system.open(self._run.path(start))
         return file
 
+    def _has_size(self, start: int) -> bool:
+        path = self._run.path(start)
+        if self._run.file_system.is_directory(path):
+            raise StoreDirectoryError(f"{path}: a directory, not a file of this store; move it away")
+        return self._run.file_system.size(path) == self._run.file_size and start % self._run.file_size == 0
+
+    def _damaged(self, position: int) -> TimerLogDamagedError:
+        return TimerLogDamagedError(self._run.path(position - position % self._run.file_size), position)
+
     def _is_blank(self, start: int, position: int) -> bool:
         head = self._file(start).read(BLANK_SIZE_MIN, position - start)
         return is_blank(head, start + self._run.file_size - position)
 
     def _find_last_slot(self, start: int) -> int:
-        count = self._run.file_size // UNIT_SIZE
-        units = np.frombuffer(self._file(start).read(count * UNIT_SIZE, 0), UNIT_DTYPE)
-        units = units[units["size"] == UNIT_SIZE]
-        return int((units["write_time"] + units["delay"]).max()) if len(units) else 0
+        """The latest slot for which a file has units; `_NEVER` if it is damaged: its other units are not known."""
+        count = min(self._run.file_size - BLANK_SIZE_MIN, self.end - start) // UNIT_SIZE
+        data = self._file(start).read(count * UNIT_SIZE, 0)
+        units = np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_SIZE)
+        if len(units) < count or not valid_units(units, start + np.arange(count) * UNIT_SIZE).all():
+            return _NEVER
+        return int((units["write_time"] + units["delay"]).max()) if count else 0
 
     def _forget(self, starts: list[int]) -> None:
         for start in starts:

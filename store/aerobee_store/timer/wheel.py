@@ -119,6 +119,18 @@ class TimerWheel:
             step += count
         return None
 
+    def first_position(self, begin_ms: int) -> int | None:
+        """The first position of the timer log in all slots from this time on. Blocking: reads the whole file."""
+        found: list[int] = []
+        assert self._file is not None, "loaded before"
+        for number in range(0, self.slot_count, _BLOCK_SLOTS):
+            count = min(_BLOCK_SLOTS, self.slot_count - number)
+            slots = np.frombuffer(self._file.read(count * SLOT_SIZE, number * SLOT_SIZE), SLOT_DTYPE)
+            used = (slots["time"] * self.precision_ms >= begin_ms) & (slots["first"] >= 0)
+            if used.any():
+                found.append(int(slots["first"][used].min()))
+        return min(found, default=None)
+
     def pending(self, bounds_ms: Sequence[int]) -> list[int]:
         """The number of messages in slots that begin in each interval between these ascending times."""
         counts = [0] * (len(bounds_ms) - 1)

@@ -301,7 +301,7 @@ async def test_c112_metadata_of_a_replica(tmp_path: Path) -> None:
         found = file.load()
         assert found is not None
         assert (found.read_time_ms, found.queue_offset) == (checkpoint.read_time_ms, checkpoint.queue_offset)
-        assert not TimerLog(store.file_system, tmp_path / "timerlog", 4096).covers(found.log_position)
+        assert not TimerLog(store.file_system, tmp_path / "timerlog", 4096).covers(0, found.log_position)
         await metadata.copy(java)
         assert metadata.copied == copied + 1, "the same again is no change"
     assert set(codes) <= set(asked)

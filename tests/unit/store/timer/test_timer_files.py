@@ -8,7 +8,7 @@ from zlib import crc32
 
 import pytest
 
-from aerobee_store.errors import StoreDirectoryError
+from aerobee_store.errors import StoreDirectoryError, TimerLogDamagedError
 from aerobee_store.records.properties import java_hash
 from aerobee_store.testing import MemoryFileSystem
 from aerobee_store.timer.checkpoint import TIMER_CHECKPOINT_SIZE, TimerCheckpoint
@@ -37,9 +37,10 @@ def unit(number: int, slot_ms: int, magic: int = DEFAULT) -> TimerUnit:
 
 
 def save(files: TimerFiles, read_time_ms: int = NOW, *, clean: bool) -> TimerCheckpoint:
-    dirty = files.write(read_time_ms)
+    dirty = files.write()
     checkpoint = files.next_checkpoint(read_time_ms, 7, 4096, NOW, clean=clean)
     files.save(dirty, checkpoint)
+    files.drop_finished(checkpoint)
     return checkpoint
 
 
@@ -79,7 +80,8 @@ def test_unit_and_blank_have_rocketmqs_bytes(disk: MemoryFileSystem) -> None:
     assert content[208:224].hex() == "000000300000000000000000cbd43194"
     assert [log.read(position) for position in (0, 256)] == [first, first]
     assert log.read(52) == first._replace(previous=0)
-    assert log.read(208) is None
+    with pytest.raises(TimerLogDamagedError, match="208"):
+        log.read(208)
 
 
 def test_checkpoint_has_rocketmqs_fields_and_detects_its_writer() -> None:
@@ -158,7 +160,7 @@ def test_nothing_is_written_before_the_first_unit(disk: MemoryFileSystem) -> Non
     files = timer_files(disk)
     assert files.open().checkpoint is None
     assert not files.used
-    assert files.write(NOW) == []
+    assert files.write() == []
     assert not any("timer" in str(path) for path in disk.contents())
 
 
@@ -229,7 +231,7 @@ def test_units_after_the_checkpoint_are_dropped(disk: MemoryFileSystem) -> None:
     save(files, clean=False)
     for number in range(2, 12):
         files.add(NOW, unit(number, NOW))
-    files.write(NOW)
+    files.write()
     again = timer_files(disk.kill())
     assert again.open().complete
     assert numbers(again, NOW) == [1]
@@ -247,7 +249,7 @@ def test_power_cut_keeps_the_state_of_the_checkpoint(disk: MemoryFileSystem, see
     save(files, clean=False)
     for number in range(8, 20):
         files.add(NOW + number % 4 * 1000, unit(number, NOW + number % 4 * 1000))
-    files.write(NOW)
+    files.write()
     again = timer_files(disk.crash(seed))
     assert again.open().complete
     assert [numbers(again, NOW + second * 1000) for second in range(4)] == [[0, 2, 4, 6], [1, 3, 5, 7], [], []]
@@ -305,6 +307,18 @@ def test_invalid_files_are_rebuilt_from_the_topic(disk: MemoryFileSystem, what: 
     assert timer_files(disk).open().complete
 
 
+def test_a_log_of_another_file_size_is_rebuilt_from_the_topic(disk: MemoryFileSystem) -> None:
+    """The size may be changed between two starts, and a file may have been cut."""
+    files = timer_files(disk)
+    files.open()
+    files.add(NOW, unit(1, NOW))
+    save(files, clean=True)
+    files.close()
+    files = TimerFiles(disk, ROOT, precision_ms=1000, slot_count=64, log_file_size=LOG_FILE_SIZE - UNIT_SIZE)
+    assert not files.open().complete
+    assert disk.list(ROOT / "timerlog") == []
+
+
 @pytest.mark.parametrize("position", [0, 2 * UNIT_SIZE, LOG_FILE_SIZE + UNIT_SIZE])
 def test_rocketmqs_log_position_is_older_than_its_queue_offset(disk: MemoryFileSystem, position: int) -> None:
     """RocketMQ notes the synced position before it syncs: later units belong to the noted offset, and were lost."""
@@ -337,11 +351,15 @@ def test_finished_files_of_the_log_are_removed(disk: MemoryFileSystem) -> None:
     assert len(disk.list(ROOT / "timerlog")) == 4
     again = timer_files(disk)
     again.open()
-    again.write(NOW + 5000)
+    again.write()
+    unsaved = again.next_checkpoint(NOW + 5000, 7, 4096, NOW, clean=False)
+    assert len(disk.list(ROOT / "timerlog")) == 4, "a power cut before the save needs all files"
+    again.save([], unsaved)
+    again.drop_finished(unsaved)
     assert disk.list(ROOT / "timerlog")[0] == f"{LOG_FILE_SIZE:020d}"
-    again.write(NOW + 14_000)
+    save(again, NOW + 14_000, clean=False)
     assert disk.list(ROOT / "timerlog")[0] == f"{2 * LOG_FILE_SIZE:020d}"
-    again.write(NOW + 100_000)
+    save(again, NOW + 100_000, clean=False)
     assert len(disk.list(ROOT / "timerlog")) == 1
     again.add(NOW + 50_000, unit(30, NOW + 50_000))
     assert numbers(again, NOW + 50_000) == [30]
@@ -358,10 +376,26 @@ def test_file_filled_before_and_after_a_restart_stays_until_all_is_done(disk: Me
     again.open()
     for number in range(3, 8):
         again.add(NOW + 1000, unit(number, NOW + 1000))
-    again.write(NOW + 10_000)
+    save(again, NOW + 10_000, clean=False)
     assert numbers(again, NOW + 50_000) == [0, 1, 2]
-    again.write(NOW + 51_000)
-    assert numbers(again, NOW + 50_000) == []
+    save(again, NOW + 51_000, clean=False)
+    with pytest.raises(TimerLogDamagedError):
+        numbers(again, NOW + 50_000)
+
+
+def test_a_damaged_file_is_never_done(disk: MemoryFileSystem) -> None:
+    """Its other units may wait; without it, a start after a kill would not notice that they are missing."""
+    files = timer_files(disk)
+    files.open()
+    for number in range(12):
+        files.add(NOW, unit(number, NOW))
+    save(files, clean=True)
+    again = timer_files(disk)
+    again.open()
+    disk.damage(ROOT / "timerlog" / f"{0:020d}", 2 * UNIT_SIZE, b"\xff")
+    save(again, NOW + 1000, clean=False)
+    assert len(disk.list(ROOT / "timerlog")) == 3
+    assert not timer_files(disk).open().complete
 
 
 def test_foreign_files_are_refused(disk: MemoryFileSystem) -> None:
@@ -372,7 +406,7 @@ def test_foreign_files_are_refused(disk: MemoryFileSystem) -> None:
         timer_files(disk).open()
 
 
-@pytest.mark.parametrize("byte", range(136))
+@pytest.mark.parametrize("byte", range(144))
 def test_a_flipped_bit_of_the_checkpoint_never_moves_the_timer(byte: int) -> None:
     """After any flip, time and positions are unchanged, or our own fields are invalid."""
     written = TimerCheckpoint(1_700_000_000_000, 5200, 17, 123_456, 1000, True, 3, 1_700_000_000_123, 9, 77)
