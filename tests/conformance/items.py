@@ -241,37 +241,36 @@ TITLES: Final[dict[int, str]] = {
     213: "broker and client in one process",
 }
 
-_PYTHON: Final = "tests/integration/test_sdk_python.py::"
-_NODE: Final = "tests/integration/test_sdk_node.py::"
+_STORIES: Final = "tests/integration/test_sdk_stories.py::"
 
 COVERED_ELSEWHERE: Final[dict[int, tuple[str, ...]]] = {
     22: ("tests/integration/test_grpc_front.py::test_an_internal_error_is_logged_and_not_revealed",),
-    61: (f"{_NODE}test_a_client_reconnects_its_stream_on_command",),
+    61: (f"{_STORIES}test_a_client_reconnects_its_stream_on_command",),
     201: (
-        f"{_PYTHON}test_every_field_arrives_and_only_unacknowledged_messages_are_redelivered",
-        f"{_PYTHON}test_push_consumers_share_a_group_and_each_group_gets_all",
+        f"{_STORIES}test_every_field_arrives_and_only_unacknowledged_messages_are_redelivered",
+        f"{_STORIES}test_push_consumers_share_a_group_and_each_group_gets_all",
     ),
-    202: (f"{_PYTHON}test_a_failing_listener_gets_the_message_again_after_the_backoff",),
+    202: (f"{_STORIES}test_a_failing_listener_gets_the_message_again_after_the_backoff",),
     203: (
         "tests/integration/test_sdk_python_transactions.py::test_commit_and_rollback",
         "tests/integration/test_sdk_python_transactions.py::test_another_producer_answers_for_one_that_died",
     ),
     204: (
         "tests/integration/test_fifo.py::test_sdk_keeps_the_order_while_one_message_fails",
-        f"{_PYTHON}test_delayed_messages_arrive_in_time_and_can_be_recalled",
+        f"{_STORIES}test_delayed_messages_arrive_in_time_and_can_be_recalled",
     ),
-    205: (f"{_PYTHON}test_push_consumption_continues_after_a_kill_of_the_broker",),
-    206: (f"{_PYTHON}test_shutdown_does_not_wait_for_a_waiting_poll",),
-    207: (f"{_NODE}test_every_kind_of_message",),
-    208: (f"{_NODE}test_a_simple_consumer_drains_all_queues_of_a_topic",),
-    209: (f"{_NODE}test_push_consumption_succeeds_and_fails_without_a_crash",),
-    210: (f"{_NODE}test_push_consumption_continues_after_a_kill_of_the_broker",),
+    205: (f"{_STORIES}test_a_broker_that_is_killed_and_restarted",),
+    206: (f"{_STORIES}test_shutdown_does_not_wait_for_a_waiting_poll",),
+    207: (f"{_STORIES}test_every_kind_of_message",),
+    208: (f"{_STORIES}test_a_simple_consumer_drains_all_queues_of_a_topic",),
+    209: (f"{_STORIES}test_push_consumption_succeeds_and_fails_without_a_crash",),
+    210: (f"{_STORIES}test_a_broker_that_is_killed_and_restarted",),
     211: (
-        f"{_PYTHON}test_a_client_behind_a_mapped_port_stays_there",
-        f"{_NODE}test_a_client_behind_a_mapped_port_gets_lost_deliveries_again",
+        f"{_STORIES}test_a_client_behind_a_mapped_port_stays_there",
+        f"{_STORIES}test_a_lost_delivery_is_repeated",
     ),
     212: ("tests/integration/test_sdk_security.py::test_an_sdk_with_tls",),
-    213: (f"{_PYTHON}test_broker_and_sdk_work_in_one_process",),
+    213: (f"{_STORIES}test_broker_and_sdk_work_in_one_process",),
 }
 """Tests in other folders that assert the same, or the rest of an item; `make conformance` runs them, too."""
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from aerobee_broker import server
 from aerobee_broker.cli import main
 from aerobee_broker.config import Address, AuthConfig, BrokerConfig, ListenConfig
 from aerobee_client import ConfigurationError, Credentials, ForbiddenError, Message, connect
-from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_client.testing import BrokerProcess
 from aerobee_proto import v2
 from aerobee_store.errors import ConfigError
 from tests.support.in_process_broker import in_process_broker
@@ -64,16 +64,9 @@ def accounts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory, accounts: Path) -> Iterator[BrokerProcess]:
+def broker_arguments(accounts: Path) -> Sequence[str]:
     """A broker with three accounts."""
-    with run_broker(tmp_path_factory.mktemp("aerobee"), ("--dev", "--accounts", str(accounts))) as running:
-        yield running
-
-
-@pytest.fixture
-async def channel(broker: BrokerProcess) -> AsyncIterator[Any]:
-    async with grpc.aio.insecure_channel(broker.endpoint) as channel:
-        yield channel
+    return ("--dev", "--accounts", str(accounts))
 
 
 async def test_an_account_is_limited_to_its_permissions(broker: BrokerProcess) -> None:

@@ -11,7 +11,7 @@ import random
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -19,8 +19,8 @@ import grpc
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 
-from aerobee_client import Message, connect
-from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_client import Message, blocking, connect
+from aerobee_client.testing import BrokerProcess
 from aerobee_proto import v2
 from aerobee_proto.pool import POOL
 from tests.support import seeds
@@ -40,30 +40,25 @@ Code = v2.Code
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all tests, without automatic creation; at the end it has logged no failure and stops cleanly."""
-    with run_broker(tmp_path_factory.mktemp("aerobee"), []) as running:
-        asyncio.run(_create(running.endpoint))
-        yield running
-        assert running.stop() == 0
-        log = running.log_text()
-        assert "Traceback" not in log, log[-6000:]
-        assert " ERROR " not in log, log[-6000:]
+def broker_arguments() -> Sequence[str]:
+    """A broker without automatic creation."""
+    return ()
 
 
-async def _create(endpoint: str) -> None:
-    async with connect(endpoint) as client:
+@pytest.fixture(scope="module", autouse=True)
+def created(broker: BrokerProcess) -> None:
+    """The topics and groups of all tests."""
+    with blocking.connect(broker.endpoint) as client:
         for topic in ("orders", "returns", "abandoned"):
-            await client.admin.create_topic(topic)
+            client.admin.create_topic(topic)
         for group in ("billing", "auditing"):
-            await client.admin.create_group(group)
+            client.admin.create_group(group)
 
 
 @pytest.fixture
-async def channel(broker: BrokerProcess) -> AsyncIterator[Any]:
+async def channel(channel: Any, broker: BrokerProcess) -> AsyncIterator[Any]:
     """A connection for one test; after the test, the broker must still work."""
-    async with grpc.aio.insecure_channel(broker.endpoint) as channel:
-        yield channel
+    yield channel
     await works(broker)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -18,24 +17,10 @@ from aerobee_client import (
     SimpleConsumer,
     connect,
 )
-from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_client.testing import BrokerProcess
 from tests.support.port_forwarder import forwarded_port
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for the tests of this module that do not stop it; each test has its own topics."""
-    with run_broker(tmp_path_factory.mktemp("aerobee")) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(broker: BrokerProcess) -> AsyncIterator[Client]:
-    """A client of that broker."""
-    async with connect(broker.endpoint) as connected:
-        yield connected
 
 
 async def receive_all(consumer: SimpleConsumer, count: int) -> list[ReceivedMessage]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +30,10 @@ from aerobee_client import (
 from aerobee_client.filters import Subscriptions
 from aerobee_client.limits.flow import FlowControl
 from aerobee_client.records import Frame, Records
-from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_client.testing import BrokerProcess
 from aerobee_proto import v2
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for the tests of this module; each test has its own topics."""
-    with run_broker(tmp_path_factory.mktemp("aerobee")) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(broker: BrokerProcess) -> AsyncIterator[Client]:
-    """A client of that broker."""
-    async with connect(broker.endpoint) as connected:
-        yield connected
 
 
 @pytest.fixture

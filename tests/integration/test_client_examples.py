@@ -6,24 +6,16 @@ import ast
 import asyncio
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from aerobee_client import Message, blocking, connect
-from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_client.testing import BrokerProcess
 from tests.typing import client_examples
 
 ROOT = Path(__file__).parents[2]
 _DEFAULT = "127.0.0.1:8081"
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    """One broker that creates topics on first use."""
-    with run_broker(memory=True) as running:
-        yield running
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,25 +20,11 @@ from aerobee_client import (
     new_message_id,
 )
 from aerobee_client.messages.compression import Compression
-from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_client.testing import run_broker
 from aerobee_proto import v2
 from aerobee_store.records.record import Record
 from tests.support.in_process_broker import in_process_broker
 from tests.support.scripted_broker import scripted_broker
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    """One broker for the tests of this module; each test has its own topics."""
-    with run_broker(memory=True) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(broker: BrokerProcess) -> AsyncIterator[Client]:
-    """A client of that broker."""
-    async with connect(broker.endpoint) as connected:
-        yield connected
 
 
 def messages(topic: str, count: int) -> list[Message]:

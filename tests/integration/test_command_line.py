@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -13,15 +12,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from aerobee_broker.cli import main
 from aerobee_client.testing import BrokerProcess, run_broker
+from tests.support.shell import Shell
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -36,56 +33,6 @@ def aerobee(*arguments: str, prefix: Sequence[str] = ()) -> subprocess.Completed
     """Run the command once as a process; `prefix` is the command that starts it."""
     command = [*prefix, sys.executable, "-m", "aerobee_broker", *arguments]
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
-
-
-class Shell:
-    """The command line with a broker. Commands run in this process, which saves starting one."""
-
-    def __init__(self, endpoint: str) -> None:
-        self.endpoint = endpoint
-
-    def run(self, *arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
-        """Exit code, standard output and standard error of one command."""
-        out, err = io.StringIO(), io.StringIO()
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-            patch.setenv("AEROBEE_ENDPOINT", self.endpoint)
-            patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-            code = main(arguments)
-        return code, out.getvalue(), err.getvalue()
-
-    def text(self, *arguments: str, stdin: bytes = b"") -> str:
-        """The output of a command that must succeed."""
-        code, out, err = self.run(*arguments, stdin=stdin)
-        assert (code, err) == (0, "")
-        return out
-
-    def json(self, *arguments: str) -> Any:
-        """The one JSON document that a command prints."""
-        return json.loads(self.text(*arguments, "--json"))
-
-    def lines(self, *arguments: str) -> list[dict[str, Any]]:
-        """The JSON objects that a command prints, one per line."""
-        return [json.loads(line) for line in self.text(*arguments, "--json").splitlines()]
-
-    def error(self, *arguments: str, code: int = 1) -> str:
-        """The one error line of a command that must fail with this exit code."""
-        found, out, err = self.run(*arguments)
-        assert (found, out) == (code, "")
-        (line,) = err.splitlines()
-        return line
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for the tests of this module that do not stop it; each test has its own topics."""
-    with run_broker(tmp_path_factory.mktemp("aerobee")) as running:
-        yield running
-
-
-@pytest.fixture
-def shell(broker: BrokerProcess) -> Shell:
-    """The command line of that broker."""
-    return Shell(broker.endpoint)
 
 
 class TestTopicsAndGroups:

@@ -7,7 +7,7 @@ import asyncio
 import io
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from aerobee_broker.cli import build_parser, main
 from aerobee_client import Message, connect
-from aerobee_client.testing import BrokerProcess, run_broker
-from tests.integration.test_command_line import Shell
+from aerobee_client.testing import BrokerProcess
+from tests.support.shell import Shell
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -200,12 +200,9 @@ def typed(endpoint: str, arguments: list[str], answer: str) -> tuple[int, str]:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    directory = tmp_path_factory.mktemp("aerobee")
-    config = directory / "aerobee.toml"
-    config.write_text("[delivery]\ninvisible_seconds_min = 0.1\n")
-    with run_broker(directory, ["--dev", "--config", str(config)]) as running:
-        yield running
+def broker_settings() -> Mapping[str, object]:
+    """Invisible times of a test."""
+    return {"delivery.invisible_seconds_min": 0.1}
 
 
 @pytest.mark.parametrize("command", LOSE)

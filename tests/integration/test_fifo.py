@@ -8,7 +8,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from aerobee_broker.config.delivery import DeliveryConfig
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import admin_v1, v2
+from tests.integration.conftest import StartProgram
 from tests.support.in_process_broker import InProcessBroker, in_process_broker
 from tests.support.official_sdks import PYTHON
 from tests.support.sdk_program import SdkProgram, send_until_taken, wait_all_messages, wait_group
@@ -453,15 +454,9 @@ def process(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture
-def start(tmp_path: Path, process: BrokerProcess) -> Iterator[Start]:
-    """Starts a program that uses the SDK; all end with the test."""
-    with ExitStack() as programs:
-
-        def begin(name: str, **options: Any) -> SdkProgram:
-            home = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
-            return programs.enter_context(PYTHON.program(name, home, endpoint=process.endpoint, **options))
-
-        yield begin
+def start(start_program: StartProgram, process: BrokerProcess) -> Start:
+    """Starts a program of the Python SDK by its name."""
+    return partial(start_program, PYTHON, endpoint=process.endpoint)
 
 
 def administer(process: BrokerProcess, *arguments: str) -> None:

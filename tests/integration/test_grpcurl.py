@@ -6,13 +6,13 @@ import base64
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_client.testing import BrokerProcess
 from tests.support.programs import GRPCURL, go_program
 
 pytestmark = [pytest.mark.sdk("grpcurl"), pytest.mark.timeout(400)]  # the first run builds grpcurl, for a minute or two
@@ -25,13 +25,6 @@ Grpcurl = Callable[..., subprocess.CompletedProcess[str]]
 def program() -> Path:
     """grpcurl, built once with Go."""
     return go_program(GRPCURL)
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker; each test has its own topic."""
-    with run_broker(tmp_path_factory.mktemp("aerobee")) as running:
-        yield running
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ import os
 import resource
 import socket
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,10 @@ import grpc
 import pytest
 
 from aerobee_client import ClientError, Message, connect
-from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_client.testing import BrokerProcess
 from aerobee_proto import v2
 from tests.support.hostile_clients import cpu_seconds, resident, works
+from tests.support.unharmed_broker import unharmed_broker
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -30,24 +30,6 @@ STREAMS = 100 if ROUNDS == 1 else 250  # of each kind per round
 CONNECTIONS = 300 if ROUNDS == 1 else 10_000
 GROWTH_MAX = 32 << 20  # bytes; between the first rounds and the last
 Code = v2.Code
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for nearly all tests."""
-    with unharmed_broker(tmp_path_factory.mktemp("aerobee")) as running:
-        yield running
-
-
-@contextmanager
-def unharmed_broker(directory: Path) -> Iterator[BrokerProcess]:
-    """A broker that must have logged no failure at the end, and stop cleanly."""
-    with run_broker(directory) as running:
-        yield running
-        assert running.stop() == 0
-        log = running.log_text()
-        assert "Traceback" not in log, log[-6000:]
-        assert " ERROR " not in log, log[-6000:]
 
 
 def greeted(broker: BrokerProcess) -> socket.socket:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -17,7 +16,7 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 from aerobee_client import Message, connect
-from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_client.testing import BrokerProcess
 from aerobee_proto import admin_v1, v2
 from aerobee_proto.pool import POOL
 from tests.support import seeds
@@ -33,16 +32,6 @@ SERVICES = ("apache.rocketmq.v2.Admin", "aerobee.v1.AdminService", "aerobee.v1.R
 NAMES = ("orders", "billing", "auditing", "invoices", "store.retention_hours", "delivery.receive_count_max", "INFO")
 METADATA = (("x-mq-client-id", "hostile@1@0@abc"), ("x-mq-language", "JAVA"))
 Code = v2.Code
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all tests; at the end it has logged no failure and stops cleanly."""
-    with run_broker(tmp_path_factory.mktemp("aerobee")) as running:
-        yield running
-        assert running.stop() == 0
-        log = running.log_text()
-        assert "Traceback" not in log, log[-6000:]
 
 
 async def answered(channel: Any, service: str, method: Any, request: bytes) -> list[Any]:

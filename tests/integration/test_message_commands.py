@@ -7,26 +7,13 @@ import pty
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 
 import pytest
 
-from aerobee_client.testing import BrokerProcess, run_broker
-from tests.integration.test_command_line import Shell
+from aerobee_client.testing import BrokerProcess
+from tests.support.shell import Shell
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker; each test has its own topics."""
-    with run_broker(tmp_path_factory.mktemp("aerobee"), ("--dev",)) as running:
-        yield running
-
-
-@pytest.fixture
-def shell(broker: BrokerProcess) -> Shell:
-    return Shell(broker.endpoint)
 
 
 class TestBrowsing:

@@ -40,16 +40,6 @@ def own_channel(broker: BrokerProcess) -> Any:
     return grpc.aio.insecure_channel(broker.endpoint, options=options)
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all tests; at the end it has logged no failure and stops cleanly."""
-    with run_broker(tmp_path_factory.mktemp("aerobee")) as running:
-        yield running
-        assert running.stop() == 0
-        log = running.log_text()
-        assert "Traceback" not in log, log[-6000:]
-
-
 class Memory:
     """The broker's peak memory since a moment, and its memory at that moment. Bytes."""
 

@@ -7,7 +7,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,26 +15,18 @@ from typing import Any
 import pytest
 
 from aerobee_client import Message, connect
-from aerobee_client.testing import BrokerProcess, run_broker
-from tests.integration.test_command_line import Shell
+from aerobee_client.testing import BrokerProcess
+from tests.support.shell import Shell
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all tests; each test has its own topics and groups."""
-    directory = tmp_path_factory.mktemp("aerobee")
-    config = directory / "aerobee.toml"
+def broker_arguments(tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
+    """Settings in a file: one queue a topic, invisible times of a test."""
+    config = tmp_path_factory.mktemp("config") / "aerobee.toml"
     config.write_text("[topics]\nqueue_count = 1\n[delivery]\ninvisible_seconds_min = 0.1\n")
-    with run_broker(directory, ["--dev", "--config", str(config)]) as running:
-        yield running
-
-
-@pytest.fixture
-def shell(broker: BrokerProcess) -> Shell:
-    """The command line of that broker."""
-    return Shell(broker.endpoint)
+    return ("--dev", "--config", str(config))
 
 
 def dead(shell: Shell, topic: str, group: str, *bodies: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -35,13 +35,12 @@ groups = ["billing-*"]
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+def broker_arguments(tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
     """A broker with an account of each role."""
     file: Path = tmp_path_factory.mktemp("accounts") / "accounts.toml"
     file.write_text(ACCOUNTS)
     file.chmod(0o600)
-    with run_broker(tmp_path_factory.mktemp("aerobee"), ("--dev", "--accounts", str(file))) as running:
-        yield running
+    return ("--dev", "--accounts", str(file))
 
 
 async def test_an_account_asks_who_it_is(broker: BrokerProcess) -> None:

@@ -23,7 +23,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from aerobee_client import Client, Message, connect
-from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_client.testing import BrokerProcess
 from tests.support import broker_process as replicating
 from tests.support.programs import program
 
@@ -176,13 +176,6 @@ class PrometheusProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all tests here: they only read, and share one topic."""
-    with run_broker(tmp_path_factory.mktemp("broker")) as process:
-        yield process
 
 
 @pytest.fixture

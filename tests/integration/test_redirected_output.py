@@ -17,9 +17,9 @@ import pytest
 
 from aerobee_broker.cli import build_parser, main
 from aerobee_client.testing import BrokerProcess, run_broker
-from tests.integration.test_command_line import Shell
 from tests.integration.test_operator_commands import connected, dead
 from tests.support import golden
+from tests.support.shell import Shell
 from tests.unit.broker.test_cli import commands
 
 pytestmark = pytest.mark.timeout(300)

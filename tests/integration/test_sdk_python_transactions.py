@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aerobee_client.testing import BrokerProcess, run_broker
+from tests.integration.conftest import StartProgram
 from tests.support.official_sdks import PYTHON
 from tests.support.sdk_program import Event, SdkProgram
 
@@ -20,34 +19,21 @@ pytestmark = PYTHON.mark
 
 Start = Callable[..., SdkProgram]
 TOPIC = "payments"
-CONFIG = """
-[transactions]
-timeout_seconds = 1.0
-check_interval_seconds = 1.0
-"""
+SETTINGS = {"transactions.timeout_seconds": 1.0, "transactions.check_interval_seconds": 1.0}
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     """A broker with short check intervals and a topic for transactions."""
-    config = tmp_path / "aerobee.toml"
-    config.write_text(CONFIG)
-    with run_broker(tmp_path, ("--dev", "--config", str(config))) as running:
-        command = [sys.executable, "-m", "aerobee_broker", "topic", "create", TOPIC, "--type", "TRANSACTION"]
-        subprocess.run([*command, "--endpoint", running.endpoint], check=True, capture_output=True, timeout=30)
+    with run_broker(tmp_path, settings=SETTINGS) as running:
+        running.create_topic(TOPIC, "transaction")
         yield running
 
 
 @pytest.fixture
-def start(tmp_path: Path, broker: BrokerProcess) -> Iterator[Start]:
-    """Starts a program from the folder sdk_python by its name; all end with the test."""
-    with ExitStack() as programs:
-
-        def begin(name: str, **options: Any) -> SdkProgram:
-            home = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
-            return programs.enter_context(PYTHON.program(name, home, endpoint=broker.endpoint, topic=TOPIC, **options))
-
-        yield begin
+def start(start_program: StartProgram, broker: BrokerProcess) -> Start:
+    """Starts a program by its name."""
+    return partial(start_program, PYTHON, endpoint=broker.endpoint, topic=TOPIC)
 
 
 def ask_until_taken(program: SdkProgram, do: str, **arguments: Any) -> Event:

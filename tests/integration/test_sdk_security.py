@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 from aerobee_broker.listening.certificates import development_certificate
 from aerobee_client.testing import BrokerProcess, run_broker
+from tests.integration.conftest import StartProgram
 from tests.support.official_sdks import GO, JAVA, NODE, PYTHON, OfficialSdk
 from tests.support.sdk_program import SdkProgram, bodies, wait_group
 
@@ -37,15 +38,9 @@ def sdk(request: pytest.FixtureRequest) -> OfficialSdk:
 
 
 @pytest.fixture
-def start(sdk: OfficialSdk, tmp_path: Path) -> Iterator[Start]:
-    """Starts a program by its name; all end with the test."""
-    with ExitStack() as programs:
-
-        def begin(name: str, endpoint: str, **options: Any) -> SdkProgram:
-            home = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
-            return programs.enter_context(sdk.program(name, home, endpoint=endpoint, **options))
-
-        yield begin
+def start(sdk: OfficialSdk, start_program: StartProgram) -> Start:
+    """Starts a program by its name."""
+    return partial(start_program, sdk)
 
 
 def round_trip(start: Start, broker: BrokerProcess, endpoint: str, topic: str, **options: Any) -> None:

@@ -9,22 +9,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from aerobee_client.testing import BrokerProcess, run_broker
-from tests.integration.test_command_line import Shell
+from aerobee_client.testing import BrokerProcess
+from tests.support.shell import Shell
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker; each test has its own topics."""
-    with run_broker(tmp_path_factory.mktemp("aerobee"), ("--dev",)) as running:
-        yield running
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -42,12 +42,10 @@ def replace(certificate: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> Iterator[BrokerProcess]:
+def broker_arguments(certificate: Path) -> Sequence[str]:
     """A broker that listens with and without TLS."""
     files = ("--tls-cert", str(certificate), "--tls-key", str(certificate.with_suffix(".key")))
-    arguments = ("--dev", "--listen-tls", "127.0.0.1:0", *files)
-    with run_broker(tmp_path_factory.mktemp("aerobee"), arguments) as running:
-        yield running
+    return ("--dev", "--listen-tls", "127.0.0.1:0", *files)
 
 
 def endpoint(broker: BrokerProcess) -> str:

@@ -3,7 +3,7 @@
 //
 // `failures`: the listener fails with that many first attempts of each message, the first of them by throwing.
 // `failing_calls`: body -> how many calls for that message fail, whatever the attempt.
-// `milliseconds`: how long it works on a message.
+// `seconds`: how long it works on a message.
 'use strict';
 
 const { ConsumeResult, PushConsumer } = require('rocketmq-client-nodejs');
@@ -29,7 +29,7 @@ class ObservedPushConsumer extends PushConsumer {
 const bodies = new Map();
 
 async function main() {
-  const { group, failures = 0, failing_calls: failingCalls = {}, milliseconds = 0 } = options;
+  const { group, failures = 0, failing_calls: failingCalls = {}, seconds: workSeconds = 0 } = options;
   const consumer = new ObservedPushConsumer({
     ...connection(),
     consumerGroup: group,
@@ -38,7 +38,7 @@ async function main() {
       async consume(message) {
         say('message', told(message));
         bodies.set(message.messageId, message.body.toString());
-        await new Promise((resolve) => setTimeout(resolve, milliseconds));
+        await new Promise((resolve) => setTimeout(resolve, workSeconds * 1000));
         const body = message.body.toString();
         if (failingCalls[body] > 0) {
           failingCalls[body] -= 1;
