@@ -135,6 +135,13 @@ def heartbeat(groups: int, number: int = 0) -> bytes:
     return encode(_request(Request.HEART_BEAT, {}, _json({"clientID": f"c{number}", "producerDataSet": found})))
 
 
+def heartbeat_of_consumer(group: str, client_id: str) -> bytes:
+    """A heartbeat of a consumer, which joins the group."""
+    return encode(
+        _request(Request.HEART_BEAT, {}, _json({"clientID": client_id, "consumerDataSet": [{"groupName": group}]}))
+    )
+
+
 def put_value(number: int, size: int) -> bytes:
     """A value of a name server."""
     fields = {"namespace": "n", "key": f"k{number}", "value": "v" * size}
@@ -319,6 +326,11 @@ def _groups(number: int) -> Iterator[bytes]:
     yield heartbeat(1000, number)
 
 
+def _members(number: int) -> Iterator[bytes]:
+    """Consumers of the same groups: all of them are told of each one that joins or leaves."""
+    yield b"".join(heartbeat_of_consumer(f"g{group}", f"c{number}") for group in range(10))
+
+
 def _settings_and_calls(_: int) -> Iterator[bytes]:
     yield GREETING
     yield from split(open_calls(9_501, SEND))
@@ -491,6 +503,7 @@ NAMED: Final[tuple[Attack, ...]] = (
     Attack("halves of TLS handshakes", 1_500, _half_tls, stays_seconds=2),
     Attack("values of a name server", 4, _values, reads=True, stays_seconds=2),
     Attack("producer groups", 100, _groups, reads=True),
+    Attack("consumers that join and leave", 1_000, _members, reads=True),
     Attack("settings of many open calls", 1, _settings_and_calls),
     Attack("many settings", 4, _many_settings),
     Attack("long Huffman strings", 2, _huffman),

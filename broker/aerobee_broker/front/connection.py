@@ -142,8 +142,8 @@ class Connection(asyncio.Protocol):
     def _work(self, until: float) -> bool:
         """Handle events and input until this time of `time.monotonic`; return whether some are left for a turn."""
         core, events = self.core, self._events
-        if self._transport is None and not core.ended:
-            events.extend(core.abandon())
+        if self._transport is None:
+            core.abandon()
         while True:
             while events:
                 self._handle(events.popleft())
@@ -230,12 +230,11 @@ class Connection(asyncio.Protocol):
         self._open_connections.discard(self)
         if self._unsent:
             self._count_unsent(0)
-        self.unsent.connection_lost()
+        self.unsent.connection_lost(self.turns)
         if self._events or self.core.streams:
             # To end its calls. There may be thousands, and other connections may end with it. First: it frees memory.
             self._wait_for_turn(is_first=True)
         else:
-            self.core.abandon()
             self.holdings.close()
 
     def flush_soon(self) -> None:
@@ -245,8 +244,9 @@ class Connection(asyncio.Protocol):
             self.loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write the pending output of the HTTP/2 core."""
+        """Write the pending output of the HTTP/2 core, as much as a step of the loop has time for."""
         self._flushing = False
+        until = 0.0
         transport = self._transport
         core = self.core
         if transport is None or self._paused or transport.is_closing():
@@ -265,6 +265,11 @@ class Connection(asyncio.Protocol):
                     cast(Call, stream.call).drained()
             if transport.get_write_buffer_size() > _WRITE_BUFFER:
                 break  # until resume_writing
+            now = monotonic()
+            until = until or now + TURN_SECONDS
+            if now > until and core.has_output:
+                self.flush_soon()
+                return
         unsent = core.pending_size
         if unsent >= _COUNTED_SIZE or self._unsent:
             self._count_unsent(unsent if unsent >= _COUNTED_SIZE else 0)

@@ -22,6 +22,7 @@ our frames are free, because clients use them to measure bandwidth and return wi
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections import deque
 from collections.abc import Callable
@@ -60,6 +61,7 @@ _SHUTDOWN_PING: Final = b"goodbye!"
 _STALL_PROGRESS_MIN: Final = 1024  # bytes of a stream that must be transferred between two checks for a stall
 _STREAMS_PER_CHEAP: Final = 100  # a setting that affects every stream costs accordingly
 _FREE_PER_FRAME: Final = 4  # free frames granted for each frame that the broker sends
+_STREAMS_AT_ONCE: Final = 256  # of whose answers one `take_output` has a part: a millisecond
 _EVENTS_AT_ONCE: Final = 16  # events of one `receive`: the layer above looks at its clock in between
 _FRAMES_AT_ONCE: Final = 16  # frames of one `receive` between two looks at the clock
 _RECEIVE_SECONDS: Final = 0.002  # of one `receive` that has no event
@@ -150,8 +152,8 @@ class StreamEnded:
 
 
 class ConnectionEnded:
-    """No more input is read. The remaining output, which gives the reason, must still be written. All streams are
-    closed."""
+    """No more input is read. The remaining output, which gives the reason, must still be written. The streams end in
+    the following events."""
 
     __slots__ = ("bound", "code", "text")
 
@@ -247,7 +249,7 @@ class Http2Connection:
         See `has_input`.
         """
         if self.ended:
-            return []
+            return self._end_streams()
         position = self._at
         if self._input:
             if data:
@@ -255,20 +257,16 @@ class Http2Connection:
                 position = 0
             else:
                 data = self._input
-        is_valid = False
         try:
             position = self._received(data, position)
-            is_valid = True
         except _ConnectionError as error:
             self._end(error.code, str(error), error.bound)
         except HeaderBlockError as error:
             bound = "header_size_max" if error.code is ErrorCode.ENHANCE_YOUR_CALM else ""
             self._end(error.code, str(error), bound)
-        if not is_valid:
-            self._input, self._at, self.has_input = b"", 0, False
-        elif self.has_input:
+        if self.has_input and not self.ended:
             self._input, self._at = data, position
-        else:
+        elif not self.ended:
             self._input, self._at = data[position:] if position < len(data) else b"", 0
         events, self._events = self._events, []
         return events
@@ -373,14 +371,19 @@ class Http2Connection:
         if not self.ended:
             self.ended = True
             self._output.append(frames.goaway(self._last_stream_id, code, text))
-            self._forget_all()
             self._events.append(ConnectionEnded(code, text, bound))
+            self._forget_input()
 
-    def _forget_all(self) -> None:
-        for stream in list(self.streams.values()):
+    def _forget_input(self) -> None:
+        self._input, self._at, self.has_input = b"", 0, bool(self.streams)
+
+    def _end_streams(self) -> list[Event]:
+        """The connection has ended: some of its streams end with it, the others in the next call."""
+        found = list(itertools.islice(self.streams.values(), _EVENTS_AT_ONCE))
+        for stream in found:
             self._drop(stream)
-            self._events.append(StreamEnded(stream, ErrorCode.CANCEL))
-        self._input, self._at, self.has_input = b"", 0, False
+        self.has_input = bool(self.streams)
+        return [StreamEnded(stream, ErrorCode.CANCEL) for stream in found]
 
     def _spend(self) -> None:
         """Count a cheap frame."""
@@ -837,28 +840,24 @@ class Http2Connection:
                 stream.stall_received = -1
         return found
 
-    def end(self, code: ErrorCode, text: str) -> list[Event]:
-        """End the connection from this side."""
-        self._end(code, text)
-        events, self._events = self._events, []
-        return events
-
-    def abandon(self) -> list[Event]:
-        """The connection is lost: end every stream and write nothing."""
+    def abandon(self) -> None:
+        """The connection is lost: write nothing more. `receive` ends the streams, some at a time."""
         self.ended = True
-        self._forget_all()
+        self._forget_input()
         self._output.clear()
-        events, self._events = self._events, []
-        return events
 
     def take_output(self) -> list[bytes | memoryview]:
-        """The buffers to write now, in order."""
-        if self._ready:
+        """Buffers to write now, in order; `has_output` tells whether there are more."""
+        left = _STREAMS_AT_ONCE
+        if len(self._ready) <= left:
             ready, self._ready = self._ready, {}
-            for stream in ready.values():
-                self._pump(stream)
-        while self._starved and self._send_window > 0:
+        else:
+            ready = {number: self._ready.pop(number) for number in tuple(itertools.islice(self._ready, left))}
+        for stream in ready.values():
+            self._pump(stream)
+        while self._starved and self._send_window > 0 and left:
             self._pump(self._starved.pop(next(iter(self._starved))))
+            left -= 1
         output, self._output = self._output, []
         return output
 

@@ -16,7 +16,7 @@ import socket
 import ssl
 import stat
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -81,6 +81,7 @@ class Front:
         self._sockets: dict[Path, int] = {}  # Unix sockets of this front, and their inodes
         self._silent: dict[socket.socket, int] = {}  # accepted connections without a byte yet: their age in ticks
         self._first_connection: Callable[[], None] | None = first_connection
+        self._is_ticking = False
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
 
     async def start(self) -> None:
@@ -257,8 +258,9 @@ class Front:
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
         self._counters.connections = self._count()
-        for connection in tuple(self._connections):
-            connection.tick()
+        if not self._is_ticking:
+            self._is_ticking = True
+            self._turns.each(self._ticks(), lambda _: None)
         for undecided in tuple(self._deciding):
             undecided.ticks += 1
             if undecided.ticks > self._config.handshake_seconds:
@@ -270,6 +272,13 @@ class Front:
                 self._counters.refused["handshake_seconds"] += 1
                 self._forget_silent(accepted)
                 accepted.close()
+
+    def _ticks(self) -> Iterator[None]:
+        """There may be tens of thousands of connections."""
+        for connection in tuple(self._connections):
+            connection.tick()
+            yield
+        self._is_ticking = False
 
     @property
     def connection_count(self) -> int:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from aerobee_broker.limits.input_turns import InputTurns
+
 _TURNS: Final = 3  # of the event loop, in which what was written leaves if the system takes it
 _CHECK_SECONDS: Final = 0.05
 
@@ -40,11 +42,10 @@ class UnsentAnswers:
         else:
             self._check_again(turns)
 
-    def connection_lost(self) -> None:
-        """Call for every answer that has not left."""
+    def connection_lost(self, turns: InputTurns) -> None:
+        """Call for every answer that has not left; there may be thousands."""
         if self._check_handle is not None:
             self._check_handle.cancel()
             self._check_handle = None
         lost, self._lost = self._lost, []
-        for call in lost:
-            call()
+        turns.each(lost, lambda call: call())

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from aerobee_broker.errors import TooManyRequestsError
+from aerobee_broker.limits.wakes import Wakes
 
 
 class Total(Protocol):
@@ -50,7 +51,8 @@ _UNSHARED: Final = _Unshared()
 class _Waiter(Struct, eq=False):
     size: int
     owners: Sequence[str]
-    granted: asyncio.Future[None]
+    granted: asyncio.Future[bool]
+    has_bytes: bool = False
 
 
 class ByteBudget:
@@ -66,6 +68,7 @@ class ByteBudget:
         "_of_total",
         "_owners",
         "_total",
+        "_wakes",
         "_what",
         "owner_max",
         "refused",
@@ -86,6 +89,7 @@ class ByteBudget:
         self._owners: dict[str, int] = {}
         self._of_owner: dict[str, deque[_Waiter]] = {}  # calls that wait for bytes of this owner
         self._of_total: deque[_Waiter] = deque()  # calls that wait for bytes of the total
+        self._wakes = Wakes()
 
     def used_by(self, owner: str) -> int:
         return self._owners.get(owner, 0)
@@ -129,7 +133,7 @@ class ByteBudget:
             async with asyncio.timeout(seconds):
                 await waiter.granted
         except BaseException as error:
-            if waiter.granted.done() and not waiter.granted.cancelled():
+            if waiter.has_bytes:
                 self.give(size, owners)  # granted in the same moment
             else:
                 waiter.granted.cancel()
@@ -184,7 +188,8 @@ class ByteBudget:
             self._total.waits(self)
         else:
             self._add(waiter.size, waiter.owners)
-            waiter.granted.set_result(None)
+            waiter.has_bytes = True
+            self._wakes.resolve(waiter.granted, True)
 
     def _advance(self, owners: Sequence[str]) -> None:
         """Serve calls after bytes were freed: first those that wait for the total, then those of these owners."""

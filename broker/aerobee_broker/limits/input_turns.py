@@ -1,22 +1,24 @@
-"""Turns of the event loop for the input of connections: a step ends by its clock, not by its input.
+"""Turns of the event loop for the work of connections: a step ends by its clock, not by its input.
 
 A connection that has received bytes works on them for `TURN_SECONDS`. What is left waits in line behind the other
-connections. All turns of one step of the loop together take little more than `_STEP_SECONDS`: then the loop serves its
-timers, handlers and sockets before the next turn begins. A turn costs two looks at a clock as long as there is no line.
+connections, and so does all else that has as many parts as a client likes: see `InputTurns.each`. All turns of one step
+of the loop together take little more than `_STEP_SECONDS`: then the loop serves its timers, handlers and sockets before
+the next turn begins. A turn costs two looks at a clock as long as there is no line.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import monotonic
-from typing import Final
+from typing import Final, TypeVar
 
 TURN_SECONDS: Final = 0.004
 _STEP_SECONDS: Final = 0.008
 _TASK_SECONDS: Final = 0.0001  # of processor that a started task takes in its first step
 
+_Item = TypeVar("_Item")
 GoesOn = Callable[[float], bool]
 """Continues the work of a connection until this time of `time.monotonic`; returns whether more is left."""
 
@@ -65,6 +67,23 @@ class InputTurns:
             self.is_full = True
             self._loop.call_soon(self._serve)
 
+    def each(self, items: Iterable[_Item], act: Callable[[_Item], object]) -> None:
+        """Do something for each of these items, of which there may be any number. It begins in this step of the loop,
+        and goes on in later turns. `act` must not raise."""
+        left = iter(items)
+
+        def goes_on(until: float) -> bool:
+            for item in left:
+                act(item)
+                if monotonic() > until:
+                    return True
+            return False
+
+        began = monotonic()
+        if self.is_full or goes_on(began + TURN_SECONDS):
+            self.wait(goes_on)
+        self.spent(began)
+
     async def next(self, seconds: float) -> None:
         """Return when a step of the loop has time for this much work of a task that has done a piece of its work."""
         turn: asyncio.Future[None] = self._loop.create_future()
@@ -86,13 +105,15 @@ class InputTurns:
         line = self._line
         began = now = monotonic()
         self._owed = 0.0
-        while line and now - began + self._owed < _STEP_SECONDS:
-            goes_on = line.popleft()
-            if goes_on(now + TURN_SECONDS):
-                line.append(goes_on)
-            now = monotonic()
-        if line:
-            self._loop.call_soon(self._serve)
-        else:
-            self.is_full = False
-            self._spent = self._owed = 0.0
+        try:
+            while line and now - began + self._owed < _STEP_SECONDS:
+                goes_on = line.popleft()
+                if goes_on(now + TURN_SECONDS):
+                    line.append(goes_on)
+                now = monotonic()
+        finally:  # an error ends the work of one connection, and not that of the others
+            if line:
+                self._loop.call_soon(self._serve)
+            else:
+                self.is_full = False
+                self._spent = self._owed = 0.0

@@ -132,6 +132,7 @@ class RouteTables:
         self._topics_of: dict[str, dict[str, QueueData]] = {}  # by broker name, then by topic
         self._read_only: set[str] = set()  # broker names whose topics a slave has registered in place of its master
         self._live: dict[tuple[str, str], _Live] = {}  # by cluster and address
+        self._of_connection: dict[str, set[tuple[str, str]]] = {}  # those that it has registered; some may have left
         self._wiped: set[str] = set()  # broker names
         self.revision = 0
         """Increases with every change that a snapshot would contain."""
@@ -164,6 +165,7 @@ class RouteTables:
             ha_address=wanted.ha_address,
             grpc=wanted.grpc,
         )
+        self._of_connection.setdefault(wanted.connection, set()).add(key)
         is_lowest = wanted.broker_id == min(broker.addresses)
         if wanted.broker_id == MASTER_ID or (wanted.acting_master is not None and is_lowest):
             self._take_topics(wanted, is_changed=known is None or known.version != wanted.version)
@@ -244,7 +246,8 @@ class RouteTables:
 
     def connection_closed(self, connection: str) -> list[str]:
         """Remove the registrations of this connection; returns the addresses."""
-        return [self._remove(key) for key, live in list(self._live.items()) if live.connection == connection]
+        keys = self._of_connection.pop(connection, ())
+        return [self._remove(key) for key in keys if key in self._live and self._live[key].connection == connection]
 
     def expire(self) -> list[str]:
         """Remove brokers that were silent for longer than their timeout; returns the addresses."""

@@ -10,11 +10,12 @@ Locks are in memory and expire: after a restart consumers lock again.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from aerobee_broker.config import Settings
+from aerobee_broker.limits.input_turns import InputTurns
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection
 from aerobee_broker.remoting_wire.errors import RemotingError
@@ -86,6 +87,8 @@ class RemotingClients:
         self._producers: dict[str, dict[str, Member]] = {}
         self._registered: dict[Connection, dict[tuple[str, str], int]] = {}  # groups and clients, with bytes; some gone
         self._registered_count = 0
+        self._changed: dict[str, None] = {}  # groups whose consumers are to be notified
+        self._is_notifying = False
         self._locks: dict[tuple[str, str, str, int], tuple[str, float]] = {}
         self._owners: dict[str, str] = {}  # client id -> access key
         self._owned: dict[str, OrderedDict[str, float]] = {}  # access key -> client id -> when seen
@@ -197,14 +200,16 @@ class RemotingClients:
         """Remove all clients of this connection."""
         registered = self._registered.pop(connection, ())
         self._registered_count -= len(registered)
-        for group, client_id in registered:
-            found = self._producers.get(group, {}).get(client_id)
-            if found is not None and found.connection is connection:
-                self._remove_producer(group, client_id)
-            consumers = self._consumers.get(group)
-            found = None if consumers is None else consumers.members.get(client_id)
-            if found is not None and found.connection is connection:
-                self._remove_consumer(group, client_id)
+        connection.turns.each(registered, lambda key: self._remove_of(connection, *key))
+
+    def _remove_of(self, connection: Connection, group: str, client_id: str) -> None:
+        found = self._producers.get(group, {}).get(client_id)
+        if found is not None and found.connection is connection:
+            self._remove_producer(group, client_id)
+        consumers = self._consumers.get(group)
+        found = None if consumers is None else consumers.members.get(client_id)
+        if found is not None and found.connection is connection:
+            self._remove_consumer(group, client_id)
 
     def expire(self) -> None:
         """Remove clients that were silent for too long."""
@@ -299,7 +304,7 @@ class RemotingClients:
         )
         consumers.subscriptions = subscriptions
         if joined or changed:
-            self._notify(group, consumers)
+            self._notify(group, found.connection.turns)
 
     def _note(self, group: str, found: Member, size: int = 0) -> None:
         """Note what the end of the connection removes, and charge it. RemotingError if it registers too much."""
@@ -319,10 +324,26 @@ class RemotingClients:
         self._registered_count += 1
         found.connection.holdings.add("registered", size + _MEMBER_SIZE)
 
-    def _notify(self, group: str, consumers: Consumers) -> None:
-        """Notify all consumers of the group of a change, so that each chooses its queues again."""
-        for found in consumers.members.values():
-            found.connection.notify(Command(Request.NOTIFY_CONSUMER_IDS_CHANGED, fields={"consumerGroup": group}))
+    def _notify(self, group: str, turns: InputTurns) -> None:
+        """Notify all consumers of the group of a change, so that each chooses its queues again.
+
+        A group may have thousands, of which each one that joins or leaves is a change: what changes while they are
+        notified makes one more notification, and a connection gets one for all of its clients.
+        """
+        self._changed[group] = None
+        if not self._is_notifying:
+            self._is_notifying = True
+            turns.each(self._notifications(), lambda _: None)
+
+    def _notifications(self) -> Iterator[bool]:
+        while self._changed:
+            group = next(iter(self._changed))
+            del self._changed[group]
+            consumers = self._consumers.get(group)
+            members = () if consumers is None else consumers.members.values()
+            for connection in tuple(dict.fromkeys(found.connection for found in members)):
+                yield connection.notify(Command(Request.NOTIFY_CONSUMER_IDS_CHANGED, fields={"consumerGroup": group}))
+        self._is_notifying = False
 
     def _remove_producer(self, group: str, client_id: str) -> None:
         members = self._producers.get(group)
@@ -334,7 +355,7 @@ class RemotingClients:
         if consumers is None or consumers.members.pop(client_id, None) is None:
             return
         if consumers.members:
-            self._notify(group, consumers)
+            self._notify(group, next(iter(consumers.members.values())).connection.turns)
         else:
             del self._consumers[group]
 

@@ -165,7 +165,7 @@ class Connection(asyncio.Protocol):
         self._reader = FrameReader()
         self.holdings.close()
         self._writable.set()
-        self._unsent.connection_lost()
+        self._unsent.connection_lost(self._server.turns)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         for asked in self._asked.values():
@@ -195,6 +195,11 @@ class Connection(asyncio.Protocol):
         share = Share(self._server.ledger.answers, (self.key,))
         await share.take(size, _MEMORY_CHECK_SECONDS)
         return share
+
+    @property
+    def turns(self) -> InputTurns:
+        """For work on behalf of this connection that has many parts."""
+        return self._server.turns
 
     async def next_turn(self, seconds: float) -> None:
         """Between two pieces of a request's work: return when there is time for one of this many seconds."""

@@ -12,6 +12,8 @@ from aerobee_broker.counters.front_counters import FrontCounters
 from aerobee_broker.front import frames
 from aerobee_broker.front.methods import Context, ServerStream
 from aerobee_broker.front.sockets import Front
+from aerobee_broker.limits import input_turns
+from aerobee_broker.limits.byte_budget import ByteBudget
 from aerobee_broker.limits.input_turns import InputTurns
 from aerobee_broker.limits.wakes import AT_ONCE, Gate, Wakes
 from tests.support.http2_attacker import block, headers, message
@@ -128,3 +130,87 @@ async def test_pieces_of_work_of_many_tasks_share_the_steps() -> None:
         steps.append(begun - before)
     assert max(steps) <= 5
     await asyncio.gather(*tasks)
+
+
+async def test_work_with_many_parts_takes_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand parts of a millisecond: a step has some of them, all are done in order, and others go on between."""
+    now = 0.0
+    monkeypatch.setattr(input_turns, "monotonic", lambda: now)
+    turns, done = InputTurns(asyncio.get_running_loop()), list[int]()
+
+    def act(number: int) -> None:
+        nonlocal now
+        now += 0.001
+        done.append(number)
+
+    turns.each(range(500), act)
+    turns.each(range(500, 1000), act)
+    steps = [len(done)]
+    while len(done) < 1000:
+        before = len(done)
+        await asyncio.sleep(0)
+        steps.append(len(done) - before)
+    assert steps[0] > 0, "it begins at once"
+    assert max(steps) <= 16
+    assert [number for number in done if number < 500] == list(range(500))
+    assert [number for number in done if number >= 500] == list(range(500, 1000))
+    assert done != sorted(done), "in turns"
+
+
+async def test_an_error_of_one_ends_its_work_only() -> None:
+    """What waits behind it goes on."""
+    loop = asyncio.get_running_loop()
+    errors: list[object] = []
+    loop.set_exception_handler(lambda _, context: errors.append(context.get("exception")))
+    turns, done = InputTurns(loop), asyncio.Event()
+
+    def fails(_: float) -> bool:
+        raise ValueError("a bug")
+
+    def goes_on(_: float) -> bool:
+        done.set()
+        return False
+
+    turns.wait(fails)
+    turns.wait(goes_on)
+    async with asyncio.timeout(30):
+        await done.wait()
+    assert [type(error) for error in errors] == [ValueError]
+
+
+async def test_calls_that_wait_for_bytes_go_on_some_at_a_time() -> None:
+    """Thousands may wait for one byte each, which one large request gives back."""
+    budget = ByteBudget("requests in progress", total_max=1000, owner_max=1000)
+    budget.take_now(1000, ("large",))
+    done = 0
+
+    async def work() -> None:
+        nonlocal done
+        await budget.take(1, ("small",), seconds=60)
+        done += 1
+
+    tasks = [asyncio.create_task(work()) for _ in range(500)]
+    await asyncio.sleep(0)
+    budget.give(1000, ("large",))
+    steps = []
+    while done < len(tasks):
+        before = done
+        await asyncio.sleep(0)
+        steps.append(done - before)
+    assert max(steps) <= AT_ONCE
+    assert budget.used == 500
+    await asyncio.gather(*tasks)
+
+
+async def test_a_call_that_ends_before_it_gets_its_bytes_returns_them() -> None:
+    """It was granted, and cancelled in the steps before it would go on."""
+    budget = ByteBudget("requests in progress", total_max=1000, owner_max=1000)
+    budget.take_now(1000, ("large",))
+    tasks = [asyncio.create_task(budget.take(1, ("small",), seconds=60)) for _ in range(2 * AT_ONCE)]
+    await asyncio.sleep(0)
+    budget.give(1000, ("large",))
+    assert budget.used == len(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert budget.used == 0

@@ -13,6 +13,7 @@ from aerobee_broker.front.http2 import (
     CONNECTION_WINDOW,
     FRAME_SIZE_MAX,
     STREAM_WINDOW,
+    ConnectionEnded,
     DataReceived,
     Http2Connection,
     RequestReceived,
@@ -54,6 +55,42 @@ def test_a_request_and_its_answer() -> None:
         (frames.HEADERS, frames.END_HEADERS | frames.END_STREAM),
     ]
     assert core.streams == {}
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_the_streams_of_a_connection_end_some_at_a_time(is_lost: bool) -> None:
+    """There may be ten thousand; each ends once, also when the client's error ended the connection."""
+    core = greeted()
+    streams = [opened(core, 1 + 2 * number) for number in range(100)]
+    if is_lost:
+        core.abandon()
+    else:
+        assert [type(event) for event in core.receive(data(0, b"x"))] == [ConnectionEnded]
+    found: list[Stream] = []
+    while core.has_input:
+        events = core.receive(b"")
+        assert 0 < len(events) <= 16
+        found += [event.stream for event in events if isinstance(event, StreamEnded)]
+    assert found == streams
+    assert core.is_over
+    assert core.receive(b"more") == []
+
+
+def test_answers_that_a_window_sets_free_are_written_some_at_a_time() -> None:
+    """A client opens the windows of a thousand streams with one frame."""
+    core = greeted()
+    received(core, frames.settings({Setting.INITIAL_WINDOW_SIZE: 0}))
+    for number in range(1000):
+        core.respond(opened(core, 1 + 2 * number), BLOCK, b"answer", TRAILERS)
+    core.take_output()
+    assert core.pending_size == 6000
+    received(core, frames.settings({Setting.INITIAL_WINDOW_SIZE: 100}))
+    sizes = []
+    while core.has_output:
+        core.take_output()
+        sizes.append(core.pending_size)
+    assert len(sizes) >= 4
+    assert sizes[-1] == 0
 
 
 def test_an_answer_before_the_request_has_ended_resets_it() -> None:

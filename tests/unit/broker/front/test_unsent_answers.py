@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from aerobee_broker.front.unsent_answers import UnsentAnswers
+from aerobee_broker.limits.input_turns import InputTurns
 
 
 async def _turns() -> None:
@@ -21,8 +22,8 @@ async def test_an_answer_that_has_not_left_is_given_back_once() -> None:
         answers.add(lambda name=name: lost.append(name))  # type: ignore[misc]
     await _turns()
     assert lost == []
-    answers.connection_lost()
-    answers.connection_lost()
+    answers.connection_lost(InputTurns(asyncio.get_running_loop()))
+    answers.connection_lost(InputTurns(asyncio.get_running_loop()))
     assert lost == ["first", "second"]
 
 
@@ -32,7 +33,7 @@ async def test_an_answer_that_has_left_is_not_given_back() -> None:
     answers = UnsentAnswers(lambda: True)
     answers.add(lambda: lost.append("sent"))
     await _turns()
-    answers.connection_lost()
+    answers.connection_lost(InputTurns(asyncio.get_running_loop()))
     assert lost == []
 
 
@@ -49,5 +50,5 @@ async def test_a_slow_connection_is_looked_at_again() -> None:
             await asyncio.sleep(0.001)
     is_sent = False
     answers.add(lambda: lost.append("next"))
-    answers.connection_lost()
+    answers.connection_lost(InputTurns(asyncio.get_running_loop()))
     assert lost == ["next"]
