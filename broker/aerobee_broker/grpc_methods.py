@@ -14,7 +14,7 @@ from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.administration.accounts import AccountAdministration
 from aerobee_broker.processors.administration.accumulation import Accumulation
 from aerobee_broker.processors.administration.browse import MessageBrowser
-from aerobee_broker.processors.administration.clients import ClientAdministration
+from aerobee_broker.processors.administration.clients import ClientAdministration, OtherClients
 from aerobee_broker.processors.administration.configuration import ConfigurationAdministration
 from aerobee_broker.processors.administration.dead_letters import DeadLetterAdministration
 from aerobee_broker.processors.administration.groups import GroupAdministration
@@ -40,6 +40,7 @@ from aerobee_broker.processors.route import RouteProcessor
 from aerobee_broker.processors.sending.send import SendProcessor
 from aerobee_broker.processors.telemetry import TelemetryProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
+from aerobee_broker.remoting.connected import ConnectedRemoting
 from aerobee_broker.remoting.service import RemotingService
 from aerobee_broker.services import admin_service, aerobee_admin_service, messaging_service, record_service
 from aerobee_broker.services.admin_service import AdminService
@@ -51,6 +52,7 @@ from aerobee_broker.services.standard_services import health_methods, reflection
 from aerobee_broker.tables.deleted_letters import DeletedLetters
 from aerobee_broker.tables.operations import Operations
 from aerobee_broker.tables.runtime_settings import RuntimeSettings
+from aerobee_broker.timer.level_listing import AllWaiting
 from aerobee_broker.watching.watch import Watch
 from aerobee_proto import admin_v1
 
@@ -75,20 +77,31 @@ def grpc_methods(
     operations: Operations,
     leaving: Gate,
     draining: Gate,
+    hang_up: Callable[[tuple[str, int]], None],
 ) -> dict[str, Method]:
     """All methods by path. Requests of operators over remoting get the same processors.
 
     `leaving` ends streams of health, and removes the broker from routes; `draining` ends streams of reflection,
-    records and tails.
+    records and tails. `hang_up` ends the connection from an address once its calls are answered.
     """
     route = RouteProcessor(parts.settings, parts.tables, listening, cluster, leaving)
     send = SendProcessor(
         parts.settings, parts.store, parts.admission, parts.counters, parts.clock, parts.transactions, parts.timer
     )
     administration = _administration(
-        parts, route, send, runtime_settings, listening, replication, watch, operations, draining
+        parts,
+        route,
+        send,
+        runtime_settings,
+        listening,
+        replication,
+        watch,
+        operations,
+        draining,
+        ConnectedRemoting(remoting.clients, parts.clock),
+        hang_up,
     )
-    remoting.administer(administration.topics, administration.groups, runtime_settings, parts.broker_stats)
+    remoting.administer(administration.topics, administration.groups, runtime_settings, parts.broker_stats, operations)
     admin = AdminService(
         accounts=parts.accounts,
         counters=parts.counters,
@@ -96,12 +109,11 @@ def grpc_methods(
         administration=administration,
         query=QueryProcessor(parts.store, parts.tables, parts.deliveries),
         operations=operations,
-        clock=parts.clock,
     )
     return {
         **MessagingService(parts, limits, _messaging_processors(parts, route, send)).methods(),
         **admin.methods(),
-        **aerobee_admin_methods(administration, parts.counters, limits, parts.accounts, operations, parts.clock),
+        **aerobee_admin_methods(administration, parts.counters, limits, parts.accounts, operations),
         **_record_service(parts, limits, draining).methods(),
         **health_methods(SERVICES, leaving),
         **reflection_methods(SERVICES, draining),
@@ -134,6 +146,8 @@ def _administration(
     watch: Watch,
     operations: Operations,
     draining: Gate,
+    others: OtherClients,
+    hang_up: Callable[[tuple[str, int]], None],
 ) -> Administration:
     config, clock, store, tables = parts.settings.current, parts.clock, parts.store, parts.tables
     clients, deliveries = parts.clients, parts.deliveries
@@ -153,7 +167,14 @@ def _administration(
             clock=clock,
         ),
         clients=ClientAdministration(
-            config=config, store=store, tables=tables, clients=clients, deliveries=deliveries, clock=clock
+            config=config,
+            store=store,
+            tables=tables,
+            clients=clients,
+            deliveries=deliveries,
+            clock=clock,
+            others=others,
+            hang_up=hang_up,
         ),
         accumulation=accumulation,
         accounts=AccountAdministration(parts.accounts),
@@ -175,6 +196,7 @@ def _administration(
             deliveries=deliveries,
             broker_stats=parts.broker_stats,
             deleted_letters=deleted_letters,
+            others=others,
         ),
         browser=MessageBrowser(store=store, tables=tables, loop_share=deliveries.loop_share),
         tail=MessageTail(
@@ -191,6 +213,8 @@ def _administration(
             settings=parts.settings,
             tables=tables,
             timer=parts.timer,
+            level_delay=parts.level_delay,
+            delayed=AllWaiting(store, parts.timer.listing, parts.level_delay, deliveries.loop_share),
             transactions=parts.transactions,
             counters=parts.counters,
         ),

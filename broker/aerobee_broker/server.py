@@ -318,9 +318,13 @@ async def _serve(
             registrar = Registrar(settings, tables)
             cluster = ClusterRoutes(settings.current.name, lambda: registrar.connections, remoting.routes)
             replication = None if master is None else master.describe
-            watch = Watch(parts, None if replication is None else partial(_replica_lags, replication))
+            watch = Watch(
+                parts,
+                None if replication is None else partial(_replica_lags, replication),
+                remoting.clients.consumer_groups,
+            )
             running.append(tasks.create_task(watch.run(), name=watch.name))
-            operations = Operations(store)
+            operations = Operations(store, parts.clock)
             running.append(tasks.create_task(operations.run(), name=operations.name))
             front = await _listen(parts, runtime_settings, remoting, cluster, replication, watch, operations)
             serving = _Serving(process, parts, remoting, registrar, cluster, master, front)
@@ -478,14 +482,30 @@ async def _listen(
         except BaseException:
             front.close()
             raise
+        hang_up = front.hang_up
     else:
         from aerobee_broker.listening.grpcio_listeners import listen_grpcio
 
         server, listening = listen_grpcio(methods, config, request_size_max=limits.request_size_max)
+
+        def hang_up(peer: tuple[str, int]) -> None:
+            """grpcio's server cannot end a single connection."""
+
     listening, wakes = replace(listening, remoting=remoting_address), Wakes()
     leaving, draining = Gate(wakes, is_open=False), Gate(wakes, is_open=False)
     methods |= grpc_methods(
-        parts, limits, runtime_settings, remoting, listening, cluster, replication, watch, operations, leaving, draining
+        parts,
+        limits,
+        runtime_settings,
+        remoting,
+        listening,
+        cluster,
+        replication,
+        watch,
+        operations,
+        leaving,
+        draining,
+        hang_up,
     )
     await server.start()
     return _GrpcFront(server=server, listening=listening, leaving=leaving, draining=draining)

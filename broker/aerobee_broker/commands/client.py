@@ -66,7 +66,8 @@ def add_parser(commands: Commands) -> None:
         "disconnect",
         "forget a client as if it had left",
         _disconnect,
-        details="Its waiting calls end, and what it holds returns. A client that runs on connects again.",
+        details="Its waiting calls and its connection end, and what it holds returns. A client that runs on connects "
+        "again.",
         examples="  aerobee client disconnect host@4711@0@abc",
     )
     for action in (describe, stacks, verify, reconnect, disconnect):
@@ -109,11 +110,16 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _describe(arguments: argparse.Namespace) -> int:
+    from aerobee_client import NotFoundError
+
     async def work(client: Client) -> tuple[admin_v1.Connection | None, v2.ConsumerRunningInfo | None]:
         async for connection in client.admin.connections(client_id=arguments.client):
             if not connection.group:
                 return connection, None
-            return connection, await client.admin.consumer_running_info(arguments.client, connection.group)
+            try:
+                return connection, await client.admin.consumer_running_info(arguments.client, connection.group)
+            except NotFoundError:  # a client of RocketMQ 4, which only its own protocol asks
+                return connection, None
         return None, None
 
     connection, info = with_client(arguments, work)

@@ -46,6 +46,8 @@ _TOO_MANY_CALLS: Final = CallAbortedError(
 )
 TICK_SECONDS: Final = 1.0
 """How often `Connection.tick` must be called."""
+UNIX_PEER: Final = ("127.0.0.1", 1)
+"""The address of every client of a Unix socket."""
 
 
 class Connection(asyncio.Protocol):
@@ -83,7 +85,7 @@ class Connection(asyncio.Protocol):
         self._events: deque[Event] = deque()  # of the core, not handled yet
         self._waits = False  # for its turn
         self._is_reading = True
-        self.peer_address = ("127.0.0.1", 1)
+        self.peer_address = UNIX_PEER
         self.is_secure = False
         self.certificate_subject: str | None = None
         self._methods: Mapping[str, Method] = methods
@@ -427,7 +429,7 @@ def _refusal(error: CallAbortedError) -> bytes:
 
 def _address(peer: object) -> tuple[str, int]:
     if not isinstance(peer, tuple):
-        return "127.0.0.1", 1  # a Unix socket
+        return UNIX_PEER
     host, port = str(peer[0]).partition("%")[0], int(peer[1])
     ip = ipaddress.ip_address(host)
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:

@@ -192,6 +192,15 @@ class RemotingClients:
                 return found
         return None
 
+    def members(self, client_id: str) -> Iterator[Member]:
+        """All that a client registered, as a consumer or a producer."""
+        for consumers in self._consumers.values():
+            if (found := consumers.members.get(client_id)) is not None:
+                yield found
+        for members in self._producers.values():
+            if (found := members.get(client_id)) is not None:
+                yield found
+
     def owner_of(self, client_id: str) -> str | None:
         """The access key of the account to which a client id belongs; None if it is nobody's."""
         return self._owners.get(client_id)

@@ -15,6 +15,7 @@ from aerobee_broker.parts import BrokerParts
 from aerobee_broker.processors.administration.groups import GroupAdministration
 from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.remoting.administration import AdministrationRequests
+from aerobee_broker.remoting.audit import audited
 from aerobee_broker.remoting.clients import RemotingClients, Subscription
 from aerobee_broker.remoting.offset_events import OffsetEvents
 from aerobee_broker.remoting.offsets import OffsetRequests
@@ -35,6 +36,7 @@ from aerobee_broker.remoting_wire.fields import answer, body_object, member
 from aerobee_broker.remoting_wire.frame import Command, is_frame
 from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.statistics.broker_stats import BrokerStats
+from aerobee_broker.tables.operations import Operations
 from aerobee_broker.tables.runtime_settings import RuntimeSettings
 from aerobee_store.tables.json_table import JsonTable
 
@@ -119,8 +121,9 @@ class RemotingService:
         groups: GroupAdministration,
         runtime_settings: RuntimeSettings,
         broker_stats: BrokerStats,
+        operations: Operations,
     ) -> None:
-        """Also answer administration requests."""
+        """Also answer administration requests, and note those that change something."""
         administration = AdministrationRequests(
             settings=self._settings,
             store=self._store,
@@ -147,6 +150,7 @@ class RemotingService:
         )
         self._handlers |= administration.handlers
         self._handlers |= statistics.handlers
+        self._handlers |= audited(self._handlers, operations)
 
     def add(self, handlers: Mapping[int, Handler]) -> None:
         """Add handlers, replacing existing ones."""

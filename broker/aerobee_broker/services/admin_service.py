@@ -16,7 +16,6 @@ from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import AnonymousIdentity, service_methods
 from aerobee_broker.tables.operations import Operations
 from aerobee_proto import v2
-from aerobee_store.clock import Clock
 
 SERVICE: Final = "apache.rocketmq.v2.Admin"
 _LEVELS: Final = ("DEBUG", "DEBUG", "INFO", "WARNING", "ERROR")  # TRACE becomes DEBUG: Python has nothing below
@@ -34,7 +33,6 @@ class AdminService:
         administration: Administration,
         query: QueryProcessor,
         operations: Operations,
-        clock: Clock,
     ) -> None:
         self._identify = AnonymousIdentity(accounts)
         self._counters = counters
@@ -42,7 +40,6 @@ class AdminService:
         self._administration = administration
         self._query = query
         self._operations = operations
-        self._clock = clock
 
     def methods(self) -> dict[str, Method]:
         administration = self._administration
@@ -72,7 +69,6 @@ class AdminService:
                         "ChangeLogLevel": self._change_log_level,
                     },
                     self._operations,
-                    self._clock,
                 ),
             },
         )

@@ -28,7 +28,6 @@ from aerobee_broker.services.audit import audited
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import AnonymousIdentity, service_methods
 from aerobee_broker.tables.operations import Operations
-from aerobee_store.clock import Clock
 
 SERVICE: Final = "aerobee.v1.AdminService"
 
@@ -59,7 +58,6 @@ def aerobee_admin_methods(
     limits: RequestLimits,
     accounts: Accounts | None,
     operations: Operations,
-    clock: Clock,
 ) -> dict[str, Method]:
     """One line per method."""
     return service_methods(
@@ -110,7 +108,6 @@ def aerobee_admin_methods(
                     "UpdateConfiguration": administration.configuration.update,
                 },
                 operations,
-                clock,
             ),
         },
         streams={"TailMessages": administration.tail.tail},

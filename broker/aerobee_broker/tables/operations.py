@@ -3,7 +3,8 @@
     {"operations": [{"at": 1735787045000, "method": "DeleteTopic", "account": "ops", "address": "10.0.0.7:50112",
                      "request": "name: \\"orders\\""}]}
 
-The file is written some seconds after a change: a crash loses the last ones here, while the log of the broker has them.
+The file is written some seconds after a change: a crash loses the last ones here, while the log of the broker has them:
+each change is a line there.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from typing import Final
 from msgspec import Struct
 
 from aerobee_store import MessageStore
+from aerobee_store.clock import Clock
 from aerobee_store.tables import java_json
 from aerobee_store.tables.json_table import JsonTable
 
 _log = logging.getLogger(__name__)
+_log.setLevel(logging.INFO)  # independent of the level that an operator sets for other loggers
 
 FILE_NAME: Final = "aerobeeOperations.json"
 OPERATIONS_MAX: Final = 1000
 _SAVE_SECONDS: Final = 5.0
+_REQUEST_SIZE_MAX: Final = 500  # characters
 
 
 class Operation(Struct, frozen=True):
@@ -43,10 +47,11 @@ class Operations:
 
     name: Final = "operations"
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: MessageStore, clock: Clock) -> None:
         """Read the file. UnreadableTableError, OSError."""
         path: Path = store.config.directory / "config" / FILE_NAME
         self._store = store
+        self._clock = clock
         self._file = JsonTable(store.file_system, path, stats=store.stats)
         self._operations: deque[Operation] = deque(maxlen=OPERATIONS_MAX)
         self._next = 1
@@ -65,9 +70,13 @@ class Operations:
         self._next += 1
         self._changed = True
 
-    def note(self, at_ms: int, method: str, account: str, address: str, request: str) -> None:
-        """A change was made. `request`: as text, without what is private."""
-        self._add(at_ms, method, account, address, request)
+    def note(self, method: str, account: str, address: str, request: str) -> None:
+        """A change was made: log and keep it. `account`: its access key, empty without accounts. `request`: as text,
+        without what is private; a long one is cut."""
+        if len(request) > _REQUEST_SIZE_MAX:
+            request = f"{request[:_REQUEST_SIZE_MAX]}..."
+        _log.info("operator method=%s account=%s address=%s request=%r", method, account or "-", address, request)
+        self._add(self._clock.now_ms(), method, account, address, request)
 
     def newest_first(self) -> list[Operation]:
         return list(reversed(self._operations))

@@ -170,9 +170,26 @@ class LevelDelay:
             if due_ms is not None and due_ms > now_ms:
                 return due_ms
 
-    def _due_ms(self, record: Record, level: int, now_ms: int) -> int:
+    def due_ms(self, record: Record, level: int) -> int:
+        """When a message of this level is delivered, as far as is known."""
+        due_ms = self._stored_due_ms(record, level)
+        end, latest_ms = self._latest.get(level, (0, 0))
+        return min(due_ms, latest_ms) if record.queue_offset < end else due_ms
+
+    def first_due(self, level: int, due_ms: int) -> int:
+        """An offset in the queue of the level: no message before it still waits and is due then or later."""
+        begin, end = self.progress().get(level, (0, 0))
+        if level in self._latest:  # the order of delivery times is another than that of storing
+            return begin
+        found = self._store.offset_by_time(SCHEDULE_TOPIC, level - 1, due_ms - self._levels.delay_ms(level))
+        return min(max(found, begin), end)
+
+    def _stored_due_ms(self, record: Record, level: int) -> int:
         own_level = decimal(record.properties.get(p.DELAY))
-        due_ms = self._levels.delivery_time(level if own_level is None else own_level, record.store_timestamp)
+        return self._levels.delivery_time(level if own_level is None else own_level, record.store_timestamp)
+
+    def _due_ms(self, record: Record, level: int, now_ms: int) -> int:
+        due_ms = self._stored_due_ms(record, level)
         longest_ms = self._levels.delay_ms(level)
         end, latest_ms = self._latest.get(level, (0, 0))
         if due_ms > now_ms + longest_ms and (record.queue_offset >= end or latest_ms > now_ms + longest_ms):

@@ -19,16 +19,10 @@ from aerobee_store.records.properties import java_hash
 from aerobee_store.timer.log import DELETE
 
 _UNITS_MAX: Final = 50_000  # of one slot; of more, the latest
-_SECONDS_MAX: Final = 1.0  # of one call
+SECONDS_MAX: Final = 1.0
+"""Of one call."""
 _COPIES_MAX: Final = 64  # records with one id that are examined for a recall
 _UNIT_SIZE: Final = 256  # bytes whose handling takes as long as one unit
-
-
-class Waiting(Struct, frozen=True):
-    """A message that waits, as its record in the timer topic, and when it is due. Unix milliseconds."""
-
-    record: Record
-    due_ms: int
 
 
 class SlotPlace(Struct, frozen=True, order=True):
@@ -37,6 +31,14 @@ class SlotPlace(Struct, frozen=True, order=True):
     slot_ms: int
     due_ms: int
     physical_offset: int
+
+
+class Waiting(Struct, frozen=True):
+    """A message that waits, as its record in the topic of what waits, and when it is due. Unix milliseconds."""
+
+    record: Record
+    due_ms: int
+    place: SlotPlace
 
 
 class WaitingPage(Struct, frozen=True):
@@ -63,7 +65,7 @@ class Listing:
         parts = self._parts
         wheel, state = parts.files.wheel, parts.state
         found: list[Waiting] = []
-        until = asyncio.get_running_loop().time() + _SECONDS_MAX
+        until = asyncio.get_running_loop().time() + SECONDS_MAX
         steps = Steps(self._loop_share)
         slot_ms: int | None = state.slot_ms if after is None else max(state.slot_ms, after.slot_ms)
         while slot_ms is not None:
@@ -80,12 +82,16 @@ class Listing:
                 if record is None:
                     continue
                 await steps.did(record.size)
-                waiting = self._waiting(record, topic)
+                waiting = self._waiting(record, topic, place)
                 if waiting is None or not begin_ms <= waiting.due_ms < end_ms or await self._is_recalled(record):
                     continue
                 found.append(waiting)
             slot_ms += state.precision_ms
         return WaitingPage(found, None)
+
+    def place_of(self, due_ms: int, physical_offset: int) -> SlotPlace:
+        """The place that the timer gives a message that is due then."""
+        return SlotPlace(self._parts.state.floor(due_ms - 1), due_ms - 1, physical_offset)
 
     async def _places(self, slot_ms: int, topic: str, steps: Steps) -> list[SlotPlace]:
         """The units of a slot that are not delivered yet, in due order."""
@@ -107,12 +113,12 @@ class Listing:
                 raise
         return sorted(places)
 
-    def _waiting(self, record: Record, topic: str) -> Waiting | None:
+    def _waiting(self, record: Record, topic: str, place: SlotPlace) -> Waiting | None:
         values = record.properties
         due_ms = self._parts.state.due_ms(values)
         if due_ms is None or self._parts.state.has_left(record.queue_offset) or not values.get(p.REAL_TOPIC):
             return None
-        return None if topic and values[p.REAL_TOPIC] != topic else Waiting(record, due_ms)
+        return None if topic and values[p.REAL_TOPIC] != topic else Waiting(record, due_ms, place)
 
     async def _is_recalled(self, record: Record) -> bool:
         message_id, topic = record.unique_key or "", record.properties.get(p.REAL_TOPIC, "")

@@ -11,12 +11,14 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from aerobee_broker.units import span_text
 from aerobee_broker.watching.backlog import Backlog
 
 Severity = Literal["warning", "critical"]
 _LATE_MS: Final = 600_000
 _BEHIND_BYTES: Final = 256 << 20
 _FILLING_RATIO: Final = 0.8
+_FILLING_SECONDS: Final = 24 * 3600
 _FAILED_RATIO: Final = 0.01
 _SLOW_SYNC_SECONDS: Final = 0.2
 _DESCRIPTORS_RATIO: Final = 0.95
@@ -32,6 +34,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     disk_ratio: float
     """Used, of the emptiest disk that the log may use."""
     disk_full_ratio: float
+    disk_full_in_seconds: float | None
+    """At the rate of the last hours; None: never, or not known."""
     tables_changed: int
     unsynced_bytes: int
     undispatched_bytes: int
@@ -83,6 +87,14 @@ def _when(holds: Callable[[Facts], bool], summary: Callable[[Facts], str]) -> Ca
 
 def _mib(size: int) -> str:
     return f"{size / (1 << 20):,.0f} MiB"
+
+
+def _filling(facts: Facts) -> Iterator[Finding]:
+    seconds = facts.disk_full_in_seconds
+    is_soon = seconds is not None and seconds < _FILLING_SECONDS
+    if facts.disk_ratio > _FILLING_RATIO or is_soon:
+        when = "" if seconds is None else f", and takes no message in {span_text(round(seconds * 1000))} at this rate"
+        yield Finding(f"the disk is {facts.disk_ratio:.0%} full{when}")
 
 
 def _failing(facts: Facts) -> Iterator[Finding]:
@@ -147,10 +159,8 @@ RULES: Final = (
         "AerobeeDiskFilling",
         "warning",
         1800,
-        "Add space or lower store.retention_hours; `aerobee status` shows what the log holds.",
-        _when(
-            lambda facts: facts.disk_ratio > _FILLING_RATIO, lambda facts: f"the disk is {facts.disk_ratio:.0%} full"
-        ),
+        "Add space or lower store.retention_hours; `aerobee segments` shows what the log holds and how fast it grows.",
+        _filling,
     ),
     Rule(
         "AerobeeRequestsFail",

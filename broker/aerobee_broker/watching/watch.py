@@ -20,11 +20,13 @@ from aerobee_broker.tables.topics import RETRY_PREFIX, dead_letter_topic, is_sys
 from aerobee_broker.watching.backlog import Backlog, backlogs_of
 from aerobee_broker.watching.history import BROKER, History, Sample, Subject
 from aerobee_broker.watching.rules import Facts, Judge
+from aerobee_broker.watching.trend import LONGEST_MS, seconds_until
 
 SAMPLE_SECONDS: Final = 1.0
 _LOOKS_EVERY: Final = 10  # samples between two looks at what takes longer
 _RECENT_LOOKS: Final = 30  # five minutes
 _DEAD_LETTER_LOOKS: Final = 90  # 15 minutes
+_TREND_MINUTES: Final = LONGEST_MS // 60_000
 _PAGE_SIZE: Final = os.sysconf("SC_PAGE_SIZE")
 _FAILURES: Final = frozenset(
     ("INTERNAL_ERROR", "INTERNAL_SERVER_ERROR", "MASTER_PERSISTENCE_TIMEOUT", "TOO_MANY_REQUESTS")
@@ -44,8 +46,15 @@ class Watch:
 
     name: Final = "watch"
 
-    def __init__(self, parts: BrokerParts, replica_lags: Callable[[], Mapping[str, int]] | None) -> None:
-        """`replica_lags` of a master; None: the broker takes no part in replication."""
+    def __init__(
+        self,
+        parts: BrokerParts,
+        replica_lags: Callable[[], Mapping[str, int]] | None,
+        other_groups: Callable[[], Iterable[str]],
+    ) -> None:
+        """`replica_lags` of a master; None: the broker takes no part in replication. `other_groups`: those with
+        consumers that the registry does not know."""
+        self._other_groups = other_groups
         self._parts = parts
         self._replica_lags = replica_lags
         self._samples = 0
@@ -141,6 +150,8 @@ class Watch:
         before = self._looks[-min(_RECENT_LOOKS, len(self._looks))] if self._looks else look
         oldest = self._looks[0] if self._looks else look
         self._looks.append(look)
+        full_ratio = self._parts.settings.current.store.disk_full_ratio
+        times, figures = self.history.minutes(BROKER, _TREND_MINUTES)
         disks = [status.disk] if not status.log_disks else list(status.log_disks.values())
         return Facts(
             now_ms=now_ms,
@@ -149,7 +160,8 @@ class Watch:
             disk_ratio=max(
                 status.disk.used / max(status.disk.total, 1), min(disk.used / max(disk.total, 1) for disk in disks)
             ),
-            disk_full_ratio=self._parts.settings.current.store.disk_full_ratio,
+            disk_full_ratio=full_ratio,
+            disk_full_in_seconds=seconds_until(full_ratio * status.disk.total, times, figures["disk_used_bytes"]),
             tables_changed=stats.tables_changed,
             unsynced_bytes=status.wrote - status.flushed,
             undispatched_bytes=status.wrote - status.dispatched,
@@ -168,7 +180,9 @@ class Watch:
                 }
                 for group, topics in backlogs.items()
             },
-            connected_groups=frozenset(client.group for client in self._parts.clients.all() if client.group),
+            connected_groups=frozenset(
+                (*(client.group for client in self._parts.clients.all() if client.group), *self._other_groups())
+            ),
             new_dead_letters={
                 group: count - oldest.dead_letters.get(group, 0) for group, count in look.dead_letters.items()
             },

@@ -7,8 +7,8 @@ known only while one of its clients is connected; its offsets show which topics 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -54,6 +54,18 @@ class _Subscribed(Struct, frozen=True):
         return v2.FilterType.TAG, "*" if not tags or "*" in tags else " || ".join(sorted(tags))
 
 
+class OtherClients(Protocol):
+    """Connected clients that the registry does not know: those of another protocol."""
+
+    def ids(self, client_id: str, group: str, topic: str) -> Iterator[str]: ...
+
+    def connection(self, client_id: str) -> admin_v1.Connection | None: ...
+
+    def count(self, group: str) -> int: ...
+
+    def disconnect(self, client_id: str) -> bool: ...
+
+
 class ClientAdministration:
     """One method per RPC."""
 
@@ -66,7 +78,12 @@ class ClientAdministration:
         clients: ClientRegistry,
         deliveries: Deliveries,
         clock: Clock,
+        others: OtherClients,
+        hang_up: Callable[[tuple[str, int]], None],
     ) -> None:
+        """`hang_up` ends the connection from an address once its calls are answered."""
+        self._others = others
+        self._hang_up = hang_up
         self._config = config
         self._store = store
         self._tables = tables
@@ -89,10 +106,17 @@ class ClientAdministration:
                 ids.append(client.client_id)
             if number % TURN_COUNT == TURN_COUNT - 1:
                 await asyncio.sleep(0)
-        page, token = page_of(sorted(ids), request.page_size, request.page_token)
-        found = (self._clients.get(client_id) for client_id in page)
-        shown = [connection_to_wire(client, self._clients, self._clock) for client in found if client is not None]
+        ids += self._others.ids(request.client_id, request.group, request.topic)
+        page, token = page_of(sorted(set(ids)), request.page_size, request.page_token)
+        found = (self._connection(client_id) for client_id in page)
+        shown = [connection for connection in found if connection is not None]
         return admin_v1.ListConnectionsResponse(status=OK, connections=shown, next_page_token=token)
+
+    def _connection(self, client_id: str) -> admin_v1.Connection | None:
+        client = self._clients.get(client_id)
+        if client is None:
+            return self._others.connection(client_id)
+        return connection_to_wire(client, self._clients, self._clock)
 
     async def list_consumer_connections(
         self, request: v2.ListConsumerConnectionRequest, client: Client
@@ -176,7 +200,10 @@ class ClientAdministration:
     async def disconnect(
         self, request: admin_v1.DisconnectClientRequest, _: Client
     ) -> admin_v1.DisconnectClientResponse:
-        self._clients.disconnect(self._connected(request.client_id, None))
+        if not self._others.disconnect(request.client_id):
+            client = self._connected(request.client_id, None)
+            self._clients.disconnect(client)
+            self._hang_up(client.peer)
         return admin_v1.DisconnectClientResponse(status=OK)
 
     async def print_thread_stack_trace(

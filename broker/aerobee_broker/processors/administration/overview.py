@@ -15,7 +15,7 @@ from aerobee_broker.clients.registry import Client, ClientRegistry
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.limits.loop_share import Turns
-from aerobee_broker.processors.administration.clients import agree
+from aerobee_broker.processors.administration.clients import OtherClients, agree
 from aerobee_broker.processors.administration.wire import (
     OK,
     group_to_wire,
@@ -68,6 +68,7 @@ class Overview:
         deliveries: Deliveries,
         broker_stats: BrokerStats,
         deleted_letters: DeletedLetters,
+        others: OtherClients,
     ) -> None:
         self._store = store
         self._tables = tables
@@ -75,6 +76,7 @@ class Overview:
         self._deliveries = deliveries
         self._broker_stats = broker_stats
         self._deleted_letters = deleted_letters
+        self._others = others
         self._sizes: dict[tuple[str, int], tuple[int, int, QueueBytes]] = {}  # by queue, with its range at that time
 
     async def list_topics(
@@ -225,7 +227,7 @@ class Overview:
             retrying=total.retrying,
             messages_out_rate=traffic.rate(got.messages),
             acknowledged_rate=traffic.rate(got.acknowledged),
-            client_count=len(connected),
+            client_count=len(connected) + self._others.count(name),
             topic_count=sum(1 for topic in topics if not is_own_topic(topic)),
             dead_letter_count=max(high - low, 0) - self._deleted_letters.count(name, low, high),
             subscriptions_differ=not agree(connected),

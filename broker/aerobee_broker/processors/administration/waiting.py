@@ -20,6 +20,8 @@ from aerobee_broker.processors.administration.wire import (
 )
 from aerobee_broker.processors.statuses import status_of
 from aerobee_broker.tables.table_files import Tables
+from aerobee_broker.timer.level_delay import LevelDelay
+from aerobee_broker.timer.level_listing import AllWaiting
 from aerobee_broker.timer.listing import SlotPlace
 from aerobee_broker.timer.recall_handle import InvalidRecallHandleError, RecallHandle
 from aerobee_broker.timer.wheel_timer import MessageNotPendingError, Timer
@@ -43,8 +45,18 @@ class WaitingMessages:
     """One method per RPC."""
 
     def __init__(
-        self, *, settings: Settings, tables: Tables, timer: Timer, transactions: Transactions, counters: BrokerCounters
+        self,
+        *,
+        settings: Settings,
+        tables: Tables,
+        timer: Timer,
+        level_delay: LevelDelay,
+        delayed: AllWaiting,
+        transactions: Transactions,
+        counters: BrokerCounters,
     ) -> None:
+        self._level_delay = level_delay
+        self._delayed = delayed
         self._settings = settings
         self._tables = tables
         self._timer = timer
@@ -57,14 +69,15 @@ class WaitingMessages:
         self, request: admin_v1.ListDelayedMessagesRequest, client: Client
     ) -> admin_v1.ListDelayedMessagesResponse:
         topic = self._tables.topics.require(request.topic).name if request.topic else ""
-        page = await self._timer.listing.page(
+        page = await self._delayed.page(
             topic=topic,
             begin_ms=timestamp_ms(request.begin_timestamp) if request.HasField("begin_timestamp") else 0,
             end_ms=timestamp_ms(request.end_timestamp) if request.HasField("end_timestamp") else _TIME_MAX,
             after=_place_of(request.page_token),
             count=page_count(request.page_size, default=_PAGE_COUNT),
         )
-        response = admin_v1.ListDelayedMessagesResponse(status=OK, total_count=sum(self._timer.stats.pending.values()))
+        total = sum(self._timer.stats.pending.values()) + self._level_delay.waiting
+        response = admin_v1.ListDelayedMessagesResponse(status=OK, total_count=total)
         for waiting in page.messages:
             record = waiting.record
             message, hidden = self._message(record, request.include_bodies, client)

@@ -1053,7 +1053,7 @@ class Connection(_message.Message):
     group: _builtins.str
     """Of a consumer."""
     telemetry: _builtins.bool
-    """Whether the broker can send it commands: its Telemetry stream is open."""
+    """Whether the broker can send it commands: its Telemetry stream is open. A client of RocketMQ 4 has none."""
     @_builtins.property
     def last_heartbeat_timestamp(self) -> _pool.Timestamp:
         """When it was last heard of; any call counts."""
@@ -3673,7 +3673,9 @@ class DelayedMessage(_message.Message):
     RECALL_HANDLE_FIELD_NUMBER: _builtins.int
     BODY_SIZE_FIELD_NUMBER: _builtins.int
     recall_handle: _builtins.str
-    """What RecallDelayedMessages takes; empty if it cannot be recalled: it has no id, or RocketMQ stored it."""
+    """What RecallDelayedMessages takes; empty if it cannot be recalled: it has no id or a delay level, or
+    RocketMQ stored it.
+    """
     body_size: _builtins.int
     @_builtins.property
     def message(self) -> _definition_pb2.Message:

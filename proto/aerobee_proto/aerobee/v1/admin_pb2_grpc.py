@@ -451,7 +451,7 @@ class AdminServiceServicer:
         """--- Messages that wait -------------------------------------------------------------------------------------
 
         Messages that wait for their delivery time, in order of that time; one that is due in more than two days comes where
-        the broker stores it again on the way. Without messages of RocketMQ 4 that have a delay level.
+        the broker stores it again on the way. Those that have a delay level of RocketMQ 4 are among them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -497,7 +497,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DisconnectClient(self, request, context):
-        """Forgets a client as if it had left: ends its Telemetry stream and its waiting calls. A client that runs on connects
+        """Forgets a client as if it had left: ends its Telemetry stream and its waiting calls, and then its connection, with
+        all that use it (not that of a Unix socket, and not with the server of grpcio). A client that runs on connects
         again with its next call. NOT_FOUND for one that is not connected.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -119,7 +119,7 @@ class AdminServiceStub:
     """--- Messages that wait -------------------------------------------------------------------------------------
 
     Messages that wait for their delivery time, in order of that time; one that is due in more than two days comes where
-    the broker stores it again on the way. Without messages of RocketMQ 4 that have a delay level.
+    the broker stores it again on the way. Those that have a delay level of RocketMQ 4 are among them.
     """
     RecallDelayedMessages: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RecallDelayedMessagesRequest, _admin_pb2.RecallDelayedMessagesResponse]
     """Takes delayed messages back: they are never delivered. Durable when answered."""
@@ -138,7 +138,8 @@ class AdminServiceStub:
     disk with their segments. Delayed messages and open transactions of the topic stay.
     """
     DisconnectClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DisconnectClientRequest, _admin_pb2.DisconnectClientResponse]
-    """Forgets a client as if it had left: ends its Telemetry stream and its waiting calls. A client that runs on connects
+    """Forgets a client as if it had left: ends its Telemetry stream and its waiting calls, and then its connection, with
+    all that use it (not that of a Unix socket, and not with the server of grpcio). A client that runs on connects
     again with its next call. NOT_FOUND for one that is not connected.
     """
     ListOperations: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListOperationsRequest, _admin_pb2.ListOperationsResponse]
@@ -233,7 +234,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """--- Messages that wait -------------------------------------------------------------------------------------
 
     Messages that wait for their delivery time, in order of that time; one that is due in more than two days comes where
-    the broker stores it again on the way. Without messages of RocketMQ 4 that have a delay level.
+    the broker stores it again on the way. Those that have a delay level of RocketMQ 4 are among them.
     """
     RecallDelayedMessages: _aio.UnaryUnaryMultiCallable[_admin_pb2.RecallDelayedMessagesRequest, _admin_pb2.RecallDelayedMessagesResponse]  # type: ignore[assignment]
     """Takes delayed messages back: they are never delivered. Durable when answered."""
@@ -252,7 +253,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     disk with their segments. Delayed messages and open transactions of the topic stay.
     """
     DisconnectClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.DisconnectClientRequest, _admin_pb2.DisconnectClientResponse]  # type: ignore[assignment]
-    """Forgets a client as if it had left: ends its Telemetry stream and its waiting calls. A client that runs on connects
+    """Forgets a client as if it had left: ends its Telemetry stream and its waiting calls, and then its connection, with
+    all that use it (not that of a Unix socket, and not with the server of grpcio). A client that runs on connects
     again with its next call. NOT_FOUND for one that is not connected.
     """
     ListOperations: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListOperationsRequest, _admin_pb2.ListOperationsResponse]  # type: ignore[assignment]
@@ -524,7 +526,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """--- Messages that wait -------------------------------------------------------------------------------------
 
         Messages that wait for their delivery time, in order of that time; one that is due in more than two days comes where
-        the broker stores it again on the way. Without messages of RocketMQ 4 that have a delay level.
+        the broker stores it again on the way. Those that have a delay level of RocketMQ 4 are among them.
         """
 
     @_abc_1.abstractmethod
@@ -579,7 +581,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DisconnectClientRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DisconnectClientResponse, _abc.Awaitable[_admin_pb2.DisconnectClientResponse]]:
-        """Forgets a client as if it had left: ends its Telemetry stream and its waiting calls. A client that runs on connects
+        """Forgets a client as if it had left: ends its Telemetry stream and its waiting calls, and then its connection, with
+        all that use it (not that of a Unix socket, and not with the server of grpcio). A client that runs on connects
         again with its next call. NOT_FOUND for one that is not connected.
         """
 

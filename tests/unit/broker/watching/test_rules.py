@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from aerobee_broker.watching.backlog import Backlog
 from aerobee_broker.watching.rules import RULES, Facts, Judge
+from aerobee_broker.watching.trend import seconds_until
 from aerobee_broker.watching.watch import percentile_99
 
 ROOT = Path(__file__).parents[4]
@@ -20,6 +22,7 @@ WELL = Facts(
     damage=0,
     disk_ratio=0.5,
     disk_full_ratio=0.9,
+    disk_full_in_seconds=None,
     tables_changed=0,
     unsynced_bytes=0,
     undispatched_bytes=0,
@@ -137,3 +140,42 @@ def test_one_sync_in_a_hundred() -> None:
     assert percentile_99(bounds, [990, 0, 10, 0], [0, 0, 0, 0]) == pytest.approx(0.1)
     assert percentile_99(bounds, [989, 0, 11, 0], [0, 0, 0, 0]) == pytest.approx(0.2 + 0.3 / 11)
     assert percentile_99(bounds, [989, 0, 11, 1000], [989, 0, 11, 0]) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("ratio", "seconds", "summary"),
+    [
+        (0.81, None, "the disk is 81% full"),
+        (0.81, 190_000.0, "the disk is 81% full, and takes no message in 2 d 4 h at this rate"),
+        (0.3, 86_399.0, "the disk is 30% full, and takes no message in 23 h 59 min at this rate"),
+        (0.3, 86_400.0, None),
+        (0.8, None, None),
+    ],
+)
+def test_a_disk_fills_by_its_share_or_its_trend(ratio: float, seconds: float | None, summary: str | None) -> None:
+    """Above 80 %, or full within a day; how long it takes is said where it is known."""
+    (rule,) = (rule for rule in RULES if rule.name == "AerobeeDiskFilling")
+    found = [each.summary for each in rule.look(replace(WELL, disk_ratio=ratio, disk_full_in_seconds=seconds))]
+    assert found == ([] if summary is None else [summary])
+
+
+MINUTE = 60_000
+
+
+@pytest.mark.parametrize(
+    ("values", "seconds"),
+    [
+        ([float(minute) for minute in range(181)], 60 * 820.0),
+        ([float(minute) for minute in range(180)], None),  # less than three hours
+        ([5.0] * 300, None),
+        ([float(-minute) for minute in range(300)], None),
+        ([nan] * 20 + [float(minute) for minute in range(181)], 60 * 820.0),
+        ([2000.0] * 100 + [float(minute) for minute in range(360)], 60 * 641.0),  # only the last six hours count
+        ([float(10 * minute) for minute in range(200)], 0.0),  # reached already
+        ([], None),
+    ],
+)
+def test_when_a_trend_reaches_a_limit(values: list[float], seconds: float | None) -> None:
+    """A straight line through the last six hours, of which at least three must be known."""
+    found = seconds_until(1000.0, [MINUTE * (7 + number) for number in range(len(values))], values)
+    assert found == (None if seconds is None else pytest.approx(seconds))
