@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -117,25 +118,69 @@ class TestCompletion:
         assert Shell("127.0.0.1:1").text("completion", "words", "--", "topic", "describe", "").split() == []
 
     @pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
-    def test_the_scripts_are_read_by_their_shells(self, shell: Shell, tmp_path: Path, name: str) -> None:
-        """Where the shell is installed, it finds no mistake; bash completes a name."""
+    def test_each_shell_completes_commands_and_names(self, shell: Shell, tmp_path: Path, name: str) -> None:
+        """As a person types it: a command, and a topic that the broker has."""
+        if (program := shutil.which(name)) is None:
+            pytest.skip(f"{name} is not installed: apt-get install {name}")
+        shell.text("topic", "create", f"typed-in-{name}")
         script = tmp_path / name
         script.write_text(shell.text("completion", name))
-        if (program := shutil.which(name)) is None:
-            pytest.skip(f"{name} is not installed")
-        subprocess.run([program, "-n", str(script)], check=True, timeout=60)
-        if name == "bash":
-            bin_directory = tmp_path / "bin"
-            bin_directory.mkdir()
-            command = bin_directory / "aerobee"
-            command.write_text(f'#!/bin/sh\nexec {sys.executable} -m aerobee_broker "$@"\n')
-            command.chmod(0o755)
-            typed = f"source {script}; COMP_WORDS=(aerobee topic des); COMP_CWORD=2; _aerobee; echo ${{COMPREPLY[@]}}"
-            environment = {**os.environ, "PATH": f"{bin_directory}:{os.environ['PATH']}"}
-            done = subprocess.run(
-                [program, "-c", typed], capture_output=True, text=True, timeout=60, env=environment, check=True
-            )
-            assert done.stdout.split() == ["describe"]
+        environment = {**os.environ, "PATH": f"{_command(tmp_path)}:{os.environ['PATH']}", "TERM": "dumb"}
+        environment["AEROBEE_ENDPOINT"] = shell.endpoint
+        for typed, completed in (
+            ("aerobee topic des", "describe"),
+            (f"aerobee topic describe typed-in-{name[:2]}", f"typed-in-{name}"),
+        ):
+            assert _completed(program, script, typed, environment) == completed
+
+
+def _command(directory: Path) -> Path:
+    """A directory with the command `aerobee`."""
+    found = directory / "bin"
+    found.mkdir()
+    (found / "aerobee").write_text(f'#!/bin/sh\nexec {sys.executable} -m aerobee_broker "$@"\n')
+    (found / "aerobee").chmod(0o755)
+    return found
+
+
+def _completed(program: str, script: Path, typed: str, environment: dict[str, str]) -> str:
+    """What a shell makes of the last word after the tabulator. Its own files of settings are not read."""
+    name, words = Path(program).name, typed.split()
+    if name == "zsh":
+        return _typed_in_zsh(program, script, typed, environment)
+    if name == "bash":
+        line = f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _aerobee; echo ${{COMPREPLY[@]}}"
+        command = [program, "--norc", "-c", f"source {script}; {line}"]
+    else:
+        command = [program, "--no-config", "-c", f"source {script}; complete -C '{typed}'"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=True)
+    return done.stdout.strip()
+
+
+def _typed_in_zsh(program: str, script: Path, typed: str, environment: dict[str, str]) -> str:
+    """zsh completes at a terminal only. The line is completed, and then made the argument of `print`."""
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [program, "-f", "-i"], stdin=terminal, stdout=terminal, stderr=terminal, env=environment, start_new_session=True
+    )
+    os.close(terminal)
+    try:
+        os.write(controller, f"autoload -Uz compinit; compinit -u -D; source {script}; print -r -- READY'!'\n".encode())
+        _read_until(controller, rb"READY!")
+        os.write(controller, f"{typed}\t\x01print -r -- '{{'\x05'}}'\n".encode())
+        return _read_until(controller, rb"\{(aerobee [^'{}]*)\}").split()[-1]
+    finally:
+        process.kill()
+        process.wait(60)
+        os.close(controller)
+
+
+def _read_until(controller: int, wanted: bytes) -> str:
+    """The first group of this expression, or all of it, once it is on the screen. The test's time limit ends it."""
+    said = b""
+    while (found := re.search(wanted, said)) is None:
+        said += os.read(controller, 4096)
+    return found[found.lastindex or 0].decode()
 
 
 class TestDefinitions:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import logging
 import socket
 import subprocess
 import sys
@@ -329,3 +330,23 @@ class TestStore:
         assert exit_code("store", action, str(missing)) == 2
         assert str(missing) in capsys.readouterr().err
         assert not missing.exists()
+
+
+@pytest.mark.parametrize("level", [logging.NOTSET, logging.DEBUG, logging.ERROR])
+def test_a_command_restores_the_level_of_the_clients_logger(
+    refused: str, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it runs, the client's warnings are left out; afterwards the program that ran it hears them as before."""
+    logger = logging.getLogger("aerobee_client")
+    monkeypatch.setattr(logger, "level", level)
+    seen: list[int] = []
+
+    async def work(_: object) -> None:
+        seen.append(logger.level)
+        raise OSError("broken")
+
+    arguments = build_parser("topic").parse_args(["topic", "list", "--endpoint", refused])
+    for arguments.debug, during in ((False, logging.ERROR), (True, level)):
+        with pytest.raises(OSError, match="broken"):
+            options.with_client(arguments, work)
+        assert (seen.pop(), logger.level) == (during, level)
