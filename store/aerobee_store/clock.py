@@ -1,10 +1,12 @@
-"""Clocks are passed as arguments, so that tests can control time."""
+"""Clocks, which are passed as arguments so that tests can control time; and work that is repeated."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Final, NoReturn, Protocol
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +29,15 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+
+async def every(seconds: float, step: Callable[[], Awaitable[None] | None]) -> NoReturn:
+    """Pause, and then call `step`, again and again. Ends only when cancelled, or with the error of a step."""
+    while True:
+        await asyncio.sleep(seconds)
+        pending = step()
+        if pending is not None:
+            await pending
 
 
 # Smaller steps are normal corrections, for example by NTP.

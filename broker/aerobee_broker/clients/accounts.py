@@ -46,6 +46,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aerobee_broker.errors import ForbiddenError, UnauthorizedError
+from aerobee_broker.recent import Recent
 from aerobee_store.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -69,13 +70,11 @@ class Names:
         self.patterns = patterns
         parts = [".*".join(re.escape(part) for part in pattern.split("*")) for pattern in patterns]
         self._expression = re.compile("|".join(parts)) if parts else None
-        self._known: dict[str, bool] = {}
+        self._known: Recent[str, bool] = Recent(_NAMES_MAX)
 
     def __contains__(self, name: str) -> bool:
         known = self._known.get(name)
         if known is None:
-            if len(self._known) >= _NAMES_MAX:
-                self._known.clear()
             known = self._known[name] = self._expression is not None and bool(self._expression.fullmatch(name))
         return known
 
@@ -197,7 +196,7 @@ class Accounts:
         self._accounts = load_accounts(file)
         self._by_certificate = _by_certificate(self._accounts)
         # Valid signatures: (authorization, date) -> account. A client signs many calls alike.
-        self._right: dict[tuple[str, str], Account] = {}
+        self._right: Recent[tuple[str, str], Account] = Recent(_SIGNATURES_MAX)
         self.changed_listeners: list[Callable[[], None]] = []
 
     def __len__(self) -> int:
@@ -236,8 +235,6 @@ class Accounts:
         if account is None:
             account = self._verified(authorization, date_time)
             if len(authorization) + len(date_time) <= _SIGNATURE_LENGTH_MAX:
-                if len(self._right) >= _SIGNATURES_MAX:
-                    self._right.clear()
                 self._right[authorization, date_time] = account
         return account
 

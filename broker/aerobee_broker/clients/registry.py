@@ -17,7 +17,7 @@ from aerobee_broker.clients.accounts import Account
 from aerobee_broker.errors import ClientNotConnectedError, ClientSilentError, TooManyRequestsError
 from aerobee_broker.limits.ledger import Holdings, Ledger
 from aerobee_proto import v2
-from aerobee_store.clock import Clock
+from aerobee_store.clock import Clock, every
 
 COMMAND_SECONDS: Final = 5.0  # the time for a client to answer a command; RocketMQ's
 EXPIRY_SECONDS: Final = 120.0  # RocketMQ's; the official clients send a heartbeat every 10 s (Rust: 30 s)
@@ -356,9 +356,7 @@ class ClientRegistry:
 
     async def run(self) -> None:
         """Remove silent clients, until cancelled."""
-        while True:
-            await asyncio.sleep(_SCAN_SECONDS)
-            self.expire()
+        await every(_SCAN_SECONDS, self.expire)
 
     def _remove(self, client: Client) -> None:
         del self._clients[client.client_id]

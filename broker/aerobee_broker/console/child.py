@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from aerobee_broker.backoff import Backoff
+
 _log = logging.getLogger(__name__)
 
 _AGAIN_SECONDS: Final = 1.0
@@ -20,16 +22,13 @@ _END_SECONDS: Final = 5.0
 
 async def keep_console(arguments: Sequence[str]) -> None:
     """Run `aerobee console` with these arguments until cancelled. The broker does not depend on it."""
-    loop = asyncio.get_running_loop()
-    delay = _AGAIN_SECONDS
+    backoff = Backoff(_AGAIN_SECONDS, _AGAIN_SECONDS_MAX, steady_seconds=_STEADY_SECONDS)
     while True:
-        begun = loop.time()
+        backoff.begin()
         code = await _run(arguments)
-        if loop.time() - begun >= _STEADY_SECONDS:
-            delay = _AGAIN_SECONDS
+        delay = backoff.failed()
         _log.error("the console ended code=%d; it is started again in %g s", code, delay)
         await asyncio.sleep(delay)
-        delay = min(2 * delay, _AGAIN_SECONDS_MAX)
 
 
 async def _run(arguments: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from aerobee_broker.recent import Recent
 from aerobee_client import Client, Credentials
 
 COUNT_MAX: Final = 256
@@ -43,7 +44,7 @@ class Sessions:
         self._connect = connect
         self._clock = clock
         self._sessions: dict[str, Session] = {}  # in the order of their last use
-        self._failures: dict[str, deque[float]] = {}
+        self._failures: Recent[str, deque[float]] = Recent(_ADDRESSES_MAX)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -102,8 +103,6 @@ class Sessions:
 
     def failed(self, address: str) -> None:
         """A login from this address failed."""
-        failures = self._failures.pop(address, None) or deque(maxlen=FAILURES_MAX)
+        failures = self._failures.get(address) or deque(maxlen=FAILURES_MAX)
         failures.append(self._clock())
         self._failures[address] = failures
-        if len(self._failures) > _ADDRESSES_MAX:
-            del self._failures[next(iter(self._failures))]

@@ -20,7 +20,6 @@ import asyncio
 import logging
 import math
 import secrets
-from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -60,9 +59,10 @@ from aerobee_broker.delivery.state.subscriptions import DeliveryTables, Queue, Q
 from aerobee_broker.errors import BrokerError, InvalidReceiptHandleError
 from aerobee_broker.limits.byte_budget import Share
 from aerobee_broker.limits.loop_share import LoopShare, step_started
+from aerobee_broker.recent import Recent
 from aerobee_broker.tables.topics import LIGHT_PREFIX, RETRY_PREFIX, light_topic_name, pop_retry_topics
 from aerobee_store import MessageStore, StoreAccessError, StoreFullError, SyncTimeoutError
-from aerobee_store.clock import Clock, SteadyClock
+from aerobee_store.clock import Clock, SteadyClock, every
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +129,9 @@ class Deliveries:
         self.lite = LiteConsumers(store, settings, self._subscriptions, self._history, self.long_polling)
         self._rocketmq_flights = RocketMQFlights(store, tables)
         self._rocketmq_unfinished: Flights | None = None  # None: there is nothing to take over
-        self._recent: OrderedDict[tuple[int, int], Queue] = OrderedDict()  # (nonce, offset) of acknowledged messages
+        self._recent: Recent[tuple[int, int], Queue] = Recent(
+            _RECENT_COUNT_MAX
+        )  # (nonce, offset) of acknowledged messages
         store.arrival_listeners.append(self.long_polling.arrived)
         store.arrival_listeners.append(self.lite.arrived)
         store.retention_listeners.append(self._history.keep_from)
@@ -188,7 +190,7 @@ class Deliveries:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._visibility.run(), name="delivery-timer")
             tasks.create_task(self._history.run(), name="delivery-snapshots")
-            tasks.create_task(self._run_lite_expiry(), name="lite-topic-expiry")
+            tasks.create_task(every(_LITE_EXPIRY_SECONDS, self._try_lite_expiry), name="lite-topic-expiry")
             tasks.create_task(self._exhausted.run(), name="dead-letters")
 
     async def close(self) -> None:
@@ -429,8 +431,6 @@ class Deliveries:
         for offset, nonce in set(entries):
             queue.delivery.acknowledge(offset, nonce)
             self._recent[nonce, offset] = queue
-        while len(self._recent) > _RECENT_COUNT_MAX:
-            self._recent.popitem(last=False)
         self.stats.acknowledged += len(entries)
         self._subscriptions.note_commit(queue)
         order = queue.delivery.order
@@ -555,13 +555,11 @@ class Deliveries:
         if names:
             await self._history.wait_stored(replicas=replicas)
 
-    async def _run_lite_expiry(self) -> None:
-        while True:
-            await asyncio.sleep(_LITE_EXPIRY_SECONDS)
-            try:
-                await self.expire_lite_topics()
-            except (StoreFullError, StoreAccessError, SyncTimeoutError) as error:
-                _log.warning("lite topics not expired, retried later cause=%s", error)
+    async def _try_lite_expiry(self) -> None:
+        try:
+            await self.expire_lite_topics()
+        except (StoreFullError, StoreAccessError, SyncTimeoutError) as error:
+            _log.warning("lite topics not expired, retried later cause=%s", error)
 
     async def delete_group(self, group: str) -> None:
         """Delete the state and the offsets of a group; durable in the journal on return."""

@@ -21,7 +21,6 @@ messages itself, because its expressions differ in details: NOT, for example.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -35,7 +34,7 @@ from aerobee_broker.filters.bloom_filter import BloomFilter
 from aerobee_broker.tables.data_version import Revision
 from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields
 from aerobee_store import MessageStore
-from aerobee_store.clock import Clock
+from aerobee_store.clock import Clock, every
 from aerobee_store.deferred import deferred
 from aerobee_store.queues.filter_bitmaps import FilterBits
 from aerobee_store.queues.multi_dispatch import is_light
@@ -115,10 +114,11 @@ class ConsumerFilters:
 
     async def run(self) -> None:
         """Drop subscriptions out of use and save changes from time to time, until cancelled. OSError."""
-        while True:
-            await asyncio.sleep(SAVE_INTERVAL_SECONDS)
-            self.drop_unused()
-            await self.save()
+        await every(SAVE_INTERVAL_SECONDS, self._drop_and_save)
+
+    async def _drop_and_save(self) -> None:
+        self.drop_unused()
+        await self.save()
 
     async def save(self) -> None:
         """Return when all changes are on disk. OSError."""

@@ -43,6 +43,7 @@ from aerobee_broker.front.frames import (
     frame_header,
 )
 from aerobee_broker.front.header_blocks import BlockDecoder, HeaderBlockError, RequestHead, trailers_error
+from aerobee_broker.recent import Recent
 
 STREAM_WINDOW: Final = 4 << 20
 """Initial window of a stream, in bytes. It is large enough for a fast sender with a long round trip."""
@@ -202,8 +203,8 @@ class Http2Connection:
         self._header_flags = 0
         self._header_parts: list[bytes] = []
         self._header_size = 0
-        self._reset: dict[int, None] = {}
-        self._answered: dict[int, Stream] = {}  # the latest ones that report a late reset, oldest first
+        self._reset: Recent[int, None] = Recent(_RESET_STREAMS_MAX)
+        self._answered: Recent[int, Stream] = Recent(_LATE_RESETS_MAX)  # those that report a late reset
         self._last_stream_id = 0
         self._served_up_to = STREAM_ID_MAX  # after GOAWAY: later streams are refused
         self._send_window = WINDOW_DEFAULT
@@ -922,8 +923,6 @@ class Http2Connection:
         if stream.reports_late_reset:
             stream.epoch = self._epoch
             self._answered[stream.id] = stream
-            if len(self._answered) > _LATE_RESETS_MAX:
-                del self._answered[next(iter(self._answered))]
         if stream.remote_open:  # the answer does not need the rest of the request
             self._drop(stream)
             self._send_reset(stream.id, ErrorCode.NO_ERROR)
@@ -944,8 +943,6 @@ class Http2Connection:
     def _send_reset(self, stream_id: int, code: ErrorCode) -> None:
         self._output.append(frames.rst_stream(stream_id, code))
         self._reset[stream_id] = None
-        if len(self._reset) > _RESET_STREAMS_MAX:
-            del self._reset[next(iter(self._reset))]
 
     def _take_table_update(self) -> bytes:
         update, self._table_update = self._table_update, b""

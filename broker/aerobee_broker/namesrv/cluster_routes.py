@@ -17,6 +17,7 @@ from typing import Final
 from aerobee_broker.config import Address
 from aerobee_broker.errors import BrokerError, TableFormatError
 from aerobee_broker.namesrv.route_tables import MASTER_ID, BrokerQueues, GrpcAddresses, RouteTables
+from aerobee_broker.recent import Recent
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection
 from aerobee_broker.remoting_wire.frame import Command
@@ -42,7 +43,7 @@ class ClusterRoutes:
         self._name = name
         self._name_servers = name_servers
         self._own = own
-        self._known: dict[str, tuple[float, asyncio.Task[list[BrokerQueues]]]] = {}
+        self._known: Recent[str, tuple[float, asyncio.Task[list[BrokerQueues]]]] = Recent(_TOPICS_MAX)
 
     async def brokers(self, topic: str) -> list[BrokerQueues]:
         """The brokers that have registered this topic, perhaps this one too. Empty without a cluster."""
@@ -71,8 +72,6 @@ class ClusterRoutes:
         known = self._known.pop(topic, None)
         if known is None or now >= known[0]:
             last = known[1].result() if known is not None and known[1].done() else []
-            if len(self._known) >= _TOPICS_MAX:
-                del self._known[next(iter(self._known))]  # the least recently requested one
             known = (now + _VALID_SECONDS, asyncio.create_task(self._ask(topic, last), name=f"route of {topic}"))
         self._known[topic] = known
         return await asyncio.shield(known[1])

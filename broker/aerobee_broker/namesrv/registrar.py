@@ -14,6 +14,7 @@ from typing import Final
 
 from zlib_ng.zlib_ng import crc32
 
+from aerobee_broker.backoff import Backoff
 from aerobee_broker.config import Address, BrokerConfig, Settings
 from aerobee_broker.errors import BrokerError
 from aerobee_broker.listening.listeners import Listening
@@ -110,15 +111,16 @@ class Registrar:
         await self._outgoing.stop(0)
 
     async def _keep_registered(self, server: Address) -> None:
-        seconds = 1.0
+        backoff = Backoff(1.0, _RETRY_SECONDS_MAX)
         while not self._leaving:
+            backoff.begin()
             try:
                 await self._registered(server)
             except (OSError, TimeoutError, BrokerError) as error:
                 self._connections.pop(server, None)
+                seconds = backoff.failed()
                 _log.warning("not registered name_server=%s cause=%s; retrying in %g s", server, error, seconds)
-            await asyncio.sleep(seconds)
-            seconds = min(seconds * 2, _RETRY_SECONDS_MAX)
+                await asyncio.sleep(seconds)
 
     async def _registered(self, server: Address) -> None:
         """Register, and repeat it whenever it is due, while the connection lives."""

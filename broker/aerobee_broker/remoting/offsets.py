@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.recent import Recent
 from aerobee_broker.remoting_wire.codes import Answer
 from aerobee_broker.remoting_wire.connection import Connection
 from aerobee_broker.remoting_wire.errors import RemotingError
@@ -31,7 +32,8 @@ class OffsetRequests:
         self._deliveries = deliveries
         # (topic, group, queue id) -> the target of a reset that no pull has followed yet
         self._resets: dict[tuple[str, str, int], int] = {}
-        self._pulled: dict[tuple[str, str, int], int] = {}  # the same -> after the last message of the last pull
+        # the same -> after the last message of the last pull
+        self._pulled: Recent[tuple[str, str, int], int] = Recent(_PULLED_MAX)
 
     async def query(self, request: Command, _: Connection) -> Command:
         """A new group gets 0 if nothing was deleted yet, so that it misses nothing; otherwise the client decides where
@@ -83,8 +85,6 @@ class OffsetRequests:
     def note_pulled(self, topic: str, group: str, queue_id: int, next_offset: int) -> None:
         """A pull has delivered the messages before this offset."""
         self._pulled[topic, group, queue_id] = next_offset
-        if len(self._pulled) > _PULLED_MAX:
-            del self._pulled[next(iter(self._pulled))]
 
     def pulled(self, topic: str, group: str, queue_id: int) -> int:
         """The offset after the last message that was pulled; 0 if unknown."""

@@ -22,7 +22,6 @@ import asyncio
 import base64
 import binascii
 import itertools
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -33,6 +32,7 @@ from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.receive.receive_plan import ReceiveRequest
 from aerobee_broker.delivery.receive.selection import DeliveredMessage
 from aerobee_broker.errors import InvalidReceiptHandleError
+from aerobee_broker.recent import Recent
 from aerobee_broker.remoting.clients import Subscription
 from aerobee_broker.remoting.pull import filter_of_subscription
 from aerobee_broker.remoting.shown_records import shown_bytes, shown_properties
@@ -80,7 +80,7 @@ class PopRequests:
         self._deliveries = deliveries
         self._counters = counters
         self._clock = clock
-        self._changed: OrderedDict[_Changed, str] = OrderedDict()
+        self._changed: Recent[_Changed, str] = Recent(_CHANGED_MAX)
         self._waits = itertools.count()
 
     async def pop(self, request: Command, connection: Connection) -> Command:
@@ -280,8 +280,6 @@ class PopRequests:
         now_ms = self._clock.now_ms()
         queue_id, offset = integer(request, "queueId", bits=32), integer(request, "offset")
         self._changed[topic, group, queue_id, offset, now_ms] = new
-        while len(self._changed) > _CHANGED_MAX:
-            self._changed.popitem(last=False)
         self._counters.received_by(topic, group).changed += 1
         return answer({"popTime": now_ms, "invisibleTime": invisible_ms, "reviveQid": _REVIVE_QUEUE})
 

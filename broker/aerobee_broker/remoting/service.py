@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Final
 
@@ -38,6 +37,7 @@ from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.statistics.broker_stats import BrokerStats
 from aerobee_broker.tables.operations import Operations
 from aerobee_broker.tables.runtime_settings import RuntimeSettings
+from aerobee_store.clock import every
 from aerobee_store.tables.json_table import JsonTable
 
 _SCAN_SECONDS: Final = 10.0
@@ -171,10 +171,11 @@ class RemotingService:
 
     async def run(self) -> None:
         """Remove silent clients, until cancelled."""
-        while True:
-            await asyncio.sleep(_SCAN_SECONDS)
-            self.clients.expire()
-            self.routes.expire()
+        await every(_SCAN_SECONDS, self._expire)
+
+    def _expire(self) -> None:
+        self.clients.expire()
+        self.routes.expire()
 
     async def handle(self, request: Command, connection: Connection) -> Command | None:
         """Answer one request. Raises errors that `errors.refusal` turns into an answer."""

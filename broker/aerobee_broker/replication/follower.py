@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from aerobee_broker.config import Address
@@ -30,6 +31,7 @@ from aerobee_broker.replication.frames import (
 )
 from aerobee_broker.replication.master import HEARTBEAT_SECONDS, SILENCE_SECONDS, write
 from aerobee_store import MessageStore
+from aerobee_store.clock import every
 
 _CONNECT_SECONDS: Final = 5.0
 _READ_SIZE: Final = 1 << 20  # bytes per sync at most
@@ -122,7 +124,7 @@ class Follower:
             self._compare(frames.handshake.epochs, frames.handshake.end)
         self._report(writer)
         async with asyncio.TaskGroup() as tasks:
-            beats = tasks.create_task(self._send_heartbeats(writer))
+            beats = tasks.create_task(every(self._heartbeat_seconds, partial(self._send_heartbeat, writer)))
             try:
                 while True:
                     await self._take(units, writer)
@@ -184,11 +186,9 @@ class Follower:
             self._reported = min(self._store.positions[0], self._store.positions[2])
         write(writer, encode_report(self._reported, self._protocol))
 
-    async def _send_heartbeats(self, writer: asyncio.StreamWriter) -> None:
-        while True:
-            await asyncio.sleep(self._heartbeat_seconds)
-            self._report(writer)
-            await writer.drain()
+    async def _send_heartbeat(self, writer: asyncio.StreamWriter) -> None:
+        self._report(writer)
+        await writer.drain()
 
     async def _some(self, reader: asyncio.StreamReader) -> bytes:
         try:

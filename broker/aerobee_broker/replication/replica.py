@@ -24,6 +24,7 @@ import logging
 from contextlib import suppress
 from typing import Final, Literal, NamedTuple
 
+from aerobee_broker.backoff import Backoff
 from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.config import Address, Settings
 from aerobee_broker.counters.broker_counters import BrokerCounters
@@ -302,10 +303,10 @@ class ReplicaBroker:
     # --- The log ----------------------------------------------------------------------------------------------
 
     async def _follow_log(self) -> None:
-        pause = 0.1
-        longest = _PAUSE_SECONDS_MAX if self._leadership is None else _PAUSE_SECONDS_MAX_LEASE
+        backoff = Backoff(0.1, _PAUSE_SECONDS_MAX if self._leadership is None else _PAUSE_SECONDS_MAX_LEASE)
         while True:
-            began = asyncio.get_running_loop().time()
+            backoff.begin()
+            has_diverged = False
             try:
                 await self._follow_until_other_master()
             except DivergedError as error:
@@ -315,15 +316,12 @@ class ReplicaBroker:
                     f"{error}; nothing was deleted. Move the store away, so that the replica starts with an empty one, "
                     f"or keep it"
                 )
-                pause = longest
+                has_diverged = True
             except (OSError, TimeoutError, BrokerError, LogMismatchError, StoreFullError) as error:
                 self._note(str(error) or type(error).__name__)
             if self._ended.done():
                 return
-            if asyncio.get_running_loop().time() - began > longest:
-                pause = 0.1  # the connection worked for a while
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
+            await asyncio.sleep(backoff.failed(is_hopeless=has_diverged))
 
     async def _follow_until_other_master(self) -> None:
         """Raises like `_follow_once`; returns if another broker takes the lease."""

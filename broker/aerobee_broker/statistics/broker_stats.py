@@ -11,7 +11,6 @@ All windows end now. The hour and the day may begin up to ten minutes or an hour
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 from collections import deque
@@ -25,7 +24,7 @@ from aerobee_broker.counters.broker_counters import BrokerCounters, QueueCounter
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import dead_letter_topic, is_system_topic
 from aerobee_store import MessageStore
-from aerobee_store.clock import Clock
+from aerobee_store.clock import Clock, every
 from aerobee_store.records.decimals import decimal
 
 SAMPLE_SECONDS: Final = 10.0
@@ -398,9 +397,7 @@ class BrokerStats:
 
     async def run(self) -> None:
         """Sample, until cancelled."""
-        while True:
-            await asyncio.sleep(SAMPLE_SECONDS)
-            self.take()
+        await every(SAMPLE_SECONDS, self.take)
 
     def _drop_queues(self) -> None:
         """Forget the queues of deleted topics and groups."""

@@ -9,7 +9,6 @@ each change is a line there.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Final
 from msgspec import Struct
 
 from aerobee_store import MessageStore
-from aerobee_store.clock import Clock
+from aerobee_store.clock import Clock, every
 from aerobee_store.tables import java_json
 from aerobee_store.tables.json_table import JsonTable
 
@@ -83,9 +82,7 @@ class Operations:
 
     async def run(self) -> None:
         """Save changes from time to time, until cancelled."""
-        while True:
-            await asyncio.sleep(_SAVE_SECONDS)
-            await self.save()
+        await every(_SAVE_SECONDS, self.save)
 
     async def save(self) -> None:
         """Write the file if there is something new. A disk that cannot take it is no reason to stop."""

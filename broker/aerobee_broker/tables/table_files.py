@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
@@ -26,7 +25,7 @@ from aerobee_broker.tables.topics import (
     check_new_topic_name,
     is_system_topic,
 )
-from aerobee_store.clock import Clock
+from aerobee_store.clock import Clock, every
 from aerobee_store.disk.file_system import DiskFileSystem, FileSystem
 from aerobee_store.stats import StoreStats
 from aerobee_store.tables.json_table import JsonTable
@@ -332,8 +331,9 @@ class Tables:
 
     async def run(self) -> None:
         """Save offsets from time to time, until cancelled; the delivery journal has them too."""
-        while True:
-            await asyncio.sleep(SAVE_INTERVAL_SECONDS)
-            await self._saved_topics.save_all(only_if_needed=True)
-            await self._saved_groups.save_all(only_if_needed=True)
-            await self.save()
+        await every(SAVE_INTERVAL_SECONDS, self._save_what_changed)
+
+    async def _save_what_changed(self) -> None:
+        await self._saved_topics.save_all(only_if_needed=True)
+        await self._saved_groups.save_all(only_if_needed=True)
+        await self.save()

@@ -45,7 +45,7 @@ from aerobee_broker.timer.relocation import Relocation
 from aerobee_broker.timer.state import TIMER_ORIGIN, TimerParts, TimerState
 from aerobee_broker.timer.stats import TimerStats
 from aerobee_store import MessageStore
-from aerobee_store.clock import Clock
+from aerobee_store.clock import Clock, every
 from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import File
 from aerobee_store.errors import TimerLogDamagedError
@@ -191,7 +191,9 @@ class Timer:
         self._stopped.clear()
         try:
             async with asyncio.TaskGroup() as tasks:
-                flushing = tasks.create_task(self._run_flush(), name="timer-flush")
+                flushing = tasks.create_task(
+                    every(self._config.flush_interval_seconds, self._flush_if_used), name="timer-flush"
+                )
                 await self._run_timer()
                 flushing.cancel()
         finally:
@@ -407,13 +409,11 @@ class Timer:
 
     # --- Flush ------------------------------------------------------------------------------------------------
 
-    async def _run_flush(self) -> None:
-        while True:
-            await asyncio.sleep(self._config.flush_interval_seconds)
-            self._idle_rounds += 1
-            if self._files.used and (self._state.changed or self._idle_rounds >= _IDLE_SAVE_ROUNDS):
-                self._idle_rounds = 0
-                await self._flush(clean=False)
+    async def _flush_if_used(self) -> None:
+        self._idle_rounds += 1
+        if self._files.used and (self._state.changed or self._idle_rounds >= _IDLE_SAVE_ROUNDS):
+            self._idle_rounds = 0
+            await self._flush(clean=False)
 
     async def _flush(self, *, clean: bool) -> None:
         async with self._saving:

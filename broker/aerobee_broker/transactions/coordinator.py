@@ -35,6 +35,7 @@ from aerobee_broker.config import Settings
 from aerobee_broker.config.transactions import TransactionsConfig
 from aerobee_broker.errors import InvalidTransactionError, TooManyRequestsError
 from aerobee_broker.limits.loop_share import Turns
+from aerobee_broker.recent import Recent
 from aerobee_broker.tables.consumer_offsets import OffsetTable
 from aerobee_broker.tables.topics import TopicConfig, TopicTable
 from aerobee_broker.timer.wheel_timer import Timer
@@ -175,7 +176,7 @@ class Transactions:
         self._producers = producers
         self._delays = timer
         self._pending: OrderedDict[bytes, _Half] = OrderedDict()  # in the order of their queue offsets
-        self._decided: OrderedDict[bytes, Decided] = OrderedDict()
+        self._decided: Recent[bytes, Decided] = Recent(_DECIDED_MAX)
         self._unasked: dict[str, dict[_Half, None]] = {}  # by topic: due, but no producer could be asked
         self._ops: deque[tuple[int, int]] = deque()  # (offset of the half message, of its op), in the order of the ops
         self._half_end = store.queue_range(HALF_TOPIC, TRANSACTION_QUEUE_ID)[1]
@@ -433,8 +434,6 @@ class Transactions:
 
     def _remember(self, key: bytes, decided: Decided) -> None:
         self._decided[key] = decided
-        if len(self._decided) > _DECIDED_MAX:
-            self._decided.popitem(last=False)
 
     def _add(self, half: _Half) -> None:
         self._pending[half.key] = half

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 from aerobee_broker.clients.accounts import Accounts, Right
 from aerobee_broker.clients.registry import Client, ClientRegistry
 from aerobee_broker.messages.message_mapping import to_wire_message
+from aerobee_broker.recent import Recent
 from aerobee_broker.tables.topics import split_stored_name
 from aerobee_proto import v2
 from aerobee_store import Record
@@ -29,7 +29,7 @@ class Producers:
         """`accounts`: a check contains the message, so only accounts that may send to its topic get one."""
         self._clients = clients
         self._accounts = accounts
-        self._senders: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()  # topic -> client ids, latest last
+        self._senders: Recent[str, Recent[str, None]] = Recent(_TOPICS_MAX)  # topic -> client ids, latest last
         self.ask_by_group: Callable[[Record, str, str, int], bool] | None = None
         """Asks a producer of the remoting protocol: half message, topic, transaction id, number of earlier checks;
         False if there is none."""
@@ -40,13 +40,8 @@ class Producers:
             return  # any producer of its group can, and the message names the group
         senders = self._senders.get(topic)
         if senders is None:
-            senders = self._senders[topic] = OrderedDict()
-            if len(self._senders) > _TOPICS_MAX:
-                self._senders.popitem(last=False)
+            senders = self._senders[topic] = Recent(_SENDERS_PER_TOPIC_MAX)
         senders[client_id] = None
-        senders.move_to_end(client_id)
-        if len(senders) > _SENDERS_PER_TOPIC_MAX:
-            senders.popitem(last=False)
 
     def answers_for(self, client: Client, topic: str) -> bool:
         """Whether `choose` may name this client for any message of the topic."""

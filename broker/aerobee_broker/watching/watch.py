@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import resource
 from collections import deque
@@ -21,6 +20,7 @@ from aerobee_broker.watching.backlog import Backlog, backlogs_of
 from aerobee_broker.watching.history import BROKER, History, Sample, Subject
 from aerobee_broker.watching.rules import Facts, Judge
 from aerobee_broker.watching.trend import LONGEST_MS, seconds_until
+from aerobee_store.clock import every
 
 SAMPLE_SECONDS: Final = 1.0
 _LOOKS_EVERY: Final = 10  # samples between two looks at what takes longer
@@ -68,9 +68,8 @@ class Watch:
 
     async def run(self) -> None:
         """Sample, until cancelled."""
-        while True:
-            await self.sample()
-            await asyncio.sleep(SAMPLE_SECONDS)
+        await self.sample()
+        await every(SAMPLE_SECONDS, self.sample)
 
     async def sample(self) -> None:
         """Take one sample; every tenth one includes backlogs and problems."""

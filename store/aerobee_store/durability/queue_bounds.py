@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from aerobee_store.clock import every
 from aerobee_store.disk.file_system import NO_ROOM, FileSystem, InDiskThread
 from aerobee_store.durability.log_flush import Durability
 from aerobee_store.log.commit_log import CommitLog
@@ -92,17 +93,18 @@ class QueueBounds:
 
     async def run(self) -> None:
         """Save every minute what has changed. Ends only when cancelled or failed."""
-        while True:
-            await asyncio.sleep(_INTERVAL_SECONDS)
-            known = KnownBounds(0, {}, {})
-            for number, queue in enumerate(self._queues.all(), 1):
-                _add(known, queue)
-                if number % _QUEUES_PER_TURN == 0:
-                    await asyncio.sleep(0)
-            try:
-                await self._in_disk_thread(self._write_noting_error, self._ended(known))
-            except OSError as error:
-                raise self._durability.fail(error) from error
+        await every(_INTERVAL_SECONDS, self._save_in_turns)
+
+    async def _save_in_turns(self) -> None:
+        known = KnownBounds(0, {}, {})
+        for number, queue in enumerate(self._queues.all(), 1):
+            _add(known, queue)
+            if number % _QUEUES_PER_TURN == 0:
+                await asyncio.sleep(0)
+        try:
+            await self._in_disk_thread(self._write_noting_error, self._ended(known))
+        except OSError as error:
+            raise self._durability.fail(error) from error
 
     def save(self) -> None:
         """Save now, blocking, for opening and closing. OSError."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from aerobee_store.clock import Clock
+from aerobee_store.clock import Clock, every
 from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import FileSystem, InDiskThread
 from aerobee_store.log.commit_log import CommitLog, DamagedRange
@@ -77,11 +77,8 @@ class Scrub:
 
     async def run(self) -> None:
         """Read the due segments, then wait. Ends when cancelled, or at once if the scrub is switched off."""
-        if not self._bytes_per_second:
-            return
-        while True:
-            await asyncio.sleep(_REST_SECONDS)
-            await self.read_due()
+        if self._bytes_per_second:
+            await every(_REST_SECONDS, self.read_due)
 
     async def read_due(self) -> None:
         """Read every due segment."""

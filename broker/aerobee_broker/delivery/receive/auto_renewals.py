@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Container, Iterable
 from typing import Final
 
 from aerobee_broker.config import Settings
 from aerobee_broker.delivery.state.subscriptions import Queue
+from aerobee_broker.recent import Recent
 from aerobee_store.clock import Clock
 
 _ATTEMPTS_PER_CLIENT_MAX: Final = 64  # answers that a client may report as lost; it repeats its latest
@@ -23,7 +23,7 @@ class AutoRenewals:
         self._connected = connected
         self._queues: dict[str, set[Queue]] = {}  # of a client
         # for each client, the nonces of the attempts that returned messages, latest last
-        self._attempts: dict[str, OrderedDict[int, None]] = {}
+        self._attempts: dict[str, Recent[int, None]] = {}
         self._returning: set[str] = set()  # clients from before the restart
         self._returning_until = 0.0  # of the monotonic clock
 
@@ -33,7 +33,7 @@ class AutoRenewals:
             for flight in queue.delivery.in_flight.values():
                 if flight.client_id is not None:
                     self._queues.setdefault(flight.client_id, set()).add(queue)
-                    attempts = self._attempts.setdefault(flight.client_id, OrderedDict())
+                    attempts = self._attempts_of(flight.client_id)
                     attempts[flight.nonce ^ queue.key.queue_id] = None  # all attempts, because the latest is unknown
         self._returning = set(self._queues)
         self._returning_until = self._clock.monotonic() + self._settings.current.delivery.client_return_seconds
@@ -47,11 +47,13 @@ class AutoRenewals:
         self._queues.setdefault(client_id, set()).add(queue)
         if attempt is None:
             return
-        attempts = self._attempts.setdefault(client_id, OrderedDict())
-        attempts[attempt] = None
-        attempts.move_to_end(attempt)
-        if len(attempts) > _ATTEMPTS_PER_CLIENT_MAX:
-            attempts.popitem(last=False)
+        self._attempts_of(client_id)[attempt] = None
+
+    def _attempts_of(self, client_id: str) -> Recent[int, None]:
+        attempts = self._attempts.get(client_id)
+        if attempts is None:
+            attempts = self._attempts[client_id] = Recent(_ATTEMPTS_PER_CLIENT_MAX)
+        return attempts
 
     def knows(self, client_id: str, attempt: int) -> bool:
         """Whether this attempt has returned messages before."""

@@ -24,6 +24,7 @@ from aerobee_broker.processors.administration.wire import (
     timestamp,
     topic_to_wire,
 )
+from aerobee_broker.recent import Recent
 from aerobee_broker.statistics.broker_stats import BrokerStats, GroupTraffic, TopicTraffic
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_broker.tables.deleted_letters import DeletedLetters
@@ -77,7 +78,8 @@ class Overview:
         self._broker_stats = broker_stats
         self._deleted_letters = deleted_letters
         self._others = others
-        self._sizes: dict[tuple[str, int], tuple[int, int, QueueBytes]] = {}  # by queue, with its range at that time
+        # by queue, with its range at that time
+        self._sizes: Recent[tuple[str, int], tuple[int, int, QueueBytes]] = Recent(_QUEUES_MAX)
 
     async def list_topics(
         self, request: admin_v1.ListTopicStatusRequest, _: Client
@@ -178,8 +180,6 @@ class Overview:
         known = self._sizes.get((topic, queue_id))
         if known is not None and known[:2] == (low, high):
             return known[2]
-        if len(self._sizes) >= _QUEUES_MAX:
-            self._sizes.clear()
         size = self._store.queue_bytes(topic, queue_id)
         self._sizes[topic, queue_id] = low, high, size
         return size

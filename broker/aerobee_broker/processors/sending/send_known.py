@@ -24,6 +24,7 @@ from aerobee_broker.messages.message_mapping import FIFO, NORMAL, message_type, 
 from aerobee_broker.messages.validation import check_message
 from aerobee_broker.messages.wire_fields import Span, read_field, read_varint, varint
 from aerobee_broker.processors.sending.message_layout import Fields, fields_of
+from aerobee_broker.recent import Recent
 from aerobee_proto import v2
 from aerobee_store.config import StoreConfig
 from aerobee_store.errors import InvalidMessageError
@@ -90,7 +91,7 @@ class Layout:
         self.kind = NORMAL if fields.message_group is None else FIFO
         self.topic = topic
         self.namespace, self.name = topic.resource_namespace, topic.name
-        self._templates: dict[tuple[str, bool, bool], _Template] = {}
+        self._templates: Recent[tuple[str, bool, bool], _Template] = Recent(_TEMPLATES_MAX)
         self.unusable = False
         """Whether messages of this layout cannot be stored by a template."""
 
@@ -138,8 +139,6 @@ class Layout:
             )
         except (DecodeError, InvalidRequestError, InvalidMessageError):
             return None
-        if len(self._templates) >= _TEMPLATES_MAX:
-            self._templates.clear()
         found = self._templates[key] = _Template(record, gaps, tag_gap, limits, stored.sys_flag)
         return found
 
