@@ -49,7 +49,6 @@ from aerobee_broker.services.messaging_service import MessagingProcessors, Messa
 from aerobee_broker.services.record_service import RecordService
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.standard_services import health_methods, reflection_methods
-from aerobee_broker.tables.deleted_letters import DeletedLetters
 from aerobee_broker.tables.operations import Operations
 from aerobee_broker.tables.runtime_settings import RuntimeSettings
 from aerobee_broker.timer.level_listing import AllWaiting
@@ -151,7 +150,6 @@ def _administration(
 ) -> Administration:
     config, clock, store, tables = parts.settings.current, parts.clock, parts.store, parts.tables
     clients, deliveries = parts.clients, parts.deliveries
-    deleted_letters = DeletedLetters(store)
     accumulation = Accumulation(config=config, store=store, tables=tables, deliveries=deliveries, clock=clock)
     return Administration(
         topics=TopicAdministration(
@@ -186,7 +184,7 @@ def _administration(
             admission=parts.admission,
             counters=parts.counters,
             deliveries=deliveries,
-            deleted=deleted_letters,
+            deleted=parts.deleted_letters,
         ),
         configuration=ConfigurationAdministration(runtime_settings),
         overview=Overview(
@@ -195,7 +193,7 @@ def _administration(
             clients=clients,
             deliveries=deliveries,
             broker_stats=parts.broker_stats,
-            deleted_letters=deleted_letters,
+            deleted_letters=parts.deleted_letters,
             others=others,
         ),
         browser=MessageBrowser(store=store, tables=tables, loop_share=deliveries.loop_share),

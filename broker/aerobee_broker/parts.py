@@ -14,6 +14,7 @@ from aerobee_broker.filters.consumer_filters import ConsumerFilters
 from aerobee_broker.limits.ledger import Ledger
 from aerobee_broker.messages.admission import Admission
 from aerobee_broker.statistics.broker_stats import BrokerStats
+from aerobee_broker.tables.deleted_letters import DeletedLetters
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.timer.level_delay import LevelDelay
 from aerobee_broker.timer.wheel_timer import Timer
@@ -41,6 +42,7 @@ class BrokerParts(Struct, frozen=True, kw_only=True):
     level_delay: LevelDelay
     producers: Producers
     transactions: Transactions
+    deleted_letters: DeletedLetters
     counters: BrokerCounters
     broker_stats: BrokerStats
     loop_delay: LoopDelay

@@ -39,6 +39,7 @@ from aerobee_broker.remoting.service import RemotingService
 from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.statistics.broker_stats import BrokerStats
+from aerobee_broker.tables.deleted_letters import DeletedLetters
 from aerobee_broker.tables.operations import Operations
 from aerobee_broker.tables.runtime_settings import RuntimeSettings
 from aerobee_broker.tables.table_files import BatchTopics, Tables
@@ -400,6 +401,7 @@ async def _open_parts(process: _Process, store: MessageStore, tables: Tables, se
         level_delay=level_delay,
         producers=producers,
         transactions=transactions,
+        deleted_letters=await asyncio.to_thread(DeletedLetters, store),
         counters=counters,
         broker_stats=BrokerStats(counters, tables, store, clock, deliveries.read_offset),
         loop_delay=LoopDelay(),

@@ -277,6 +277,11 @@ class Cell:
         self.promises.hidden(self.group, delivery.message_id, until_ms if seconds else 0)
         return replace(delivery, handle=handle)
 
+    def bury(self, deliveries: Sequence[Delivery]) -> None:
+        """Let messages become dead letters."""
+        for delivery in deliveries:
+            self.calls.bury(self.group, self.topic, delivery)
+
     def look_at_clock(self) -> None:
         self.promises.clock(self.broker.now_ms())
 

@@ -206,6 +206,55 @@ class DeadLetter(Feature):
             cell.promises.finished(cell.group, client.run(ids()), Promise.PERHAPS)
 
 
+class DeletedLetters(Feature):
+    """Dead letters that an operator deletes, one by one: they are not seen again."""
+
+    name = "dead-letter-deleted"
+
+    def use(self, cell: Cell) -> None:
+        sent = cell.send(3)
+        cell.bury(cell.receive(3, 3600))
+        cell.promises.finished(cell.group, [each.message_id for each in sent], Promise.PERHAPS)
+        letters = self._letters(cell)
+        for message_id, offset in list(letters.items())[:1]:
+            done = cell.calls.administer(partial(_delete_letter, cell.group, offset))
+            cell.told[message_id] = done
+
+    def judge(self, cell: Cell) -> None:
+        letters = self._letters(cell)
+        for message_id, deleted in cell.told.items():
+            if deleted is not None and message_id in letters:
+                cell.problems.append(f"the deleted dead letter {message_id} is seen again")
+        if not cell.told or not letters:
+            cell.problems.append("there was no dead letter")
+
+    def _letters(self, cell: Cell) -> dict[str, int]:
+        """The offsets of the dead letters, by message."""
+
+        async def letters(admin: Admin) -> dict[str, int]:
+            return {letter.origin_message_id: letter.offset async for letter in admin.dead_letters(cell.group)}
+
+        return cell.calls.administer(letters) or {}
+
+
+async def _delete_letter(group: str, offset: int, admin: Admin) -> int:
+    return await admin.delete_dead_letters(group, [offset])
+
+
+class Purge(Feature):
+    """Topics that are emptied: what was purged never comes again, and what is sent afterwards comes."""
+
+    name = "purge"
+
+    def use(self, cell: Cell) -> None:
+        cell.send(3)
+        cell.acknowledge(cell.receive(1, 3600))
+        cell.receive(1, 60)
+        done = cell.calls.administer(lambda admin: admin.purge_topic(cell.topic))
+        cell.promises.purged(cell.topic, Promise.PERHAPS if done is None else Promise.YES)
+        cell.send(2)
+
+
 class Reset(Feature):
     """A group that goes back to the first message."""
 
@@ -344,6 +393,8 @@ FEATURES: Final[tuple[Feature, ...]] = (
     Renew(),
     GiveBack(),
     DeadLetter(),
+    DeletedLetters(),
+    Purge(),
     Reset(),
     Pop(),
     Pull(),

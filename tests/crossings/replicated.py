@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final
 from aerobee_broker.config import Address
 from aerobee_broker.remoting_wire.codes import Request
 from aerobee_broker.remoting_wire.frame import Command
+from aerobee_broker.tables.deleted_letters import FILE_NAME as LETTERS
 from tests.crossings.cell import ENDED, State, World
 from tests.model.calls import SETTINGS
 from tests.support import kubernetes
@@ -43,11 +44,17 @@ def _ask(address: str, code: Request, fields: Mapping[str, object] | None = None
     return asyncio.run(asked())
 
 
+def _tables(store: Path, name: str) -> Any:
+    path = store / "config" / name
+    return json.loads(path.read_bytes()) if path.exists() else {}
+
+
 class Replica:
     """A replica process of the broker whose remoting address is `master`."""
 
     def __init__(self, directory: Path, master: str) -> None:
         self.store = directory / "replica"
+        self._master_store = directory / "store"
         self.log = directory / "replica.log"
         self._master = master
         self._config = directory / "replica.toml"
@@ -91,7 +98,18 @@ class Replica:
         end = json_body(_ask(self._master, Request.GET_BROKER_HA_STATUS))["masterCommitLogMaxOffset"]
         if info["maxOffset"] < end:
             return False
-        return all(json_body(_ask(self._master, code)) == json_body(_ask(self._remoting, code)) for code in _TABLES)
+        same = all(json_body(_ask(self._master, code)) == json_body(_ask(self._remoting, code)) for code in _TABLES)
+        return same and self._has_deletions()
+
+    def _has_deletions(self) -> bool:
+        """Whether it has deleted all that its master has: topics, purged ones too, and dead letters."""
+        masters, own = (
+            _tables(store, "deletedTopics.json").get("topics", {}) for store in (self._master_store, self.store)
+        )
+        return all(
+            own.get(name, {}).get("physicalOffset", -1) >= deleted["physicalOffset"]
+            for name, deleted in masters.items()
+        ) and _tables(self._master_store, LETTERS) == _tables(self.store, LETTERS)
 
     def promote(self) -> None:
         """Make it the master, and return once it serves."""

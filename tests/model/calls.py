@@ -236,6 +236,18 @@ class Calls:
         answer = self._answer("ChangeInvisibleDuration", request)
         return None if answer is None or answer.status.code != Code.OK else str(answer.receipt_handle)
 
+    def bury(self, group: str, topic: str, delivery: Delivery) -> None:
+        """Move a message to the dead letters of the group."""
+        request = v2.ForwardMessageToDeadLetterQueueRequest(
+            group=v2.Resource(name=group),
+            topic=v2.Resource(name=topic),
+            receipt_handle=delivery.handle,
+            message_id=delivery.message_id,
+            delivery_attempt=delivery.attempt,
+            max_delivery_attempts=delivery.attempt,
+        )
+        self._answer("ForwardMessageToDeadLetterQueue", request)
+
     def pop(self, group: str, topic: str, *, count: int, hidden_seconds: int) -> list[Delivery]:
         """Receive by RocketMQ's POP, without waiting."""
         fields = {

@@ -11,8 +11,9 @@
     attempts  Each delivery of a message to a group has a higher attempt than the one before.
     hidden    A message is not delivered again before its invisible time is over.
     dead      A message that a group did not finish in all its attempts is one of its dead letters.
-    deleted   A message of a deleted topic is not delivered from a topic of the same name that was made afterwards. One
-              that waits in a system topic, delayed or as a half message, may arrive there, as in RocketMQ.
+    deleted   A message of a deleted topic is not delivered from a topic of the same name that was made afterwards, and
+              a purged message is not delivered at all. One that waits in a system topic, delayed or as a half message,
+              may arrive there, as in RocketMQ.
 
 `Promise.PERHAPS` is what a call may have done whose answer did not come.
 
@@ -174,6 +175,14 @@ class Promises:
         """The deletion of a topic was answered; the topic may be made again."""
         self._incarnations[topic] = self._incarnations.get(topic, 0) + 1
         self._returned.pop(topic, None)
+
+    def purged(self, topic: str, promise: Promise) -> None:
+        """A purge of a topic was answered with OK, or without an answer: its messages are gone, or some are."""
+        if promise is Promise.YES:
+            self.topic_deleted(topic)
+        for sent in self.sent.values():
+            if sent.topic == topic and sent.stored is Promise.YES:
+                sent.stored = Promise.PERHAPS
 
     def delivered(self, group: str, deliveries: Sequence[Delivery]) -> None:
         """A receive of `group` was answered with these messages, in this order."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from math import inf
 from typing import Final
 
 SHARE: Final = 0.25  # of one processor; enough for a search in columns to skip some 300,000 messages per second
@@ -26,7 +27,7 @@ class LoopShare:
 
     def __init__(self, share: float = SHARE) -> None:
         self._share = share
-        self._paid_at = 0.0  # when all steps so far are paid for, in loop time
+        self._paid_at = -inf  # when all steps so far are paid for, in loop time, whose zero means nothing
 
     def wait_after(self, used_seconds: float, now: float) -> float:
         """The wait after a step that used this much CPU time. Seconds; 0 or less: none."""

@@ -16,6 +16,7 @@ from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection, Handler
 from aerobee_broker.remoting_wire.errors import RemotingError
 from aerobee_broker.remoting_wire.fields import (
+    DELETED_DEAD_LETTERS,
     DELETED_TOPICS,
     DELETIONS_AFTER,
     answer,
@@ -29,6 +30,7 @@ from aerobee_broker.remoting_wire.fields import (
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.attributes import AttributeChanges
 from aerobee_broker.tables.consumer_groups import GroupConfig
+from aerobee_broker.tables.deleted_letters import DeletedLetters
 from aerobee_broker.tables.predefined_topics import predefined_topics
 from aerobee_broker.tables.runtime_settings import RuntimeSettings
 from aerobee_broker.tables.table_files import Tables
@@ -62,6 +64,7 @@ class AdministrationRequests:
         topics: TopicAdministration,
         groups: GroupAdministration,
         runtime_settings: RuntimeSettings,
+        deleted_letters: DeletedLetters,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -73,6 +76,7 @@ class AdministrationRequests:
         self._topics = topics
         self._groups = groups
         self._runtime_settings = runtime_settings
+        self._deleted_letters = deleted_letters
         self.handlers: dict[int, Handler] = {
             Request.UPDATE_AND_CREATE_TOPIC: self.update_topic,
             Request.UPDATE_AND_CREATE_TOPIC_LIST: self.update_topics,
@@ -160,8 +164,8 @@ class AdministrationRequests:
 
     async def all_topics(self, request: Command, connection: Connection) -> Command:
         """All topics. A replica of RocketMQ 5 takes the attributes for changes, and copies no topic at all if one of
-        them has no `+` before its name. A replica of Aerobee also asks for deletions, those at
-        a later place in the log than it has heard of."""
+        them has no `+` before its name. A replica of Aerobee also asks for deletions: of topics, those at a later place
+        in the log than it has heard of, and of dead letters."""
         table = self._tables.topics
         shown: Iterable[TopicConfig] = table
         if connection.is_fast:
@@ -169,11 +173,11 @@ class AdministrationRequests:
                 replace(each, attributes={f"+{name}": text for name, text in each.attributes.items()}) for each in table
             )
         topics = {topic.name: topic.to_json() for topic in shown}
-        deletions = {}
+        deletions: dict[str, object] = {}
         if (after := request.fields.get(DELETIONS_AFTER)) is not None:
             heard = decimal(after) or 0
             new = {name: each for name, each in self._store.deleted_topics.items() if each.physical_offset > heard}
-            deletions = {DELETED_TOPICS: deletions_to_json(new)}
+            deletions = {DELETED_TOPICS: deletions_to_json(new), DELETED_DEAD_LETTERS: self._deleted_letters.to_json()}
         body = Bean(
             **deletions,
             dataVersion=table.version.to_json(),

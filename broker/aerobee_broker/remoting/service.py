@@ -60,6 +60,7 @@ class RemotingService:
         self._clock = clock
         self._deliveries = deliveries
         self.clients = RemotingClients(settings, tables, clock)
+        self._deleted_letters = parts.deleted_letters
         self.routes = RouteTables(clock)
         self._registered_revision = -1
         self._has_left = False  # its own name server
@@ -135,6 +136,7 @@ class RemotingService:
             topics=topics,
             groups=groups,
             runtime_settings=runtime_settings,
+            deleted_letters=self._deleted_letters,
         )
         statistics = StatisticsRequests(
             config=self._settings.current,

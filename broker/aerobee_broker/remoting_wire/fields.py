@@ -15,6 +15,8 @@ DELETIONS_AFTER: Final = "deletionsAfter"
 """Of a replica's request for the topics: it wants to hear of deletions at a later place in the log."""
 DELETED_TOPICS: Final = "deletedTopics"
 """A member of the answer with these."""
+DELETED_DEAD_LETTERS: Final = "deletedDeadLetters"
+"""A member of the same answer: the offsets of the dead letters that operators have deleted, by group."""
 _INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
 _INT64: Final = 1 << 63
 

@@ -1,4 +1,5 @@
-"""Copies a master's tables: topics, groups, offsets, delay offsets, request modes, the timer's checkpoint.
+"""Copies a master's tables: topics, groups, offsets, delay offsets, request modes, deleted dead letters, the timer's
+checkpoint.
 
 These are not in the log. Tables with the same version or content are skipped. The others are replaced at once and saved
 in RocketMQ's files, as at the master, so a replica always has topics.
@@ -30,11 +31,12 @@ from typing import Final, Protocol
 from aerobee_broker.errors import BrokerError
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection
-from aerobee_broker.remoting_wire.fields import DELETED_TOPICS, DELETIONS_AFTER
+from aerobee_broker.remoting_wire.fields import DELETED_DEAD_LETTERS, DELETED_TOPICS, DELETIONS_AFTER
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.replication.master_log import QueueEnds, content_of, extent_of, queue_ends
 from aerobee_broker.tables.consumer_groups import GroupTable
 from aerobee_broker.tables.consumer_offsets import OffsetTable
+from aerobee_broker.tables.deleted_letters import DeletedLetters
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import (
     DEAD_LETTER_PREFIX,
@@ -82,6 +84,7 @@ class Metadata:
         path = store.config.directory / "config" / "messageRequestMode.json"
         self._modes = JsonTable(store.file_system, path, stats=store.stats)
         self._request_modes: object = None
+        self._deleted_letters = DeletedLetters(store)
         self._timer = TimerCheckpointFile(store.file_system, store.config.directory / "config" / "timercheck")
         self._checkpoint: tuple[TimerCheckpoint, int] | None = None  # the master's, and the required end of this log
         self._checkpoint_saved = 0  # its read time
@@ -183,8 +186,11 @@ class Metadata:
         content = await self._asked(master, Request.GET_ALL_TOPIC_CONFIG, {DELETIONS_AFTER: str(after)})
         try:
             new = deletions_from_json(content.pop(DELETED_TOPICS, {}))
+            letters = content.pop(DELETED_DEAD_LETTERS, None)  # RocketMQ has none
+            if isinstance(letters, dict):
+                self.copied += await self._deleted_letters.replace(letters)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise BrokerError(f"the master answered with deletions of topics that cannot be read: {error!r}") from error
+            raise BrokerError(f"the master answered with deletions that cannot be read: {error!r}") from error
         self._deletions |= new
         self._deletions_heard = master, self.followed, max((after, *(each.physical_offset for each in new.values())))
         return content

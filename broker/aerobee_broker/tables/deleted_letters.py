@@ -5,14 +5,15 @@ this table hides it from operators. A consumer of the topic of dead letters stil
 
     {"groups": {"billing": [[0, 17], [20, 21]]}}        from the first offset of a pair to before the second
 
-If the table is lost, the dead letters are seen again. Offsets are never used twice, also when all are removed.
+If the table is lost, the dead letters are seen again. Offsets are never used twice, also when all are removed. Replicas
+copy the table of their master.
 """
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -39,8 +40,7 @@ class DeletedLetters:
         content = self._file.load()
         groups = content.get("groups") if isinstance(content, dict) else None
         if isinstance(groups, dict):
-            for group, ranges in groups.items():
-                self._ranges[group] = _merged((int(first), int(end)) for first, end in ranges)
+            self._ranges = _from_json(groups)
 
     def has(self, group: str, offset: int) -> bool:
         """Whether this dead letter is deleted."""
@@ -67,6 +67,22 @@ class DeletedLetters:
             changed = {**self._ranges, group: ranges}
             await self._save(changed)
 
+    def to_json(self) -> dict[str, object]:
+        """The groups with their offsets, for replicas."""
+        return _to_json(self._ranges)
+
+    async def replace(self, groups: Mapping[str, Iterable[Sequence[int]]]) -> bool:
+        """Have the table of a master, as its `to_json`; durable on return. Returns whether it differed.
+
+        TypeError and ValueError for one that cannot be read, OSError.
+        """
+        ranges = _from_json(groups)
+        async with self._saving:
+            if ranges == self._ranges:
+                return False
+            await self._save(ranges)
+            return True
+
     async def forget(self, is_group: Callable[[str], bool]) -> None:
         """Drop the groups that are gone."""
         async with self._saving:
@@ -75,9 +91,16 @@ class DeletedLetters:
                 await self._save(kept)
 
     async def _save(self, ranges: dict[str, list[Range]]) -> None:
-        groups = {group: [list(each) for each in ranges[group]] for group in sorted(ranges) if ranges[group]}
-        await self._store.in_disk_thread(self._file.save, java_json.Bean(groups=groups))
+        await self._store.in_disk_thread(self._file.save, java_json.Bean(groups=_to_json(ranges)))
         self._ranges = ranges
+
+
+def _to_json(ranges: Mapping[str, list[Range]]) -> dict[str, object]:
+    return {group: [list(each) for each in ranges[group]] for group in sorted(ranges) if ranges[group]}
+
+
+def _from_json(groups: Mapping[str, Iterable[Sequence[int]]]) -> dict[str, list[Range]]:
+    return {group: _merged((int(first), int(end)) for first, end in ranges) for group, ranges in groups.items()}
 
 
 def _merged(ranges: Iterable[Range]) -> list[Range]:
