@@ -41,15 +41,15 @@ from aerobee_pipeline.reading.planning import ReadPlan, Task, Wanted, packed_ran
 from aerobee_pipeline.reading.queue_access import QueueAccess, named_topics_exist, offsets_at, open_access
 from aerobee_pipeline.reading.schema import checked_columns, default_columns, spark_ddl
 from aerobee_pipeline.reading.selection import PUSHED_COLUMNS, Condition, Selection, narrowed
-from aerobee_pipeline.reading.splits import read_split
+from aerobee_pipeline.reading.splits import BATCH_RECORDS, read_split
 from aerobee_pipeline.reading.store_queues import read_records
 from aerobee_store.records.record_batch import RecordBatch
 
 _log = logging.getLogger(__name__)
 
-# Rows of one Arrow batch on its way to the JVM: below about ten thousand rows the fixed cost of a batch is noticeable
-# (measured).
-_BATCH_ROWS: Final = 32_768
+# Rows and bytes of one Arrow batch on its way to the JVM. In smaller batches the fixed cost of a batch is noticeable;
+# in larger ones it is less than the cost of joining them, which copies every value (measured).
+_BATCH_ROWS: Final = BATCH_RECORDS
 _BATCH_BYTES: Final = 32 << 20
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -352,10 +352,13 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 
 
 def coalesced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of a size that Spark processes fast."""
+    """The same rows in batches of a size that Spark processes fast. A batch of this size is not copied."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
+        if waiting and (batch.num_rows >= _BATCH_ROWS or size + batch.nbytes > _BATCH_BYTES):
+            yield _joined(waiting)
+            waiting, rows, size = [], 0, 0
         if batch.num_rows:
             waiting.append(batch)
             rows += batch.num_rows

@@ -10,12 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, LessThan
 
 from aerobee_pipeline.errors import OptionError, RecordDecodeError
 from aerobee_pipeline.options import SourceOptions
-from aerobee_pipeline.source import AerobeeDataSource, BatchReader, PushdownReader
+from aerobee_pipeline.source import AerobeeDataSource, BatchReader, PushdownReader, coalesced
 from aerobee_store.records import record
 from tests.spark.stores import orders, write
 from tests.support import golden
@@ -197,3 +198,15 @@ def test_create_table_says_what_works() -> None:
         AerobeeDataSource({"storePath": "/s", "subscribe": "t", "provider": "aerobee", "owner": "root"}).schema()
     with pytest.raises(OptionError, match="lose their options: use CREATE TEMPORARY VIEW"):
         AerobeeDataSource({}).schema()
+
+
+def test_small_batches_are_joined_and_large_ones_are_not_copied() -> None:
+    """Spark gets the rows in their order, in batches of some thousand; a batch of that size is passed on as it is."""
+    sizes = [10, 0, 9000, 8192, 5000, 4000, 1, 0, 20_000, 3]
+    ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
+    batches = [pa.RecordBatch.from_pydict({"n": range(end - size, end)}) for size, end in zip(sizes, ends, strict=True)]
+    found = list(coalesced(batches))
+    assert [batch.num_rows for batch in found] == [10, 9000, 8192, 9000, 1, 20_000, 3]
+    assert [value for batch in found for value in batch.column("n").to_pylist()] == list(range(sum(sizes)))
+    for number in (2, 3, 8):
+        assert any(batch is batches[number] for batch in found)

@@ -249,6 +249,7 @@ class RefusingRecords:
 
     def __init__(self) -> None:
         self.stored: dict[int, list[bytes]] = {}
+        self.requests: list[tuple[str, int, list[bytes]]] = []
         self._refused: set[bytes] = set()
 
     def StreamAppendRecords(self, requests: Iterator[Any], metadata: Any) -> Iterator[Any]:
@@ -259,22 +260,56 @@ class RefusingRecords:
                 yield records_v1.AppendRecordsResponse(status=status)
                 continue
             batch = RecordBatch.parse(request.records, base_physical_offset=None, placed=False)
-            self.stored.setdefault(request.queue_id, []).extend(bytes(batch.body(row)) for row in range(len(batch)))
+            bodies = [bytes(batch.body(row)) for row in range(len(batch))]
+            self.stored.setdefault(request.queue_id, []).extend(bodies)
+            self.requests.append((request.topic.name, request.queue_id, bodies))
             yield records_v1.AppendRecordsResponse(status=v2.Status(code=v2.Code.OK), message_count=len(batch))
+
+
+def task_at(monkeypatch: pytest.MonkeyPatch, records: RefusingRecords, **options: str) -> sink._Task:
+    """A task of the sink whose broker has queues 0 to 2."""
+    fake = SimpleNamespace(
+        records=records, metadata=tuple, body_size_max=lambda: 100, writable_queues=lambda topic: [0, 1, 2]
+    )
+    monkeypatch.setattr(sink, "Broker", lambda address: fake)
+    monkeypatch.setattr("aerobee_pipeline.writing.record_appender.time.sleep", lambda seconds: None)
+    return sink._Task(SinkOptions.parse({"endpoint": "h:1", "batchBytes": "1k", "maxInFlight": "8", **options}), "j")
 
 
 def test_order_with_a_busy_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused requests are sent again before later rows of their queue."""
     records = RefusingRecords()
-    fake = SimpleNamespace(records=records, metadata=tuple, body_size_max=lambda: 100)
-    monkeypatch.setattr(sink, "Broker", lambda address: fake)
-    monkeypatch.setattr("aerobee_pipeline.writing.record_appender.time.sleep", lambda seconds: None)
-    task = sink._Task(SinkOptions.parse({"endpoint": "h:1", "topic": "t", "batchBytes": "1k", "maxInFlight": "8"}), "j")
+    task = task_at(monkeypatch, records, topic="t")
     bodies = [b"%d" % number for number in range(400)]
     queues = pa.array([number % 3 for number in range(400)], pa.int32())
     task.take(pa.RecordBatch.from_arrays([pa.array(bodies), queues], ["body", "queueId"]))
     task.finish()
     assert records.stored == {queue: bodies[queue::3] for queue in range(3)}
+
+
+def test_rows_of_several_topics_and_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row goes to its topic, and to its queue if it has one; -7 and null mean any queue."""
+    records = RefusingRecords()
+    task = task_at(monkeypatch, records)
+    given = [("a", 0), ("b", 2), ("a", None), ("b", -7), ("a", 2), ("b", 0), ("b", None), ("c", -7), ("a", 1)]
+    rows = [(b"%d" % number, *given[number % len(given)]) for number in range(90)]
+    columns = [pa.array(column) for column in zip(*rows, strict=True)]
+    task.take(pa.RecordBatch.from_arrays(columns, ["body", "topic", "queueId"]))
+    task.finish()
+    where = {body: (topic, queue) for topic, queue, bodies in records.requests for body in bodies}
+    for body, topic, queue in rows:
+        assert where[body][0] == topic
+        assert where[body][1] == queue if queue is not None and queue >= 0 else where[body][1] in (0, 1, 2)
+
+
+def test_a_queue_beyond_all_numbers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that no request can carry is an error of its row."""
+    records = RefusingRecords()
+    queues = pa.array([0, 1 << 40], pa.int64())
+    task = task_at(monkeypatch, records, topic="t")
+    with pytest.raises(RowError, match=r"row 1 of the task, column 'queueId': 1099511627776 is no queue's number"):
+        task.take(pa.RecordBatch.from_arrays([pa.array([b"x", b"y"]), queues], ["body", "queueId"]))
+    assert not records.stored
 
 
 def test_ordered_groups(spark: Any, broker: BrokerProcess) -> None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aerobee_pipeline.errors import RecordDecodeError
+from aerobee_pipeline.fixed_width import binary_rows
 from aerobee_pipeline.reading.schema import MAP, TIMESTAMP, arrow_schema
 from aerobee_store.errors import CorruptRecordError
 from aerobee_store.records import inner_batch, properties, record
@@ -240,23 +241,15 @@ def _messages(batch: RecordBatch, containers: Sequence[_Container]) -> RecordBat
     body = pa.py_buffer(found.body)
     sizes = np.ascontiguousarray(found.properties_size, ">u2")
     joined = pc.binary_join_element_wise(
-        _fixed(head),
+        binary_rows(head),
         gather(body, found.body_start, found.body_start + found.body_size),
         pa.scalar(topic, pa.binary()),
-        _fixed(sizes.view(np.uint8).reshape(-1, 2)),
+        binary_rows(sizes.view(np.uint8).reshape(-1, 2)),
         gather(body, found.properties_start, found.properties_start + found.properties_size),
         pa.scalar(b"", pa.binary()),
     )
     data = bytes(memoryview(joined.buffers()[2])[: int(first["total_size"].sum())])
     return RecordBatch.parse(data, base_physical_offset=None, check_crc=False)
-
-
-def _fixed(rows: npt.NDArray[np.uint8]) -> pa.Array:
-    """The rows of a table of bytes as binary values."""
-    values = pa.Array.from_buffers(
-        pa.binary(rows.shape[1]), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows))]
-    )
-    return values.cast(pa.binary())
 
 
 def gather(buffer: pa.Buffer, start: Rows, end: Rows, rows: Rows | None = None) -> pa.Array:

@@ -7,7 +7,7 @@ are computed for each body, in the codec. Fields that the broker sets (offsets, 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from aerobee_pipeline.fixed_width import binary_rows
 from aerobee_pipeline.writing.row_checks import RESERVED
 from aerobee_store.records import properties, record
 from aerobee_store.records.record_columns import HEAD, crcs_of
@@ -38,17 +39,17 @@ class Chunk:
 
 def property_strings(rows: pa.RecordBatch, message_ids: pa.Array, dedup: tuple[str, pa.Array] | None) -> pa.Array:
     """The encoded properties of each row, without the record checksum."""
-    parts = [_pair(properties.UNIQ_KEY, message_ids)]
+    parts = _pair(properties.UNIQ_KEY, message_ids)
     names = set(rows.schema.names)
     columns = (("keys", properties.KEYS), ("tags", properties.TAGS), ("messageGroup", properties.SHARDING_KEY))
     for column, name in columns:
         if column in names:
-            parts.append(_pair(name, rows.column(column)))
+            parts += _pair(name, rows.column(column))
     if "properties" in names:
         parts.append(_map_strings(rows.column("properties"), dedup[0] if dedup else ""))
     if dedup is not None:
-        parts.append(_pair(*dedup))
-    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+        parts += _pair(*dedup)
+    return _joined(parts)
 
 
 def timer_strings(deliver: pa.Array, topic: str, queue_id: int) -> pa.Array:
@@ -118,20 +119,17 @@ def _chunk(
     head["queue_id"] = queue
     head["born_timestamp"] = time.time_ns() // 1_000_000
     head["body_size"] = body_sizes
-    heads = pa.Array.from_buffers(pa.binary(HEAD.itemsize), len(head), [None, pa.py_buffer(head)]).cast(pa.binary())
     lengths = np.ascontiguousarray(property_sizes, ">u2")
-    lengths_part = pa.Array.from_buffers(pa.binary(2), len(head), [None, pa.py_buffer(lengths)]).cast(pa.binary())
-    joined = pc.binary_join_element_wise(
-        heads,
+    parts = [
+        binary_rows(head.view(np.uint8).reshape(len(head), -1)),
         bodies,
-        pa.scalar(topic_part, pa.binary()),
-        lengths_part,
+        topic_part,
+        binary_rows(lengths.view(np.uint8).reshape(-1, 2)),
         property_texts,
-        pa.scalar(_CRC_PLACE, pa.binary()),
-        pa.scalar(b"", pa.binary()),
-    )
-    records = joined.buffers()[2].to_pybytes()
-    return Chunk(records[: int(sizes.sum())], sizes.astype("<u4").tobytes(), len(sizes))
+        _CRC_PLACE,
+    ]
+    records = _joined(parts).buffers()[2].slice(0, int(sizes.sum())).to_pybytes()
+    return Chunk(records, sizes.astype("<u4").tobytes(), len(sizes))
 
 
 def message_ids(prefix: int, first_row: int, count: int) -> pa.Array:
@@ -140,9 +138,7 @@ def message_ids(prefix: int, first_row: int, count: int) -> pa.Array:
     numbers[:, 0] = prefix & 0xFFFFFFFFFFFFFFFF
     numbers[:, 1] = np.arange(first_row, first_row + count)
     digits = _HEX[numbers.view(np.uint8)].view(np.uint8)
-    return pa.Array.from_buffers(pa.binary(32), count, [None, pa.py_buffer(np.ascontiguousarray(digits))]).cast(
-        pa.binary()
-    )
+    return binary_rows(digits.reshape(count, 32))
 
 
 _HEX: Final = np.frombuffer("".join(f"{value:02X}" for value in range(256)).encode(), np.uint16)
@@ -154,17 +150,27 @@ def row_ids(prefix: str, first_row: int, count: int) -> pa.Array:
     return pc.binary_join_element_wise(pa.scalar(prefix), numbers, pa.scalar(":")).cast(pa.binary())
 
 
-def _pair(name: str, values: pa.Array) -> pa.Array:
-    """`name 0x01 value 0x02`; empty where the value is null or empty, because readers ignore such pairs."""
+def _pair(name: str, values: pa.Array) -> list[pa.Array | bytes]:
+    """The parts of `name 0x01 value 0x02`; nothing where the value is null or empty, because readers ignore such
+    pairs."""
     values = values.cast(pa.binary())
-    joined = pc.binary_join_element_wise(
-        pa.scalar(name.encode() + b"\x01", pa.binary()),
-        values,
-        pa.scalar(b"\x02", pa.binary()),
-        pa.scalar(b"", pa.binary()),
-    )
-    there = pc.fill_null(pc.greater(pc.binary_length(values), 0), False)
-    return pc.if_else(there, joined, pa.scalar(b"", pa.binary()))
+    parts = [name.encode() + b"\x01", values, b"\x02"]
+    lengths = pc.binary_length(values)
+    if values.null_count == 0 and (pc.min(lengths).as_py() or 0) > 0:
+        return parts  # joined with the other properties at once
+    there = pc.fill_null(pc.greater(lengths, 0), False)
+    return [pc.if_else(there, _joined(parts), pa.scalar(b"", pa.binary()))]
+
+
+def _joined(parts: Sequence[pa.Array | bytes]) -> pa.Array:
+    """The parts of each row, one after another: columns of binary values, and bytes that all rows have."""
+    merged: list[pa.Array | bytes] = []
+    for part in parts:
+        if merged and isinstance(part, bytes) and isinstance(merged[-1], bytes):
+            merged[-1] += part
+        else:
+            merged.append(part)
+    return pc.binary_join_element_wise(*merged, pa.scalar(b"", pa.binary()))
 
 
 def _map_strings(maps: pa.Array, dedup_name: str) -> pa.Array:

@@ -41,6 +41,7 @@ _TYPES: Final = {
     "deliverTimestamp": ("timestamp",),
 }
 
+_QUEUE_ID_MAX: Final = (1 << 31) - 1
 _DELAYED_ROWS: Final = 1000  # delayed messages that go to the same queue, which their properties name
 
 
@@ -217,9 +218,8 @@ class _Task:
         texts = property_strings(batch, ids, (self._options.dedup_property, marks))
         size_max = self._options.batch_bytes
         for topic, queue, rows in self._groups(batch, topics, np.flatnonzero(~delayed)):
-            index = pa.array(rows)
             queues = self._rotation(topic) if queue is None else itertools.repeat(queue)
-            for number, chunk in chunks(topic, bodies.take(index), texts.take(index), queues, size_max):
+            for number, chunk in chunks(topic, _taken(bodies, rows), _taken(texts, rows), queues, size_max):
                 # Rows of a given queue or group keep their order even if the broker refuses a request at first.
                 self._appender.append(topic, number, chunk, ordered=queue is not None)
         for topic, queue, rows in self._groups(batch, topics, np.flatnonzero(delayed)):
@@ -270,13 +270,25 @@ class _Task:
         codes = topics.indices.to_numpy(zero_copy_only=False).astype(np.int64)[rows]
         pins = np.full(len(rows), -1, np.int64)
         if "queueId" in batch.schema.names:
-            pins = pc.fill_null(batch.column("queueId"), -1).to_numpy(zero_copy_only=False).astype(np.int64)[rows]
+            pins = self._queue_ids(batch)[rows]
         if "messageGroup" in batch.schema.names:
             self._pin_groups(batch.column("messageGroup").take(pa.array(rows)), topics.dictionary, codes, pins)
-        keys = np.stack((codes, pins), axis=1)
-        for code, pin in np.unique(keys, axis=0).tolist():
-            chosen = rows[(codes == code) & (pins == pin)]
-            yield topics.dictionary[code].as_py(), None if pin < 0 else pin, chosen
+        # One number for topic and queue: a sort of pairs would take more time than everything else here.
+        numbers = codes * (int(pins.max(initial=-1)) + 2) + pins
+        for number in np.unique(numbers).tolist():
+            chosen = numbers == number
+            first = int(chosen.argmax())
+            pin = int(pins[first])
+            yield topics.dictionary[int(codes[first])].as_py(), None if pin < 0 else pin, rows[chosen]
+
+    def _queue_ids(self, batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The queue of each row; -1: any."""
+        ids: np.ndarray[Any, np.dtype[np.int64]]
+        ids = pc.fill_null(batch.column("queueId"), -1).to_numpy(zero_copy_only=False).astype(np.int64)
+        if (ids > _QUEUE_ID_MAX).any():
+            row = int((ids > _QUEUE_ID_MAX).argmax())
+            raise RowError(f"row {self.rows + row} of the task, column 'queueId': {ids[row]} is no queue's number")
+        return np.maximum(ids, -1)
 
     def _pin_groups(
         self,
@@ -310,3 +322,8 @@ class _Task:
             first = self._prefix % len(ids)
             self._rotations[topic] = itertools.cycle(ids[first:] + ids[:first])
         return self._rotations[topic]
+
+
+def _taken(values: pa.Array, rows: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:
+    """These rows of a column; the column itself, without a copy, if they are all."""
+    return values if len(rows) == len(values) else values.take(pa.array(rows))

@@ -51,9 +51,15 @@ class LogEnd(Struct, frozen=True):
 class LogScan:
     """The segments of a log, oldest first. Read-only. The owner may add segments between two walks."""
 
-    def __init__(self, segments: Sequence[MappedFile], *, record_size_max: int) -> None:
+    def __init__(
+        self, segments: Sequence[MappedFile], *, record_size_max: int, batch_records: int = _BATCH_RECORDS
+    ) -> None:
+        """`batch_records`: the most records that a walk yields at once."""
         self._segments = segments
         self._record_size_max = record_size_max
+        self._batch_records = batch_records
+        # Asking the file system for the end of a file's data costs as much as parsing a thousand records.
+        self._data_end: tuple[MappedFile | None, int] = None, 0
 
     def walk(self, begin: int, *, zeros_end: int | None) -> Iterator[RecordBatch | DamagedRange | LogEnd]:
         """Everything from physical offset `begin` on.
@@ -115,14 +121,25 @@ class LogScan:
     def _parse(self, file: MappedFile, begin: int, *, end: int | None = None) -> RecordBatch:
         """As many records as one batch takes. Reads nothing after the file's last data unless `end` is: on a file
         system in memory, reading a hole allocates a page, and with no memory left that kills the process."""
+        if end is not None:
+            return self._parse_until(file, begin, end)
+        known_for, known = self._data_end
+        if known_for is file and begin < known:
+            batch = self._parse_until(file, begin, known)
+            if batch.stop.reason is StopReason.LIMIT:
+                return batch  # the end of the data, which may have moved since, makes no difference
+        self._data_end = file, max(file.file.data_end(begin), begin)
+        return self._parse_until(file, begin, self._data_end[1])
+
+    def _parse_until(self, file: MappedFile, begin: int, end: int) -> RecordBatch:
         return record_batch.RecordBatch.parse(
             file.view,
             base_physical_offset=file.start_offset,
             start=begin,
-            end=max(file.file.data_end(begin), begin) if end is None else end,
+            end=end,
             check_crc=True,
             record_size_max=self._record_size_max,
-            count_max=_BATCH_RECORDS,
+            count_max=self._batch_records,
         )
 
     def find(self, physical_offset: int) -> MappedFile | None:

@@ -51,9 +51,9 @@ class PropertyPairs:
         "_name",
         "_name_size",
         "_one_size_unsplit",
-        "_record",
         "_separator",
         "_sizes",
+        "_string_ends",
         "text",
     )
 
@@ -81,9 +81,12 @@ class PropertyPairs:
         self.text = text
         self._data = np.frombuffer(self.text, np.uint8)
         self._sizes = size
-        self._record: Integers | None = None
+        self._string_ends: Integers | None = None
 
-    def _split(self) -> Integers:
+    def _split(self) -> None:
+        """Find the pairs, if that was not done yet."""
+        if self._string_ends is not None:
+            return
         data = self._data
         places = (data - np.uint8(_NAME_SEPARATOR) < 2).nonzero()[0]  # below 1 wraps around
         closes = data[places] == _PROPERTY_SEPARATOR
@@ -105,9 +108,12 @@ class PropertyPairs:
         # The last bytes of each name as a number, for comparing short names. There is padding before the first.
         self._name = windows(data, _WORD)[separator - _WORD].view(np.uint64)
         self._name_size, self._separator, self._end = name_size, separator, end
-        string_ends = len(_PADDING) + np.cumsum(self._sizes + 1)
-        self._record = np.searchsorted(string_ends, end)
-        return self._record
+        self._string_ends = len(_PADDING) + np.cumsum(self._sizes + 1)
+
+    def _records_of(self, ends: Integers) -> Integers:
+        """The records of pairs that end at these positions."""
+        assert self._string_ends is not None
+        return np.searchsorted(self._string_ends, ends)
 
     def find(self, name: str) -> tuple[Integers, Integers, Integers]:
         """Records that have the property, ascending, and the start and end of its value; the last one if it is
@@ -115,7 +121,7 @@ class PropertyPairs:
         encoded = name.encode()
         if self._common_places() is not None:
             return self._find_common(encoded)
-        record_of = self._split() if self._record is None else self._record
+        self._split()
         size = len(encoded)
         kept = min(size, _WORD)
         mask = np.uint64(int.from_bytes(bytes(_WORD - kept) + b"\xff" * kept, sys.byteorder))
@@ -124,12 +130,13 @@ class PropertyPairs:
         if size > _WORD:
             whole = windows(self._data, size)[self._separator[rows] - size].view(np.uint8).reshape(-1, size)
             rows = rows[(whole == np.frombuffer(encoded, np.uint8)).all(axis=1)]
-        record = record_of[rows]
+        ends = self._end[rows]
+        record = self._records_of(ends)
         again = record[1:] == record[:-1]
         if np.count_nonzero(again):
             last = np.append(~again, True)
-            rows, record = rows[last], record[last]
-        return record, self._separator[rows] + 1, self._end[rows]
+            rows, record, ends = rows[last], record[last], ends[last]
+        return record, self._separator[rows] + 1, ends
 
     def string_starts(self, record: Integers) -> Integers:
         """The positions in the text at which the property strings of these records begin."""
@@ -137,8 +144,9 @@ class PropertyPairs:
 
     def all(self) -> tuple[Integers, Integers, Integers, Integers, Integers]:
         """Record, start and end of the name, start and end of the value, for every pair in stored order."""
-        record = self._split() if self._record is None else self._record
-        return record, self._separator - self._name_size, self._separator, self._separator + 1, self._end
+        self._split()
+        separator, end = self._separator, self._end
+        return self._records_of(end), separator - self._name_size, separator, separator + 1, end
 
     def _find_common(self, name: bytes) -> tuple[Integers, Integers, Integers]:
         assert self._common is not None
@@ -238,7 +246,7 @@ class PropertyPairs:
         if (common := self._common_places()) is not None:
             there = sorted(names & {name.decode("utf-8", "replace") for name in common})
             return (0, there[0]) if there else None
-        record = self._split() if self._record is None else self._record
+        self._split()
         words, sizes = _tails_of(names)
         # Few names pass this check, and `find` checks them exactly.
         likely = np.isin(self._name_size, sizes)
@@ -247,7 +255,8 @@ class PropertyPairs:
             return None
         starts = self._separator[likely] - self._name_size[likely]
         ends = self._separator[likely]
-        for row, begin, end in zip(record[likely].tolist(), starts.tolist(), ends.tolist(), strict=True):
+        record = self._records_of(self._end[likely])
+        for row, begin, end in zip(record.tolist(), starts.tolist(), ends.tolist(), strict=True):
             name = self.text[begin:end].decode("utf-8", "replace")
             if name in names:
                 return row, name
@@ -261,8 +270,8 @@ class PropertyPairs:
         """How many properties each string has."""
         if (common := self._common_places()) is not None:
             return np.full(len(self._sizes), len(common))
-        record = self._split() if self._record is None else self._record
-        return np.bincount(record, minlength=len(self._sizes))
+        self._split()
+        return np.bincount(self._records_of(self._end), minlength=len(self._sizes))
 
     def tokens(self, record: Integers, start: Integers, end: Integers) -> tuple[Integers, Integers, Integers]:
         """The non-empty parts of the given values between single spaces."""

@@ -542,16 +542,18 @@ def _topics(view: memoryview, start: Integers, size: Integers) -> tuple[tuple[st
         starts = start[rows]
         width = int(size[rows][0])
         gathered = windows(view, width)[starts].view(np.uint8).reshape(-1, width)
-        # One topic for all is the common case, and comparing is faster than decoding.
-        alike = all_true((gathered == gathered[0]).reshape(-1))
-        names: list[bytes] = [gathered[0].tobytes()] if alike else gathered.view(f"V{gathered.shape[1]}")[:, 0].tolist()
+        # Neighbours often have one topic, and comparing is faster than decoding: only the first of a run is decoded.
+        names = gathered.view(f"V{width}")[:, 0]
+        changes = (names[1:] != names[:-1]).nonzero()[0] + 1
+        run_names: list[bytes] = [names[0].tobytes(), *names[changes].tolist()]
         of_name = {}
-        for name in set(names):
+        for name in set(run_names):
             try:
                 of_name[name] = number.setdefault(name.decode(), len(number))
             except UnicodeDecodeError:
                 of_name[name] = -1
-        index[rows] = of_name[names[0]] if alike else [of_name[name] for name in names]
+        numbers = [of_name[name] for name in run_names]
+        index[rows] = np.repeat(numbers, np.diff(changes, prepend=0, append=len(names))) if len(changes) else numbers[0]
     count = _first_false(index >= 0)
     if count < len(index):
         return _topics(view, start[:count], size[:count])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from aerobee_store.disk.file_system import DiskFileSystem
-from aerobee_store.log.log_scan import LogScan
+from aerobee_store.log.log_scan import LogEnd, LogScan
 from aerobee_store.log.mapped_file import MappedFile
 from aerobee_store.records import record
 from aerobee_store.records.record import Message
+from aerobee_store.records.record_batch import RecordBatch
 
 HOST = ("127.0.0.1", 8081)
 
@@ -37,3 +39,33 @@ def test_the_first_record_from_any_byte_on(tmp_path: Path) -> None:
     for offset in range(4096, 8192):
         assert scan.first_record(offset) == next((start for start in starts if start >= offset), None)
     assert scan.first_record(8192) is None
+
+
+def test_a_walk_sees_records_appended_meanwhile(tmp_path: Path) -> None:
+    """The end of the data is not asked for before each batch, but again when the walk reaches the end it knew."""
+    size = 1 << 20
+    path = tmp_path / f"{0:020d}"
+    path.touch()
+    os.truncate(path, size)
+    records: list[bytes] = []
+
+    def append(count: int) -> None:
+        with path.open("r+b") as file:
+            for _ in range(count):
+                file.seek(sum(map(len, records)))
+                records.append(encoded(b"x" * 3000, file.tell()))
+                file.write(records[-1])
+
+    append(5)
+    scan = LogScan([MappedFile(DiskFileSystem(), path, 0, size)], record_size_max=4096, batch_records=2)
+    found = []
+    for part in scan.walk(0, zeros_end=None):
+        if isinstance(part, RecordBatch):
+            found.append(len(part))
+            if sum(found) in (2, 12):
+                append(7)
+        else:
+            assert isinstance(part, LogEnd)
+            assert part.position == sum(map(len, records))
+    assert sum(found) == len(records) == 19
+    assert max(found) == 2
