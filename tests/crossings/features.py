@@ -251,8 +251,17 @@ class Purge(Feature):
         cell.acknowledge(cell.receive(1, 3600))
         cell.receive(1, 60)
         done = cell.calls.administer(lambda admin: admin.purge_topic(cell.topic))
+        if done is not None:
+            cell.told.update(dict.fromkeys((sent.message_id for sent in cell.promises.stored()), 0))
         cell.promises.purged(cell.topic, Promise.PERHAPS if done is None else Promise.YES)
         cell.send(2)
+
+    def judge(self, cell: Cell) -> None:
+        """A reader by offset does not find them either."""
+        found = cell.calls.read_records(cell.topic) or set()
+        cell.problems += [f"the purged message {each} can be read" for each in found & cell.told.keys()]
+        if not found:
+            cell.problems.append("no message can be read")
 
 
 class Reset(Feature):

@@ -116,6 +116,17 @@ async def _values(world: _World) -> object:
     return answer.code, answer.body
 
 
+async def _permission(world: _World) -> object:
+    answer = await world.client.call(Request.GET_ROUTE_INFO_BY_TOPIC, {"topic": "orders"})
+    return [queues["perm"] for queues in json_body(answer)["queueDatas"]]
+
+
+async def _letters(world: _World) -> object:
+    request = admin_v1.ListDeadLettersRequest(group="g")
+    answer = await world.broker.administration.ListDeadLetters(request, metadata=METADATA, timeout=_SECONDS)
+    return [letter.offset for letter in answer.dead_letters]
+
+
 async def _modes(world: _World) -> object:
     return json_body(await world.client.call(Request.GET_ALL_MESSAGE_REQUEST_MODE))
 
@@ -167,6 +178,22 @@ _CHANGES: Final = {
         "kvConfig", _told(Request.PUT_KV_CONFIG, {"namespace": "n", "key": "k", "value": "v"}), _values
     ),
     "value deleted": _Change("kvConfig", _told(Request.DELETE_KV_CONFIG, {"namespace": "n", "key": "old"}), _values),
+    "write permission wiped": _Change(
+        "wipedBrokers", _told(Request.WIPE_WRITE_PERMISSION_OF_BROKER, {"brokerName": "aerobee"}), _permission
+    ),
+    "dead letter deleted": _Change(
+        "aerobeeDeletedDeadLetters",
+        _administered("DeleteDeadLetters", admin_v1.DeleteDeadLettersRequest(group="g", offsets=[0])),
+        _letters,
+    ),
+    "group by a tool": _Change(
+        "subscriptionGroup",
+        _told(Request.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP, {}, {"groupName": "tool", "retryMaxTimes": 3}),
+        _World.groups,
+    ),
+    "setting by a tool": _Change(
+        "aerobeeSettings", _told(Request.UPDATE_BROKER_CONFIG, {}, b"fileReservedTime=8\n"), _settings
+    ),
     "request mode": _Change(
         "messageRequestMode",
         _told(
@@ -186,6 +213,21 @@ async def _prepare(world: _World) -> None:
         assert await world.administer("CreateGroup", admin_v1.CreateGroupRequest(group=admin_v1.Group(name=name)))
     assert await world.tell(Request.SEND_MESSAGE_V2, send_fields("orders"), b"hello")
     assert await world.tell(Request.PUT_KV_CONFIG, {"namespace": "n", "key": "old", "value": "v"})
+    await _bury(world)
+
+
+async def _bury(world: _World) -> None:
+    """Make a message a dead letter of the group."""
+    group, topic = v2.Resource(name="g"), v2.Resource(name="orders")
+    request = v2.ReceiveMessageRequest(group=group, message_queue=v2.MessageQueue(topic=topic, id=-1), batch_size=1)
+    request.invisible_duration.FromSeconds(3600)
+    async for answer in world.broker.messaging.ReceiveMessage(request, metadata=METADATA, timeout=_SECONDS):
+        if answer.HasField("message"):
+            found = answer.message.system_properties
+            forward = v2.ForwardMessageToDeadLetterQueueRequest(
+                group=group, topic=topic, receipt_handle=found.receipt_handle, message_id=found.message_id
+            )
+            assert await world.call(world.broker.messaging, "ForwardMessageToDeadLetterQueue", forward) == v2.Code.OK
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.__getitem__)

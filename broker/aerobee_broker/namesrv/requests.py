@@ -16,6 +16,7 @@ from zlib_ng.zlib_ng import crc32
 from aerobee_broker.config import Address
 from aerobee_broker.namesrv.registration_body import read_body
 from aerobee_broker.namesrv.route_tables import (
+    BROKERS_MAX,
     MASTER_ID,
     Broker,
     GrpcAddresses,
@@ -30,11 +31,13 @@ from aerobee_broker.remoting_wire.errors import RemotingError
 from aerobee_broker.remoting_wire.fields import answer, boolean, integer, text
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.data_version import DataVersion
+from aerobee_broker.tables.json_fields import JsonFields
 from aerobee_store.tables import java_json
 from aerobee_store.tables.java_json import Bean, IntegerMap
 
 LOCAL: Final = ""
 ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
+WIPED_FILE: Final = "wipedBrokers.json"
 _STRICT_JSON_VERSION: Final = 401  # 4.9.4: later clients need quoted keys
 _CRC_MASK: Final = 0x7FFFFFFF
 _VALUE_SIZE_MAX: Final = 1 << 20
@@ -95,6 +98,46 @@ class KvConfig:
         self._table = table
 
 
+class WritePermissions:
+    """Takes the write permission of brokers away, and gives it back. A change is visible once `save` has made it
+    durable: an operator who stops a broker afterwards relies on it."""
+
+    def __init__(self, tables: RouteTables, save: Callable[[object], Awaitable[object]] = _unsaved) -> None:
+        self._tables = tables
+        self._save = save
+        self._changing = asyncio.Lock()
+
+    def restore(self, saved: object) -> None:
+        """Take what `save` was given in an earlier run; None if there was nothing. TableFormatError."""
+        if saved is not None:
+            self._tables.wiped = frozenset(JsonFields(WIPED_FILE, saved).names("wiped"))
+
+    async def wipe(self, broker: str) -> int:
+        """Forbid sends to a registered broker; returns the number of its topics to which messages could be sent."""
+        async with self._changing:
+            count = self._tables.writable_count(broker)
+            if self._tables.broker(broker) is not None:
+                await self._replace(self._tables.wiped | {broker})
+            return count
+
+    async def restore_writes(self, broker: str) -> int:
+        """Allow sends again; returns the number of topics."""
+        async with self._changing:
+            await self._replace(self._tables.wiped - {broker})
+            return self._tables.topic_count(broker)
+
+    async def _replace(self, wiped: frozenset[str]) -> None:
+        if wiped == self._tables.wiped:
+            return
+        if len(wiped) > BROKERS_MAX:
+            raise RemotingError(
+                Answer.INVALID_PARAMETER,
+                f"more than {BROKERS_MAX} brokers would have no write permission; give it back to some first",
+            )
+        await self._save(Bean(wiped=list[object](sorted(wiped))))
+        self._tables.wiped = wiped
+
+
 def _size(key: str, value: str) -> int:
     return len(key) + len(value) + _ENTRY_SIZE
 
@@ -102,10 +145,17 @@ def _size(key: str, value: str) -> int:
 class NameServerRequests:
     """One method per request code; `handlers` is the table."""
 
-    def __init__(self, tables: RouteTables, values: KvConfig, settings: Callable[[], dict[str, str]]) -> None:
+    def __init__(
+        self,
+        tables: RouteTables,
+        values: KvConfig,
+        permissions: WritePermissions,
+        settings: Callable[[], dict[str, str]],
+    ) -> None:
         """`settings`: the answer to GET_NAME_SERVER_CONFIG."""
         self._tables = tables
         self._values = values
+        self._permissions = permissions
         self._settings = settings
         self._registering = asyncio.Lock()
         self._sizes: WeakKeyDictionary[Connection, dict[str, int]] = WeakKeyDictionary()  # by address of the broker
@@ -273,10 +323,10 @@ class NameServerRequests:
         return answer()
 
     async def wipe_write_permission(self, request: Command, _: Connection) -> Command:
-        return answer({"wipeTopicCount": self._tables.wipe_write_permission(text(request, "brokerName"))})
+        return answer({"wipeTopicCount": await self._permissions.wipe(text(request, "brokerName"))})
 
     async def add_write_permission(self, request: Command, _: Connection) -> Command:
-        return answer({"addTopicCount": self._tables.add_write_permission(text(request, "brokerName"))})
+        return answer({"addTopicCount": await self._permissions.restore_writes(text(request, "brokerName"))})
 
     async def put_value(self, request: Command, _: Connection) -> Command:
         await self._values.put(text(request, "namespace"), text(request, "key"), text(request, "value"))

@@ -36,7 +36,7 @@ RESTORED_SECONDS: Final = 60.0
 """How long restored routes are valid: brokers register every 30 s."""
 _RESTORED: Final = "before the restart"
 TIMEOUT_SECONDS: Final = 120.0  # RocketMQ's, after the last registration
-_BROKERS_MAX: Final = 10_000
+BROKERS_MAX: Final = 10_000
 _TOPICS_MAX: Final = 1_000_000  # of all brokers, each with its own
 _WRITE: Final = int(Permission.WRITE)
 
@@ -133,7 +133,8 @@ class RouteTables:
         self._read_only: set[str] = set()  # broker names whose topics a slave has registered in place of its master
         self._live: dict[tuple[str, str], _Live] = {}  # by cluster and address
         self._of_connection: dict[str, set[tuple[str, str]]] = {}  # those that it has registered; some may have left
-        self._wiped: set[str] = set()  # broker names
+        self.wiped: frozenset[str] = frozenset()
+        """The names of brokers whose write permission an operator has taken away."""
         self.revision = 0
         """Increases with every change that a snapshot would contain."""
 
@@ -178,7 +179,7 @@ class RouteTables:
                 f"broker {wanted.broker!r} is in cluster {broker.cluster!r} and cannot also be in {wanted.cluster!r}; "
                 "choose another broker name"
             )
-        if broker is None and len(self._brokers) >= _BROKERS_MAX:
+        if broker is None and len(self._brokers) >= BROKERS_MAX:
             raise RegistrationRefusedError(f"{len(self._brokers)} brokers are registered, which is the limit")
         holder = None if broker is None else broker.addresses.get(wanted.broker_id)
         if holder is not None and holder != wanted.address:
@@ -280,21 +281,18 @@ class RouteTables:
             if cluster is None or (broker is not None and broker.cluster == cluster):
                 topics.pop(topic, None)
 
-    def wipe_write_permission(self, broker: str) -> int:
-        """Forbid sends to this broker; returns the number of topics."""
-        is_writable = broker not in self._wiped and broker not in self._read_only
-        topics = self._topics_of.get(broker, {}) if is_writable else {}
-        count = sum(1 for queues in topics.values() if queues.permission & _WRITE)
-        if broker in self._brokers:
-            self._wiped.add(broker)
-            self.revision += 1
-        return count
-
-    def add_write_permission(self, broker: str) -> int:
-        """Allow sends again; returns the number of topics."""
-        self._wiped.discard(broker)
-        self.revision += 1
+    def topic_count(self, broker: str) -> int:
+        """The number of topics of a broker."""
         return len(self._topics_of.get(broker, ()))
+
+    def writable_count(self, broker: str) -> int:
+        """The number of its topics to which messages may be sent."""
+        if not self._is_writable(broker):
+            return 0
+        return sum(1 for queues in self._topics_of.get(broker, {}).values() if queues.permission & _WRITE)
+
+    def _is_writable(self, broker: str) -> bool:
+        return broker not in self.wiped and broker not in self._read_only
 
     # --- Persistence ------------------------------------------------------------------------------------------
 
@@ -324,7 +322,7 @@ class RouteTables:
             )
             for broker in self._brokers.values()
         ]
-        return Bean(brokers=brokers, wiped=list[object](sorted(self._wiped)))
+        return Bean(brokers=brokers)
 
     def restore(self, value: object) -> None:
         """Make the content of a snapshot valid for a minute. TableFormatError."""
@@ -354,7 +352,6 @@ class RouteTables:
                 read, write, permission, flag = (checked_integer(name, number, 0, INT32_MAX) for number in numbers)
                 queues = QueueData(read, write, permission, flag)
                 self._topics_of.setdefault(broker.name, {})[topic] = queues
-        self._wiped = set(fields.names("wiped"))
 
     # --- Answers ----------------------------------------------------------------------------------------------
 
@@ -364,8 +361,7 @@ class RouteTables:
         for name, topics in self._topics_of.items():
             queues, broker = topics.get(topic), self._brokers.get(name)
             if queues is not None and broker is not None and broker.addresses:
-                is_writable = name not in self._wiped and name not in self._read_only
-                found.append((broker, queues if is_writable else _read_only(queues)))
+                found.append((broker, queues if self._is_writable(name) else _read_only(queues)))
         return found
 
     def grpc(self, broker: Broker) -> dict[int, GrpcAddresses]:

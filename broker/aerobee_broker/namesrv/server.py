@@ -1,6 +1,8 @@
-"""`aerobee namesrv`: a stand-alone name server with two files.
+"""`aerobee namesrv`: a stand-alone name server with three files.
 
 kvConfig.json: the values of operators, in RocketMQ's format; saved before a change is answered.
+
+wipedBrokers.json: the brokers without write permission, in Aerobee's format; saved before a change is answered.
 
 routes.json: the routes of a few seconds ago, in Aerobee's format, so that a restarted server can answer at once.
 """
@@ -16,7 +18,7 @@ from typing import Final
 from aerobee_broker.config import Address
 from aerobee_broker.counters.loop_delay import LoopDelay
 from aerobee_broker.limits.garbage import GarbageCollection
-from aerobee_broker.namesrv.requests import KvConfig, NameServerRequests
+from aerobee_broker.namesrv.requests import WIPED_FILE, KvConfig, NameServerRequests, WritePermissions
 from aerobee_broker.namesrv.route_tables import RouteTables
 from aerobee_broker.remoting_wire.codes import Answer
 from aerobee_broker.remoting_wire.connection import Connection, RemotingServer
@@ -50,14 +52,18 @@ async def run(
     directory.mkdir(parents=True, exist_ok=True)
     files = DiskFileSystem()
     values, routes = JsonTable(files, directory / "kvConfig.json"), JsonTable(files, directory / "routes.json")
+    wiped = JsonTable(files, directory / WIPED_FILE)
     known = await asyncio.to_thread(routes.load)
     if known is not None:
         tables.restore(known)
     config = KvConfig(lambda content: asyncio.to_thread(values.save, content))
     config.restore(await asyncio.to_thread(values.load))
+    permissions = WritePermissions(tables, lambda content: asyncio.to_thread(wiped.save, content))
+    permissions.restore(await asyncio.to_thread(wiped.load))
     requests = NameServerRequests(
         tables,
         config,
+        permissions,
         lambda: {"listenPort": str(bound.port), "serverMode": "namesrv", "storeDirectory": str(directory)},
     )
 

@@ -8,7 +8,7 @@ from typing import Final
 from aerobee_broker.config import Address
 from aerobee_broker.front.protocol_detection import DetectedProtocol
 from aerobee_broker.namesrv.registrar import own_topics
-from aerobee_broker.namesrv.requests import LOCAL, KvConfig, NameServerRequests
+from aerobee_broker.namesrv.requests import LOCAL, WIPED_FILE, KvConfig, NameServerRequests, WritePermissions
 from aerobee_broker.namesrv.route_tables import MASTER_ID, Registration, RouteTables
 from aerobee_broker.parts import BrokerParts
 from aerobee_broker.processors.administration.groups import GroupAdministration
@@ -82,8 +82,15 @@ class RemotingService:
         path = store.config.directory / "config" / "kvConfig.json"
         self._values_file = JsonTable(store.file_system, path, stats=store.stats)
         self._values = KvConfig(lambda content: store.in_disk_thread(self._values_file.save, content))
+        self._wiped_file = JsonTable(store.file_system, path.with_name(WIPED_FILE), stats=store.stats)
+        self._write_permissions = WritePermissions(
+            self.routes, lambda content: store.in_disk_thread(self._wiped_file.save, content)
+        )
         name_server = NameServerRequests(
-            self.routes, self._values, lambda: {"serverMode": "broker", "brokerName": settings.current.name}
+            self.routes,
+            self._values,
+            self._write_permissions,
+            lambda: {"serverMode": "broker", "brokerName": settings.current.name},
         )
         self._handlers: dict[int, Handler] = {
             **_sending(send, replies, decisions),
@@ -162,6 +169,7 @@ class RemotingService:
         """Read the tables of remoting. Blocking. Raises TableFormatError, UnreadableTableError and OSError."""
         self.request_modes.open()
         self._values.restore(self._values_file.load())
+        self._write_permissions.restore(self._wiped_file.load())
 
     async def listen(self, address: Address) -> Address:
         """Bind; returns the bound address. Raises ListenError."""

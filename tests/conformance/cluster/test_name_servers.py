@@ -8,9 +8,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from aerobee_broker.config import Address
-from aerobee_broker.namesrv import server
+from aerobee_broker.namesrv import requests, server
+from aerobee_broker.namesrv.requests import WIPED_FILE
+from aerobee_broker.namesrv.route_tables import Broker, RouteTables
 from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.errors import RemotingError
+from aerobee_store.testing import ManualClock
 from tests.support.remoting_client import RemotingClient, json_body, pull_fields, remoting_broker, send
 
 _ANY = Address("127.0.0.1", 0)
@@ -106,6 +112,7 @@ async def test_a_wiped_write_permission(tmp_path: Path) -> None:
             await send(client, "Old")
             await _eventually(lambda: permission(address, "Old"), lambda found: found == 6)
             assert int((await told(address, Request.WIPE_WRITE_PERMISSION_OF_BROKER))["wipeTopicCount"]) > 0
+            assert "aerobee" in (tmp_path / "ns" / WIPED_FILE).read_text(), "a kill after the answer changes nothing"
             assert await permission(address, "Old") == 4
             await send(client, "New")  # on the old connection; the broker itself still accepts messages
             assert await _eventually(lambda: permission(address, "New"), bool) == 4
@@ -114,6 +121,21 @@ async def test_a_wiped_write_permission(tmp_path: Path) -> None:
             assert await _eventually(lambda: permission(address, "Old"), bool) == 4
             await told(address, Request.ADD_WRITE_PERMISSION_OF_BROKER)
             assert await permission(address, "Old") == 6
+
+
+async def test_write_permissions_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of brokers that are gone stay, so their number is limited."""
+    monkeypatch.setattr(requests, "BROKERS_MAX", 2)
+    tables = RouteTables(ManualClock())
+    permissions = requests.WritePermissions(tables)
+    tables.wiped = frozenset({"gone", "gone too"})
+    tables._brokers["a"] = Broker("c", "a")
+    with pytest.raises(RemotingError, match="give it back to some first"):
+        await permissions.wipe("a")
+    await permissions.restore_writes("gone")
+    await permissions.wipe("a")
+    await permissions.wipe("nobody")
+    assert tables.wiped == {"gone too", "a"}
 
 
 async def _exists(path: Path) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aerobee_broker.config.topics import TopicsConfig
-from aerobee_broker.namesrv.requests import KvConfig, NameServerRequests
+from aerobee_broker.namesrv.requests import KvConfig, NameServerRequests, WritePermissions
 from aerobee_broker.namesrv.route_tables import RouteTables
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection, RemotingServer
@@ -31,7 +31,7 @@ class NameServer:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.tables = RouteTables(self.clock)
-        self._requests = NameServerRequests(self.tables, KvConfig(), dict)
+        self._requests = NameServerRequests(self.tables, KvConfig(), WritePermissions(self.tables), dict)
         self._server = RemotingServer(self._nothing)
         self._connections: dict[str, Connection] = {}
 

@@ -242,7 +242,7 @@ async def test_a_broker_without_write_permission_is_read_only(routes: Routes) ->
     """The permission was wiped at the name server, as is done before a broker is replaced."""
     _register(routes, "aerobee", grpc=GrpcAddresses(), orders=QueueData(4, 4, 6))
     _register(routes, "two", grpc=GrpcAddresses("10.0.0.2:8081"), orders=QueueData(1, 1, 6))
-    routes.name_server.wipe_write_permission("aerobee")
+    routes.name_server.wiped = frozenset({"aerobee"})
     permissions = {(queue.broker.name, queue.permission) for queue in await routes.queues("orders")}
     assert permissions == {("aerobee", v2.Permission.READ), ("two", v2.Permission.READ_WRITE)}
 
