@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -52,7 +51,10 @@ _DRAIN_SECONDS: Final = 60.0  # of real time
 
 
 class ClientRules(RuleBasedStateMachine):
-    """Calls to `broker`, which always serves between two rules. A subclass starts it, and says what happens to it."""
+    """Calls to `broker`, which always serves between two rules. A subclass starts it, and says what happens to it.
+
+    Rules have no preconditions: how far processes have come differs from run to run, and the choice of rules must not.
+    """
 
     broker: BrokerProcess
     calls: Calls
@@ -64,7 +66,7 @@ class ClientRules(RuleBasedStateMachine):
         self.history: list[str] = []
         self.numbers = itertools.count(1)
         self.held: dict[str, list[Delivery]] = {group: [] for group in GROUPS}
-        self.attempts_of_auditors = {10_000}
+        self.promises.changed(10_000)
         return Path(self.directory.name)
 
     def make_tables(self) -> None:
@@ -197,11 +199,12 @@ class ClientRules(RuleBasedStateMachine):
         self.note(f"change_group({attempts!r})")
         with blocking.connect(self.broker.endpoint) as client:
             client.run(client.asynchronous.admin.update_group("auditors", max_attempts=9_000 + attempts))
-        self.attempts_of_auditors = {9_000 + attempts}
+        self.promises.changed(9_000 + attempts)
 
-    @precondition(lambda self: self.takes_changes)
     @rule(kind=st.sampled_from([Kind.NORMAL, Kind.FIFO, Kind.DELAY]))
     def delete_topic_and_make_it_again(self, kind: Kind) -> None:
+        if not self.takes_changes:
+            return
         self.note(f"delete_topic_and_make_it_again({kind.value!r})")
         name, message_type = TOPICS[kind]
         with blocking.connect(self.broker.endpoint) as client:
@@ -211,9 +214,10 @@ class ClientRules(RuleBasedStateMachine):
         self._forget_held(name)
         self.begin_positions()
 
-    @precondition(lambda self: self.takes_changes)
     @rule(kind=st.sampled_from([Kind.NORMAL, Kind.FIFO, Kind.DELAY]))
     def purge_topic(self, kind: Kind) -> None:
+        if not self.takes_changes:
+            return
         self.note(f"purge_topic({kind.value!r})")
         name, _ = TOPICS[kind]
         with blocking.connect(self.broker.endpoint) as client:
@@ -318,7 +322,7 @@ class ClientRules(RuleBasedStateMachine):
             self._dead_letters_are_there(client)
             self._queries_find(client)
             described = client.run(client.asynchronous.admin.describe_group("auditors"))
-            assert described.group.max_attempts in self.attempts_of_auditors, described
+            assert described.group.max_attempts in self.promises.setting, described
         for group in GROUPS:
             missing = self.promises.missing(group)
             what = f"{group} never got {len(missing)} messages: {missing[:3]}"

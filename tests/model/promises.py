@@ -137,6 +137,14 @@ class Promises:
         self._incarnations: dict[str, int] = {}
         self._returned: dict[str, int] = {}  # the oldest incarnation of a topic that a promotion may have brought back
         self._copied = _Copied()
+        self.setting: set[int] = set()
+        """The values that an operator's setting may have."""
+        self._settings: set[int] = set()  # those that a replica may have
+
+    def changed(self, value: int) -> None:
+        """An operator's setting has another value."""
+        self.setting = {value}
+        self._settings.add(value)
 
     def subscribe(self, group: str, topic: str, *, ordered: bool = False, max_attempts: int = 10_000) -> None:
         """`group` consumes `topic` from its first message on."""
@@ -216,6 +224,7 @@ class Promises:
     def copied(self) -> None:
         """The replica has all that was answered, and the tables."""
         self._copied = _Copied(deepcopy(self.sent), deepcopy(self.groups), dict(self._incarnations))
+        self._settings = set(self.setting)
 
     def replica_is_new(self) -> None:
         """The replica has begun with another store, of which nothing is known."""
@@ -224,6 +233,7 @@ class Promises:
     def taken_over(self, *, has_answered: bool) -> None:
         """The replica serves as the master; `has_answered`: with everything that was answered."""
         copied = self._copied
+        self.setting |= self._settings
         for topic, incarnation in self._incarnations.items():
             if (oldest := copied.incarnations.get(topic, 0)) < incarnation:
                 self._returned[topic] = min(oldest, self._returned.get(topic, oldest))

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from aerobee_client.testing import BrokerProcess
 from tests.model.calls import SETTINGS, Calls
 from tests.model.client_rules import ClientRules, explore
+from tests.support import seeds
 
 _DAY: Final = 86_400
+pytestmark = pytest.mark.timeout(14_400 if seeds.FRESH else 900)  # a busy machine may need minutes
 
 
 class Crossings(ClientRules):

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import re
 import signal
+import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -74,6 +75,18 @@ class PairedBroker(BrokerProcess):
         role = {"replication.role": "replica", "replication.master": master}
         self._launch({**(settings or {}), **role}, clock_moved_seconds)
         self._wait_for(_FOLLOWS, "follow")
+
+    def join(self, role: str) -> None:
+        """Start in a group with a lease, as a replica at first; `role` is for the first start."""
+        self._launch({"replication.role": role}, 0.0)
+        self._wait_for(_FOLLOWS, "begin as a replica")
+
+    def serves(self) -> bool:
+        """Whether it listens for clients."""
+        host, _, port = self.endpoint.rpartition(":")
+        with suppress(OSError), socket.create_connection((host, int(port)), timeout=SECONDS):
+            return True
+        return False
 
     def promote(self, *, force: bool = False) -> str:
         """Make it the master, and return once it serves; or return why it refuses."""

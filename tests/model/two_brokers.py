@@ -1,0 +1,69 @@
+"""What both machines with two brokers share: which of them serves, time, and sends that are in flight."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, Final
+
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from tests.model.client_rules import ClientRules
+from tests.model.promises import Kind
+from tests.support.paired_broker import PairedBroker
+
+DAY: Final = 86_400
+
+
+class TwoBrokers(ClientRules):
+    """`broker` is the master, `other` its replica, or a broker that does not run."""
+
+    broker: PairedBroker
+    other: PairedBroker
+
+    @rule(seconds=st.sampled_from([1, 15, 90, 7200, 2 * DAY]))
+    def time_passes(self, seconds: int) -> None:
+        self.note(f"time_passes({seconds!r})")
+        self.advance(seconds)
+
+    def advance(self, seconds: float) -> None:
+        self.other.advance(seconds)
+        super().advance(seconds)
+
+    def begin_sends(self, kinds: list[Kind]) -> list[Any]:
+        """Send one message of each kind without waiting; `end_sends` takes the answers."""
+        batches = [self.messages(kind, 1, 60, number % 2) for number, kind in enumerate(kinds)]
+        for batch in batches:
+            batch[0].number = batches[0][0].number  # nobody promises an order of sends that are in flight together
+        return [(self.calls.begin_send(batch), batch) for batch in batches]
+
+    def end_sends(self, in_flight: list[Any]) -> None:
+        for call, batch in in_flight:
+            self.calls.end_send(call, batch)
+
+    def end(self, broker: PairedBroker, how: str) -> None:
+        """ "stop": in order; "kill": at once; "pause": it goes on with `resume`."""
+        broker.resume()
+        if how == "kill":
+            broker.kill()
+        elif broker.running:
+            if how == "pause":
+                broker.pause()
+            else:
+                assert broker.stop() == 0, broker.log_text()[-3000:]
+
+    def taken_over(self, *, has_answered: bool) -> None:
+        """`other` is the master now; `has_answered`: it must have all that was answered."""
+        self.broker, self.other = self.other, self.broker
+        self.promises.taken_over(has_answered=has_answered)
+        for held in self.held.values():
+            held.clear()
+        self.connect()
+
+    def close(self) -> None:
+        """End everything."""
+        with ExitStack() as stack:
+            stack.callback(self.directory.cleanup)
+            for each in (self.broker, self.other):
+                stack.callback(each.close)
+            stack.callback(self.calls.close)
