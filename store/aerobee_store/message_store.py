@@ -256,6 +256,8 @@ class MessageStore:
         cut = log_cut.ordered(self.file_system, self.config.directory)
         self.checkpoint.load()
         self._deleted.load()
+        if cut is not None:
+            self._deleted.cut(cut)
         self._queues.load(after_crash=not clean)
         self._index.load()
         if not self.config.index:
@@ -294,6 +296,7 @@ class MessageStore:
         self._flush_derived.flush()
         self._bounds.save()
         if cut is not None:
+            self._deleted.save(self._deleted.content())
             log_cut.done(self.file_system, self.config.directory)
         sync_names(self.file_system, [self.config.directory, *self._log.files.run.directories])
         mark_in_use(self.file_system, self.config.directory)

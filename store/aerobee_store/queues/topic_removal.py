@@ -130,6 +130,11 @@ class DeletedTopics:
         for topic in gone:
             del self._topics[topic]
 
+    def cut(self, log_end: int) -> None:
+        """Drop the deletions after the end of a log that was cut: its further records are another broker's. In effect
+        at once, in memory."""
+        self._topics = {name: each for name, each in self._topics.items() if each.physical_offset <= log_end}
+
     def content(self) -> dict[str, DeletedTopic]:
         """The content to save now."""
         return dict(self._topics)

@@ -98,3 +98,22 @@ def test_an_invalid_order_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / log_cut.FILE_NAME).write_text("soon\n")
     with pytest.raises(StoreDirectoryError, match="is not an offset"):
         MessageStore.open(StoreConfig.tiny(tmp_path))
+
+
+@pytest.mark.parametrize("kept", [40, 119])
+def test_a_deletion_in_the_tail_is_undone(tmp_path: Path, kept: int) -> None:
+    """The other broker still has the messages of the topic, and stores more at places before that of the deletion."""
+    config = StoreConfig.tiny(tmp_path)
+    with MessageStore.open(config) as store:
+        places = _append(store, 0, 120)
+        store.delete_topic("T")
+    log_cut.order(DiskFileSystem(), tmp_path, places[kept])
+    expected = [f"{number:04d}".encode() * 20 for number in range(kept)]
+    for _ in range(2):
+        with MessageStore.open(config) as store:
+            assert _bodies(store) == expected
+            assert store.deleted_topics == {}
+    with MessageStore.open(config) as store:
+        _append(store, kept, 2)
+    with MessageStore.open(config) as store:
+        assert len(_bodies(store)) == kept + 2
