@@ -327,7 +327,7 @@ async def _serve(
             running.append(tasks.create_task(watch.run(), name=watch.name))
             operations = Operations(store, parts.clock)
             running.append(tasks.create_task(operations.run(), name=operations.name))
-            front = await _listen(parts, runtime_settings, remoting, cluster, replication, watch, operations)
+            front = await _listen(parts, runtime_settings, remoting, cluster, master, watch, operations)
             serving = _Serving(process, parts, remoting, registrar, cluster, master, front)
             ends = [tasks.create_task(process.stop.wait())]
             try:
@@ -460,7 +460,7 @@ async def _listen(
     runtime_settings: RuntimeSettings,
     remoting: RemotingService,
     cluster: ClusterRoutes,
-    replication: Callable[[], admin_v1.BrokerReplication] | None,
+    master: MasterBroker | None,
     watch: Watch,
     operations: Operations,
 ) -> _GrpcFront:
@@ -502,13 +502,15 @@ async def _listen(
         remoting,
         listening,
         cluster,
-        replication,
+        None if master is None else master.describe,
         watch,
         operations,
         leaving,
         draining,
         hang_up,
     )
+    if master is not None:  # a replica that gets no answer about epochs takes the master for one of RocketMQ
+        remoting.add(master.handlers)
     await server.start()
     return _GrpcFront(server=server, listening=listening, leaving=leaving, draining=draining)
 
@@ -548,7 +550,6 @@ class _Serving:
             assert address is not None, "checked by the configuration"
             await self._master.start(self._registrar, address)
             ends.append(tasks.create_task(self._master.keep_lease(), name="lease-keeping"))
-            self._remoting.add(self._master.handlers)
             collector = self._master.collector
             self._collectors.append(collector)
             self._process.metrics.collectors.append(collector)

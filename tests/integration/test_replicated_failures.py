@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
+from aerobee_broker.config import Address
+from aerobee_broker.namesrv.registrar import Registrar
 from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.replication.master_broker import MasterBroker
 from tests.support.broker_process import BrokerProcess, running
 from tests.support.port_forwarder import forwarded_port
 from tests.support.remoting_client import RemotingClient, send
-from tests.support.replicating import eventually
+from tests.support.replicating import eventually, master
 
 _SECONDS = 120.0
 _STORED = (Answer.SUCCESS, Answer.FLUSH_SLAVE_TIMEOUT, Answer.SLAVE_NOT_AVAILABLE)
@@ -93,3 +96,22 @@ async def _through_failures(
         await failure()
         await until_confirmed()
     return answered
+
+
+async def test_a_master_tells_its_epochs_before_it_accepts_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that asks a master which is still starting would take it for one of RocketMQ, and never count."""
+    answered: list[int] = []
+    start = MasterBroker.start
+
+    async def start_late(self: MasterBroker, registrar: Registrar, bound: Address) -> None:
+        client = await RemotingClient.connect(bound)
+        answered.append((await client.call(Request.GET_BROKER_EPOCH_CACHE)).code)
+        await client.close()
+        await start(self, registrar, bound)
+
+    monkeypatch.setattr(MasterBroker, "start", start_late)
+    async with master(tmp_path) as found:
+        assert answered == [Answer.SUCCESS]
+        assert (await found.status())["epoch"] == 1
