@@ -267,25 +267,7 @@ class MessageStore:
                 f"{self._log.files.run.directory}: the commit log has no segments, but there are queues; is a disk not "
                 f"mounted? If the log is lost for good, move consumequeue and index away"
             )
-        parts = RecoveryParts(
-            file_system=self.file_system,
-            config=self.config,
-            clock=self.clock,
-            log=self._log,
-            queues=self._queues,
-            index=self._index,
-            checkpoint=self.checkpoint,
-            deleted=self._deleted,
-            bounds=queue_bounds.load(self.file_system, self.config.directory),
-        )
-        self.recovery = Recovery(
-            parts,
-            clean=clean,
-            writes_may_be_lost=writes_may_be_lost(self.file_system, self.config.directory),
-            record_size_max=max(self.config.record_size_max, self.config.segment_size),
-            whole_log=whole_log,
-            cut=cut,
-        ).run()
+        self.recovery = self._recovered(clean=clean, cut=cut, whole_log=whole_log)
         self._removal.remove_interrupted()
         self._dispatch.dispatched = self._log.wrote
         self._dispatch.last_timestamp = self.recovery.last_timestamp
@@ -300,6 +282,27 @@ class MessageStore:
             log_cut.done(self.file_system, self.config.directory)
         sync_names(self.file_system, [self.config.directory, *self._log.files.run.directories])
         mark_in_use(self.file_system, self.config.directory)
+
+    def _recovered(self, *, clean: bool, cut: int | None, whole_log: bool) -> RecoveryReport:
+        parts = RecoveryParts(
+            file_system=self.file_system,
+            config=self.config,
+            clock=self.clock,
+            log=self._log,
+            queues=self._queues,
+            index=self._index,
+            checkpoint=self.checkpoint,
+            deleted=self._deleted,
+            bounds=queue_bounds.load(self.file_system, self.config.directory),
+        )
+        return Recovery(
+            parts,
+            clean=clean,
+            writes_may_be_lost=writes_may_be_lost(self.file_system, self.config.directory),
+            record_size_max=max(self.config.record_size_max, self.config.segment_size),
+            whole_log=whole_log,
+            cut=cut,
+        ).run()
 
     async def run(self) -> None:
         """Run the services: group commit, flushes, retention, scrub. Raises the error that ends one of them."""

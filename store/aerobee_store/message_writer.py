@@ -319,26 +319,10 @@ class MessageWriter:
         self, topic: str, queue_id: int, batch: RecordBatch, born_host: Host | None = None
     ) -> AppendedBatch:
         """Like MessageStore.append_records, which has checked that the store may be written."""
-        count = len(batch)
-        if not count:
-            raise InvalidMessageError(f"no valid record: {batch.stop.reason.value}: {batch.stop.detail}")
-        _check_queue(batch, topic, queue_id)
-        if batch.any_has(SYS_FLAG_TRANSACTION):
-            row = _first(batch.sys_flag & SYS_FLAG_TRANSACTION)
-            raise InvalidRecordError(row, "a transactional record cannot be appended in store layout")
-        wide = (batch.sys_flag & SYS_FLAG_STORE_HOST_V6 != 0) != self._store_host_v6
-        if np.count_nonzero(wide):
-            version = "IPv6" if self._store_host_v6 else "IPv4"
-            raise InvalidRecordError(
-                int(wide.argmax()), f"it must have space for an {version} store host: bit 0x20 of its system flags"
-            )
-        if names_queues(batch):
-            raise InvalidMessageError(
-                f"a record with {properties.INNER_MULTI_DISPATCH} or {properties.INNER_MULTI_QUEUE_OFFSET} cannot be "
-                f"appended in store layout"
-            )
+        self._check_records(batch, topic, queue_id)
         if batch.any_has(SYS_FLAG_INNER_BATCH):
             return self._append_batch_records(topic, queue_id, batch, born_host)
+        count = len(batch)
         total = batch.end - int(batch.start[0])
         self._prepare([total] if self._log.fits(total) else batch.size.tolist())
         queue = self._queues.simple_queue(topic, queue_id)
@@ -358,6 +342,25 @@ class MessageWriter:
         self._stats.messages_appended += count
         self._stats.count_sizes(batch.size)
         return AppendedBatch(first_queue_offset, count, self._log.wrote, now)
+
+    def _check_records(self, batch: RecordBatch, topic: str, queue_id: int) -> None:
+        if not len(batch):
+            raise InvalidMessageError(f"no valid record: {batch.stop.reason.value}: {batch.stop.detail}")
+        _check_queue(batch, topic, queue_id)
+        if batch.any_has(SYS_FLAG_TRANSACTION):
+            row = _first(batch.sys_flag & SYS_FLAG_TRANSACTION)
+            raise InvalidRecordError(row, "a transactional record cannot be appended in store layout")
+        wide = (batch.sys_flag & SYS_FLAG_STORE_HOST_V6 != 0) != self._store_host_v6
+        if np.count_nonzero(wide):
+            version = "IPv6" if self._store_host_v6 else "IPv4"
+            raise InvalidRecordError(
+                int(wide.argmax()), f"it must have space for an {version} store host: bit 0x20 of its system flags"
+            )
+        if names_queues(batch):
+            raise InvalidMessageError(
+                f"a record with {properties.INNER_MULTI_DISPATCH} or {properties.INNER_MULTI_QUEUE_OFFSET} cannot be "
+                f"appended in store layout"
+            )
 
     def _append_slice(
         self,

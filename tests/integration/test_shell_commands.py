@@ -59,7 +59,7 @@ class TestMonitoring:
         shell.text("send", "busy", "x", "--count", "3")
         shell.lines("receive", "busy", "--group", "slow", "--max", "1", "--no-ack", "--invisible", "60")
         out = shell.text("top", "--once")
-        assert " in/s, " in out.splitlines()[0]
+        assert " in/s, " in out.splitlines()[1]  # below the name and the number of problems
         [topic] = [line.split() for line in out.splitlines() if line.startswith("busy ")]
         assert topic[3] == "3"
         [group] = [line.split() for line in out.splitlines() if line.startswith("slow ")]

@@ -40,7 +40,7 @@ import logging
 import re
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -316,6 +316,18 @@ def signature_of(secret_key: bytes, date_time: str) -> str:
 # --- The file -----------------------------------------------------------------------------------------------
 
 
+def _check_certificates(file: Path, accounts: Iterable[Account]) -> None:
+    owners: dict[str, str] = {}
+    for account in accounts:
+        if account.certificate is not None:
+            owner = owners.setdefault(account.certificate, account.access_key)
+            if owner != account.access_key:
+                raise ConfigError(
+                    f"auth.accounts: {file}: {owner} and {account.access_key} have the same certificate; "
+                    "use each certificate for one account"
+                )
+
+
 def load_accounts(file: Path) -> dict[str, Account]:
     """The accounts by access key. ConfigError with the account and the cause."""
     try:
@@ -335,15 +347,7 @@ def load_accounts(file: Path) -> dict[str, Account]:
         access_key: _account(f"auth.accounts: {file}: {access_key}", access_key, found[access_key])
         for access_key in found
     }
-    owners: dict[str, str] = {}
-    for account in accounts.values():
-        if account.certificate is not None:
-            owner = owners.setdefault(account.certificate, account.access_key)
-            if owner != account.access_key:
-                raise ConfigError(
-                    f"auth.accounts: {file}: {owner} and {account.access_key} have the same certificate; "
-                    "use each certificate for one account"
-                )
+    _check_certificates(file, accounts.values())
     claimed = Names(
         tuple(
             pattern

@@ -37,6 +37,16 @@ def add_parser(commands: Commands) -> None:
     describe = new_command(
         actions, "describe", "show one client", _describe, examples="  aerobee client describe host@4711@0@abc"
     )
+    asking = [describe, *_add_requests(actions)]
+    for action in asking:
+        action.add_argument("client", metavar="CLIENT", help="the id that `aerobee client list` shows")
+    for action in (listing, *asking):
+        options.add_endpoint(action)
+        options.add_json(action)
+
+
+def _add_requests(actions: Commands) -> list[argparse.ArgumentParser]:
+    """The commands that ask a client for something, or end it."""
     stacks = new_command(
         actions,
         "stacks",
@@ -70,13 +80,9 @@ def add_parser(commands: Commands) -> None:
         "again.",
         examples="  aerobee client disconnect host@4711@0@abc",
     )
-    for action in (describe, stacks, verify, reconnect, disconnect):
-        action.add_argument("client", metavar="CLIENT", help="the id that `aerobee client list` shows")
     for name, text in (("--group", "of the consumer"), ("--topic", "of the message"), ("--id", "of the message")):
         verify.add_argument(name, required=True, help=text)
-    for action in (listing, describe, stacks, verify, reconnect, disconnect):
-        options.add_endpoint(action)
-        options.add_json(action)
+    return [stacks, verify, reconnect, disconnect]
 
 
 def _list(arguments: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -252,30 +253,7 @@ def _show(arguments: argparse.Namespace) -> int:
 def _resend(arguments: argparse.Namespace) -> int:
     if arguments.offset and (arguments.begin, arguments.end) != (None, None):
         options.usage_error("--begin and --end go with --all")
-    edit = _edit(arguments)
-
-    async def work(client: Client) -> list[admin_v1.ResendDeadLettersResponse.Result]:
-        offsets = arguments.offset
-        if offsets is None:
-            letters = client.admin.dead_letters(arguments.group, begin=arguments.begin, end=arguments.end)
-            offsets = [
-                letter.offset async for letter in letters if arguments.again or not letter.HasField("resent_timestamp")
-            ]
-        if arguments.dry_run:
-            return [admin_v1.ResendDeadLettersResponse.Result(offset=offset) for offset in offsets]
-        results = []
-        with output.counting("sending again", len(offsets)) as progress:
-            for start in range(0, len(offsets), _RESEND_COUNT):
-                batch = offsets[start : start + _RESEND_COUNT]
-                results += await client.admin.resend_dead_letters(
-                    arguments.group, batch, topic=arguments.topic, again=arguments.again, edit=edit
-                )
-                progress(len(batch))
-        return results
-
-    from aerobee_proto import admin_v1
-
-    results = with_client(arguments, work)
+    results = with_client(arguments, partial(_resent, arguments, _edit(arguments)))
     if arguments.dry_run:
         return output.print_result(
             {"group": arguments.group, "dryRun": True, "offsets": [each.offset for each in results]},
@@ -290,6 +268,30 @@ def _resend(arguments: argparse.Namespace) -> int:
         noun="dead letter",
         whose=arguments.group,
     )
+
+
+async def _resent(
+    arguments: argparse.Namespace, edit: admin_v1.DeadLetterEdit | None, client: Client
+) -> list[admin_v1.ResendDeadLettersResponse.Result]:
+    from aerobee_proto import admin_v1
+
+    offsets = arguments.offset
+    if offsets is None:
+        letters = client.admin.dead_letters(arguments.group, begin=arguments.begin, end=arguments.end)
+        offsets = [
+            letter.offset async for letter in letters if arguments.again or not letter.HasField("resent_timestamp")
+        ]
+    if arguments.dry_run:
+        return [admin_v1.ResendDeadLettersResponse.Result(offset=offset) for offset in offsets]
+    results = []
+    with output.counting("sending again", len(offsets)) as progress:
+        for start in range(0, len(offsets), _RESEND_COUNT):
+            batch = offsets[start : start + _RESEND_COUNT]
+            results += await client.admin.resend_dead_letters(
+                arguments.group, batch, topic=arguments.topic, again=arguments.again, edit=edit
+            )
+            progress(len(batch))
+    return results
 
 
 def _edit(arguments: argparse.Namespace) -> admin_v1.DeadLetterEdit | None:

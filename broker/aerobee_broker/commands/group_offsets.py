@@ -57,6 +57,20 @@ def add_actions(actions: Commands) -> None:
     for action in (reset, skip):
         action.add_argument("group", metavar="GROUP")
         action.add_argument("topic", metavar="TOPIC")
+    _add_places(reset)
+    which = skip.add_mutually_exclusive_group(required=True)
+    which.add_argument("--queue", metavar="ID", type=options.offset, help="of the topic")
+    which.add_argument("--lite-topic", metavar="NAME", default="", help="of the topic")
+    skip.add_argument("--count", metavar="N", type=options.count, default=1, help="number of messages (default: 1)")
+    for action in (reset, skip):
+        questions.add_confirmation(action, "where the group would continue")
+    for action in (lag, reset, skip):
+        options.add_endpoint(action)
+        options.add_json(action)
+
+
+def _add_places(reset: argparse.ArgumentParser) -> None:
+    """Where a group goes on, and in which queues."""
     place = reset.add_mutually_exclusive_group(required=True)
     place.add_argument(
         "--to-time", metavar="TIME", type=options.moment, help="the first message stored at or after this time"
@@ -74,15 +88,6 @@ def add_actions(actions: Commands) -> None:
         help="only this queue; may be repeated",
     )
     which.add_argument("--lite-topic", metavar="NAME", default="", help="only this lite topic")
-    which = skip.add_mutually_exclusive_group(required=True)
-    which.add_argument("--queue", metavar="ID", type=options.offset, help="of the topic")
-    which.add_argument("--lite-topic", metavar="NAME", default="", help="of the topic")
-    skip.add_argument("--count", metavar="N", type=options.count, default=1, help="number of messages (default: 1)")
-    for action in (reset, skip):
-        questions.add_confirmation(action, "where the group would continue")
-    for action in (lag, reset, skip):
-        options.add_endpoint(action)
-        options.add_json(action)
 
 
 def _lag(arguments: argparse.Namespace) -> int:

@@ -58,51 +58,56 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_status(broker: admin_v1.GetBrokerStatusResponse, store: admin_v1.GetStoreStatusResponse) -> None:
-    state = broker.store_state
-    takes = "yes" if state.writable else f"no: {state.reason}"
-    figures = broker.statistics
+    output.print_facts([*_broker_facts(broker), *_store_facts(store)])
+
+
+def _broker_facts(broker: admin_v1.GetBrokerStatusResponse) -> list[tuple[str, object]]:
+    state, figures = broker.store_state, broker.statistics
+    return [
+        ("broker", f"{broker.name} of {broker.cluster}, Aerobee {broker.version}"),
+        ("up for", output.span_text(broker.uptime.ToMilliseconds())),
+        ("listens on", ", ".join(broker.listen_addresses)),
+        ("takes messages", "yes" if state.writable else f"no: {state.reason}"),
+        ("durability", _durability(broker)),
+        *replication_facts(broker),
+        ("topics, groups", f"{broker.topic_count:,}, {broker.group_count:,}"),
+        ("clients", f"{figures.producers:,} producers, {figures.consumers:,} consumers"),
+        ("in", f"{figures.messages_in_rate:,.1f}/s, {figures.messages_in:,} since the start"),
+        ("out", f"{figures.messages_out_rate:,.1f}/s, {figures.messages_out:,} since the start"),
+        ("acknowledged", figures.acknowledged),
+        ("redelivered", figures.redelivered),
+        ("dead letters", figures.dead_letters),
+        ("waiting receives", figures.waiting_receives),
+        ("delayed messages", figures.delayed),
+        ("undecided transactions", figures.undecided),
+    ]
+
+
+def _store_facts(store: admin_v1.GetStoreStatusResponse) -> list[tuple[str, object]]:
     disk = store.disk_used_bytes / max(store.disk_total_bytes, 1)
     oldest = "none"
     if store.HasField("oldest_timestamp"):
         oldest = output.age_text(store.oldest_timestamp.ToMilliseconds()) + " ago"
-    output.print_facts(
-        [
-            ("broker", f"{broker.name} of {broker.cluster}, Aerobee {broker.version}"),
-            ("up for", output.span_text(broker.uptime.ToMilliseconds())),
-            ("listens on", ", ".join(broker.listen_addresses)),
-            ("takes messages", takes),
-            ("durability", _durability(broker)),
-            *replication_facts(broker),
-            ("topics, groups", f"{broker.topic_count:,}, {broker.group_count:,}"),
-            ("clients", f"{figures.producers:,} producers, {figures.consumers:,} consumers"),
-            ("in", f"{figures.messages_in_rate:,.1f}/s, {figures.messages_in:,} since the start"),
-            ("out", f"{figures.messages_out_rate:,.1f}/s, {figures.messages_out:,} since the start"),
-            ("acknowledged", figures.acknowledged),
-            ("redelivered", figures.redelivered),
-            ("dead letters", figures.dead_letters),
-            ("waiting receives", figures.waiting_receives),
-            ("delayed messages", figures.delayed),
-            ("undecided transactions", figures.undecided),
-            ("store", store.directory),
-            ("oldest message", oldest),
-            ("log", f"{output.size_text(store.max_physical_offset - store.min_physical_offset)}"),
-            ("disk", f"{disk:.0%} used of {output.size_text(store.disk_total_bytes)}"),
-            *(
-                (
-                    f"disk of {each.path}",
-                    f"{each.used_bytes / max(each.total_bytes, 1):.0%} used of {output.size_text(each.total_bytes)}",
-                )
-                for each in store.log_disks
-                if Path(each.path) != Path(store.directory) / "commitlog"
-            ),
-            ("syncs", f"{store.fsync_count:,}, the last in {store.last_fsync_seconds * 1000:.2f} ms"),
+    return [
+        ("store", store.directory),
+        ("oldest message", oldest),
+        ("log", f"{output.size_text(store.max_physical_offset - store.min_physical_offset)}"),
+        ("disk", f"{disk:.0%} used of {output.size_text(store.disk_total_bytes)}"),
+        *(
             (
-                "damage",
-                f"{output.counted(store.damaged_range_count, 'range')}, "
-                f"{output.counted(store.checksum_failures, 'failed checksum')}",
-            ),
-        ]
-    )
+                f"disk of {each.path}",
+                f"{each.used_bytes / max(each.total_bytes, 1):.0%} used of {output.size_text(each.total_bytes)}",
+            )
+            for each in store.log_disks
+            if Path(each.path) != Path(store.directory) / "commitlog"
+        ),
+        ("syncs", f"{store.fsync_count:,}, the last in {store.last_fsync_seconds * 1000:.2f} ms"),
+        (
+            "damage",
+            f"{output.counted(store.damaged_range_count, 'range')}, "
+            f"{output.counted(store.checksum_failures, 'failed checksum')}",
+        ),
+    ]
 
 
 def _durability(broker: admin_v1.GetBrokerStatusResponse) -> str:

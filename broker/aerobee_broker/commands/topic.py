@@ -33,24 +33,7 @@ _EXAMPLES = """\
 def add_parser(commands: Commands) -> None:
     parser = new_command(commands, "topic", "manage topics", examples=_EXAMPLES)
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
-    create = new_command(actions, "create", "create a topic", _create, examples="  aerobee topic create orders")
-    update = new_command(
-        actions, "update", "change a topic", _update, examples="  aerobee topic update orders --queues 16"
-    )
-    for action in (create, update):
-        action.add_argument("topic", metavar="TOPIC")
-        action.add_argument("--queues", metavar="N", type=options.count, help="number of queues")
-        action.add_argument(
-            "--type",
-            choices=_TYPES,
-            type=str.upper,
-            action="append",
-            default=[],
-            help="message type; may be repeated (default: NORMAL)",
-        )
-        action.add_argument("--permission", choices=_PERMISSIONS, help="permission of clients (default: read-write)")
-        action.add_argument("--attribute", metavar="NAME=VALUE", type=options.pair, action="append", default=[])
+    changing = _add_create_and_update(actions)
     listing = new_command(actions, "list", "list topics", _list, examples="  aerobee topic list --all")
     listing.add_argument("--all", action="store_true", help="include system ones")
     describe = new_command(
@@ -71,9 +54,30 @@ def add_parser(commands: Commands) -> None:
         action.add_argument("topic", metavar="TOPIC")
     for action in (delete, purge):
         questions.add_confirmation(action, "how many messages would be lost")
-    for action in (create, update, listing, describe, delete, purge):
+    for action in (*changing, listing, describe, delete, purge):
         options.add_endpoint(action)
         options.add_json(action)
+
+
+def _add_create_and_update(actions: Commands) -> list[argparse.ArgumentParser]:
+    create = new_command(actions, "create", "create a topic", _create, examples="  aerobee topic create orders")
+    update = new_command(
+        actions, "update", "change a topic", _update, examples="  aerobee topic update orders --queues 16"
+    )
+    for action in (create, update):
+        action.add_argument("topic", metavar="TOPIC")
+        action.add_argument("--queues", metavar="N", type=options.count, help="number of queues")
+        action.add_argument(
+            "--type",
+            choices=_TYPES,
+            type=str.upper,
+            action="append",
+            default=[],
+            help="message type; may be repeated (default: NORMAL)",
+        )
+        action.add_argument("--permission", choices=_PERMISSIONS, help="permission of clients (default: read-write)")
+        action.add_argument("--attribute", metavar="NAME=VALUE", type=options.pair, action="append", default=[])
+    return [create, update]
 
 
 def _create(arguments: argparse.Namespace) -> int:

@@ -50,16 +50,7 @@ async def run(
     """
     tables = RouteTables(clock or SystemClock())
     directory.mkdir(parents=True, exist_ok=True)
-    files = DiskFileSystem()
-    values, routes = JsonTable(files, directory / "kvConfig.json"), JsonTable(files, directory / "routes.json")
-    wiped = JsonTable(files, directory / WIPED_FILE)
-    known = await asyncio.to_thread(routes.load)
-    if known is not None:
-        tables.restore(known)
-    config = KvConfig(lambda content: asyncio.to_thread(values.save, content))
-    config.restore(await asyncio.to_thread(values.load))
-    permissions = WritePermissions(tables, lambda content: asyncio.to_thread(wiped.save, content))
-    permissions.restore(await asyncio.to_thread(wiped.load))
+    routes, config, permissions = await _restored(tables, directory)
     requests = NameServerRequests(
         tables,
         config,
@@ -87,6 +78,22 @@ async def run(
     finally:
         await server.stop(_DRAIN_SECONDS)
     return 0
+
+
+async def _restored(tables: RouteTables, directory: Path) -> tuple[JsonTable, KvConfig, WritePermissions]:
+    """The file of the routes, which are in `tables` now; the configuration of the clients; and brokers that topics may
+    not be written to."""
+    files = DiskFileSystem()
+    values, routes = JsonTable(files, directory / "kvConfig.json"), JsonTable(files, directory / "routes.json")
+    wiped = JsonTable(files, directory / WIPED_FILE)
+    known = await asyncio.to_thread(routes.load)
+    if known is not None:
+        tables.restore(known)
+    config = KvConfig(lambda content: asyncio.to_thread(values.save, content))
+    config.restore(await asyncio.to_thread(values.load))
+    permissions = WritePermissions(tables, lambda content: asyncio.to_thread(wiped.save, content))
+    permissions.restore(await asyncio.to_thread(wiped.load))
+    return routes, config, permissions
 
 
 async def _save_until(stop: asyncio.Event, tables: RouteTables, file: JsonTable) -> None:

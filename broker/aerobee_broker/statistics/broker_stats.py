@@ -330,6 +330,17 @@ class BrokerStats:
         `stat_set` is one of `STAT_SETS`. `key`: a topic, `topic@group`, `topic@queue`, `topic@queue@group`,
         `queue@topic@group`, or anything for the broker's sets. Raises KeyError for an unknown set.
         """
+        amounts, length = self._amounts(stat_set, key, window)
+        total, times = sum(amount for amount, _ in amounts), sum(count for _, count in amounts)
+        return StatsItem(
+            sum=total,
+            times=times,
+            per_second=total / length if length > 0 else 0.0,
+            average=total / times if times else 0.0,
+        )
+
+    def _amounts(self, stat_set: str, key: str, window: Window) -> tuple[list[tuple[float, int]], float]:
+        """What such an entry sums up: amounts, each with how often it came; and the seconds in which they came."""
         kind, pick = STAT_SETS[stat_set]
         seconds = self._seconds_since_sample()
         amounts: list[tuple[float, int]]
@@ -363,13 +374,7 @@ class BrokerStats:
             ours = stat_set.endswith(_WITHOUT_SYSTEM)
             amounts = [pick(t) for (name, _), t in groups.traffic.items() if not (ours and is_system_topic(name))]
             length = groups.seconds
-        total, times = sum(amount for amount, _ in amounts), sum(count for _, count in amounts)
-        return StatsItem(
-            sum=total,
-            times=times,
-            per_second=total / length if length > 0 else 0.0,
-            average=total / times if times else 0.0,
-        )
+        return amounts, length
 
     def take(self) -> None:
         """Take a sample now."""

@@ -235,19 +235,7 @@ class Transactions:
             if older is not None:
                 self._settle_later(older.queue_offset, Outcome.RENEWED, half)
                 self._count(half.topic).half -= 1
-            end = record.physical_offset + record.size
-            self._add(
-                _Half(
-                    key=key,
-                    topic=half.topic,
-                    queue_offset=record.queue_offset,
-                    physical_offset=record.physical_offset,
-                    end=end,
-                    since_ms=half.since_ms,
-                    checks=max(half.checks, older.checks if older else 0),
-                    sender=half.sender,
-                )
-            )
+            self._add(_restored(key, half, record, checks_before=older.checks if older else 0))
             waiting[key] = half
         self._unsafe = [half for half in self._pending.values() if half.queue_offset in ops.doubtful]
         self._schedule_restored(waiting)
@@ -697,3 +685,16 @@ def _id_of(record: Record) -> str:
     half = read_half(record)
     assert half is not None, "it was read before, or written here"
     return half.transaction_id
+
+
+def _restored(key: bytes, half: HalfMessage, record: Record, *, checks_before: int) -> _Half:
+    return _Half(
+        key=key,
+        topic=half.topic,
+        queue_offset=record.queue_offset,
+        physical_offset=record.physical_offset,
+        end=record.physical_offset + record.size,
+        since_ms=half.since_ms,
+        checks=max(half.checks, checks_before),
+        sender=half.sender,
+    )

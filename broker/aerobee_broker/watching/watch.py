@@ -165,20 +165,9 @@ class Watch:
             unsynced_bytes=status.wrote - status.flushed,
             undispatched_bytes=status.wrote - status.dispatched,
             descriptors_ratio=_descriptors_ratio(),
-            recent_calls={
-                method: (answers - earlier[0], failed - earlier[1])
-                for method, (answers, failed) in look.calls.items()
-                if (earlier := before.calls.get(method, (0, 0)))
-            },
+            recent_calls=_calls_between(before, look),
             recent_sync_seconds=percentile_99(stats.sync_seconds.bounds, look.sync_counts, before.sync_counts),
-            backlogs={
-                group: {
-                    topic: backlog
-                    for topic, backlog in topics.items()
-                    if not is_system_topic(topic) and not topic.startswith(RETRY_PREFIX)
-                }
-                for group, topics in backlogs.items()
-            },
+            backlogs={group: _of_users(topics) for group, topics in backlogs.items()},
             connected_groups=frozenset(
                 (*(client.group for client in self._parts.clients.all() if client.group), *self._other_groups())
             ),
@@ -234,3 +223,20 @@ def _descriptors_ratio() -> float:
         return 0.0
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return used / limit if limit > 0 else 0.0
+
+
+def _calls_between(before: _Look, look: _Look) -> dict[str, tuple[int, int]]:
+    """By method: the answers between two looks, and how many of them failed."""
+    return {
+        method: (answers - earlier[0], failed - earlier[1])
+        for method, (answers, failed) in look.calls.items()
+        if (earlier := before.calls.get(method, (0, 0)))
+    }
+
+
+def _of_users(topics: dict[str, Backlog]) -> dict[str, Backlog]:
+    return {
+        topic: backlog
+        for topic, backlog in topics.items()
+        if not is_system_topic(topic) and not topic.startswith(RETRY_PREFIX)
+    }

@@ -209,11 +209,10 @@ class Retention:
         hour = datetime.fromtimestamp(self._clock.now_ms() / 1000).astimezone().hour
         return hour in self._config.delete_when_hours
 
-    async def _clean_log(self, *, force: bool) -> int:
-        """Remove segments; return their number."""
-        going = await self._going(force=force)
+    async def _not_needed(self, going: list[MappedFile]) -> list[MappedFile]:
+        """The first of these segments, as far as the listeners have saved what depends on them."""
         if not going:
-            return 0
+            return []
         keep_from = going[-1].end_offset
         for listener in self.listeners:
             try:
@@ -221,8 +220,12 @@ class Retention:
             except (StoreError, OSError) as error:
                 self._stats.retention_failures += 1
                 _log.error("segments not removed because dependent data was not saved cause=%r", error)
-                return 0
-        going = [file for file in going if file.end_offset <= keep_from]
+                return []
+        return [file for file in going if file.end_offset <= keep_from]
+
+    async def _clean_log(self, *, force: bool) -> int:
+        """Remove segments; return their number."""
+        going = await self._not_needed(await self._going(force=force))
         if not going:
             return 0
         mappings = [file.view for file in going]  # made while the files have names: readers then need no descriptor

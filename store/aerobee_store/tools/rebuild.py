@@ -188,26 +188,29 @@ class _Rebuild:
                     f"{len(self._files.index_files)} files",
                 )
             )
-        report = RebuildReport(
-            state=self._files.state,
-            applied=self._apply,
-            sizes=self._sizes,
-            records=self._records,
-            log_begin=self._files.log_begin,
-            log_end=end.position,
-            queues=len(self._queues) + len(self._batch_queues),
-            units=self._units,
-            index_files=len(self._index.files),
-            index_entries=entries,
-            actions=self._actions,
-            left=self._left,
-        )
+        report = self._report(end.position, entries)
         self._close(sync=self._apply)
         if self._apply:
             self._swap(end.position)
         elif isinstance(self._disk, OverlayDisk):
             self._disk.close()
         return report
+
+    def _report(self, log_end: int, index_entries: int) -> RebuildReport:
+        return RebuildReport(
+            state=self._files.state,
+            applied=self._apply,
+            sizes=self._sizes,
+            records=self._records,
+            log_begin=self._files.log_begin,
+            log_end=log_end,
+            queues=len(self._queues) + len(self._batch_queues),
+            units=self._units,
+            index_files=len(self._index.files),
+            index_entries=index_entries,
+            actions=self._actions,
+            left=self._left,
+        )
 
     # --- reading the log --------------------------------------------------------------------------------------
 

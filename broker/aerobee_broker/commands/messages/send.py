@@ -55,11 +55,9 @@ def add_parser(commands: Commands) -> None:
     options.add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _message(arguments: argparse.Namespace) -> Message:
     from aerobee_client import Message
 
-    if arguments.lines or arguments.jsonl:
-        return _send_lines(arguments)
     if arguments.body == "-":
         if sys.stdin.isatty():
             options.usage_error("no body; give one after the topic, or pipe it in")
@@ -67,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         body = os.fsencode(arguments.body)
     delay = arguments.delay
-    message = Message(
+    return Message(
         topic=arguments.topic,
         body=body,
         tag=arguments.tag,
@@ -76,6 +74,12 @@ def run(arguments: argparse.Namespace) -> int:
         message_group=arguments.message_group,
         delivery_timestamp=None if delay is None else int((time.time() + delay) * 1000),
     )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.lines or arguments.jsonl:
+        return _send_lines(arguments)
+    message = _message(arguments)
 
     async def work(client: Client) -> None:
         producer = client.producer()

@@ -75,6 +75,12 @@ def _print(
     for problem in problems:
         print(problem_text(problem))
     print()
+    _print_topics(topics)
+    print()
+    _print_groups(groups)
+
+
+def _print_topics(topics: list[admin_v1.TopicStatus]) -> None:
     output.print_table(
         ("topic", "in/s", "out/s", "messages", "size", "groups"),
         (
@@ -91,7 +97,9 @@ def _print(
         empty="no topics",
         least=("groups", "size", "messages"),
     )
-    print()
+
+
+def _print_groups(groups: list[admin_v1.GroupStatus]) -> None:
     output.print_table(
         ("group", "lag", "in flight", "oldest", "out/s", "acked/s", "clients", "dead letters"),
         (

@@ -71,6 +71,33 @@ def chart(
         ).format(title)
     top = nice_top(max(known), of_bytes=of_bytes)
     width, height = _WIDTH - _LEFT - 4, _HEIGHT - _TOP - _BOTTOM
+    parts = _axes(times, text, top, width, height)
+    for line in lines:
+        values = _joined(line.values, _POINTS_MAX)
+        step = width / max(len(values) - 1, 1)
+        places = [(_LEFT + index * step, _TOP + height - (value / top) * height) for index, value in enumerate(values)]
+        parts.append(Markup('<path class="stroke line-{}" d="{}"/>').format(line.kind, _path(places)))
+    newest = ", ".join(f"{line.label} {text(_last(line.values))}" for line in lines)
+    keys = Markup("").join(
+        Markup('<span class="key line-{}">{} <b>{}</b></span>').format(line.kind, line.label, text(_last(line.values)))
+        for line in lines
+    )
+    return Markup(
+        '<figure class="chart" data-chart="{data}"><figcaption><span class="title">{title}</span>{keys}</figcaption>'
+        '<svg viewBox="0 0 {w} {h}" role="img" aria-label="{about}">{parts}</svg></figure>'
+    ).format(
+        data=_data(times, lines, text, width, height),
+        title=title,
+        keys=keys,
+        w=_WIDTH,
+        h=_HEIGHT,
+        about=f"{title}, newest: {newest}",
+        parts=Markup("").join(parts),
+    )
+
+
+def _axes(times: Sequence[int], text: Callable[[float], str], top: float, width: float, height: float) -> list[Markup]:
+    """The lines of round values with their names, and the names of three times."""
     parts: list[Markup] = []
     for number in range(_LINES + 1):
         y = _TOP + height * number / _LINES
@@ -85,13 +112,14 @@ def chart(
         label = "now" if share == 1.0 else f"\N{MINUS SIGN}{_short_span(before)}"
         parts.append(Markup('<text class="axis" x="{:.1f}" y="{}" text-anchor="{}">{}</text>').format(
             _LEFT + width * share, _HEIGHT - 5, anchor, label))  # fmt: skip
-    for line in lines:
-        values = _joined(line.values, _POINTS_MAX)
-        step = width / max(len(values) - 1, 1)
-        places = [(_LEFT + index * step, _TOP + height - (value / top) * height) for index, value in enumerate(values)]
-        parts.append(Markup('<path class="stroke line-{}" d="{}"/>').format(line.kind, _path(places)))
-    newest = ", ".join(f"{line.label} {text(_last(line.values))}" for line in lines)
-    data = json.dumps(
+    return parts
+
+
+def _data(
+    times: Sequence[int], lines: Sequence[Line], text: Callable[[float], str], width: float, height: float
+) -> str:
+    """What the script of the page shows under the pointer."""
+    return json.dumps(
         {
             "times": _joined_times(times, _POINTS_MAX),
             "lines": [
@@ -107,22 +135,6 @@ def chart(
             "top": _TOP,
             "height": height,
         }
-    )
-    keys = Markup("").join(
-        Markup('<span class="key line-{}">{} <b>{}</b></span>').format(line.kind, line.label, text(_last(line.values)))
-        for line in lines
-    )
-    return Markup(
-        '<figure class="chart" data-chart="{data}"><figcaption><span class="title">{title}</span>{keys}</figcaption>'
-        '<svg viewBox="0 0 {w} {h}" role="img" aria-label="{about}">{parts}</svg></figure>'
-    ).format(
-        data=data,
-        title=title,
-        keys=keys,
-        w=_WIDTH,
-        h=_HEIGHT,
-        about=f"{title}, newest: {newest}",
-        parts=Markup("").join(parts),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from aerobee_broker.clients.registry import Client
@@ -11,7 +11,7 @@ from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.listening.listeners import Listening
 from aerobee_broker.parts import BrokerParts
 from aerobee_broker.processors.administration.wire import OK, is_own_topic, page_count, timestamp
-from aerobee_broker.statistics.broker_stats import Window
+from aerobee_broker.statistics.broker_stats import GroupTraffic, TopicTraffic, Window
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_proto import admin_v1, v2
 
@@ -109,40 +109,10 @@ class StatusAdministration:
                 v2.Code.BAD_REQUEST, f"window {request.window} is unknown; choose minute, hour or day"
             )
         count = page_count(request.count, default=_TRAFFIC_COUNT)
-        topics = {
-            name: traffic
-            for name, traffic in self._broker_stats.topics(window).items()
-            if not request.topic or name == request.topic
-        }
-        groups = {
-            key: traffic
-            for key, traffic in self._broker_stats.groups(window).items()
-            if not request.topic or key[0] == request.topic
-        }
         seconds = self._broker_stats.seconds(window)
         response = admin_v1.ListTrafficResponse(status=OK, window=_duration(seconds * 1000))
-        for topic in heapq.nlargest(count, topics, key=lambda name: topics[name].messages):
-            sent = topics[topic]
-            response.topics.add(
-                topic=topic,
-                messages=sent.messages,
-                bytes=sent.bytes,
-                messages_rate=sent.messages / seconds if seconds else 0.0,
-                latency=_duration(sent.milliseconds / max(sent.requests, 1)),
-            )
-        for key in heapq.nlargest(count, groups, key=lambda key: groups[key].messages):
-            got = groups[key]
-            response.groups.add(
-                topic=key[0],
-                group=key[1],
-                messages=got.messages,
-                bytes=got.bytes,
-                messages_rate=got.messages / seconds if seconds else 0.0,
-                latency=_duration(got.milliseconds / max(got.messages, 1)),
-                acknowledged=got.acknowledged,
-                changed=got.changed,
-                dead_letters=got.dead_letters,
-            )
+        _add_topics(response, self._broker_stats.topics(window), request.topic, count, seconds)
+        _add_groups(response, self._broker_stats.groups(window), request.topic, count, seconds)
         return response
 
     async def runtime_stats(
@@ -204,3 +174,45 @@ def broker_version() -> str:
         return version("aerobee")
     except PackageNotFoundError:
         return "unknown"
+
+
+def _add_topics(
+    response: admin_v1.ListTrafficResponse,
+    traffic: Mapping[str, TopicTraffic],
+    wanted: str,
+    count: int,
+    seconds: float,
+) -> None:
+    topics = {name: sent for name, sent in traffic.items() if not wanted or name == wanted}
+    for topic in heapq.nlargest(count, topics, key=lambda name: topics[name].messages):
+        sent = topics[topic]
+        response.topics.add(
+            topic=topic,
+            messages=sent.messages,
+            bytes=sent.bytes,
+            messages_rate=sent.messages / seconds if seconds else 0.0,
+            latency=_duration(sent.milliseconds / max(sent.requests, 1)),
+        )
+
+
+def _add_groups(
+    response: admin_v1.ListTrafficResponse,
+    traffic: Mapping[tuple[str, str], GroupTraffic],
+    wanted: str,
+    count: int,
+    seconds: float,
+) -> None:
+    groups = {key: got for key, got in traffic.items() if not wanted or key[0] == wanted}
+    for key in heapq.nlargest(count, groups, key=lambda key: groups[key].messages):
+        got = groups[key]
+        response.groups.add(
+            topic=key[0],
+            group=key[1],
+            messages=got.messages,
+            bytes=got.bytes,
+            messages_rate=got.messages / seconds if seconds else 0.0,
+            latency=_duration(got.milliseconds / max(got.messages, 1)),
+            acknowledged=got.acknowledged,
+            changed=got.changed,
+            dead_letters=got.dead_letters,
+        )

@@ -50,20 +50,12 @@ class QueryProcessor:
         count = min(max(request.record_count_max, 0) or COUNT_DEFAULT, COUNT_MAX)
         size_max = min(max(request.bytes_max, 0) or FRAME_SIZE_DEFAULT, FRAME_SIZE_MAX)
         token = ""
+        place = self._store, self._loop_share, topic.name
         if request.message_id:
-            found = await find_by_message_id(self._store, self._loop_share, topic.name, request.message_id)
+            found = await find_by_message_id(*place, request.message_id)
             pieces = self._bytes_of(found[-count:], size_max)
         elif request.key:
-            found = await find_by_key(
-                self._store,
-                self._loop_share,
-                topic.name,
-                request.key,
-                count_max=count,
-                size_max=size_max,
-                begin=begin,
-                end=end,
-            )
+            found = await find_by_key(*place, request.key, count_max=count, size_max=size_max, begin=begin, end=end)
             pieces = self._bytes_of(found, size_max)
         elif request.HasField("begin") or request.HasField("end"):
             pieces, token = self._by_time(topic.name, request.page_token, begin, end, count, size_max)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import count
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aerobee_broker.clients.naming import stored_topic_name, topic_name
 from aerobee_broker.clients.registry import Client
@@ -55,6 +55,15 @@ _ENTRY: Final = v2.SendResultEntry(status=_OK)
 _KINDS: Final = {kind: name.lower() for name, kind in v2.MessageType.items()}
 """The types of messages, as metrics name them."""
 _KEYS_MAX: Final = 16_384  # of messages stored one by one: the index handles a whole request in one step
+
+
+class _Ready(NamedTuple):
+    """The messages of a request, ready to be appended: those of a transaction as `halves`."""
+
+    to_store: list[Message | Draft]
+    halves: list[Message]
+    kinds: list[str]
+    queue_ids: list[int]
 
 
 class SendProcessor:
@@ -120,31 +129,14 @@ class SendProcessor:
         while True:
             destination = await self._admission.destination(stored_name)
             revision = self._admission.revision
-            to_store: list[Message | Draft] = []
-            halves: list[Message] = []
-            kinds: list[str] = []
-            queue_ids: list[int] = []
-            next_queue = destination.take_queue()
-            for message in messages:
-                if queue_ids and turns is not None:
-                    await turns.next()
-                kind = message_type(message.system_properties)
-                destination.check(kind)
-                group = message.system_properties.message_group
-                queue_ids.append(jump_hash(group, destination.queue_count) if group else next_queue)
-                kinds.append(_KINDS[kind])
-                prepared = self._prepared(message, kind, destination, queue_ids[-1], client, now_ms)
-                if transactional:
-                    halves.append(prepared)
-                else:
-                    to_store.append(prepared if turns is None else self._store.draft(prepared))
+            ready = await self._ready(messages, destination, client, now_ms, turns, transactional=transactional)
             if revision == self._admission.revision:  # a large batch takes its time
                 break
         if transactional:
-            queue_offsets = await self._append_halves(messages, halves, client)
+            queue_offsets = await self._append_halves(messages, ready.halves, client)
         else:
-            appended = self._store.append(to_store)
-            queue_offsets = await self._stored(destination.topic, kinds, queue_ids, appended, started)
+            appended = self._store.append(ready.to_store)
+            queue_offsets = await self._stored(destination.topic, ready.kinds, ready.queue_ids, appended, started)
 
         recall_handles = {
             number: self._recall_handle(message, destination, now_ms)
@@ -152,6 +144,35 @@ class SendProcessor:
             if message.system_properties.HasField("delivery_timestamp")
         }
         return messages, queue_offsets, recall_handles
+
+    async def _ready(
+        self,
+        messages: Sequence[v2.Message],
+        destination: Destination,
+        client: Client,
+        now_ms: int,
+        turns: Turns | None,
+        *,
+        transactional: bool,
+    ) -> _Ready:
+        """Choose the queue of each message and prepare it, as the topic is now. `turns`: between many of them."""
+        ready = _Ready([], [], [], [])
+        next_queue = destination.take_queue()
+        for message in messages:
+            if ready.queue_ids and turns is not None:
+                await turns.next()
+            kind = message_type(message.system_properties)
+            destination.check(kind)
+            group = message.system_properties.message_group
+            queue_id = jump_hash(group, destination.queue_count) if group else next_queue
+            prepared = self._prepared(message, kind, destination, queue_id, client, now_ms)
+            if transactional:
+                ready.halves.append(prepared)
+            else:
+                ready.to_store.append(prepared if turns is None else self._store.draft(prepared))
+            ready.kinds.append(_KINDS[kind])
+            ready.queue_ids.append(queue_id)
+        return ready
 
     async def _check_together(self, messages: Sequence[v2.Message], turns: Turns, now_ms: int) -> None:
         """Check each message, and that the messages may be in one request. InvalidRequestError."""
