@@ -47,7 +47,7 @@ _PROGRESS: Final = 5  # sends answered between two disturbances
 _HIDDEN_MS: Final = (500, 1500, 4000)
 _LITE_TOPICS: Final = ("red", "green", "blue")
 # Codes for refusals during or after a disturbance; the message may be stored or not.
-_TROUBLE: Final = (Code.TOO_MANY_REQUESTS, Code.MASTER_PERSISTENCE_TIMEOUT)
+_TROUBLE: Final = (Code.TOO_MANY_REQUESTS, Code.INTERNAL_SERVER_ERROR, Code.MASTER_PERSISTENCE_TIMEOUT)
 
 TOPICS: Final = {
     "chaos-normal": v2.MessageType.NORMAL,

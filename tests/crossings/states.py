@@ -58,7 +58,7 @@ class DiskFull(State):
     """The disk is full, and then has space again."""
 
     name = "disk-full"
-    answers = frozenset(("TOO_MANY_REQUESTS", "SYSTEM_BUSY"))
+    answers = frozenset(("INTERNAL_SERVER_ERROR", "SERVICE_NOT_AVAILABLE"))
     refused = SENDS
 
     def enter(self, world: World) -> None:

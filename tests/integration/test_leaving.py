@@ -32,12 +32,18 @@ _SECONDS: Final = 60.0
 
 
 @contextmanager
-def _cluster(directory: Path, leave_seconds: float, name_server: str = "") -> Iterator[BrokerProcess]:
-    """The broker `a`; a broker `b` has the topic, too. Both register with `name_server`, or b with a."""
+def _cluster(
+    directory: Path, leave_seconds: float, name_server: str = "", **settings: object
+) -> Iterator[BrokerProcess]:
+    """The broker `a`; a broker `b` has the topic, too. Both register with `name_server`, or b with a. `settings`:
+    further ones of a's store."""
+    of_first = {f"store.{name}": value for name, value in settings.items()}
     with ExitStack() as brokers:
 
         def broker(name: str, leave_seconds: float, name_servers: str) -> BrokerProcess:
             settings: dict[str, object] = {"broker.name": name, "listen.leave_seconds": leave_seconds}
+            if name == "a":
+                settings |= of_first
             if name_servers:
                 settings |= {"broker.namesrv": name_servers, "listen.remoting": "127.0.0.1:0"}
             (directory / name).mkdir()
@@ -179,6 +185,19 @@ def producer(tmp_path: Path) -> Iterator[Callable[[str], SdkProgram]]:
         yield lambda endpoint: programs.enter_context(
             PYTHON.program("producer", tmp_path / "producer", endpoint=endpoint, topic=_TOPIC)
         )
+
+
+@PYTHON.mark
+def test_the_python_sdk_goes_on_to_a_broker_with_space(tmp_path: Path, producer: Callable[[str], SdkProgram]) -> None:
+    """The disk of the broker `a` is full. No message is refused, and each is at the other broker."""
+
+    async def count(broker: BrokerProcess) -> int:
+        async with connect(broker.endpoint) as client:
+            return sum(queue.max_offset for queue in await client.records.offsets(_TOPIC))
+
+    with _cluster(tmp_path, 0.3, disk_full_ratio=1e-9, clean_forcibly=False) as broker:
+        producer(broker.endpoint).ready().ask("send", messages=list(numbered(20)))
+        assert asyncio.run(count(broker)) == 0
 
 
 @PYTHON.mark

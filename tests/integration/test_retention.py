@@ -130,7 +130,7 @@ async def test_a_broker_on_a_full_disk_stays_ready(tmp_path: Path) -> None:
     async with in_process_broker(tmp_path / "store", store=store) as broker:
         request = v2.SendMessageRequest(messages=[message()])
         response = await broker.messaging.SendMessage(request, metadata=METADATA, timeout=60)
-        assert response.status.code == v2.Code.TOO_MANY_REQUESTS
+        assert response.status.code == v2.Code.INTERNAL_SERVER_ERROR
         assert "store.disk_full_ratio" in response.status.message
 
         def fetch(path: str) -> tuple[int, str]:

@@ -20,6 +20,7 @@ from aerobee_store.records import message_rules as rules
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
 _TOO_MANY: Final = "`TOO_MANY_REQUESTS`"
+_FULL: Final = "`INTERNAL_SERVER_ERROR`, with the reason"
 _BEYOND: Final = {
     "delivery.auto_renew_seconds_max": "the message becomes visible again, although its push consumer lives",
     "delivery.fifo_waiting_max": "further waiting messages of a queue keep 8 bytes each in memory",
@@ -60,8 +61,8 @@ _BEYOND: Final = {
     "transactions.pending_max": f"a transactional send gets {_TOO_MANY}",
 }
 _OTHERS: Final = {
-    "store.disk_full_ratio": f"{_TOO_MANY}: [the disk is full](disk-full.md)",
-    "store.disk_headroom": f"{_TOO_MANY}: [the disk is full](disk-full.md)",
+    "store.disk_full_ratio": f"{_FULL}: [the disk is full](disk-full.md)",
+    "store.disk_headroom": f"{_FULL}: [the disk is full](disk-full.md)",
 }
 _NO_LIMITS: Final = frozenset({"store.retention_batch_max"})
 """Settings with such a name that limit nothing a client does."""

@@ -35,8 +35,10 @@ CODES: Final[dict[type[BaseException], v2.Code.ValueType]] = {
     MemoryError: _Code.TOO_MANY_REQUESTS,  # a temporary failure for clients, never an error of theirs
     store.InvalidMessageError: _Code.BAD_REQUEST,
     store.RecordNotFoundError: _Code.MESSAGE_NOT_FOUND,
-    # Clients wait before they retry; other failures are retried at once.
-    store.StoreFullError: _Code.TOO_MANY_REQUESTS,  # StoreBusyError too
+    # Every SDK repeats a send that failed with another code than 4xxxx at once, on the next broker. After
+    # TOO_MANY_REQUESTS some wait, for the same broker too, and the one of Python gives up.
+    store.StoreFullError: _Code.INTERNAL_SERVER_ERROR,
+    store.StoreBusyError: _Code.TOO_MANY_REQUESTS,
     store.LightQueuesFullError: _Code.LITE_TOPIC_QUOTA_EXCEEDED,
     store.StoreAccessError: _Code.INTERNAL_SERVER_ERROR,
     store.TooFewReplicasError: _Code.HA_NOT_AVAILABLE,

@@ -36,7 +36,8 @@ _CODES: Final[dict[type[BaseException], Answer]] = {
     store.TooFewReplicasError: Answer.SYSTEM_ERROR,  # likewise
     store.ReplicaTimeoutError: Answer.FLUSH_SLAVE_TIMEOUT,
     store.ReplicaMissingError: Answer.SLAVE_NOT_AVAILABLE,
-    store.StoreFullError: Answer.SYSTEM_BUSY,  # StoreBusyError too: producers try another broker
+    store.StoreFullError: Answer.SERVICE_NOT_AVAILABLE,  # as in RocketMQ: producers try another broker
+    store.StoreBusyError: Answer.SYSTEM_BUSY,
     store.StoreAccessError: Answer.SERVICE_NOT_AVAILABLE,
     store.StoreFailedError: Answer.SERVICE_NOT_AVAILABLE,
     store.StoreClosedError: Answer.SERVICE_NOT_AVAILABLE,

@@ -12,7 +12,7 @@ from aerobee_store import LightQueuesFullError, StoreBusyError, StoreFullError
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (StoreFullError("no room"), v2.Code.TOO_MANY_REQUESTS),
+        (StoreFullError("no room"), v2.Code.INTERNAL_SERVER_ERROR),
         (StoreBusyError("too much waits"), v2.Code.TOO_MANY_REQUESTS),
         (LightQueuesFullError("too many"), v2.Code.LITE_TOPIC_QUOTA_EXCEEDED),
     ],

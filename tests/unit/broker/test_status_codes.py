@@ -13,8 +13,8 @@ from aerobee_store import StoreBusyError, StoreError, StoreFailedError, StoreFul
     ("error", "code"),
     [
         (SyncTimeoutError("late"), v2.Code.MASTER_PERSISTENCE_TIMEOUT),  # RocketMQ's FLUSH_DISK_TIMEOUT
-        (StoreFullError("full"), v2.Code.TOO_MANY_REQUESTS),  # clients wait and retry
-        (StoreBusyError("no buffer"), v2.Code.TOO_MANY_REQUESTS),
+        (StoreFullError("full"), v2.Code.INTERNAL_SERVER_ERROR),  # clients try the next broker
+        (StoreBusyError("no buffer"), v2.Code.TOO_MANY_REQUESTS),  # clients wait and retry
         (StoreFailedError("failed"), v2.Code.INTERNAL_SERVER_ERROR),
     ],
 )
