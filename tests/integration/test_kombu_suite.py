@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ import pytest
 pytest.importorskip("kombu", reason="needs Celery: make setup")
 
 from aerobee_client.testing import BrokerProcess
+from tests.support.source_archives import source_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,20 +28,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def common() -> Path:
-    """The file `t/integration/common.py` of the installed release, from the index once."""
-    version = importlib.metadata.version("kombu")
-    folder = ROOT / "build" / f"kombu-{version}"
-    file = folder / f"kombu-{version}" / "t" / "integration" / "common.py"
-    if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-        done = subprocess.run([*command, "--dest", str(folder), f"kombu=={version}"], capture_output=True, text=True)
-        if done.returncode != 0:
-            pytest.skip(f"the source archive of kombu {version} cannot be had: {done.stderr.strip()[-200:]}")
-        (archive,) = folder.glob("kombu-*.tar.gz")
-        with tarfile.open(archive) as opened:
-            opened.extractall(folder, filter="data")
-    return file
+    """The file `t/integration/common.py` of the installed release."""
+    return source_of("kombu") / "t" / "integration" / "common.py"
 
 
 def test_kombus_own_tests(common: Path, aerobee_broker: BrokerProcess, tmp_path: Path) -> None:
