@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
-NOT_RUN: Final = "# The tests do not run these lines: "
+NOT_RUN: Final = "The tests do not run these lines: "
+"""After the sign of a comment."""
 _FENCE: Final = re.compile(r"^(?P<indent> *)```(?P<language>\w*).*\n(?P<code>(?:.*\n)*?)^(?P=indent)```$", re.MULTILINE)
 
 
@@ -31,7 +32,7 @@ class Block:
     @property
     def not_run(self) -> str | None:
         """Why no test runs it, as its first line says."""
-        first = self.code.partition("\n")[0]
+        first = self.code.partition("\n")[0].removeprefix("<?php").lstrip("#/ ")
         return first.removeprefix(NOT_RUN) if first.startswith(NOT_RUN) else None
 
     @property
