@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.support.imports import children_of, circles_of, imported_modules
 
 ROOT = Path(__file__).parents[2]
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 MAP = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 
@@ -32,11 +36,37 @@ def test_a_broker_without_replication_loads_nothing_of_it() -> None:
     assert done.stdout.split() == []
 
 
-def test_every_file_in_where_to_look_exists() -> None:
-    """The files in the table for newcomers exist."""
-    answers = re.findall(r"`((?:store|broker)/[a-z_/]+\.py)`", MAP.partition("## Where to look")[2])
-    assert len(answers) >= 10
-    assert [answer for answer in answers if not (ROOT / answer).is_file()] == []
+ANSWERS = re.findall(
+    r"^\| ([^|]+\?) \| ([^|]+) \| ([^|]+) \|$", MAP.partition("## Where to look")[2].partition("\n## ")[0], re.MULTILINE
+)
+
+
+def defined_in(file: Path) -> set[str]:
+    """The functions, classes and methods of a module."""
+    names = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, DEFINITIONS):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, DEFINITIONS)}
+    return names
+
+
+def test_there_is_an_answer_to_each_question_of_newcomers() -> None:
+    assert len(ANSWERS) >= 15
+
+
+@pytest.mark.parametrize(("question", "names", "files"), ANSWERS, ids=[question for question, _, _ in ANSWERS])
+def test_a_question_is_answered_within_two_files(question: str, names: str, files: str) -> None:
+    """These files define the names of the answer, and each of them at least one."""
+    found = [
+        defined_in(ROOT / re.sub("^([a-z]+)/", r"\1/aerobee_\1/", file)) for file in re.findall("`([^`]+)`", files)
+    ]
+    wanted = set(re.findall("`([^`]+)`", names))
+    assert 1 <= len(found) <= 2
+    assert wanted, question
+    assert wanted - set().union(*found) == set()
+    assert all(wanted & each for each in found)
 
 
 def test_no_imports_go_in_a_circle() -> None:
