@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from aerobee_client import Message, connect
@@ -363,3 +364,22 @@ def test_the_command(store: Path) -> None:
     assert (found["ok"], found["records"]) == (True, COUNT)
     done = subprocess.run([*command, "lag", "--store", str(store / "none")], capture_output=True, text=True, timeout=60)
     assert (done.returncode, "not a directory" in done.stderr) == (2, True)
+
+
+def test_the_command_exports_a_body_that_cannot_be_decoded(tmp_path: Path) -> None:
+    """It fails and names the option; with `--on-bad-body null` the message has no body and the reason beside it."""
+    messages = orders(20, queues=1)
+    messages[7] = replace(messages[7], sys_flag=record.SYS_FLAG_COMPRESSED)
+    write(tmp_path / "store", messages)
+    command = [sys.executable, "-m", "aerobee_broker", "spark", "export", "--store", str(tmp_path / "store")]
+    command += ["--topic", "orders", "--output", str(tmp_path / "archive"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, "offset 7" in done.stderr) == (2, True), done.stderr[-2000:]
+    assert "onBadBody=null" in done.stderr
+    done = subprocess.run([*command, "--on-bad-body", "null"], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout)["messages"] == 20
+    rows = pq.read_table(tmp_path / "archive").to_pylist()
+    assert sorted(row["queueOffset"] for row in rows) == list(range(20))
+    for row in rows:
+        assert (row["body"] is None) == ("offset 7" in (row["decodeError"] or "")) == (row["queueOffset"] == 7)

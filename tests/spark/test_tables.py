@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent, ManifestWriterV2
+from pyiceberg.typedef import Record
 
 from aerobee_pipeline.errors import OptionError
 from aerobee_pipeline.offsets import Queue
@@ -155,6 +157,64 @@ def test_old_versions_and_files_of_nobody_are_deleted(kind: str, tmp_path: Path)
     assert rows_of(again) == [(0, n) for n in range(10, 20)]
     again.commit(written(tmp_path, table, messages(range(20, 22))), (), {FIRST: 22})
     assert len(rows_of(again)) == 12
+
+
+@pytest.mark.parametrize("content", [DataFileContent.POSITION_DELETES, DataFileContent.EQUALITY_DELETES])
+def test_files_with_delete_files_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: DataFileContent
+) -> None:
+    """Files of a day that another engine's delete file is about, and not those added later; the job goes on."""
+    table = opened("iceberg", tmp_path)
+    table.commit(written(tmp_path, table, messages(range(4))), (), {FIRST: 4})
+    table.load()
+    first = {file.uri for file in table.files()}
+    add_delete_file(table, monkeypatch, DAYS[0].date(), content)
+    table.load()
+    assert {file.uri for file in table.files() if file.has_deletes} == {
+        file.uri for file in table.files() if file.day == DAYS[0].date()
+    }
+    table.commit(written(tmp_path, table, messages(range(4, 8))), (), {FIRST: 8})
+    table.load()
+    found = table.files()
+    assert len(found) == 4
+    assert [file.day for file in found if file.has_deletes and file.uri in first] == [DAYS[0].date()]
+    assert sum(file.has_deletes for file in found) == 1
+    old = [file for file in found if file.uri in first]
+    table.commit((), old, {FIRST: 8})  # by whole files, as days expire
+    table.load()
+    assert {file.uri for file in table.files()} == {file.uri for file in found} - first
+    assert table.progress([FIRST]) == {FIRST: 8}
+
+
+def add_delete_file(table: Any, monkeypatch: pytest.MonkeyPatch, day: date, content: DataFileContent) -> None:
+    """Commit a delete file of a day, as other engines do; pyiceberg itself writes none."""
+
+    class Deletes(ManifestWriterV2):
+        def content(self) -> ManifestContent:
+            return ManifestContent.DELETES
+
+        @property
+        def _meta(self) -> dict[str, str]:
+            return {**super()._meta, "content": "deletes"}
+
+    def write_manifest(**given: Any) -> ManifestWriterV2:
+        assert given.pop("format_version") == 2
+        return Deletes(**given)
+
+    file = DataFile.from_args(
+        content=content,
+        file_path=f"{table._table.location()}/data/deletes.parquet",
+        file_format=FileFormat.PARQUET,
+        partition=Record((day - date(1970, 1, 1)).days),
+        record_count=1,
+        file_size_in_bytes=100,
+        equality_ids=[1] if content is DataFileContent.EQUALITY_DELETES else None,
+    )
+    file.spec_id = table._table.spec().spec_id
+    with monkeypatch.context() as patch, table._table.transaction() as change:
+        patch.setattr("pyiceberg.table.update.snapshot.write_manifest", write_manifest)
+        with change.update_snapshot().fast_append() as snapshot:
+            snapshot.append_data_file(file)
 
 
 def test_progress_when_others_expire_the_snapshots_of_iceberg(tmp_path: Path) -> None:

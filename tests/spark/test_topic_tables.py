@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -222,6 +224,32 @@ def test_a_job_that_goes_on_until_it_is_stopped(spark: Any, tmp_path: Path) -> N
             stop.set()
         assert job.result(SECONDS).facts["messages"] == 200
     assert places_of("delta", tmp_path / "lake") == expected(200)
+
+
+def test_a_job_that_is_interrupted_ends_well(spark: Any, tmp_path: Path) -> None:
+    """Ctrl-C ends the command with its result, in whatever it does; the next run adds what is left, once."""
+    lake = tmp_path / "lake"
+    write(tmp_path / "store", orders(100))
+    command = [sys.executable, "-m", "aerobee_broker", "spark", "table", "orders", "--store", str(tmp_path / "store")]
+    command += ["--to", "delta", "--warehouse", str(lake), "--every", "1", "--rows", "100", "--json"]
+    with (
+        (tmp_path / "log").open("wb") as log,
+        # A session of its own: a terminal's Ctrl-C reaches all its processes, Java and the workers too.
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, start_new_session=True) as process,
+    ):
+        try:
+            wait_for(lambda: process.poll() is not None or len(rows_now(lake)) == 100, "the first messages")
+            write(tmp_path / "store", orders(1000, first=100))
+            wait_for(lambda: process.poll() is not None or len(rows_now(lake)) > 100, "the next commit")
+            os.killpg(process.pid, signal.SIGINT)
+            shown, _ = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+    assert process.returncode == 0, (tmp_path / "log").read_text()[-2000:]
+    stored = len(rows_now(lake))
+    assert json.loads(shown)["messages"] <= stored, "an interrupted commit may be there, and is not counted"
+    assert kept(spark, "delta", tmp_path)["messages"] == 1100 - stored
+    assert places_of("delta", lake) == expected(1100)
 
 
 def rows_now(lake: Path) -> list[Any]:

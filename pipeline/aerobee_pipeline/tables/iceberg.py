@@ -126,23 +126,29 @@ class IcebergTopicTable:
         return None
 
     def files(self) -> list[TableFile]:
-        if self._table is None:
+        """Read from the manifests: a scan of pyiceberg refuses tables that have deletes by equality."""
+        snapshot = None if self._table is None else self._table.current_snapshot()
+        if snapshot is None:
             return []
-        found = []
-        for task in self._table.scan().plan_files():
-            day = task.file.partition[0] if len(task.file.partition) else None
-            day = day if day is None or isinstance(day, date) else _EPOCH + timedelta(days=day)
-            found.append(
-                TableFile(
-                    task.file.file_path,
-                    day,
-                    task.file.record_count,
-                    task.file.file_size_in_bytes,
-                    bool(task.delete_files),
-                    task.file,
-                )
+        entries = [
+            entry
+            for manifest in snapshot.manifests(self._table.io)
+            for entry in manifest.fetch_manifest_entry(self._table.io, discard_deleted=True)
+        ]
+        data = [entry for entry in entries if _is_data(entry)]
+        deletes = [(_day(entry), entry.sequence_number or 0) for entry in entries if not _is_data(entry)]
+        return [
+            TableFile(
+                entry.data_file.file_path,
+                _day(entry),
+                entry.data_file.record_count,
+                entry.data_file.file_size_in_bytes,
+                # A delete file without a day is about all days. It deletes no rows that were added after it.
+                any(day in (None, _day(entry)) and at >= (entry.sequence_number or 0) for day, at in deletes),
+                entry.data_file,
             )
-        return found
+            for entry in data
+        ]
 
     def commit(self, add: Sequence[NewFile], remove: Sequence[TableFile], offsets: Mapping[Queue, int]) -> None:
         from pyiceberg.exceptions import CommitFailedException, ValidationException
@@ -202,6 +208,18 @@ class IcebergTopicTable:
                 yield manifest.manifest_path
                 for entry in manifest.fetch_manifest_entry(self._table.io, discard_deleted=True):
                     yield entry.data_file.file_path
+
+
+def _is_data(entry: Any) -> bool:
+    from pyiceberg.manifest import DataFileContent
+
+    return bool(entry.data_file.content == DataFileContent.DATA)
+
+
+def _day(entry: Any) -> date | None:
+    """The day of a file; None for one of a table that is not partitioned."""
+    day = entry.data_file.partition[0] if len(entry.data_file.partition) else None
+    return day if day is None or isinstance(day, date) else _EPOCH + timedelta(days=day)
 
 
 def _mapping(change: Any) -> str:
