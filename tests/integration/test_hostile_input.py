@@ -36,6 +36,7 @@ SHORT = {
     "empty messages on a stream",
     "producer groups",
     "tiny remoting frames",
+    "replicas that do not read",
     "a heartbeat of empty lists",
     "a compressed registration of bare keys to a broker",
 }

@@ -56,6 +56,8 @@ class Attack:
     target: Target = "broker"
     has_accounts: bool = False
     """Whether the broker has accounts, none of which is the attacker's."""
+    charged: tuple[str, int] | None = None
+    """A kind of the ledger, and the least bytes of it that the attack must be charged at its peak."""
 
     def __str__(self) -> str:
         return self.name
@@ -308,6 +310,34 @@ def _remembered_resets(_: int) -> Iterator[bytes]:
     yield b"".join(headers(n, SEND) + frames.rst_stream(n, frames.ErrorCode.CANCEL) for n in range(1, 2 * 1_990, 2))
 
 
+def _nothing(_: int) -> Iterator[bytes]:
+    return iter(())
+
+
+def _greeting(_: int) -> Iterator[bytes]:
+    yield GREETING
+
+
+def _begun_remoting(_: int) -> Iterator[bytes]:
+    yield struct.pack(">i", 100)
+
+
+def _unread_log(_: int) -> Iterator[bytes]:
+    """The first report of a replica whose log is empty: it gets the whole log."""
+    yield struct.pack(">q", 0)
+
+
+def _long_head(_: int) -> Iterator[bytes]:
+    """A request with a hundred headers as long as the standard library takes them."""
+    yield b"GET /metrics HTTP/1.1\r\n"
+    for n in range(99):
+        yield b"x%d: " % n + b"a" * 65_000 + b"\r\n"
+
+
+def _unread_scrapes(_: int) -> Iterator[bytes]:
+    yield b"GET /metrics HTTP/1.1\r\n\r\n"
+
+
 def _half_tls(_: int) -> Iterator[bytes]:
     yield begin_of_tls()[:-1]
 
@@ -500,8 +530,16 @@ NAMED: Final[tuple[Attack, ...]] = (
     Attack("routes of many brokers", 10, _routes, reads=True, stays_seconds=2),
     Attack("settings whose answers are not read", 16, _unread_settings, stays_seconds=3),
     Attack("all kinds together", 44, _together, stays_seconds=5),
+    Attack("connections that send nothing", 3_000, _nothing, stays_seconds=2, charged=("connections", 2 << 20)),
+    Attack("connections that only greet", 3_000, _greeting, stays_seconds=2, charged=("connections", 12 << 20)),
+    Attack("connections that begin a frame", 3_000, _begun_remoting, stays_seconds=2, charged=("connections", 9 << 20)),
+    Attack(
+        "replicas that do not read", 80, _unread_log, stays_seconds=4, target="replicas", charged=("unsent", 20 << 20)
+    ),
+    Attack("long heads of HTTP requests", 32, _long_head, stays_seconds=2, target="metrics"),
+    Attack("metrics that are not read", 32, _unread_scrapes, stays_seconds=3, target="metrics"),
     Attack("halves of TLS handshakes", 1_500, _half_tls, stays_seconds=2),
-    Attack("values of a name server", 4, _values, reads=True, stays_seconds=2),
+    Attack("values of a name server", 4, _values, reads=True, stays_seconds=2, charged=("values", 4 << 20)),
     Attack("producer groups", 100, _groups, reads=True),
     Attack("consumers that join and leave", 1_000, _members, reads=True),
     Attack("settings of many open calls", 1, _settings_and_calls),

@@ -50,6 +50,8 @@ class Verdict:
     """Gauges that did not return to their value."""
     blocked_by: str = ""
     """The slowest step, from the log."""
+    uncharged: str = ""
+    """What the ledger did not count while the attack lasted."""
 
     @property
     def harm(self) -> list[str]:
@@ -59,6 +61,8 @@ class Verdict:
             found.append(f"memory +{self.growth >> 20} MiB")
         if self.step_seconds > STEP_SECONDS_MAX:
             found.append(f"a step of {self.step_seconds * 1000:.0f} ms of processor {self.blocked_by}")
+        if self.uncharged:
+            found.append(self.uncharged)
         if not self.answers:
             found.append("no answer to another client")
         if self.left_over:
@@ -132,7 +136,7 @@ async def judge(
     """
     verdict = Verdict(attack.name)
     before = gauges(broker)
-    async with _watched(broker.pid, verdict), _beside(broker, verdict, credentials):
+    async with _watched(broker.pid, verdict), _beside(broker, verdict, credentials), _charged(broker, attack, verdict):
         await _run(address or broker.endpoint, attack, verdict, scale)
     verdict.left_over = await _not_returned(broker, before)
     verdict.step_seconds = await asyncio.to_thread(busiest_step, broker)
@@ -167,6 +171,33 @@ async def _watched(pid: int, verdict: Verdict) -> AsyncIterator[None]:
     finally:
         verdict.growth = max(verdict.growth, anonymous_memory(pid) - base)
         watching.cancel()
+
+
+@asynccontextmanager
+async def _charged(broker: BrokerProcess, attack: Attack, verdict: Verdict) -> AsyncIterator[None]:
+    """Look in the ledger for what the attack must be charged."""
+    if attack.charged is None:
+        yield
+        return
+    kind, least = attack.charged
+    most = 0.0
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            found = await asyncio.to_thread(gauges, broker)
+            sizes = [size for name, size in found.items() if "waiting_bytes" in name and f'of="{kind}"' in name]
+            most = max(most, *sizes)
+            await asyncio.sleep(0.2)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    if most < least:
+        verdict.uncharged = f"{most:.0f} bytes of {kind} in the ledger, which should be {least} or more"
 
 
 @asynccontextmanager
@@ -283,7 +314,7 @@ def _kept(gauge: str) -> float:
         return 1.0
     if re.search('of="(clients|settings|values)"', gauge):
         return float("inf")
-    return 32_000.0 if 'of="calls"' in gauge else 0.0
+    return 32_000.0 if 'of="calls"' in gauge or 'of="connections"' in gauge else 0.0
 
 
 def tls_context() -> ssl.SSLContext:

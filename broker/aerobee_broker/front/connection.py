@@ -8,6 +8,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Mapping
+from functools import cache
 from time import monotonic
 from typing import Final, cast
 
@@ -39,6 +40,7 @@ _WRITE_BUFFER: Final = 1 << 20  # bytes in the transport; above it the connectio
 _COUNTED_SIZE: Final = 64 << 10  # bytes of unread answers; below it they are not counted
 _INPUT_SIZE_MAX: Final = 64 << 10  # bytes that wait for a turn; beyond it the socket is not read
 _SETTLED_SIZE: Final = 16 << 10  # bytes; smaller changes of what a connection holds are counted once a second
+_CONNECTION_SIZE: Final = 5_300  # bytes of memory of an idle connection without TLS, measured with 3,000
 _HANDLER_SIZE: Final = 6_000  # bytes of memory of a handler that waits, measured with 9,000 receives
 _numbers: Final = itertools.count(1)
 _TOO_MANY_CALLS: Final = CallAbortedError(
@@ -52,6 +54,42 @@ UNIX_PEER: Final = ("127.0.0.1", 1)
 
 class Connection(asyncio.Protocol):
     """`open_connections` belongs to the front: the connection is in it while it is open."""
+
+    __slots__ = (
+        "_events",
+        "_flushing",
+        "_headers_error",
+        "_idle_ticks",
+        "_is_reading",
+        "_kept",
+        "_ledger",
+        "_left_to_pause",
+        "_methods",
+        "_open_connections",
+        "_owners",
+        "_paused",
+        "_paused_ticks",
+        "_request_ticks",
+        "_settled",
+        "_silent_ticks",
+        "_stopping",
+        "_transport",
+        "_unsent",
+        "_waits",
+        "certificate_subject",
+        "config",
+        "core",
+        "counters",
+        "deadlines",
+        "holdings",
+        "is_secure",
+        "loop",
+        "name",
+        "peer_address",
+        "running_count",
+        "turns",
+        "unsent",
+    )
 
     def __init__(
         self,
@@ -67,12 +105,8 @@ class Connection(asyncio.Protocol):
         self.config = config
         self.counters = counters
         self.deadlines = deadlines
-        self._headers_error = CallAbortedError(
-            StatusCode.RESOURCE_EXHAUSTED,
-            f"the headers exceed the limit ({config.header_size_max} bytes, {config.header_count_max} headers); "
-            "send less metadata",
-        )
-        self.core = Http2Connection(config, headers_refusal=_refusal(self._headers_error))
+        self._headers_error, refusal = _headers_error(config.header_size_max, config.header_count_max)
+        self.core = Http2Connection(config, headers_refusal=refusal)
         self.name = f"connection {next(_numbers)}"
         self.turns = turns
         self._ledger = ledger
@@ -113,6 +147,7 @@ class Connection(asyncio.Protocol):
         if self.is_secure:
             self.certificate_subject = subject_of(transport.get_extra_info("peercert"))
         self._open_connections.add(self)
+        self.holdings.set("connections", _CONNECTION_SIZE)
         self.flush()
 
     def data_received(self, data: bytes) -> None:
@@ -421,6 +456,16 @@ class Connection(asyncio.Protocol):
         """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
+
+
+@cache
+def _headers_error(size_max: int, count_max: int) -> tuple[CallAbortedError, bytes]:
+    """The error of headers that exceed the limits, and the block that answers them."""
+    error = CallAbortedError(
+        StatusCode.RESOURCE_EXHAUSTED,
+        f"the headers exceed the limit ({size_max} bytes, {count_max} headers); send less metadata",
+    )
+    return error, _refusal(error)
 
 
 def _refusal(error: CallAbortedError) -> bytes:

@@ -177,6 +177,49 @@ class _ConnectionError(Exception):
 class Http2Connection:
     """The state machine. `streams` has those that at least one side has not ended."""
 
+    __slots__ = (
+        "_answered",
+        "_at",
+        "_blocked",
+        "_cheap",
+        "_config",
+        "_decoder",
+        "_epoch",
+        "_events",
+        "_frame_ends",
+        "_frame_left",
+        "_frame_size_max",
+        "_frame_stream",
+        "_free",
+        "_handle",
+        "_header_flags",
+        "_header_parts",
+        "_header_size",
+        "_header_stream",
+        "_headers_refusal",
+        "_initial_send_window",
+        "_input",
+        "_last_stream_id",
+        "_output",
+        "_preface_seen",
+        "_ready",
+        "_receive_window",
+        "_reset",
+        "_send_window",
+        "_served_up_to",
+        "_starved",
+        "_table_update",
+        "_unreturned",
+        "_whole_frame_size_max",
+        "drained",
+        "ended",
+        "greeted",
+        "has_input",
+        "pending_size",
+        "refusals",
+        "streams",
+    )
+
     def __init__(self, config: FrontConfig, *, headers_refusal: bytes = b"") -> None:
         """`headers_refusal` is the block that answers a request whose headers are far too large, before the connection
         ends: such headers cannot be skipped, because later blocks may depend on them."""
@@ -222,18 +265,6 @@ class Http2Connection:
         self.ended = False
         self.refusals: list[str] = []  # the bounds that refused streams, by name; the connection reads and clears them
         self.drained: list[Stream] = []  # watched streams without pending data; the connection reads and clears them
-        self._handlers: tuple[Callable[[int, int, bytes], None], ...] = (
-            self._data,
-            self._headers,
-            self._priority,
-            self._rst_stream,
-            self._settings,
-            self._push_promise,
-            self._ping,
-            self._goaway,
-            self._window_update,
-            self._stray_continuation,
-        )
         own = {
             Setting.MAX_CONCURRENT_STREAMS: config.stream_count_max,
             Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
@@ -410,7 +441,7 @@ class Http2Connection:
 
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if kind <= frames.CONTINUATION:
-            self._handlers[kind](flags, stream_id, payload)
+            _HANDLERS[kind](self, flags, stream_id, payload)
         else:
             self._spend()  # of an extension: ignored
 
@@ -947,6 +978,21 @@ class Http2Connection:
     def _take_table_update(self) -> bytes:
         update, self._table_update = self._table_update, b""
         return update
+
+
+_HANDLERS: Final[tuple[Callable[[Http2Connection, int, int, bytes], None], ...]] = (
+    Http2Connection._data,
+    Http2Connection._headers,
+    Http2Connection._priority,
+    Http2Connection._rst_stream,
+    Http2Connection._settings,
+    Http2Connection._push_promise,
+    Http2Connection._ping,
+    Http2Connection._goaway,
+    Http2Connection._window_update,
+    Http2Connection._stray_continuation,
+)
+"""By the type of a frame."""
 
 
 def _part(data: bytes, begin: int, end: int) -> bytes | memoryview:

@@ -19,8 +19,10 @@ from typing import Final, cast
 from msgspec import Struct
 
 from aerobee_broker.front.frames import PREFACE
+from aerobee_broker.limits.ledger import Holdings
 
 DECIDED_BY: Final = len(PREFACE)
+_SIZE: Final = 4_000  # bytes of memory of a connection that waits, measured with 3,000
 TLS_HANDSHAKE: Final = 0x16
 """The first byte of every TLS connection: a record of type handshake."""
 
@@ -36,15 +38,28 @@ class DetectedProtocol(Struct, frozen=True):
 class ProtocolDetector(asyncio.Protocol):
     """Waits for enough bytes to detect the protocol, then passes the connection to it."""
 
+    __slots__ = (
+        "_data",
+        "_held",
+        "_http2",
+        "_protocols",
+        "_transport",
+        "_waiting",
+        "ticks",
+    )
+
     def __init__(
         self,
         http2: Callable[[], asyncio.Protocol],
         protocols: Sequence[DetectedProtocol],
-        waiting: set[ProtocolDetector],
+        waiting: dict[ProtocolDetector, None],
+        held: Holdings,
     ) -> None:
+        """`waiting` has the detectors that wait, oldest first; what they take is in `held`."""
         self._http2 = http2
         self._protocols = protocols
         self._waiting = waiting
+        self._held = held
         self._transport: asyncio.Transport | None = None
         self._data = b""
         self.ticks = 0  # counted by the owner of `waiting`
@@ -52,7 +67,8 @@ class ProtocolDetector(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's transports are not instances of asyncio.Transport
         self._transport = transport
-        self._waiting.add(self)
+        self._waiting[self] = None
+        self._held.add("connections", _SIZE)
 
     def data_received(self, data: bytes) -> None:
         self._data += data
@@ -61,7 +77,7 @@ class ProtocolDetector(asyncio.Protocol):
             return
         assert self._transport is not None
         transport, data = self._transport, self._data
-        self._waiting.discard(self)
+        self._waits_no_more()
         protocol = chosen()
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
@@ -69,10 +85,16 @@ class ProtocolDetector(asyncio.Protocol):
             protocol.data_received(data)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._waiting.discard(self)
+        self._waits_no_more()
+
+    def _waits_no_more(self) -> None:
+        if self in self._waiting:
+            del self._waiting[self]
+            self._held.add("connections", -_SIZE)
 
     def abort(self) -> None:
-        """Close the connection: no protocol was detected in time, or the broker stops."""
+        """Close the connection: no protocol was detected in time, the broker stops, or clients hold too much."""
+        self._waits_no_more()
         if self._transport is not None:
             self._transport.abort()
 

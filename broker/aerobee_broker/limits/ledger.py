@@ -5,6 +5,7 @@ here. Bytes are of one of these kinds:
 
     requests     whole requests, until they are answered                     a `ByteBudget`
     answers      answers that are made, or that the peer has not taken       a `ByteBudget`
+    connections  sockets and what belongs to each connection itself
     received     input that is not a whole request yet, or waits for its turn
     unsent       output that the system has not taken, besides answers
     calls        open calls and what is remembered of their connection, besides their bytes
@@ -37,7 +38,17 @@ from aerobee_broker.limits.malloc import return_freed_memory
 _log = logging.getLogger(__name__)
 
 Kind = Literal[
-    "received", "unsent", "calls", "handshakes", "registered", "routes", "settings", "commands", "clients", "values"
+    "connections",
+    "received",
+    "unsent",
+    "calls",
+    "handshakes",
+    "registered",
+    "routes",
+    "settings",
+    "commands",
+    "clients",
+    "values",
 ]
 HELD_KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 _TRIMMED_SIZE: Final = 8 << 20  # bytes of dropped peers after which freed memory is returned to the kernel

@@ -44,7 +44,12 @@ def listen_grpcio(methods: Methods, config: BrokerConfig, *, request_size_max: i
     """
     server = GrpcioServer(
         methods,
-        (*_OPTIONS, ("grpc.max_receive_message_length", request_size_max)),
+        (
+            *_OPTIONS,
+            ("grpc.max_receive_message_length", request_size_max),
+            ("grpc.max_concurrent_streams", config.front.stream_count_max),
+            ("grpc.max_metadata_size", config.front.header_size_max),
+        ),
         has_client_certificates=config.tls.client_authorities is not None,
     )
     tls = None

@@ -11,16 +11,22 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from http.client import HTTPException
 from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
-from wsgiref.types import WSGIApplication
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from aerobee_broker.metrics.reserved_descriptors import ReservedDescriptors
 
 _log = logging.getLogger(__name__)
 _CONNECTIONS_MAX: Final = 16  # at a time
+_HEAD_SIZE_MAX: Final = 32 << 10  # bytes of the headers of a request; the standard library takes 6.5 MB
+_ANSWER_SECONDS: Final = 30.0  # for the peer to read an answer; a text of metrics may have megabytes
+_SCRAPES_MAX: Final = 2  # answers with metrics at a time; the others wait, ...
+_SCRAPE_WAIT_SECONDS: Final = 5.0  # ... for so long
 
 
 class HttpServer(ThreadingMixIn, WSGIServer):
@@ -32,6 +38,8 @@ class HttpServer(ThreadingMixIn, WSGIServer):
         self._free = threading.BoundedSemaphore(_CONNECTIONS_MAX)
         self._silent: dict[int, Any] = {}  # connections that have not sent their request yet, oldest first
         self._reserved = reserved
+        self._application = application
+        self._scrapes = threading.BoundedSemaphore(_SCRAPES_MAX)
         address = listener.getsockname()[:2]
         super().__init__(address, _QuietHandler, bind_and_activate=False)
         self.socket.close()
@@ -39,7 +47,7 @@ class HttpServer(ThreadingMixIn, WSGIServer):
         self.server_address = address
         self.server_name, self.server_port = address  # what binding sets, but without asking a name server
         self.setup_environ()
-        self.set_app(application)
+        self.set_app(self._answer)
 
     def get_request(self) -> Any:
         """Accept, with a reserved descriptor if no other is left."""
@@ -61,6 +69,19 @@ class HttpServer(ThreadingMixIn, WSGIServer):
             return
         self._silent[id(request)] = request
         super().process_request(request, client_address)
+
+    def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """The application, whose large answers are made and kept for a few peers at a time."""
+        if environ.get("PATH_INFO") != "/metrics":
+            return self._application(environ, start_response)
+        if not self._scrapes.acquire(timeout=_SCRAPE_WAIT_SECONDS):
+            start_response("503 Service Unavailable", [("Content-Type", "text/plain; charset=utf-8")])
+            return [b"others read the metrics, and do not end; try again later\n"]
+        try:
+            return _Scrape(self._application(environ, start_response), self._scrapes.release)
+        except BaseException:
+            self._scrapes.release()
+            raise
 
     def _end_oldest_silent(self) -> bool:
         with suppress(StopIteration, KeyError, OSError, RuntimeError):
@@ -86,13 +107,48 @@ class HttpServer(ThreadingMixIn, WSGIServer):
         _log.log(level, "connection failed peer=%s", client_address, exc_info=True)
 
 
+class _Scrape:
+    """The pieces of an answer, for a limited time."""
+
+    def __init__(self, pieces: Iterable[bytes], close: Callable[[], object]) -> None:
+        self._pieces = pieces
+        self.close = close
+        """Called by the server at the end of the answer, however it ends."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        ends = time.monotonic() + _ANSWER_SECONDS
+        for piece in self._pieces:
+            if time.monotonic() > ends:
+                raise ConnectionAbortedError("the peer reads too slowly")
+            yield piece
+
+
+class _Head:
+    """The headers of a request."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._left = _HEAD_SIZE_MAX
+
+    def readline(self, size: int = -1) -> bytes:
+        line: bytes = self._file.readline(min(size, self._left) if size >= 0 else self._left)
+        self._left -= len(line)
+        if not self._left:
+            raise HTTPException(f"the headers have more than {_HEAD_SIZE_MAX} bytes")
+        return line
+
+
 class _QuietHandler(WSGIRequestHandler):
     timeout = 10  # seconds for a peer that connects and sends nothing
     server_version, sys_version = "aerobee", ""
     error_message_format, error_content_type = "%(message)s\n", "text/plain; charset=utf-8"
 
     def parse_request(self) -> bool:
-        parsed = super().parse_request()
+        whole, self.rfile = self.rfile, _Head(self.rfile)  # type: ignore[assignment]  # what reads headers of it
+        try:
+            parsed = super().parse_request()
+        finally:
+            self.rfile = whole
         self.server.request_received(self.request)  # type: ignore[attr-defined]  # an HttpServer
         return parsed
 

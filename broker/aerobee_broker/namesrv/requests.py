@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from sys import getsizeof
 from typing import Final
 from weakref import WeakKeyDictionary
 
 from zlib_ng.zlib_ng import crc32
 
 from aerobee_broker.config import Address
+from aerobee_broker.limits.ledger import Ledger
 from aerobee_broker.namesrv.registration_body import read_body
 from aerobee_broker.namesrv.route_tables import (
     BROKERS_MAX,
@@ -41,8 +43,8 @@ WIPED_FILE: Final = "wipedBrokers.json"
 _STRICT_JSON_VERSION: Final = 401  # 4.9.4: later clients need quoted keys
 _CRC_MASK: Final = 0x7FFFFFFF
 _VALUE_SIZE_MAX: Final = 1 << 20
-_TABLE_SIZE_MAX: Final = 8 << 20  # characters of all keys and values
-_ENTRY_SIZE: Final = 200  # bytes of a value besides
+_TABLE_SIZE_MAX: Final = 8 << 20  # bytes of memory of all keys and values
+_ENTRY_SIZE: Final = 100  # bytes of a value besides
 _ROUTE_SIZE: Final = 500  # bytes of memory of a topic of a broker, ...
 _BROKER_SIZE: Final = 2_000  # ... and of the broker
 _UNIT: Final = 1
@@ -57,8 +59,10 @@ class KvConfig:
     """Values that operators store in a name server, by namespace and key. A change is visible once `save` has made it
     durable."""
 
-    def __init__(self, save: Callable[[object], Awaitable[object]] = _unsaved) -> None:
+    def __init__(self, save: Callable[[object], Awaitable[object]] = _unsaved, ledger: Ledger | None = None) -> None:
+        """`ledger` counts the values; they have a bound of their own, so they are not dropped."""
         self._save = save
+        self._holdings = (ledger or Ledger()).open_table("values", lambda: None)
         self._table: dict[str, dict[str, str]] = {}
         self._changing = asyncio.Lock()
 
@@ -68,6 +72,8 @@ class KvConfig:
             for namespace, values in found.items():
                 if isinstance(values, dict):
                     self._table[namespace] = {key: value for key, value in values.items() if isinstance(value, str)}
+        sizes = [_size(name, key, value) for name, values in self._table.items() for key, value in values.items()]
+        self._holdings.set("values", sum(sizes))
 
     def get(self, namespace: str, key: str) -> str | None:
         return self._table.get(namespace, {}).get(key)
@@ -77,25 +83,27 @@ class KvConfig:
 
     async def put(self, namespace: str, key: str, value: str) -> None:
         async with self._changing:
-            table = {**self._table, namespace: {**self._table.get(namespace, {}), key: value}}
-            size = sum(_size(name + key, value) for name, values in table.items() for key, value in values.items())
-            if len(value) > _VALUE_SIZE_MAX or size > _TABLE_SIZE_MAX:
+            values = self._table.get(namespace, {})
+            change = _size(namespace, key, value) - (_size(namespace, key, values[key]) if key in values else 0)
+            size = self._holdings.size_of("values") + change
+            if len(value) > _VALUE_SIZE_MAX or (change > 0 and size > _TABLE_SIZE_MAX):
                 raise RemotingError(
                     Answer.INVALID_PARAMETER,
                     f"the value is longer than {_VALUE_SIZE_MAX}, or all values take more than {_TABLE_SIZE_MAX} bytes",
                 )
-            await self._replace(table)
+            await self._replace({**self._table, namespace: {**values, key: value}}, change)
 
     async def delete(self, namespace: str, key: str) -> None:
         async with self._changing:
             values = self._table.get(namespace, {})
             if key in values:
                 kept = {name: value for name, value in values.items() if name != key}
-                await self._replace({**self._table, namespace: kept})
+                await self._replace({**self._table, namespace: kept}, -_size(namespace, key, values[key]))
 
-    async def _replace(self, table: dict[str, dict[str, str]]) -> None:
+    async def _replace(self, table: dict[str, dict[str, str]], change: int) -> None:
         await self._save(Bean(configTable=table))
         self._table = table
+        self._holdings.add("values", change)
 
 
 class WritePermissions:
@@ -138,8 +146,9 @@ class WritePermissions:
         self._tables.wiped = wiped
 
 
-def _size(key: str, value: str) -> int:
-    return len(key) + len(value) + _ENTRY_SIZE
+def _size(namespace: str, key: str, value: str) -> int:
+    """Bytes of memory, which a text of other letters than Latin ones takes more of."""
+    return getsizeof(namespace) + getsizeof(key) + getsizeof(value) + _ENTRY_SIZE
 
 
 class NameServerRequests:

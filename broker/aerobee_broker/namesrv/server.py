@@ -18,6 +18,7 @@ from typing import Final
 from aerobee_broker.config import Address
 from aerobee_broker.counters.loop_delay import LoopDelay
 from aerobee_broker.limits.garbage import GarbageCollection
+from aerobee_broker.limits.ledger import Ledger
 from aerobee_broker.namesrv.requests import WIPED_FILE, KvConfig, NameServerRequests, WritePermissions
 from aerobee_broker.namesrv.route_tables import RouteTables
 from aerobee_broker.remoting_wire.codes import Answer
@@ -50,7 +51,8 @@ async def run(
     """
     tables = RouteTables(clock or SystemClock())
     directory.mkdir(parents=True, exist_ok=True)
-    routes, config, permissions = await _restored(tables, directory)
+    ledger = Ledger()
+    routes, config, permissions = await _restored(tables, directory, ledger)
     requests = NameServerRequests(
         tables,
         config,
@@ -65,7 +67,7 @@ async def run(
         check(request)
         return await handler(request, connection)
 
-    server = RemotingServer(handle)
+    server = RemotingServer(handle, ledger=ledger)
     server.closed_listeners.append(lambda connection: _log_gone(tables.connection_closed(connection.key), "closed"))
     bound = await server.listen("--listen", address)
     announce(bound)
@@ -80,7 +82,9 @@ async def run(
     return 0
 
 
-async def _restored(tables: RouteTables, directory: Path) -> tuple[JsonTable, KvConfig, WritePermissions]:
+async def _restored(
+    tables: RouteTables, directory: Path, ledger: Ledger
+) -> tuple[JsonTable, KvConfig, WritePermissions]:
     """The file of the routes, which are in `tables` now; the configuration of the clients; and brokers that topics may
     not be written to."""
     files = DiskFileSystem()
@@ -89,7 +93,7 @@ async def _restored(tables: RouteTables, directory: Path) -> tuple[JsonTable, Kv
     known = await asyncio.to_thread(routes.load)
     if known is not None:
         tables.restore(known)
-    config = KvConfig(lambda content: asyncio.to_thread(values.save, content))
+    config = KvConfig(lambda content: asyncio.to_thread(values.save, content), ledger)
     config.restore(await asyncio.to_thread(values.load))
     permissions = WritePermissions(tables, lambda content: asyncio.to_thread(wiped.save, content))
     permissions.restore(await asyncio.to_thread(wiped.load))

@@ -81,7 +81,7 @@ class RemotingService:
         replies = ReplyRequests(self.clients, send, clock)
         path = store.config.directory / "config" / "kvConfig.json"
         self._values_file = JsonTable(store.file_system, path, stats=store.stats)
-        self._values = KvConfig(lambda content: store.in_disk_thread(self._values_file.save, content))
+        self._values = KvConfig(lambda content: store.in_disk_thread(self._values_file.save, content), parts.ledger)
         self._wiped_file = JsonTable(store.file_system, path.with_name(WIPED_FILE), stats=store.stats)
         self._write_permissions = WritePermissions(
             self.routes, lambda content: store.in_disk_thread(self._wiped_file.save, content)

@@ -41,6 +41,7 @@ FAST_PORT_DISTANCE: Final = 2  # from the remoting port down; see `RemotingServe
 _BACKLOG: Final = 1024
 _CLOSE_SECONDS: Final = 1.0  # time for peers to read the last answers
 _MEMORY_CHECK_SECONDS: Final = 5.0  # interval of checks for free bytes
+_CONNECTION_SIZE: Final = 4_000  # bytes of memory of an idle connection, measured with 3,000
 _COMMAND_SIZE: Final = 512  # bytes of a request besides its body and fields
 _RUNNING_SIZE: Final = 5_500  # bytes of memory of a request that waits, besides, measured with 9,000 pulls
 _COMMANDS_AT_ONCE: Final = 16  # requests that begin between two looks at the clock
@@ -56,6 +57,28 @@ class PeerGoneError(BrokerError):
 
 class Connection(asyncio.Protocol):
     """One connection from a client. Event loop only."""
+
+    __slots__ = (
+        "__weakref__",
+        "_active_at",
+        "_asked",
+        "_begun",
+        "_idle_timer",
+        "_opaques",
+        "_paused",
+        "_reader",
+        "_running",
+        "_server",
+        "_transport",
+        "_unsent",
+        "_waits",
+        "_waits_for_memory",
+        "_writable",
+        "holdings",
+        "key",
+        "local",
+        "peer",
+    )
 
     def __init__(self, server: RemotingServer) -> None:
         self._server = server
@@ -89,6 +112,7 @@ class Connection(asyncio.Protocol):
         if local:
             self.local = Address(local[0].partition("%")[0].removeprefix("::ffff:"), local[1])
         self._server.connections.add(self)
+        self.holdings.set("connections", _CONNECTION_SIZE)
         self._active_at = asyncio.get_running_loop().time()
         self._watch_idleness()
 

@@ -120,7 +120,12 @@ class ReplicationMaster:
         self._tasks.add(task)
         peer = writer.get_extra_info("peername") or ("unknown", 0)
         host = str(peer[0]).removeprefix("::ffff:")
-        holdings = self._ledger.open(f"replica {host}:{peer[1]}", host, task.cancel)
+
+        def drop() -> None:
+            writer.transport.abort()  # a replica that does not read would keep what it was sent
+            task.cancel()
+
+        holdings = self._ledger.open(f"replica {host}:{peer[1]}", host, drop)
         holdings.set("received", 2 * _READ_SIZE)
         try:
             self._make_space()
@@ -129,6 +134,8 @@ class ReplicationMaster:
         except (OSError, EOFError, TimeoutError, BrokerError) as error:
             cause = str(error) or type(error).__name__
             _log.warning("replica disconnected address=%s:%s cause=%s", host, peer[1], cause)
+            if isinstance(error, TimeoutError):
+                writer.transport.abort()  # to close it would wait until the replica has read everything
         except asyncio.CancelledError:
             pass  # by `stop`; Python 3.11's streams would log the task's cancellation as an error
         finally:
@@ -205,7 +212,7 @@ class ReplicationMaster:
         try:
             self._acknowledgements.reported(replica, start)
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._send(writer, replica, protocol, position, more, holdings))
+                tasks.create_task(self._send(writer, replica, protocol, more, holdings))
                 tasks.create_task(self._read(reader, frames, replica))
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
@@ -270,7 +277,6 @@ class ReplicationMaster:
         writer: asyncio.StreamWriter,
         replica: Replica,
         protocol: Protocol,
-        position: int,
         more: asyncio.Event,
         holdings: Holdings,
     ) -> None:
@@ -278,12 +284,11 @@ class ReplicationMaster:
         rest = 0  # remaining bytes of a record that is sent in parts
         while True:
             more.clear()
-            while body := self._unit_body(position, protocol, rest):
-                if rest or len(body) == UNIT_SIZE_SENT:
-                    rest = self._rest_behind(body, rest)
-                replica.sent = position + len(body)
-                write(writer, encode_unit(self._unit(position, body, protocol), protocol))
-                position += len(body)
+            while True:
+                position = replica.sent
+                rest = self._send_unit(writer, replica, protocol, rest)
+                if replica.sent == position:
+                    break
                 holdings.set("unsent", writer.transport.get_write_buffer_size())
                 await writer.drain()
             holdings.set("unsent", writer.transport.get_write_buffer_size())
@@ -291,8 +296,21 @@ class ReplicationMaster:
                 async with asyncio.timeout(self._heartbeat_seconds):
                     await more.wait()
             if not more.is_set():
-                write(writer, encode_unit(self._unit(position, b"", protocol), protocol))
+                write(writer, encode_unit(self._unit(replica.sent, b"", protocol), protocol))
                 await writer.drain()
+
+    def _send_unit(self, writer: asyncio.StreamWriter, replica: Replica, protocol: Protocol, rest: int) -> int:
+        """Send what follows, if there is anything. `rest`: missing bytes of a record that is sent in parts; returns
+        those that are missing now. Nothing keeps the body while the replica does not read."""
+        position = replica.sent
+        body = self._unit_body(position, protocol, rest)
+        if not body:
+            return rest
+        if rest or len(body) == UNIT_SIZE_SENT:
+            rest = self._rest_behind(body, rest)
+        replica.sent = position + len(body)
+        write(writer, encode_unit(self._unit(position, body, protocol), protocol))
+        return rest
 
     def _unit(self, position: int, body: bytes, protocol: Protocol) -> Unit:
         epoch = self._epochs.at(position) if protocol == "epochs" else None

@@ -22,12 +22,13 @@ class Cycle:
 @pytest.fixture
 def short_steps() -> Iterator[None]:
     """The settings of a broker."""
+    thresholds = gc.get_threshold()
     try:
         leave_collections_to_the_loop()
         yield
     finally:
         gc.unfreeze()
-        gc.enable()
+        gc.set_threshold(*thresholds)
 
 
 @contextmanager
@@ -48,9 +49,19 @@ def collections_counted() -> Iterator[list[int]]:
 
 @pytest.mark.usefixtures("short_steps")
 def test_objects_of_the_start_are_never_examined() -> None:
-    """What exists when the broker serves is not examined any more, and Python begins no collection by itself."""
+    """What exists when the broker serves is not examined any more; the collection stays enabled."""
     assert gc.get_freeze_count() > 10_000
-    assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+@pytest.mark.usefixtures("short_steps")
+def test_python_examines_young_objects_only() -> None:
+    """However many there are: half a million that come into being and stay."""
+    with collections_counted() as examined:
+        kept = [[number] for number in range(500_000)]
+    assert len(kept) == 500_000
+    assert len(examined) > 10
+    assert max(examined) < 3 * garbage._YOUNG_COUNT
 
 
 @pytest.mark.usefixtures("short_steps")
@@ -73,11 +84,31 @@ def test_objects_that_wait_do_not_make_a_collection_long() -> None:
 @pytest.mark.usefixtures("short_steps")
 def test_young_cycles_are_collected_when_they_are_enough() -> None:
     """Cycles that nobody uses do not add up."""
+    gc.disable()
+    try:
+        left = [weakref.ref(Cycle()) for _ in range(garbage._YOUNG_COUNT)]
+        assert any(cycle() is not None for cycle in left)
+        GarbageCollection().collect_young()
+        assert not any(cycle() is not None for cycle in left)
+    finally:
+        gc.enable()
+
+
+def test_objects_are_counted_more_often_while_their_number_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two counts that agree are a sign of steady work, whose objects need not be counted again soon."""
     collection = GarbageCollection()
-    left = [weakref.ref(Cycle()) for _ in range(garbage._YOUNG_COUNT)]
-    assert any(cycle() is not None for cycle in left)
-    collection.collect_young()
-    assert not any(cycle() is not None for cycle in left)
+    monkeypatch.setattr(garbage, "_YOUNG_COUNT", 1_000_000)
+    gc.disable()
+    try:
+        collection.collect_young()
+        assert not collection.collect_young()
+        kept = [[number] for number in range(2 * garbage._SAME_COUNT)]
+        assert collection.collect_young()
+        assert not collection.collect_young()
+        del kept
+        assert collection.collect_young()
+    finally:
+        gc.enable()
 
 
 async def test_a_broker_collects_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,3 +123,30 @@ async def test_strangers_are_closed_before_a_connection_with_an_account() -> Non
         for writer in (known, *strangers):
             writer.close()
         await until(lambda: ledger.used == 0)
+
+
+async def test_connections_are_held_from_their_first_byte_on_and_before() -> None:
+    """Whether they have sent nothing, too little to tell their protocol, or a greeting; and until they end."""
+    ledger = Ledger()
+    async with serving(ledger) as connect:
+        for sent in (b"", b"PRI", GREETING):
+            writers = [await open_stream(connect, sent) for _ in range(20)]
+            await until(lambda: ledger.held_of_kind["connections"] >= 20 * 1_000)
+            for writer in writers:
+                writer.close()
+            await until(lambda: ledger.held == 0)
+
+
+async def test_the_oldest_connections_that_sent_nothing_end_first_past_the_bound() -> None:
+    """Strangers open connections and send nothing: the broker keeps the latest ones."""
+    ledger = Ledger(LimitsConfig(request_bytes_max=1 << 16, waiting_bytes_max=1 << 18))
+    async with serving(ledger) as connect:
+        silent = [await connect() for _ in range(250)]
+        reader, _ = silent[0]
+        async with asyncio.timeout(60):
+            assert await reader.read() == b""
+        assert ledger.held <= ledger.held_max
+        assert not silent[-1][0].at_eof()
+        for _, writer in silent:
+            writer.close()
+        await until(lambda: ledger.held == 0)

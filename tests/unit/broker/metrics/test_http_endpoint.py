@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import http.client
 import socket
 import urllib.error
 import urllib.request
@@ -74,6 +75,53 @@ async def test_other_requests(probe: Probe) -> None:
     assert (await probe.get("/"))[0] == 404
     assert (await probe.get("/metrics", "POST"))[0] == 405
     assert await probe.get("/healthz", "HEAD") == (200, b"")
+
+
+async def test_headers_of_a_request_are_bounded(probe: Probe) -> None:
+    """Within the limit of each line they could take megabytes; a request with a usual header is answered."""
+    reader, writer = await asyncio.open_connection(probe.address.host, probe.address.port)
+    writer.write(
+        b"GET /healthz HTTP/1.1\r\n" + b"x: " + b"a" * (http_server._HEAD_SIZE_MAX - 100) + b"\r\n" + b"y: b\r\n" * 50
+    )
+    async with asyncio.timeout(60):
+        assert b" 431 " in await reader.readline()
+    writer.close()
+    assert await probe.get("/healthz") == (200, b"ok\n")
+
+
+async def test_metrics_are_made_for_a_few_at_a_time(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The texts of peers that do not read would take megabytes each. Health is answered meanwhile."""
+    monkeypatch.setattr(http_server, "_SCRAPE_WAIT_SECONDS", 0.01)
+    assert (await probe.get("/metrics"))[0] == 200
+    text = [b"#" * (1 << 20)] * 32
+
+    async def render() -> list[bytes]:
+        return text
+
+    monkeypatch.setattr(probe, "render", render)
+    unread = [
+        await asyncio.open_connection(probe.address.host, probe.address.port) for _ in range(http_server._SCRAPES_MAX)
+    ]
+    for _, writer in unread:
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+    async with asyncio.timeout(60):
+        while (await probe.get("/metrics", "HEAD"))[0] != 503:  # noqa: ASYNC110 - until both have it
+            await asyncio.sleep(0.01)
+    assert await probe.get("/healthz") == (200, b"ok\n")
+    for _, writer in unread:
+        writer.transport.abort()
+    async with asyncio.timeout(60):
+        while (await probe.get("/metrics", "HEAD"))[0] != 200:  # noqa: ASYNC110 - until one is free
+            await asyncio.sleep(0.01)
+
+
+async def test_a_peer_that_reads_slowly_does_not_keep_its_metrics(
+    probe: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer ends after a time, however often the peer reads a little."""
+    monkeypatch.setattr(http_server, "_ANSWER_SECONDS", -1.0)
+    with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+        await probe.get("/metrics")
 
 
 async def test_a_failed_scrape_names_its_cause_in_the_log(

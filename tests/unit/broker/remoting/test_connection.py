@@ -173,7 +173,7 @@ async def test_parts_of_frames_are_held_as_they_arrive(server: Server) -> None:
     server.let_go.set()
     writer.write(whole[1 << 19 :] + whole[: 1 << 10])
     await reader.read(1)
-    await until(lambda: 0 < server.ledger.held <= 2 << 10)
+    await until(lambda: 0 < server.ledger.held_of_kind["received"] <= 2 << 10)
     writer.close()
     await until(lambda: server.ledger.used == 0)
 

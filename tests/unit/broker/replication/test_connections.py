@@ -16,6 +16,7 @@ import uvloop
 
 from aerobee_broker.config import Address
 from aerobee_broker.config.replication import ReplicationConfig
+from aerobee_broker.limits.ledger import Ledger
 from aerobee_broker.replication.acknowledgements import Acknowledgements, Replica
 from aerobee_broker.replication.epochs import Epochs
 from aerobee_broker.replication.follower import DivergedError, Follower, MasterGoneError
@@ -57,11 +58,19 @@ def _epochs(directory: Path, *numbers: tuple[int, int]) -> Epochs:
 
 @asynccontextmanager
 async def _master(
-    store: MessageStore, epochs: Epochs, *, heartbeat: float = 60, silence: float = 60, rocketmq_acks: bool = False
+    store: MessageStore,
+    epochs: Epochs,
+    *,
+    heartbeat: float = 60,
+    silence: float = 60,
+    rocketmq_acks: bool = False,
+    ledger: Ledger | None = None,
 ) -> AsyncIterator[tuple[Address, Acknowledgements]]:
     config = ReplicationConfig(role="master", listen="127.0.0.1:0", acks="1", rocketmq_acks=rocketmq_acks)
     found = Acknowledgements(config, store)
-    served = ReplicationMaster(config, store, epochs, found, heartbeat_seconds=heartbeat, silence_seconds=silence)
+    served = ReplicationMaster(
+        config, store, epochs, found, heartbeat_seconds=heartbeat, silence_seconds=silence, ledger=ledger
+    )
     try:
         yield await served.listen(), found
     finally:
@@ -95,6 +104,39 @@ async def test_heartbeats_and_silence(tmp_path: Path) -> None:
             writer.close()
             while found.connections:  # noqa: ASYNC110 - another task ends the connection
                 await asyncio.sleep(0.01)
+
+
+async def test_what_a_replica_does_not_read_is_charged_and_dropped_with_it(tmp_path: Path) -> None:
+    """The bytes that wait for it are in the ledger. Silence ends its connection, and they are not kept any longer."""
+    ledger, loop = Ledger(), asyncio.get_running_loop()
+    async with _running(tmp_path / "a", segment_size=1 << 20) as store:
+        end = 0
+        while end < 12 << 20:
+            end = store.append([Message("T", 0, bytes(2_000)) for _ in range(500)])[-1].end
+            await store.wait_stored(end)
+        async with _master(store, _epochs(tmp_path, (1, 0)), silence=1, ledger=ledger) as (address, found):
+            with socket.socket() as unread:
+                unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                unread.setblocking(False)
+                await loop.sock_connect(unread, (address.host, address.port))
+                await loop.sock_sendall(unread, encode_report(0, "plain"))
+                async with asyncio.timeout(60):
+                    while ledger.held_of_kind["unsent"] < 1 << 20:  # noqa: ASYNC110 - the ledger has no event
+                        await asyncio.sleep(0.001)
+                    [replica] = found.connections
+                    while found.connections:  # noqa: ASYNC110 - another task ends the connection
+                        await asyncio.sleep(0.01)
+                    assert ledger.held == 0
+                    assert await _read_all(unread) < replica.sent - (1 << 19)
+
+
+async def _read_all(connection: socket.socket) -> int:
+    """The number of bytes that come before the end, or before the connection breaks."""
+    size = 0
+    with suppress(ConnectionResetError):
+        while data := await asyncio.get_running_loop().sock_recv(connection, 1 << 18):
+            size += len(data)
+    return size
 
 
 async def test_a_replica_leaves_a_silent_master(tmp_path: Path) -> None:
