@@ -113,6 +113,7 @@ class Level(Feature):
     def use(self, cell: Cell) -> None:
         for level, seconds in self.seconds.items():
             for sent in cell.messages(delay_seconds=seconds):
+                sent.level_ms = seconds * 1000
                 cell.calls.send_over_remoting(sent, level=level)
 
 

@@ -171,19 +171,21 @@ class TableUnsaved(State):
     """The tables cannot be saved, at which the broker may end; then it is started again where they can."""
 
     name = "table-unsaved"
+    _late_ms: ClassVar = 10_000  # by how much a busy machine may deliver and save later than a message is due
     answers = ENDED | {"INTERNAL_ERROR", "INTERNAL_SERVER_ERROR", "SYSTEM_ERROR"}
     moves_time = False
 
     def enter(self, world: World) -> None:
+        self._entered_ms = world.broker.now_ms()
         tables = world.broker.store / "config"
         tables.rename(tables.with_name("away"))
         tables.touch()
 
     def leave(self, world: World) -> None:
         world.broker.kill()
+        left_ms = world.broker.now_ms()
         for cell in world.cells.values():
-            if cell.feature.name == "delay-level":  # one that fell due within the state is delivered again
-                cell.promises.stored_again.add(cell.topic)
+            cell.promises.level_unsaved(self._entered_ms - self._late_ms, left_ms)
         tables = world.broker.store / "config"
         tables.unlink()
         tables.with_name("away").rename(tables)

@@ -7,7 +7,8 @@
               or rolled back.
     order     A message of a message group comes only when all earlier ones of it are finished, or before it in the
               same answer.
-    doubled   A message is stored once; one with a delay level again, if the progress of its level could not be saved.
+    doubled   A message is stored once; one with a delay level twice, if it fell due while the progress of its level
+              could not be saved.
     attempts  Each delivery of a message to a group has a higher attempt than the one before.
     hidden    A message is not delivered again before its invisible time is over.
     dead      A message that a group did not finish in all its attempts is one of its dead letters.
@@ -110,6 +111,7 @@ class GroupState:
     delivered: set[str] = field(default_factory=set)
     finished: dict[str, Promise] = field(default_factory=dict)
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    copies: dict[str, tuple[int, int]] = field(default_factory=dict)  # of messages that may be stored once more
     attempts: dict[str, int] = field(default_factory=dict)
     hidden_until_ms: dict[str, int] = field(default_factory=dict)
 
@@ -132,8 +134,7 @@ class Promises:
         self.violations: list[str] = []
         self.latest_ms = 0  # the latest time that the broker's clock has shown
         self.now_ms = 0  # what it showed last
-        self.stored_again: set[str] = set()
-        """Topics whose delivery could not be saved as done, so that their messages may be stored once more."""
+        self._stored_again: set[str] = set()  # messages that may be stored once more
         self._incarnations: dict[str, int] = {}
         self._returned: dict[str, int] = {}  # the oldest incarnation of a topic that a promotion may have brought back
         self._copied = _Copied()
@@ -160,6 +161,13 @@ class Promises:
                     sent.due_ms = min(sent.due_ms, now_ms + sent.level_ms)
         self.now_ms = now_ms
         self.latest_ms = max(self.latest_ms, now_ms)
+
+    def level_unsaved(self, begin_ms: int, end_ms: int) -> None:
+        """The progress of delay levels could not be saved from `begin_ms` to `end_ms`: what fell due then was stored,
+        and is stored once more."""
+        self._stored_again |= {
+            name for name, sent in self.sent.items() if sent.level_ms and begin_ms <= sent.due_ms <= end_ms
+        }
 
     def hidden(self, group: str, message_id: str, until_ms: int) -> None:
         """The group has this message, or asked for more time, until then; 0: it gave the message back."""
@@ -279,7 +287,8 @@ class Promises:
         if delivery.body != body_of(delivery.message_id):
             self.violations.append(f"{name} with another body: {delivery.body[:40]!r}")
         place = (delivery.queue_id, delivery.queue_offset)
-        if sent.topic in self.stored_again and state.places.get(sent.message_id, place) != place:
+        is_copy = sent.message_id in self._stored_again and state.places.get(sent.message_id, place) != place
+        if is_copy and state.copies.setdefault(sent.message_id, place) == place:
             return
         reasons = {
             "which was refused": sent.stored is Promise.NO,
