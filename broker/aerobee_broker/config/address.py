@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from aerobee_store.records.decimals import decimal
+
 _UNIX: Final = "unix:"
+_PORT_MAX: Final = 65535
 _UNIX_PATH_MAX: Final = 107  # bytes; Linux has 108 with the zero at the end
 
 
@@ -30,11 +33,12 @@ class Address:
             host = str(ipaddress.IPv6Address(host[1:-1]))
         elif ":" in host:
             raise ValueError("an IPv6 address needs brackets: [address]:port")
-        if not colon or not host or host.strip() != host or not port.isascii() or not port.isdigit():
+        number = decimal(port)
+        if not colon or not host or host.strip() != host or number is None:
             raise ValueError("expected host:port")
-        if int(port) > 65535:
-            raise ValueError("the port is above 65535")
-        return cls(host, int(port))
+        if number > _PORT_MAX:
+            raise ValueError(f"the port is above {_PORT_MAX}")
+        return cls(host, number)
 
     @property
     def unix_path(self) -> Path | None:

@@ -21,6 +21,11 @@ class FormError(Exception):
     """Input that cannot be used. The text names the field, the cause and the next step."""
 
 
+def whole_number(text: str, *, size_max: int = 19) -> int | None:
+    """The number that the text has in ASCII digits alone, at most so many; None for other text."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= size_max else None
+
+
 class Fields(ImmutableMultiDict[str, str]):
     """The fields of a form or of a query."""
 
@@ -40,25 +45,27 @@ class Fields(ImmutableMultiDict[str, str]):
         value = self.text(name)
         if not value:
             return None
-        if not value.isascii() or not value.isdigit() or len(value) > 19 or not least <= int(value) <= most:
+        number = whole_number(value)
+        if number is None or not least <= number <= most:
             bounds = f"from {least:,} to {most:,}" if most < 2**63 - 1 else f"of {least:,} or more"
             raise FormError(f"{label}: {value[:40]!r} is not a whole number {bounds}")
-        return int(value)
+        return number
 
     def numbers(self, name: str, label: str) -> list[int]:
         """Whole numbers, from fields of the same name, or separated by commas or blanks."""
         values = [part for value in self.getlist(name) for part in value.replace(",", " ").split()]
-        if bad := [value for value in values if not value.isascii() or not value.isdigit() or len(value) > 19]:
+        found = [(value, whole_number(value)) for value in values]
+        if bad := [value for value, number in found if number is None]:
             raise FormError(f"{label}: {bad[0][:40]!r} is not a whole number of 0 or more")
-        return [int(value) for value in values]
+        return [number for _, number in found if number is not None]
 
     def moment(self, name: str, label: str) -> int | None:
         """A time as a browser's field gives it, in UTC, or Unix milliseconds; as Unix milliseconds. None: not given."""
         value = self.text(name)
         if not value:
             return None
-        if value.isascii() and value.isdigit() and len(value) <= 15:
-            return int(value)
+        if (number := whole_number(value, size_max=15)) is not None:
+            return number
         try:
             found = datetime.fromisoformat(value)
         except ValueError:

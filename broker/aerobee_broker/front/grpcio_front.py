@@ -24,6 +24,7 @@ from aerobee_broker.front.methods import (
     ServerStream,
     Unary,
 )
+from aerobee_store.records.decimals import decimal
 
 _GrpcioContext = grpc.aio.ServicerContext[Any, Any]
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -241,9 +242,10 @@ def peer_address(peer: str) -> tuple[str, int]:
     scheme, _, address = unquote(peer).partition(":")
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]").partition("%")[0]
-    if scheme not in ("ipv4", "ipv6") or not port.isdigit():
+    number = decimal(port)
+    if scheme not in ("ipv4", "ipv6") or number is None:
         return "127.0.0.1", 1  # a Unix socket
     ip = ipaddress.ip_address(host)
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
         ip = ip.ipv4_mapped
-    return str(ip), int(port)
+    return str(ip), number

@@ -7,7 +7,7 @@ from typing import Final
 from starlette.responses import Response
 
 from aerobee_broker.console import bodies
-from aerobee_broker.console.forms import Fields, FormError
+from aerobee_broker.console.forms import Fields, FormError, whole_number
 from aerobee_broker.console.visit import Visit, segment
 from aerobee_client import Message, NotFoundError
 from aerobee_client.messages.message import StoredMessage, stored_message
@@ -45,10 +45,10 @@ async def send(visit: Visit) -> Response:
 
 
 async def _stored(visit: Visit, place: str) -> StoredMessage:
-    queue, _, offset = place.partition(":")
-    if not (queue.isascii() and queue.isdigit() and offset.isascii() and offset.isdigit()):
+    queue, offset = map(whole_number, place.partition(":")[::2])
+    if queue is None or offset is None:
         raise FormError(f"{place[:40]!r} names no message; open one and choose to send it again")
-    found = await visit.admin.message_timelines(visit.name(), queue_id=int(queue), queue_offset=int(offset))
+    found = await visit.admin.message_timelines(visit.name(), queue_id=queue, queue_offset=offset)
     if not found:
         raise NotFoundError(v2.Code.MESSAGE_NOT_FOUND, "the message is not there any more")
     return stored_message(found[0].message)
