@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +19,8 @@ import pytest
 from aerobee_broker.cli import main
 from aerobee_broker.commands import console
 from aerobee_broker.config import Address, BrokerConfig, ListenConfig, TlsConfig
+from aerobee_broker.listening.certificates import development_certificate
+from aerobee_client.testing import run_broker
 from aerobee_store.config import StoreConfig
 from aerobee_store.errors import ConfigError
 
@@ -31,7 +35,7 @@ def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         assert process.stdout is not None
         try:
             line = process.stdout.readline()
-            assert line.startswith("ready console=http://127.0.0.1:")
+            assert line.startswith(("ready console=http://127.0.0.1:", "ready console=https://127.0.0.1:"))
             yield process, line.strip().removeprefix("ready console=")
         finally:
             if process.poll() is None:
@@ -45,6 +49,25 @@ def test_the_console_serves_until_it_is_stopped() -> None:
             assert answer.read() == b"ok\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
+
+
+def test_the_console_serves_https(tmp_path: Path) -> None:
+    """With a certificate of one's own; the cookie is for HTTPS, and plain HTTP is not answered."""
+    issued = development_certificate("127.0.0.1")
+    for name in ("certificate", "key", "authority"):
+        (tmp_path / name).write_bytes(getattr(issued, name))
+    trusted = ssl.create_default_context(cafile=str(tmp_path / "authority"))
+    files = ("--https-cert", str(tmp_path / "certificate"), "--https-key", str(tmp_path / "key"))
+    with run_broker(memory=True) as broker, running("--endpoint", broker.endpoint, *files) as (_, address):
+        assert address.startswith("https://")
+        with urllib.request.urlopen(address, timeout=60, context=trusted) as answer:
+            assert b"<h1>" in answer.read()
+            cookie = answer.headers["Set-Cookie"]
+        assert cookie.startswith("__Host-") or "Secure" in cookie
+        with pytest.raises(OSError, match="certificate verify failed"):
+            urllib.request.urlopen(address, timeout=60, context=ssl.create_default_context())
+        with pytest.raises((ConnectionError, urllib.error.URLError)):
+            urllib.request.urlopen(address.replace("https:", "http:"), timeout=60)
 
 
 def test_the_console_ends_with_the_process_that_started_it() -> None:
