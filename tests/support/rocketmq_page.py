@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from aerobee_broker.config import BrokerConfig, setting_text
-from aerobee_broker.config.rocketmq_conf import INSTEAD, PROMISES, ROCKETMQ_KEYS, WRITE_MODE_KEYS
+from aerobee_broker.config.rocketmq_conf import INSTEAD, ONLY_ROCKETMQ, PROMISES, ROCKETMQ_KEYS, WRITE_MODE_KEYS
 from aerobee_broker.tables.attributes import GROUP_ATTRIBUTES, TOPIC_ATTRIBUTES, Attribute
 from aerobee_store.errors import ConfigError
 from tests.support.mqadmin_commands import COMMANDS, UNSUPPORTED
@@ -104,11 +104,12 @@ def _of_key(name: str, default: str) -> str:
         return f"refused{f', except {values}' if values else ''}: {instead}"
     if name in ROCKETMQ_KEYS:
         setting, convert = ROCKETMQ_KEYS[name]
+        equal = "equal, only here" if setting in ONLY_ROCKETMQ else "equal"
         if not default:
-            return f"equal: `{setting}`"
+            return f"{equal}: `{setting}`"
         ours, theirs = setting_text(BrokerConfig.load().setting(setting)), setting_text(convert(default))
         without = "" if _same(ours, theirs) else f"; without the key {_shown(ours)}, RocketMQ {_shown(theirs)}"
-        return f"equal: `{setting}`{without}"
+        return f"{equal}: `{setting}`{without}"
     if name in INSTEAD or name in WRITE_MODE_KEYS:
         return f"differs: {INSTEAD.get(name, '`store.write_mode`')}"
     reason = next((reason for words, reason in _REASONS if any(word in name.lower() for word in words.split())), _OTHER)

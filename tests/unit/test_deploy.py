@@ -15,6 +15,7 @@ import pytest
 from aerobee_broker.cli import build_parser
 from aerobee_broker.clients.accounts import Right, load_accounts
 from aerobee_broker.config import BrokerConfig, ListenConfig
+from aerobee_broker.config.rocketmq_conf import ONLY_ROCKETMQ
 from aerobee_broker.errors import ForbiddenError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +28,11 @@ STORE_DIRECTORY = "/var/lib/aerobee"
 SETTINGS = {
     "broker": ["name", "cluster", "namesrv", "dev"],
     **{
-        section: [item.name for item in dataclasses.fields(kind) if item.name != "store_host"]  # derived, not set
+        section: [
+            item.name
+            for item in dataclasses.fields(kind)
+            if item.name != "store_host" and f"{section}.{item.name}" not in ONLY_ROCKETMQ  # derived, not set
+        ]
         for section, kind in get_type_hints(BrokerConfig).items()
         if dataclasses.is_dataclass(kind)
     },

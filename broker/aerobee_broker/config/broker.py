@@ -33,7 +33,7 @@ from aerobee_broker.config.limits import LimitsConfig
 from aerobee_broker.config.listen import ListenConfig
 from aerobee_broker.config.peers import PeersConfig
 from aerobee_broker.config.replication import ReplicationConfig
-from aerobee_broker.config.rocketmq_conf import from_rocketmq, of_rocketmq
+from aerobee_broker.config.rocketmq_conf import from_rocketmq, of_rocketmq, refuse_rocketmq_only
 from aerobee_broker.config.sources import from_environment, from_toml
 from aerobee_broker.config.timer import TimerConfig
 from aerobee_broker.config.tls import TlsConfig
@@ -253,6 +253,8 @@ class BrokerConfig(Section):
         directories: dict[Source, Path] = {}
 
         def take(source: Source, found: Mapping[str, object]) -> None:
+            if source != "rocketmq-conf":
+                refuse_rocketmq_only(found)
             if "store.directory" in found:
                 directories[source] = _paths("store.directory", found["store.directory"])[0].resolve()
             values.update(found)

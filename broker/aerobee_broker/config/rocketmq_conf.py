@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -140,6 +140,25 @@ INSTEAD: Final[dict[str, str]] = {
 """Keys without effect here, and what to do instead; the start says so for each that it finds."""
 WRITE_MODE_KEYS: Final = ("transientStorePoolEnable", "writeWithoutMmap")
 """Keys that choose `store.write_mode` together."""
+
+
+_POWER_CUT_KEYS: Final = (
+    *("flushCommitLogLeastPages", "flushCommitLogThoroughInterval", "flushCommitLogTimed"),
+    *("commitIntervalCommitLog", "commitCommitLogLeastPages", "commitCommitLogThoroughInterval"),
+)
+ONLY_ROCKETMQ: Final = {ROCKETMQ_KEYS[key][0]: key for key in _POWER_CUT_KEYS}
+"""Settings that only RocketMQ's keys set, for a broker.conf that has them. Elsewhere, `store.flush_interval_seconds`
+alone says what a power cut may lose."""
+
+
+def refuse_rocketmq_only(names: Iterable[str]) -> None:
+    """Raise ConfigError for a setting of `ONLY_ROCKETMQ` among these."""
+    for name in names:
+        if name in ONLY_ROCKETMQ:
+            raise ConfigError(
+                f"{name}: only RocketMQ's key {ONLY_ROCKETMQ[name]} in a broker.conf sets it; set "
+                f"store.flush_interval_seconds, which says what a power cut may lose"
+            )
 
 
 def of_rocketmq(name: str, text: str, sections: Sections) -> tuple[str, object] | None:

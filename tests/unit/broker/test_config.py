@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker.config import Address, BrokerConfig
+from aerobee_broker.config.rocketmq_conf import ONLY_ROCKETMQ
 from aerobee_store import ConfigError
 
 
@@ -293,3 +294,22 @@ def test_the_timer_of_a_broker_conf(tmp_path: Path, asked_ms: int, step_ms: int)
     assert (timer.precision_ms, timer.roll_window_slots, timer.flush_interval_seconds) == (step_ms, 1000, 0.5)
     assert (timer.log_file_size, config.limits.delay_seconds_max) == (1 << 20, 3600)
     assert config.ignored_rocketmq_keys == ("timerStopEnqueue",)
+
+
+@pytest.mark.parametrize(("name", "key"), sorted(ONLY_ROCKETMQ.items()))
+def test_finer_settings_of_a_power_cut_are_only_in_a_broker_conf(tmp_path: Path, name: str, key: str) -> None:
+    """One setting of our own says what a power cut may lose. RocketMQ's finer keys are read from its file alone."""
+    section, _, field = name.partition(".")
+    value = "false" if field == "flush_timed" else "7"
+    file = tmp_path / "aerobee.toml"
+    file.write_text(f"[{section}]\n{field} = {value}\n")
+    for source in (
+        {"config_file": file},
+        {"environment": {f"AEROBEE_{section}_{field}".upper(): value}},
+        {"flags": {name: value}},
+    ):
+        with pytest.raises(ConfigError, match=f"{key} in a broker.conf.*store.flush_interval_seconds"):
+            BrokerConfig.load(**source)
+    conf = tmp_path / "broker.conf"
+    conf.write_text(f"{key}={value}\n")
+    assert BrokerConfig.load(rocketmq_conf=conf).setting(name) != BrokerConfig.load().setting(name)
