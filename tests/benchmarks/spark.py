@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,7 @@ from tests.benchmarks.spark_filters import filters
 from tests.benchmarks.spark_ready import ReadySource
 
 CORES = os.cpu_count() or 1
+_A_TRIGGER = 100_000
 _NUMBERS = "queueId int, queueOffset bigint, physicalOffset bigint, storeTimestamp timestamp, storeSize int"
 _FOUR = "queueId int, queueOffset bigint, bornTimestamp timestamp, storeTimestamp timestamp"
 """Columns of numbers that an export has, too."""
@@ -177,18 +180,28 @@ def source(directory: Path, *, size: int = 256 << 20) -> None:
 
 
 def _kafka(directory: Path, spark: Any, messages: Any, plain: Measured) -> list[tuple[str, ...]]:
-    """Spark's Kafka source on the same messages; without it no rows, and the reason is printed."""
-    jars, connector = spark_kafka.broker_jars(), spark_kafka.connector_jars()
-    if isinstance(jars, str) or isinstance(connector, str):
-        print(f"\nSpark's Kafka source was left out: {jars if isinstance(jars, str) else connector}")
-        return []
-    (directory / "kafka").mkdir()
-    with spark_kafka.kafka(directory / "kafka") as address:
-        spark_kafka.fill(messages, address)
+    """Spark's Kafka source on the same messages; without it no rows."""
+    with _filled_kafka(directory, spark, messages) as address:
+        if address is None:
+            return []
         frame = spark_kafka.frame(spark, address)
         there = frame.count()
         found = measured(lambda: _thrown_away(frame, there), CORES)
     return [_row(f"Spark's Kafka, {spark_kafka.connector_version()}", found, plain)]
+
+
+@contextmanager
+def _filled_kafka(directory: Path, spark: Any, messages: Any) -> Iterator[str | None]:
+    """The address of a Kafka with these messages; None if there is none, and the reason is printed."""
+    jars, connector = spark_kafka.broker_jars(), spark_kafka.connector_jars()
+    if isinstance(jars, str) or isinstance(connector, str):
+        print(f"\nSpark's Kafka source was left out: {jars if isinstance(jars, str) else connector}")
+        yield None
+        return
+    (directory / "kafka").mkdir()
+    with spark_kafka.kafka(directory / "kafka") as address:
+        spark_kafka.fill(messages, address)
+        yield address
 
 
 def _session() -> Any:
@@ -283,33 +296,49 @@ def sink(directory: Path, *, count: int = 400_000) -> None:
         spark.stop()
 
 
-def ratios(directory: Path, *, size: int = 256 << 20, count: int = 400_000, plotted: Path | None = None) -> None:
-    """The file source beside Parquet; a stream and the sink beside AppendRecords; each pair in turn."""
+def ratios(directory: Path, *, size: int = 128 << 20, count: int = 400_000, plotted: Path | None = None) -> None:
+    """The file source, a stream and the sink beside what limits each, and beside Spark's Kafka source."""
     spark = _session()
-    found: list[spark_ratios.Ratio] = []
+    found: list[spark_ratios.Comparison] = []
+    checkpoints = (directory / f"checkpoint-{number}" for number in itertools.count())
     try:
         store = directory / "store"
         rows = write_store(store, size)
         files = spark.read.format("aerobee").options(storePath=str(store), subscribePattern=".*", readBy="log")
         files.load().write.parquet(str(directory / "parquet"), compression="zstd")
         archived = spark.read.parquet(str(directory / "parquet"))
-        pairs = {
-            "all columns": (files.load(), archived),
-            "four numbers": (files.schema(_FOUR).load(), archived.select(*_FOUR.replace(",", "").split()[::2])),
-        }
-        for name, (frame, limit) in pairs.items():
-            ours = measured(lambda frame=frame: _thrown_away(frame, rows), CORES)  # type: ignore[misc]  # bound now
-            theirs = measured(lambda frame=limit: _thrown_away(frame, rows), CORES)  # type: ignore[misc]
-            found.append(_ratio(f"files, {name}", ours, "Spark's Parquet", theirs, 1 / 1.3))
+        kafka = _kafka_speed(directory, spark, files.load())
+        decoder = _speed("decoder alone, one core", lambda: _plain_files(store, list(files.load().columns)), 1)
+        found.append(
+            spark_ratios.Comparison(
+                _speed("files, all columns", lambda: _thrown_away(files.load(), rows), CORES),
+                (
+                    _speed("Spark's Parquet", lambda: _thrown_away(archived, rows), CORES, goal=1 / 1.3),
+                    decoder,
+                    *kafka,
+                ),
+            )
+        )
+        numbers = spark.read.format("aerobee").options(storePath=str(store), subscribePattern=".*", readBy="log")
+        ours = numbers.schema(_FOUR).load()
+        theirs = archived.select(*ours.columns)
+        found.append(
+            spark_ratios.Comparison(
+                _speed("files, four numbers", lambda: _thrown_away(ours, rows), CORES),
+                (_speed("Spark's Parquet, four", lambda: _thrown_away(theirs, rows), CORES, goal=1 / 1.3),),
+            )
+        )
         with tempfile.TemporaryDirectory(dir=directory) as place, broker_on(Path(place), "async") as running:
             _create_topics(running.endpoint, "plain", "sunk")
             records = spark_ratios.encoded(count, "plain", QUEUES)
-            appended = measured(lambda: spark_ratios.append(running.endpoint, "plain", records), 1, server=running)
-            checkpoints = (directory / f"checkpoint-{number}" for number in range(10))
+            append = lambda: spark_ratios.append(running.endpoint, "plain", records)  # noqa: E731  # used once
+            appended = _speed("AppendRecords", append, 1, server=running)
+            stream = spark.readStream.format("aerobee").options(endpoint=running.endpoint, subscribe="plain")
+            frame = stream.options(startingOffsets="earliest", maxOffsetsPerTrigger=_A_TRIGGER).load()
             # A run to warm up and two that were measured have stored the rows.
-            stream = spark_ratios.streamed(spark, running.endpoint, "plain", lambda: next(checkpoints), 3 * count)
-            streamed = measured(stream, 1, server=running)
-            found.append(_ratio("stream, 100,000 a batch", streamed, "AppendRecords", appended, 0.6))
+            read = spark_ratios.streamed(frame, lambda: next(checkpoints), 3 * count)
+            streamed = _speed("stream, 100,000 a batch", read, CORES, server=running)
+            found.append(spark_ratios.Comparison(streamed, (appended._replace(goal=0.6),)))
             bodies = spark.range(0, count, 1, CORES).selectExpr(
                 f"cast(repeat('0123456789abcdef', {spark_ratios.BODY_SIZE // 16}) as binary) body",
                 "concat('k', id) keys",
@@ -322,21 +351,34 @@ def ratios(directory: Path, *, size: int = 256 << 20, count: int = 400_000, plot
                 writer.save()
                 return count
 
-            found.append(_ratio("sink", measured(sunk, 1, server=running), "AppendRecords", appended, 0.9))
+            found.append(
+                spark_ratios.Comparison(_speed("sink", sunk, CORES, server=running), (appended._replace(goal=0.9),))
+            )
     finally:
         spark.stop()
-    head = ("", "rows/s", "beside", "rows/s", "ratio", "goal")
-    cells = [
-        (one.name, rate(one.rate, 1), one.limit, rate(one.limit_rate, 1), f"{one.value:.2f}", f"{one.goal:.2f}")
-        for one in found
-    ]
-    table(f"Ratios; {CORES} cores, {rows:,} and {count:,} messages", head, cells)
+    title = f"Ratios; {CORES} cores, {rows:,} messages in files, {count:,} in a broker"
+    table(title, spark_ratios.HEAD, spark_ratios.cells(found))
     if plotted is not None:
         spark_ratios.plot(found, plotted)
 
 
-def _ratio(name: str, ours: Measured, limit: str, theirs: Measured, goal: float) -> spark_ratios.Ratio:
-    return spark_ratios.Ratio(name, ours.rows / ours.seconds, limit, theirs.rows / theirs.seconds, goal)
+def _kafka_speed(directory: Path, spark: Any, messages: Any) -> tuple[spark_ratios.Speed, ...]:
+    """Spark's Kafka source on the same messages, in batch: the stream of a connector that is older than Spark fails."""
+    with _filled_kafka(directory, spark, messages) as address:
+        if address is None:
+            return ()
+        frame = spark_kafka.frame(spark, address)
+        there = frame.count()
+        name = f"Spark's Kafka source, {spark_kafka.connector_version()}"
+        return (_speed(name, lambda: _thrown_away(frame, there), CORES),)
+
+
+def _speed(
+    name: str, work: Callable[[], int], cores: int, *, goal: float | None = None, server: Server | None = None
+) -> spark_ratios.Speed:
+    found = measured(work, cores, server=server)
+    print("  measured:", name, rate(found.rows, found.seconds), file=sys.stderr, flush=True)
+    return spark_ratios.Speed(name, found.rows / found.seconds, found.cpu / found.rows, goal)
 
 
 def _create_topics(endpoint: str, *names: str, kind: v2.MessageType.ValueType = v2.MessageType.NORMAL) -> None:

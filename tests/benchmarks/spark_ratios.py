@@ -1,6 +1,7 @@
 """The source, a stream and the sink beside what limits each, in one run, as ratios with a plot.
 
-file source   beside Spark's own Parquet source with the same rows and columns
+file source   beside Spark's own Parquet source with the same rows and columns, the decoder alone in one process, and
+              Spark's Kafka source on a real Kafka with the same messages
 stream        of micro-batches of 100,000 messages of a broker, beside AppendRecords without Spark
 sink          beside AppendRecords with the same rows, encoded before, without Spark
 """
@@ -11,7 +12,7 @@ import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -19,23 +20,44 @@ from aerobee_pipeline.broker_channel import Address, Broker
 from aerobee_pipeline.worker_start import retry_worker_start
 from aerobee_pipeline.writing.encode import Chunk, chunks, message_ids, property_strings, row_ids
 from aerobee_pipeline.writing.record_appender import RecordAppender
+from tests.benchmarks.report import nanoseconds, rate
 
 BODY_SIZE = 256
 _ROWS_A_BATCH = 10_000
 
 
-class Ratio(NamedTuple):
-    """A rate beside its limit, in rows per second."""
+class Speed(NamedTuple):
+    """Rows per second, and processor time per row in seconds, that of brokers left out."""
 
     name: str
     rate: float
-    limit: str
-    limit_rate: float
-    goal: float
+    cpu: float
+    goal: float | None = None
+    """The share of this rate that is the goal for what stands beside it."""
 
-    @property
-    def value(self) -> float:
-        return self.rate / self.limit_rate
+
+class Comparison(NamedTuple):
+    """What we measure, and what it stands beside."""
+
+    ours: Speed
+    beside: tuple[Speed, ...]
+
+
+HEAD: Final = ("", "rows/s", "CPU a row", "beside", "rows/s", "CPU a row", "ratio", "goal")
+
+
+def cells(comparisons: Sequence[Comparison]) -> list[tuple[str, ...]]:
+    """The rows of the table."""
+    return [
+        (
+            *(ours.name, rate(ours.rate, 1), nanoseconds(ours.cpu)),
+            *(other.name, rate(other.rate, 1), nanoseconds(other.cpu)),
+            f"{ours.rate / other.rate:.2f}",
+            "" if other.goal is None else f"{other.goal:.2f}",
+        )
+        for ours, beside in comparisons
+        for other in beside
+    ]
 
 
 def encoded(count: int, topic: str, queues: int) -> list[tuple[int, Chunk]]:
@@ -62,12 +84,10 @@ def append(endpoint: str, topic: str, records: Sequence[tuple[int, Chunk]]) -> i
     return appender.message_count
 
 
-def streamed(spark: Any, endpoint: str, topic: str, checkpoint: Callable[[], Path], count: int) -> Callable[[], int]:
-    """A query that reads a topic in micro-batches of 100,000 messages, and throws the rows away."""
+def streamed(frame: Any, checkpoint: Callable[[], Path], count: int) -> Callable[[], int]:
+    """A query that reads a stream to its present end, and throws the rows away."""
 
     def run() -> int:
-        source = spark.readStream.format("aerobee").options(endpoint=endpoint, subscribe=topic)
-        frame = source.options(startingOffsets="earliest", maxOffsetsPerTrigger=100_000).load()
         writer = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint()))
         retry_worker_start(lambda: writer.trigger(availableNow=True).start().awaitTermination())
         return count
@@ -75,8 +95,8 @@ def streamed(spark: Any, endpoint: str, topic: str, checkpoint: Callable[[], Pat
     return run
 
 
-def plot(ratios: Sequence[Ratio], path: Path) -> None:
-    """Bars of the ratios, with the goals."""
+def plot(comparisons: Sequence[Comparison], path: Path) -> None:
+    """Rates as bars, a panel for each comparison, with the goals as lines."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -84,16 +104,21 @@ def plot(ratios: Sequence[Ratio], path: Path) -> None:
 
     settings: Mapping[str, Any] = {"svg.hashsalt": "aerobee", "font.size": 9}
     with matplotlib.rc_context(dict(settings)):
-        figure, axes = pyplot.subplots(figsize=(7, 2.6), layout="constrained")
-        places = range(len(ratios))
-        axes.barh(places, [ratio.value for ratio in ratios], height=0.55)
-        goals = [ratio.goal for ratio in ratios]
-        axes.scatter(goals, places, marker="|", s=500, color="black", label="goal", zorder=3)
-        axes.set_yticks(places, [f"{ratio.name},\nof {ratio.limit}" for ratio in ratios])
-        axes.invert_yaxis()
-        axes.set_xlabel("rate of rows, as a share")
-        axes.set_xlim(left=0)
-        axes.legend(loc="lower right")
-        axes.grid(alpha=0.3, axis="x")
+        heights = [1 + len(one.beside) for one in comparisons]
+        figure, panels = pyplot.subplots(
+            len(comparisons), 1, figsize=(7, 0.55 + 0.32 * sum(heights)), height_ratios=heights, layout="constrained"
+        )
+        for (ours, beside), axes in zip(comparisons, panels, strict=True):
+            speeds = (ours, *beside)
+            colors = ["tab:blue", *["lightgray"] * len(beside)]
+            bars = axes.barh(range(len(speeds)), [speed.rate / 1000 for speed in speeds], height=0.7, color=colors)
+            axes.bar_label(bars, fmt="{:,.0f}", padding=3)
+            for goal in (other.goal * other.rate / 1000 for other in beside if other.goal is not None):
+                axes.plot([goal, goal], [-0.45, 0.45], color="black", linewidth=2)
+            axes.set_yticks(range(len(speeds)), [speed.name for speed in speeds])
+            axes.invert_yaxis()
+            axes.margins(x=0.12)
+            axes.spines[["top", "right"]].set_visible(False)
+        panels[-1].set_xlabel("thousand rows a second; black: the goal")
         figure.savefig(path, metadata={"Date": None})
         pyplot.close(figure)
