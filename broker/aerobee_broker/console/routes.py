@@ -66,6 +66,8 @@ ACTIONS: Final[tuple[tuple[str, Page, Page], ...]] = (
     ("/transactions", waiting.decide, waiting.show_transactions),
     ("/clients/{name}/reconnect", clients.reconnect, clients.show),
     ("/clients/{name}/disconnect", clients.disconnect, clients.show),
+    ("/clients/{name}/stacks", clients.show_stacks, clients.show),
+    ("/clients/{name}/try", clients.try_message, clients.show),
     ("/settings", broker.change_setting, broker.show_settings),
 )
 """Each with the page that is shown again when the broker refuses it."""

@@ -47,6 +47,24 @@ async def show_all(visit: Visit) -> Response:
 
 async def show(visit: Visit) -> Response:
     """One client, as it described itself."""
+    return await _shown(visit)
+
+
+async def show_stacks(visit: Visit) -> Response:
+    """The same, with the stacks of its threads, which it is asked for."""
+    return await _shown(visit, await visit.admin.client_stacks(visit.name()))
+
+
+async def try_message(visit: Visit) -> Response:
+    """Give a stored message to the listener of a push consumer, as a test."""
+    name, fields = visit.name(), visit.fields
+    topic, message_id = fields.needed("topic", "Topic"), fields.needed("message", "Message id")
+    await visit.admin.verify_message(name, fields.needed("group", "Group"), topic, message_id)
+    note = f"The listener consumed message {message_id}. Nothing is acknowledged or counted."
+    return visit.go(visit.url(f"/clients/{segment(name)}"), note)
+
+
+async def _shown(visit: Visit, stacks: str = "") -> Response:
     name = visit.name()
     found = [client async for client in visit.admin.connections(client_id=name)]
     if not found:
@@ -58,6 +76,7 @@ async def show(visit: Visit) -> Response:
         client_type=words.client_type,
         sdk=words.sdk,
         subscription=words.subscription,
+        stacks=stacks,
         settings_text=str(found[0].settings) if found[0].HasField("settings") else "",
     )
 
