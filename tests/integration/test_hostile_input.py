@@ -10,15 +10,19 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from aerobee_broker.clients.accounts import Accounts
+from aerobee_broker.remoting_wire.frame import FrameFormatError, FrameReader
+from aerobee_broker.remoting_wire.signature import signed_parts
 from aerobee_client import Credentials
 from aerobee_client.testing import run_broker
 from tests.support import seeds
 from tests.support.etcd import free_ports
-from tests.support.hostile_input import NAMED, Attack, drawn
+from tests.support.hostile_input import ATTACKER, ATTACKER_SECRET, NAMED, Attack, drawn
 from tests.support.hostile_judge import Verdict, judge, judge_name_server, prepare
 from tests.support.name_server import name_server_process
 
@@ -68,7 +72,11 @@ async def judged(tmp_path: Path, attack: Attack) -> Verdict:
         arguments += ["--role", "master", "--listen-remoting", remoting, "--listen-replicas", replicas]
     elif attack.has_accounts:
         accounts = tmp_path / "accounts.toml"
-        accounts.write_text('[accounts.shop]\nsecret_key = "of the shop"\nadmin = true\n')
+        text = '[accounts.shop]\nsecret_key = "of the shop"\nadmin = true\n'
+        if attack.is_signed:
+            everything = 'publish = ["*"]\nconsume = ["*"]\ngroups = ["*"]\n'
+            text += f'[accounts.{ATTACKER}]\nsecret_key = "{ATTACKER_SECRET}"\n{everything}'
+        accounts.write_text(text)
         accounts.chmod(0o600)
         arguments += ["--accounts", str(accounts)]
         credentials = Credentials("shop", "of the shop")
@@ -88,3 +96,30 @@ async def judged_name_server(tmp_path: Path, attack: Attack) -> Verdict:
         verdict = await judge_name_server(address, pid, log, attack)
     assert "Traceback" not in log.read_text(), log.read_text()[-6000:]
     return verdict
+
+
+def test_signed_attacks_are_drawn_for_each_protocol() -> None:
+    """Before and after authentication, of gRPC and of remoting; the same ones for a seed."""
+    found = [drawn(number) for number in range(60)]
+    signed = [attack for attack in found if attack.is_signed]
+    assert 5 < len(signed) < len(found)
+    assert all(attack.has_accounts for attack in signed)
+    for mark in (b"MQv2-HMAC-SHA1", b"AccessKey"):
+        assert any(mark in b"".join(attack.sent(0)) for attack in signed)
+        assert not any(mark in b"".join(attack.sent(0)) for attack in found if not attack.is_signed)
+
+
+def test_signatures_of_drawn_attacks_are_valid(tmp_path: Path) -> None:
+    """Otherwise every signed attack would be refused before it reaches what it attacks."""
+    file = tmp_path / "accounts.toml"
+    file.write_text(f'[accounts.{ATTACKER}]\nsecret_key = "{ATTACKER_SECRET}"\n')
+    file.chmod(0o600)
+    accounts, checked = Accounts(file), 0
+    for attack in map(drawn, range(100)):
+        sent = b"".join(attack.sent(0))
+        if attack.is_signed and b"AccessKey" in sent:
+            with suppress(FrameFormatError):  # some have lengths that do not fit
+                for command in FrameReader().feed(sent)[:1]:
+                    assert accounts.of_content(*signed_parts(command)).access_key == ATTACKER
+                    checked += 1
+    assert checked > 2

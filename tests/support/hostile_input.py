@@ -21,6 +21,8 @@ from aerobee_broker.front import frames
 from aerobee_broker.front.frames import Setting
 from aerobee_broker.remoting_wire.codes import Request
 from aerobee_broker.remoting_wire.frame import Command, encode, encode_binary
+from aerobee_broker.remoting_wire.signature import PeerKey
+from aerobee_client import Credentials
 from aerobee_proto import v2
 from tests.support.http2_attacker import begin_of_tls, block, headers, message
 
@@ -35,6 +37,8 @@ GREETING: Final = frames.PREFACE + frames.settings({})
 STORED_TOPIC: Final = "large"
 STORED_KEY: Final = "key"
 """A topic that has messages with this key, enough for the largest answer to a query."""
+ATTACKER: Final = "attacker"
+ATTACKER_SECRET: Final = "of the attacker"
 _WRITE: Final = 1 << 16
 Target = Literal["broker", "namesrv", "replicas", "metrics"]
 """A port: that of gRPC and remoting, of `aerobee namesrv`, of replicas, of metrics."""
@@ -55,7 +59,9 @@ class Attack:
     """Between two writes."""
     target: Target = "broker"
     has_accounts: bool = False
-    """Whether the broker has accounts, none of which is the attacker's."""
+    """Whether the broker has accounts."""
+    is_signed: bool = False
+    """Whether one of them is the attacker's, who signs: it may use all topics and groups, and is no administrator."""
     charged: tuple[str, int] | None = None
     """A kind of the ledger, and the least bytes of it that the attack must be charged at its peak."""
 
@@ -576,7 +582,8 @@ def drawn(seed: int) -> Attack:
     """An attack of elements at random, the same one for a seed."""
     dice = random.Random(seed)
     kind, target = dice.choice(_DRAWN)
-    whole = kind(dice)
+    is_signed = target == "broker" and random.Random(f"signed {seed}").random() < 0.3
+    whole = kind(dice, is_signed)
     manner = dice.choice(("whole", "whole", "cut", "slow", "bytes"))
     if manner == "cut":
         whole = whole[: dice.randrange(len(whole) + 1)]
@@ -590,7 +597,8 @@ def drawn(seed: int) -> Attack:
         stays_seconds=dice.choice((0.0, 0.3, 1.0)),
         pause_seconds=0.02 if manner == "slow" else 0.0,
         target=target,
-        has_accounts=dice.random() < 0.25,
+        has_accounts=dice.random() < 0.25 or is_signed,
+        is_signed=is_signed,
     )
 
 
@@ -606,18 +614,20 @@ def _repeated(dice: random.Random, element: Callable[[int], bytes], step: int = 
     return b"".join(parts)
 
 
-def _drawn_http2(dice: random.Random) -> bytes:
+def _drawn_http2(dice: random.Random, is_signed: bool) -> bytes:
     first = {Setting.INITIAL_WINDOW_SIZE: dice.choice((0, 1, 65_535, (1 << 31) - 1))} if dice.random() < 0.5 else {}
     parts = [frames.PREFACE + frames.settings(first)]
     stream = 1
     for _ in range(dice.randrange(1, 6)):
-        parts.append(_drawn_frames(dice, stream))
+        parts.append(_drawn_frames(dice, stream, is_signed))
         stream += 2 * 60_001
     return b"".join(parts)
 
 
-def _drawn_frames(dice: random.Random, stream: int) -> bytes:
+def _drawn_frames(dice: random.Random, stream: int, is_signed: bool) -> bytes:
     of_call = dice.choice((SEND, SEND_GZIP, RECEIVE, QUERY, HEALTH, REFLECTION, b"", b"\xff" * 20))
+    if is_signed:
+        of_call += _signature()
     more = _drawn_fields(dice)
     size = dice.choice(_SIZES)
     payload = dice.choice((bytes(size), dice.randbytes(min(size, 4_096)), _drawn_message(dice)))
@@ -652,6 +662,12 @@ def _drawn_frames(dice: random.Random, stream: int) -> bytes:
             return begin + _repeated(dice, lambda _: frames.frame(frames.CONTINUATION, 0, stream, more[:1_000]))
 
 
+def _signature() -> bytes:
+    """The headers that sign a call."""
+    fields = Credentials(ATTACKER, ATTACKER_SECRET).headers()
+    return b"".join(b"\x00" + _string(name.encode()) + _string(value.encode()) for name, value in fields)
+
+
 def _drawn_fields(dice: random.Random) -> bytes:
     name, size = dice.choice((b"x", b"x-bin", b"te", b"content-length", b"grpc-timeout")), dice.choice(_SIZES[:9])
     value = dice.choice((b",", b"a", b"9", b"\0", b"=")) * size
@@ -678,7 +694,7 @@ def _drawn_message(dice: random.Random) -> bytes:
     return prefixed(request)
 
 
-def _drawn_remoting(dice: random.Random) -> bytes:
+def _drawn_remoting(dice: random.Random, is_signed: bool) -> bytes:
     code = dice.choice([*Request, -1, 32_768])
     shape, size = dice.choice([*_JSON_SHAPES]), dice.choice((0, 10, 100_000, 4_000_000))
     text = json_of(shape, size)
@@ -699,13 +715,16 @@ def _drawn_remoting(dice: random.Random) -> bytes:
     )
     fields = {name: value for name in names if dice.random() < 0.7}
     flag = dice.choice((0, 0, 0, 1, 2, 3))
-    one = encode(Command(code, fields=fields, body=body, flag=flag))
+    command = Command(code, fields=fields, body=body, flag=flag)
+    if is_signed:
+        PeerKey(ATTACKER, ATTACKER_SECRET.encode()).sign(command)  # clients sign as brokers do
+    one = encode(command)
     if dice.random() < 0.2:  # lengths that do not fit
         one = struct.pack(">i", dice.choice((-1, 0, 3, 4, len(one), (16 << 20) - 4, 1 << 30))) + one[4:]
     return _repeated(dice, lambda _: one)
 
 
-def _drawn_replication(dice: random.Random) -> bytes:
+def _drawn_replication(dice: random.Random, _: bool) -> bytes:
     """Handshakes, proofs and reports of replicas."""
     begin = dice.choice(
         (b"", b"AEROAUTH", b"AEROAUTH" + bytes(32), b"AEROAUTH" + bytes(64), struct.pack(">ihhq", 1, 0, 0, 2), bytes(8))
@@ -715,7 +734,7 @@ def _drawn_replication(dice: random.Random) -> bytes:
     return begin + _repeated(dice, lambda _: report)
 
 
-def _drawn_http1(dice: random.Random) -> bytes:
+def _drawn_http1(dice: random.Random, _: bool) -> bytes:
     """Requests of a browser."""
     line = dice.choice((b"GET /metrics", b"GET /healthz", b"POST /metrics", b"GET /" + b"a" * 70_000, b"\0" * 100, b""))
     name, value = dice.choice((b"x", b"content-length", b"transfer-encoding")), dice.choice((b"1", b"-1", b"chunked"))
@@ -724,7 +743,7 @@ def _drawn_http1(dice: random.Random) -> bytes:
     return _repeated(dice, lambda _: one) or one
 
 
-_DRAWN: Final[tuple[tuple[Callable[[random.Random], bytes], Target], ...]] = (
+_DRAWN: Final[tuple[tuple[Callable[[random.Random, bool], bytes], Target], ...]] = (
     (_drawn_http2, "broker"),
     (_drawn_http2, "broker"),
     (_drawn_http2, "broker"),

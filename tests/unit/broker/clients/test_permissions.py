@@ -293,6 +293,46 @@ def test_no_right_stands_for_another(code: Request, account: str) -> None:
     assert may(one, request) == all(account in kinds[right] for right in needed)
 
 
+def _lacking(code: Request) -> set[str]:
+    """The settings of an account, and its client id, each of which a request must have. They are written down here, so
+    that a row that lacks one is noticed."""
+    match code:
+        case Request.HEART_BEAT:
+            return {"producer_groups", "groups", "consume", "client"}
+        case Request.UNREGISTER_CLIENT:
+            return {"producer_groups", "groups", "client"}
+        case Request.LOCK_BATCH_MQ | Request.UNLOCK_BATCH_MQ:
+            return {"groups", "client"}
+        case Request.END_TRANSACTION:
+            return {"producer_groups", "publish"}
+        case Request.GET_CONSUMER_LIST_BY_GROUP:
+            return {"groups"}
+        case Request.QUERY_MESSAGE | Request.VIEW_MESSAGE_BY_ID:
+            return {"consume"}
+        case Request.SEND_MESSAGE | Request.SEND_MESSAGE_V2 | Request.SEND_BATCH_MESSAGE:
+            return {"publish"}
+        case Request.SEND_REPLY_MESSAGE | Request.SEND_REPLY_MESSAGE_V2:
+            return {"publish"}
+        case Request.GET_MAX_OFFSET | Request.GET_MIN_OFFSET | Request.SEARCH_OFFSET_BY_TIMESTAMP:
+            return set()  # one of two rights is enough
+        case Request.GET_EARLIEST_MESSAGE_STORE_TIME | Request.GET_ROUTE_INFO_BY_TOPIC:
+            return set()
+        case _:
+            return {"groups", "consume"}
+
+
+@pytest.mark.parametrize("code", sorted(FOR_CLIENTS))
+def test_an_account_that_lacks_one_right_is_refused(code: Request) -> None:
+    """It has all the others, for all names."""
+    everything = {name: Names(("*",)) for name in ("publish", "consume", "groups", "producer_groups")}
+    request = a_command(code)
+    for lacking in everything:
+        account = Account("all", b"", **{**everything, lacking: Names(())})  # type: ignore[arg-type]
+        assert may(account, request) == (lacking not in _lacking(code)), lacking
+    another = Account("another", b"", **everything)  # type: ignore[arg-type]
+    assert may(another, request) == ("client" not in _lacking(code))
+
+
 def test_every_handler_has_a_row() -> None:
     """All services of gRPC, and all codes that a broker, a replica or a name server may answer."""
     services = (MESSAGING, ADMIN, OURS, RECORDS)
