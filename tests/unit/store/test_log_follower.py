@@ -11,6 +11,7 @@ import pytest
 
 from aerobee_store import LogMismatchError, Message, MessageStore, StoreConfig
 from aerobee_store.records import record
+from aerobee_store.testing import MemoryFileSystem
 
 _SEGMENT = StoreConfig.tiny(Path()).segment_size
 
@@ -210,3 +211,23 @@ async def test_a_deletion_of_the_other_log_is_followed(tmp_path: Path) -> None:
         with _store(tmp_path / name) as copy:
             assert [record.body for record in copy.read("T", 0, 1, max_count=2).records] == [b"new"]
             assert copy.queue_range("T", 0) == (1, 2)
+
+
+@pytest.mark.parametrize("cut", ["killed", "power"])
+def test_a_copy_that_begins_late_has_lost_nothing(log: bytes, cut: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A log that was empty when the place of its begin was saved begins where the master's does, also after a kill
+    before the next save."""
+    disk = MemoryFileSystem()
+    config = StoreConfig.tiny(Path("/copy"))
+    store = MessageStore.open(config, file_system=disk)
+    store.follower.begin_at(_SEGMENT)
+    store.follower.receive(_SEGMENT, log[_SEGMENT : 2 * _SEGMENT + 500])
+    store.flush()
+    end = store.positions[2]
+    disk = disk.kill() if cut == "killed" else disk.crash(1)
+    with MessageStore.open(config, file_system=disk) as again:
+        assert (again.min_physical_offset, again.positions[0]) == (_SEGMENT, end)
+    assert "lacks its first segments" not in caplog.text
+    disk.unlink(Path("/copy/commitlog") / f"{_SEGMENT:020d}")
+    with MessageStore.open(config, file_system=disk):
+        assert "lacks its first segments" in caplog.text
