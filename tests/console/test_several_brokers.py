@@ -10,6 +10,8 @@ from aerobee_broker.remoting_wire.codes import Request
 from aerobee_client import connect
 from aerobee_proto import v2
 from tests.console.support import rows_of, text_of, visiting
+from tests.support.kubernetes import running_stand_in
+from tests.support.lease_group import LeaseService, running
 from tests.support.remoting_client import heartbeat_body, remoting_broker
 from tests.support.replicating import eventually, master, replica
 
@@ -58,3 +60,19 @@ async def test_a_client_of_rocketmq_4(tmp_path: Path) -> None:
         await visitor.post("/clients/host@1/disconnect")
         await remoting.closed()
         assert "host@1" not in text_of(await visitor.get("/clients"))
+
+
+async def test_the_lease_of_a_master(tmp_path: Path) -> None:
+    """Two brokers with a lease: who holds it, how long it lasts, and who is in sync, as the call says."""
+    with running_stand_in(tmp_path) as server:
+        service = LeaseService(server.url.removeprefix("https://"), server)
+        first, second = service.member(tmp_path, 1), service.member(tmp_path, 2)
+        async with running(first, second):
+            await first.becomes_master(in_sync=2)
+            async with connect(str(first.grpc)) as client, visiting(str(first.grpc)) as visitor:
+                text = text_of(await visitor.get("/store"))
+                status = (await client.admin.broker_status()).replication
+                assert (status.lease.holder, sorted(status.lease.in_sync)) == (1, [1, 2])
+                assert "lease of broker 1, " in text
+                assert f"left; in sync: {', '.join(map(str, status.lease.in_sync))}" in text
+                assert f"master, epoch {status.epoch}" in text
