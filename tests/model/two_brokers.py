@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from tests.model.promises import Kind
 from tests.support.paired_broker import PairedBroker
 
 DAY: Final = 86_400
+_ANSWER_SECONDS: Final = 0.1  # in which a master answers that does not wait for its replica
 
 
 class TwoBrokers(ClientRules):
@@ -36,6 +38,18 @@ class TwoBrokers(ClientRules):
         for batch in batches:
             batch[0].number = batches[0][0].number  # nobody promises an order of sends that are in flight together
         return [(self.calls.begin_send(batch), batch) for batch in batches]
+
+    def send_into_end(self, how: str, kinds: list[Kind], wait: float, *, is_late: bool) -> list[Any]:
+        """Begin sends, and end the master after `wait` seconds. `is_late`: the replica stands still meanwhile, and is
+        killed with all that its connection has for it."""
+        if is_late:
+            self.end(self.other, "pause")
+        in_flight = self.begin_sends(kinds)
+        time.sleep(wait + (_ANSWER_SECONDS if is_late else 0))
+        self.end(self.broker, how)
+        if is_late:
+            self.other.kill()
+        return in_flight
 
     def end_sends(self, in_flight: list[Any]) -> None:
         for call, batch in in_flight:

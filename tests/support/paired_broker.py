@@ -35,6 +35,10 @@ class DivergedError(Exception):
     """A replica has messages that its master never had."""
 
 
+class RoleChangedError(Exception):
+    """A replica has become the master."""
+
+
 class PairedBroker(BrokerProcess):
     """A broker with a replica, or one that follows another one."""
 
@@ -155,7 +159,8 @@ class PairedBroker(BrokerProcess):
         return json_body(self.ask(Request.GET_BROKER_HA_STATUS))
 
     def has_all_of(self, master: PairedBroker) -> None:
-        """Return once it has its master's log and tables, and the master counts it. DivergedError if it never will.
+        """Return once it has its master's log and tables, and the master counts it. DivergedError if it never will,
+        RoleChangedError if it need not.
 
         The time of both moves ahead, so that nothing waits for a pause between attempts.
         """
@@ -181,7 +186,10 @@ class PairedBroker(BrokerProcess):
         return False
 
     def _compare(self, master: PairedBroker) -> bool:
-        info = self.status()["haClientRuntimeInfo"]
+        own = self.status()
+        if own["master"]:
+            raise RoleChangedError(own)
+        info = own["haClientRuntimeInfo"]
         if "nothing was deleted" in info["lastError"]:
             raise DivergedError(info["lastError"])
         if info["reseeding"] or info["tablesMissing"] or info.get("lag") != 0 or info.get("lacking") != 0:
