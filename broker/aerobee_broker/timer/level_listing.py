@@ -53,7 +53,8 @@ class AllWaiting:
                 break
             if after is not None and waiting.place <= after:
                 continue
-            if len(found) >= count or asyncio.get_running_loop().time() >= until:
+            is_late = last is not after and asyncio.get_running_loop().time() >= until
+            if len(found) >= count or is_late:
                 return WaitingPage(found, last)
             last = waiting.place
             await steps.did(waiting.record.size)

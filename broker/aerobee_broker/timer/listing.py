@@ -65,6 +65,7 @@ class Listing:
         parts = self._parts
         wheel, state = parts.files.wheel, parts.state
         found: list[Waiting] = []
+        examined = False  # a call that examines nothing would be repeated without end
         until = asyncio.get_running_loop().time() + SECONDS_MAX
         steps = Steps(self._loop_share)
         slot_ms: int | None = state.slot_ms if after is None else max(state.slot_ms, after.slot_ms)
@@ -75,9 +76,10 @@ class Listing:
             for place in await self._places(slot_ms, topic, steps):
                 if after is not None and place <= after:
                     continue
-                if len(found) >= count or asyncio.get_running_loop().time() >= until:
+                is_late = examined and asyncio.get_running_loop().time() >= until
+                if len(found) >= count or is_late:
                     return WaitingPage(found, after)
-                after = place
+                after, examined = place, True
                 record = parts.record(place.physical_offset)
                 if record is None:
                     continue
