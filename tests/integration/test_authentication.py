@@ -248,6 +248,6 @@ async def test_invalid_accounts_stop_the_start(tmp_path: Path) -> None:
     broken = tmp_path / "accounts.toml"
     write(broken, "[accounts.shop]\n")
     config = BrokerConfig.tiny(tmp_path / "store", auth=AuthConfig(accounts=broken))
-    with pytest.raises(ConfigError, match="shop: needs either secret_key or secret_key_file"):
+    with pytest.raises(ConfigError, match="shop: set either secret_key or secret_key_file"):
         await server.run(config, asyncio.Event(), lambda *_: None)
     assert not (tmp_path / "store").exists()

@@ -7,6 +7,7 @@ loses anything in silence.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -21,7 +22,8 @@ import pytest
 
 from aerobee_broker.config import Address
 from aerobee_broker.remoting_wire.codes import Answer, Request
-from aerobee_client import Client, ClientError, Message, connect
+from aerobee_broker.remoting_wire.frame import Command
+from aerobee_client import Client, ClientError, Credentials, Message, connect
 from aerobee_client.testing import BrokerProcess
 from aerobee_proto import v2
 from aerobee_store import StoreError
@@ -29,7 +31,7 @@ from aerobee_store.records import inner_batch
 from aerobee_store.records.record import Draft
 from aerobee_store.timer.log import UNIT_SIZE
 from aerobee_store.tools.verify import verify
-from tests.support.remoting_client import RemotingClient, send_fields
+from tests.support.remoting_client import RemotingClient, json_body, send_fields, signed
 
 IS_LONG: Final = "AEROBEE_CRASH_CYCLES" in os.environ
 PAGE: Final = Path(__file__).parents[2] / "docs" / "damaged-files.md"
@@ -54,6 +56,9 @@ _SETTINGS: Final = {
     "timer.roll_window_slots": 400,
     "timer.log_file_size": 2 * UNIT_SIZE + 20,  # two units each
 }
+_OWNER: Final = Credentials("owner", "owner-secret")
+_ACCOUNTS: Final = "accounts.toml"
+_LOG: Final = "log"
 _COUNT: Final = 60
 _FINISHED: Final = 5
 _ATTEMPTS: Final = 4
@@ -80,7 +85,7 @@ async def _fill(broker: BrokerProcess) -> tuple[dict[str, set[bytes]], set[bytes
     orders = [b"%d " % number + b"x" * 2000 for number in range(_COUNT)]
     delayed = [b"delayed %d" % number for number in range(6)]
     batched = [b"batched %d" % number for number in range(30)]
-    async with connect(broker.endpoint) as client:
+    async with connect(broker.endpoint, credentials=_OWNER) as client:
         admin, producer = client.admin, client.producer()
         for name in ("orders", "gone"):
             await admin.create_topic(name, queue_count=1)
@@ -106,27 +111,39 @@ async def _fill(broker: BrokerProcess) -> tuple[dict[str, set[bytes]], set[bytes
         received = await consumer.receive(_FINISHED)
         await consumer.ack(received)
         finished = {message.body for message in received}
-    remoting = await RemotingClient.connect(Address.parse(broker.endpoint))
     mode = {"topic": "orders", "consumerGroup": "billing", "mode": "POP", "popShareQueueNum": 0}
+    level = send_fields("orders", properties="DELAY\x011\x02WAIT\x01true\x02")
     for answer in (
-        await remoting.call(Request.SET_MESSAGE_REQUEST_MODE, {}, mode),
-        await remoting.call(Request.PUT_KV_CONFIG, {"namespace": "n", "key": "k", "value": "v"}),
-        await remoting.call(
-            Request.SEND_MESSAGE_V2, send_fields("orders", properties="DELAY\x011\x02WAIT\x01true\x02"), b"level"
-        ),
+        await _ask(broker.endpoint, Request.SET_MESSAGE_REQUEST_MODE, {}, json.dumps(mode).encode()),
+        await _ask(broker.endpoint, Request.PUT_KV_CONFIG, {"namespace": "n", "key": "k", "value": "v"}),
+        await _ask(broker.endpoint, Request.SEND_MESSAGE_V2, level, b"level"),
     ):
         assert answer.code == Answer.SUCCESS, answer.remark
-    await remoting.close()
     everything = {"orders": {*orders, b"level"}, "delayed": set(delayed), _BATCHES: set(batched)}
     return everything, everything["orders"] - finished
 
 
-def _broker(directory: Path) -> BrokerProcess:
+async def _delete_letter(broker: BrokerProcess) -> None:
+    async with connect(broker.endpoint, credentials=_OWNER) as client, asyncio.timeout(60):
+        while not [each async for each in client.admin.dead_letters("later")]:  # noqa: ASYNC110 - in another process
+            await asyncio.sleep(0.05)
+        assert await client.admin.delete_dead_letters("later", [0]) == 1
+
+
+async def _ask(endpoint: str, code: Request, fields: dict[str, object], body: bytes = b"") -> Command:
+    remoting = await RemotingClient.connect(Address.parse(endpoint))
+    try:
+        return await remoting.call(code, signed(_OWNER.access_key, fields, body), body)
+    finally:
+        await remoting.close()
+
+
+def _broker(directory: Path, log: Path) -> BrokerProcess:
     return BrokerProcess(
         directory / "store",
-        directory / "broker.log",
-        ["--listen-remoting", "127.0.0.1:0"],
-        settings=_SETTINGS,
+        log,
+        ["--listen-remoting", "127.0.0.1:0", "--accounts", str(directory / _ACCOUNTS)],
+        settings={**_SETTINGS, "store.commit_log_paths": [str(directory / "store" / _LOG)]},
         moving_time=True,
     )
 
@@ -137,28 +154,38 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
     found = {}
     for name in ("stopped", "killed"):
         directory = tmp_path_factory.mktemp(name)
-        broker = _broker(directory)
+        accounts = directory / _ACCOUNTS
+        accounts.write_text(f'[accounts.owner]\nadmin = true\nsecret_key = "{_OWNER.secret_key}"\n')
+        accounts.chmod(0o600)
+        broker = _broker(directory, directory / "broker.log")
         try:
             broker.start()
             bodies, unfinished = asyncio.run(_fill(broker))
             broker.advance(60)
             broker.restart()  # tables that were saved twice have a copy, and logs of changes begin
             asyncio.run(_change(broker))
+            broker.advance(30)  # what was received has become a dead letter
+            asyncio.run(_delete_letter(broker))
             broker.advance(60)
             broker.stop() if name == "stopped" else broker.kill()
         finally:
             broker.close()
+        (directory / "store").rename(directory / "kept")
+        shutil.copy2(accounts, directory / "kept-accounts")
         found[name] = Written(directory, bodies, unfinished)
     return found
 
 
 async def _change(broker: BrokerProcess) -> None:
     """A change of every table that has a log of changes."""
-    async with connect(broker.endpoint) as client:
+    async with connect(broker.endpoint, credentials=_OWNER) as client:
         await client.admin.create_topic("later", queue_count=1)
-        await client.admin.create_group("later")
+        await client.admin.create_group("later", max_attempts=1)
+        assert await client.simple_consumer("later", "orders").receive(1, invisible_seconds=20)
         await client.producer().send(Message(topic="later", body=b"later"))
         await client.admin.update_configuration({"store.retention_hours": "101"})
+    answer = await _ask(broker.endpoint, Request.WIPE_WRITE_PERMISSION_OF_BROKER, {"brokerName": "aerobee"})
+    assert answer.code == Answer.SUCCESS, answer.remark
 
 
 # --- Damage -------------------------------------------------------------------------------------------------
@@ -203,9 +230,10 @@ DAMAGES: Final[dict[str, Callable[[Path], None]]] = {
     "a directory": _directory,
 }
 KINDS: Final = {  # the pattern, and which of the files
-    "commitlog, first segment": ("commitlog/*", 0),
-    "commitlog, middle segment": ("commitlog/*", 1),
-    "commitlog, last segment": ("commitlog/*", -1),
+    "commitlog, first segment": (f"{_LOG}/*", 0),
+    "commitlog, middle segment": (f"{_LOG}/*", 1),
+    "commitlog, last segment": (f"{_LOG}/*", -1),
+    "commitlog.paths": ("commitlog.paths", 0),
     "consumequeue, first file": ("consumequeue/orders/0/*", 0),
     "consumequeue, last file": ("consumequeue/orders/0/*", -1),
     "consumequeue of the delivery journal": ("consumequeue/rmq_sys_AEROBEE_DELIVERY/0/*", 0),
@@ -231,12 +259,23 @@ KINDS: Final = {  # the pattern, and which of the files
     "config/kvConfig.json": ("config/kvConfig.json", 0),
     "config/aerobeeSettings.json": ("config/aerobeeSettings.json", 0),
     "config/deletedTopics.json": ("config/deletedTopics.json", 0),
+    "config/aerobeeDeletedDeadLetters.json": ("config/aerobeeDeletedDeadLetters.json", 0),
+    "config/wipedBrokers.json": ("config/wipedBrokers.json", 0),
+    "config/aerobeeOperations.json": ("config/aerobeeOperations.json", 0),
     "checkpoint": ("checkpoint", 0),
     "abort": ("abort", 0),
     "lock": ("lock", 0),
     "store.id": ("store.id", 0),
     "queueBounds.json": ("queueBounds.json", 0),
+    "the file of accounts": (f"../{_ACCOUNTS}", 0),
 }
+
+
+def _restore_accounts(directory: Path) -> None:
+    path = directory / _ACCOUNTS
+    if path.is_dir():
+        path.rmdir()
+    shutil.copy2(directory / "kept-accounts", path)
 
 
 def _file(store: Path, kind: str) -> Path | None:
@@ -251,7 +290,7 @@ def _file(store: Path, kind: str) -> Path | None:
 async def _lacking(broker: BrokerProcess, written: Written, received: set[bytes]) -> list[str]:
     """What was answered and cannot be had. `received` by the group, in earlier attempts too."""
     lacking = []
-    async with connect(broker.endpoint, retry_seconds=5) as client:
+    async with connect(broker.endpoint, retry_seconds=5, credentials=_OWNER) as client:
         topics = {topic.name for topic in await client.admin.list_topics()}
         for topic, bodies in written.bodies.items():
             if missing := bodies - (await _stored(client, topic) if topic in topics else set()):
@@ -279,13 +318,18 @@ async def _changed_tables(client: Client, endpoint: str) -> list[str]:
         lacking.append("a group")
     if "101" not in {setting.value for setting in await admin.configuration("store.retention_hours")}:
         lacking.append("a setting")
-    remoting = await RemotingClient.connect(Address.parse(endpoint))
-    value = await remoting.call(Request.GET_KV_CONFIG, {"namespace": "n", "key": "k"})
+    value = await _ask(endpoint, Request.GET_KV_CONFIG, {"namespace": "n", "key": "k"})
     if value.code != Answer.SUCCESS:
         lacking.append("a value of the name server")
-    if b"POP" not in (await remoting.call(Request.GET_ALL_MESSAGE_REQUEST_MODE)).body:
+    if b"POP" not in (await _ask(endpoint, Request.GET_ALL_MESSAGE_REQUEST_MODE, {})).body:
         lacking.append("a request mode")
-    await remoting.close()
+    route = await _ask(endpoint, Request.GET_ROUTE_INFO_BY_TOPIC, {"topic": "orders"})
+    if {queues["perm"] for queues in json_body(route)["queueDatas"]} != {4}:
+        lacking.append("a wiped write permission")
+    if [each async for each in admin.dead_letters("later")]:
+        lacking.append("the deletion of a dead letter")
+    if "DeleteDeadLetters" not in [each.method async for each in admin.operations()]:
+        lacking.append("who changed what")
     return lacking
 
 
@@ -312,15 +356,18 @@ def _findings(store: Path) -> list[str]:
 
 def outcome(written: Written, kind: str, damage: str, directory: Path) -> str:
     """What becomes of the store with this damage. AssertionError for a loss in silence, or an unhelpful refusal."""
-    shutil.copytree(written.directory / "store", directory / "store", symlinks=True)
-    store = directory / "store"
+    # Always in the same place: the store has written down where its log is.
+    store = written.directory / "store"
+    shutil.rmtree(store, ignore_errors=True)
+    shutil.copytree(written.directory / "kept", store, symlinks=True)
+    _restore_accounts(written.directory)
     path = _file(store, kind)
     if path is None:
         return ""
     before = _findings(store)
     DAMAGES[damage](path)
     found = [each for each in _findings(store) if each not in before]
-    broker = _broker(directory)
+    broker = _broker(written.directory, directory / "broker.log")
     try:
         broker.start()
         broker.advance(4000)  # delayed messages fall due
@@ -346,7 +393,8 @@ def outcome(written: Written, kind: str, damage: str, directory: Path) -> str:
 def _check_refusal(path: Path, store: Path, lines: Sequence[str]) -> None:
     """The refusal names the file, or its directory, and the next step."""
     assert lines, "the broker ended without its reason"
-    assert path.name in lines[-1] or str(path.parent.relative_to(store)) in lines[-1], lines[-1]
+    names = [path.name, *([str(path.parent.relative_to(store))] if path.is_relative_to(store) else [])]
+    assert any(name in lines[-1] for name in names), lines[-1]
     assert _NEXT_STEP.search(lines[-1]), f"the next step is missing: {lines[-1]}"
 
 
@@ -354,9 +402,10 @@ def _check_refusal(path: Path, store: Path, lines: Sequence[str]) -> None:
 
 _HEAD: Final = """# Damaged files
 
-What a start does with each kind of file in a store's directory, for each kind of damage, after an orderly stop and
-after `kill -9`. The store has messages, a delivery journal, delayed messages, a batch topic, extended queue units and
-changes of every table. After the start everything that was answered is looked for.
+What a start does with each kind of file in a store's directory, and with the file of accounts, for each kind of
+damage, after an orderly stop and after `kill -9`. The store has messages, a delivery journal, delayed messages, a batch
+topic, extended queue units, a log in a directory of its own, and changes of every table. After the start everything
+that was answered is looked for.
 
 - *recovered*: everything is there.
 - *refused*: the broker ends with a message that names the file and the next step. Most often that is to move the file

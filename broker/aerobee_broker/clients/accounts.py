@@ -337,12 +337,18 @@ def load_accounts(file: Path) -> dict[str, Account]:
     except OSError as error:
         raise ConfigError(f"auth.accounts: {file}: {error.strerror}; check the path and its permissions") from None
     except ValueError as error:  # TOML, JSON and UTF-8 alike
-        raise ConfigError(f"auth.accounts: {file}: not valid {file.suffix[1:] or 'TOML'}: {error}") from None
+        kind = file.suffix[1:] or "TOML"
+        raise ConfigError(
+            f"auth.accounts: {file}: not valid {kind}: {error}; correct it, or restore it from a backup"
+        ) from None
     if mode & 0o007:  # group access may be intended, for example for a mounted secret
         _log.warning("every user of this machine can read the secret keys in %s; run chmod 600 on it", file)
     found = content.get("accounts") if isinstance(content, dict) else None
     if not isinstance(found, dict) or not found or set(content) != {"accounts"}:
-        raise ConfigError(f'auth.accounts: {file}: expected only accounts: [accounts.NAME], secret_key = "..."')
+        raise ConfigError(
+            f'auth.accounts: {file}: expected only accounts: [accounts.NAME], secret_key = "..."; correct it, or '
+            f"restore it from a backup"
+        )
     accounts = {
         access_key: _account(f"auth.accounts: {file}: {access_key}", access_key, found[access_key])
         for access_key in found
@@ -377,7 +383,7 @@ def _account(where: str, access_key: str, values: Any) -> Account:
         *("publish", "consume", "groups", "producer_groups"),
     }
     if unknown := sorted(values.keys() - known):
-        raise ConfigError(f"{where}.{unknown[0]}: unknown setting; known settings are {', '.join(sorted(known))}")
+        raise ConfigError(f"{where}.{unknown[0]}: unknown setting; choose one of {', '.join(sorted(known))}")
     for flag in ("admin", "view"):
         if not isinstance(values.get(flag, False), bool):
             raise ConfigError(f"{where}.{flag}: {values[flag]!r} is neither true nor false")
@@ -410,7 +416,7 @@ def _secret_key(where: str, values: Mapping[str, Any]) -> bytes | None:
     if key is None and file is None and "certificate" in values:
         return None
     if (key is None) == (file is None):
-        raise ConfigError(f"{where}: needs either secret_key or secret_key_file, or a certificate")
+        raise ConfigError(f"{where}: set either secret_key or secret_key_file, or a certificate")
     if file is not None:
         try:
             key = Path(file).read_text().strip()

@@ -240,7 +240,7 @@ def test_json_and_secrets_in_files(tmp_path: Path) -> None:
         ("", r"expected only accounts"),
         ("[accounts]", r"expected only accounts"),
         ("[accounts.a]\nsecret_key = 'longer than eight'\n[more]", r"expected only accounts"),
-        ("[accounts.a]", r"a: needs either secret_key or secret_key_file"),
+        ("[accounts.a]", r"a: set either secret_key or secret_key_file"),
         ("[accounts.a]\nsecret_key = 'short'", r"8 characters or more"),
         ("[accounts.a]\nsecret_key = 12345678", r"8 characters or more"),
         ("[accounts.a]\nsecret_key_file = '/nothing'", r"a\.secret_key_file: '/nothing' cannot be read"),
