@@ -58,6 +58,7 @@ class FailOver(TwoBrokers):
         try:
             self.everything_arrives()
             self._catch_up()
+            self.finish_out_of_order()
             self._take_over("kill", list(Kind), is_late=True)
             self.everything_arrives()
             self._catch_up()
@@ -219,9 +220,11 @@ class FailOver(TwoBrokers):
         master = self.broker
         in_flight = self.send_into_end(how, kinds or [], wait, is_late=is_late)
         self.other.resume()
-        if not self.other.running:
+        if knows_nothing := not self.other.running:
             self._follow()
-        is_promoted = self._promote(must=has_answered or (self.is_known and self.is_whole and self.acks == "1"))
+        is_promoted = self._promote(
+            must=has_answered or (self.is_known and self.is_whole and self.acks == "1"), may=not knows_nothing
+        )
         master.resume()
         self.end_sends(in_flight)
         if how == "pause":
@@ -235,11 +238,12 @@ class FailOver(TwoBrokers):
         self.is_whole, self.is_known = True, False
         self.taken_over(has_answered=has_answered or self.acks == "1")
 
-    def _promote(self, *, must: bool) -> bool:
-        """Promote the replica, by force if its store has always followed; `must`: without force."""
+    def _promote(self, *, must: bool, may: bool) -> bool:
+        """Promote the replica, by force if its store has always followed. `must`: it must not refuse. `may`: false for
+        one that has not reached the master since its start, which must refuse."""
         refusal = self.other.promote()
         self.note(f"  promote: {refusal or 'OK'}")
-        assert not (must and refusal), "\n".join([refusal, *self.history])
+        assert refusal if not may else not (must and refusal), "\n".join([refusal, *self.history])
         if refusal and self.is_whole and not self.other_is_full:
             refusal = self.other.promote(force=True)
         return not refusal

@@ -67,6 +67,7 @@ class LeaseFailOver(TwoBrokers):
             self.everything_arrives()
             for how, kinds in (("kill", list(Kind)), ("stop", [])):
                 self._catch_up()
+                self.finish_out_of_order()
                 self._fail_over(how, kinds, 0, is_late=bool(kinds))
                 self.everything_arrives()
             for each in (self.other, self.broker):

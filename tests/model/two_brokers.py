@@ -32,6 +32,12 @@ class TwoBrokers(ClientRules):
         self.other.advance(seconds)
         super().advance(seconds)
 
+    def finish_out_of_order(self) -> None:
+        """A group finishes messages after one that it keeps."""
+        self.calls.send(self.messages(Kind.NORMAL, 4, 0, 0))
+        received = self.receive_now("readers", 32, 600)
+        self.calls.acknowledge("readers", "normal", received[1:])
+
     def begin_sends(self, kinds: list[Kind]) -> list[Any]:
         """Send one message of each kind without waiting; `end_sends` takes the answers."""
         batches = [self.messages(kind, 1, 60, number % 2) for number, kind in enumerate(kinds)]
