@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 _SMALLEST_SPLIT: Final = 4096
 BATCH_RECORDS: Final = 8192
-"""Records read at once: the rows of a batch that Spark takes as it is (measured: to join smaller ones costs more)."""
+"""Records read at once: the rows of a batch that Spark takes as it is."""
 _NO_LIMIT: Final = 1 << 62
 # The store time of a record about every so many bytes tells which parts of a segment a time excludes, with at most so
 # many of them in a segment.
