@@ -12,8 +12,10 @@ import pytest
 from aerobee_broker.clients.accounts import Right
 from aerobee_broker.clients.permissions import REMOTING
 from aerobee_broker.config import Address
+from aerobee_broker.limits import loop_share
 from aerobee_broker.remoting.audit import CHANGES
 from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.tables.topics import TopicConfig, TopicTable
 from aerobee_broker.timer import level_listing, listing
 from aerobee_client import Client, Message, NotFoundError, connect
 from aerobee_proto import admin_v1, v2
@@ -184,3 +186,31 @@ def test_every_change_of_an_operator_over_remoting_is_noted() -> None:
     codes = {Request(code) for code, row in REMOTING.items() if rights & {need.right for need in row}}
     asking = {code for code in codes if code.name.startswith(ASKED_ONLY) or code.name in AMONG_BROKERS}
     assert codes - asking == CHANGES
+
+
+async def test_many_topics_in_one_request_let_other_work_go_on(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RocketMQ's tools send all topics of a broker at once; the loop serves others between two of them."""
+    count, turns = 50, 0
+    created_in: set[int] = set()
+    create = TopicTable.create
+
+    def creating(table: TopicTable, topic: TopicConfig) -> None:
+        created_in.add(turns)
+        create(table, topic)
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    topics = [{"topicName": f"topic-{number}", "readQueueNums": 1, "writeQueueNums": 1} for number in range(count)]
+    monkeypatch.setattr(loop_share, "_TURN_SECONDS", -1.0)
+    monkeypatch.setattr(TopicTable, "create", creating)
+    other = asyncio.create_task(take_turns())
+    answer = await remote.remoting.call(Request.UPDATE_AND_CREATE_TOPIC_LIST, {}, {"topicConfigList": topics})
+    other.cancel()
+    assert answer.code == Answer.SUCCESS
+    listed = {topic.name for topic in await remote.client.admin.list_topics()}
+    assert {str(topic["topicName"]) for topic in topics} <= listed
+    assert len(created_in) == count

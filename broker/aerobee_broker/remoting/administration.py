@@ -9,6 +9,7 @@ from typing import Final
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Settings, setting_of_rocketmq, setting_text
 from aerobee_broker.errors import TableFormatError
+from aerobee_broker.limits.loop_share import Turns
 from aerobee_broker.processors.administration.groups import GroupAdministration
 from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.remoting.offsets import OffsetRequests
@@ -129,14 +130,16 @@ class AdministrationRequests:
 
     async def update_topics(self, request: Command, _: Connection) -> Command:
         """Create or change many topics; those before one that is refused are kept."""
-        topics = []
+        topics, turns = [], Turns()
         for item in objects(body_object(request), "topicConfigList"):
+            await turns.next()
             try:
                 topics.append(TopicConfig.from_json(member(item, "topicName"), item))
             except TableFormatError as error:
                 raise RemotingError(Answer.INVALID_PARAMETER, str(error).partition(";")[0]) from None
         try:
             for topic in topics:
+                await turns.next()
                 existing = self._tables.topics.latest(topic.name)
                 changes = AttributeChanges.of(topic.attributes.items())
                 self._put_topic(
