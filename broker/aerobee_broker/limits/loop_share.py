@@ -14,6 +14,7 @@ from typing import Final
 SHARE: Final = 0.25  # of one processor; enough for a search in columns to skip some 300,000 messages per second
 _BURST_SECONDS: Final = 0.02  # of CPU time that may be used without a pause after an idle period
 _TURN_SECONDS: Final = 0.005  # of CPU time, after which work on one request lets other tasks run
+_BEGUN_SECONDS_MAX: Final = 0.008  # of prepaid work that begins in one step of the loop
 _SLEEP_SECONDS_MIN: Final = 0.001  # a shorter sleep becomes a yield to the loop
 STEP_SIZE: Final = 256 << 10  # bytes per step: about a millisecond
 READ_COUNT: Final = 64  # messages per read within a step
@@ -23,10 +24,11 @@ _PIECE_SIZE: Final = 4 << 10  # bytes that take as long as the fixed cost of a p
 class LoopShare:
     """The share of one event loop. Each step is paid for after it ran, in order."""
 
-    __slots__ = ("_paid_at", "_share")
+    __slots__ = ("_begun_seconds", "_paid_at", "_share")
 
     def __init__(self, share: float = SHARE) -> None:
         self._share = share
+        self._begun_seconds = 0.0  # of prepaid work that has begun in this step of the loop
         self._paid_at = -inf  # when all steps so far are paid for, in loop time, whose zero means nothing
 
     def wait_after(self, used_seconds: float, now: float) -> float:
@@ -40,9 +42,19 @@ class LoopShare:
 
         For work that thousands of tasks may begin in the same step of the loop.
         """
-        wait = self.wait_after(seconds, asyncio.get_running_loop().time())
+        loop = asyncio.get_running_loop()
+        wait = self.wait_after(seconds, loop.time())
         if wait >= _SLEEP_SECONDS_MIN:
             await asyncio.sleep(wait)
+        # Waits end together where the process stood still: their work takes the next steps of the loop.
+        while self._begun_seconds > _BEGUN_SECONDS_MAX:  # noqa: ASYNC110 - a step has no event
+            await asyncio.sleep(0)
+        if not self._begun_seconds:
+            loop.call_soon(self._next_step)
+        self._begun_seconds += seconds
+
+    def _next_step(self) -> None:
+        self._begun_seconds = 0.0
 
     async def pause(self, started: float, *, until: float | None = None, prepaid: float = 0.0) -> None:
         """Let other tasks run after a step that began when `step_started` returned this number.

@@ -75,6 +75,25 @@ async def test_work_that_begins_together_waits_until_it_is_paid_for() -> None:
     assert began[-1] - start > 1.5, "half a second of work, at a quarter of the time"
 
 
+async def test_waits_that_end_together_begin_their_work_in_many_steps() -> None:
+    """A process that stood still for a second finds all of them due."""
+    share, began = LoopShare(1e6), 0
+
+    async def work() -> None:
+        nonlocal began
+        await share.prepay(0.005)
+        began += 1
+
+    tasks = [asyncio.create_task(work()) for _ in range(100)]
+    steps = []
+    while began < len(tasks):
+        before = began
+        await asyncio.sleep(0)
+        steps.append(began - before)
+    assert max(steps) <= 4
+    await asyncio.gather(*tasks)
+
+
 async def test_what_was_paid_before_is_not_paid_again() -> None:
     """A step that took what it had paid for leaves no debt."""
     share = LoopShare(0.25)
