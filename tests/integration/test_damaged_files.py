@@ -377,7 +377,9 @@ def outcome(written: Written, kind: str, damage: str, directory: Path) -> str:
             if not lacking:
                 break
             time.sleep(0.3)
-    except RuntimeError:  # it did not start, or ended soon, when it saved its tables
+    except (RuntimeError, ClientError):  # it did not start, or ended soon, when it saved its tables
+        if not _ended(broker):
+            raise
         _check_refusal(path, store, [line for line in broker.log_text().splitlines() if line.startswith("aerobee: ")])
         return "refused"
     finally:
@@ -388,6 +390,14 @@ def outcome(written: Written, kind: str, damage: str, directory: Path) -> str:
     text = f"{path.relative_to(store)}, {damage}: {'; '.join(lacking)}"
     assert found or heard, f"lost in silence: {text}"
     return f"reported: {'; '.join(re.sub(r'[0-9]+ ', '', each) for each in lacking)}"
+
+
+def _ended(broker: BrokerProcess) -> bool:
+    """Whether the broker ends by itself, soon."""
+    until = time.monotonic() + 10
+    while broker.running and time.monotonic() < until:
+        time.sleep(0.05)
+    return not broker.running
 
 
 def _check_refusal(path: Path, store: Path, lines: Sequence[str]) -> None:
