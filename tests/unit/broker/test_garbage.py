@@ -111,6 +111,7 @@ def test_objects_are_counted_more_often_while_their_number_changes(monkeypatch: 
         gc.enable()
 
 
+@pytest.mark.usefixtures("short_steps")
 async def test_a_broker_collects_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Young objects at each look, old ones when their time has come."""
     monkeypatch.setattr(garbage, "_LOOK_SECONDS", 0.001)
