@@ -3,7 +3,7 @@
 Python counts references, so what nobody uses is freed at once; only cycles wait for a collection. A collection is one
 step of the loop, some 0.5 us for each object that it examines. Python begins one when so many objects more were made
 than freed. While others are freed, a peer may make as many as it likes, and the next collection examines them all. So
-the young objects are collected twenty times a second as well: what comes into being within one look's time is soon
+the young objects are collected fifty times a second as well: what comes into being within one look's time is soon
 examined.
 
 Young objects are examined once, and those that survive are old. They are examined once a minute, all in one step, but
@@ -24,7 +24,7 @@ from typing import Final
 
 _YOUNG_COUNT: Final = 10_000  # objects, of which half are examined in 2.5 ms, after which Python begins by itself
 _NEVER: Final = (1 << 31) - 1
-_LOOK_SECONDS: Final = 0.05
+_LOOK_SECONDS: Final = 0.02
 _OLD_LOOK_SECONDS: Final = 60.0
 _OLD_BLOCKS_MAX: Final = 150_000  # of memory, more than at the start; no fewer than objects, so at most 75 ms
 _OLD_SECONDS_MAX: Final = 3600.0  # then old objects are examined, however many they are
