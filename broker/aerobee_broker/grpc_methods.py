@@ -76,12 +76,12 @@ def grpc_methods(
     operations: Operations,
     leaving: Gate,
     draining: Gate,
-    hang_up: Callable[[tuple[str, int]], None],
+    hang_up: Callable[[str], None],
 ) -> dict[str, Method]:
     """All methods by path. Requests of operators over remoting get the same processors.
 
     `leaving` ends streams of health, and removes the broker from routes; `draining` ends streams of reflection,
-    records and tails. `hang_up` ends the connection from an address once its calls are answered.
+    records and tails. `hang_up` ends the connection of this name once its calls are answered.
     """
     route = RouteProcessor(parts.settings, parts.tables, listening, cluster, leaving)
     send = SendProcessor(
@@ -146,7 +146,7 @@ def _administration(
     operations: Operations,
     draining: Gate,
     others: OtherClients,
-    hang_up: Callable[[tuple[str, int]], None],
+    hang_up: Callable[[str], None],
 ) -> Administration:
     config, clock, store, tables = parts.settings.current, parts.clock, parts.store, parts.tables
     clients, deliveries = parts.clients, parts.deliveries

@@ -75,6 +75,9 @@ class Server(Protocol):
     def connection_count(self) -> int | None:
         """Connections of clients; None if the server does not know."""
 
+    def hang_up(self, connection: str, /) -> None:
+        """Let the connection of this name end, once its calls are answered. Unknown names are ignored."""
+
     async def stop(self, grace_seconds: float, /) -> None:
         """Refuse new calls, give running calls this much time, then end them. May be called again."""
 
@@ -484,14 +487,10 @@ async def _listen(
         except BaseException:
             front.close()
             raise
-        hang_up = front.hang_up
     else:
         from aerobee_broker.listening.grpcio_listeners import listen_grpcio
 
         server, listening = listen_grpcio(methods, config, request_size_max=limits.request_size_max)
-
-        def hang_up(peer: tuple[str, int]) -> None:
-            """grpcio's server cannot end a single connection."""
 
     listening, wakes = replace(listening, remoting=remoting_address), Wakes()
     leaving, draining = Gate(wakes, is_open=False), Gate(wakes, is_open=False)
@@ -507,7 +506,7 @@ async def _listen(
         operations,
         leaving,
         draining,
-        hang_up,
+        server.hang_up,
     )
     if master is not None:  # a replica that gets no answer about epochs takes the master for one of RocketMQ
         remoting.add(master.handlers)

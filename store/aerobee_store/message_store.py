@@ -793,6 +793,7 @@ class MessageStore:
             unsynced_seconds=self._durability.unsynced_seconds,
             disk=self.file_system.usage(self.config.directory),
             log_disks=self._paths.disks(),
+            disk_full_ratio=self.config.disk_full_ratio,
             oldest_timestamp=log.store_timestamp_at(log.min_offset),
             running_flags=self.running.flags,
             refusal=self.running.reason,

@@ -51,6 +51,8 @@ class StoreStatus(Struct, frozen=True):
     """The usage of the partition of the directory."""
     log_disks: Mapping[Path, DiskUsage]
     """The disk usage of each path of the log, including read-only paths; unreadable paths are omitted."""
+    disk_full_ratio: float
+    """Above this share of a disk, messages are refused; 1: never."""
     oldest_timestamp: int | None
     running_flags: RunningFlags
     refusal: str

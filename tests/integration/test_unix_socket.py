@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import stat
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from aerobee_broker.config import Address, BrokerConfig, ListenConfig
 from aerobee_client.testing import BrokerProcess
-from aerobee_proto import v2
+from aerobee_proto import admin_v1, v2
 from aerobee_store.errors import ConfigError
 from tests.support.front_under_test import needs_native
 from tests.support.in_process_broker import METADATA
@@ -58,6 +59,34 @@ async def test_a_client_of_the_same_machine(tmp_path: Path) -> None:
         assert (await send(broker.endpoint)).entries[0].offset >= 0
         assert broker.stop() == 0
         assert not path.exists()
+    finally:
+        broker.close()
+
+
+async def test_a_client_is_disconnected(tmp_path: Path) -> None:
+    """Its connection ends, and the others of the same socket stay."""
+    path = tmp_path / "broker.sock"
+    broker = UnixBroker(tmp_path, path)
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    broker.start()
+    first: Any
+    second: Any
+    try:
+        async with (
+            asyncio.timeout(60),
+            grpc.aio.insecure_channel(broker.endpoint, options) as first,
+            grpc.aio.insecure_channel(broker.endpoint, options) as second,
+        ):
+            for channel, client_id in ((first, "first"), (second, "second")):
+                asked = v2.QueryRouteRequest(topic=v2.Resource(name="local"))
+                await v2.MessagingServiceStub(channel).QueryRoute(asked, metadata=(("x-mq-client-id", client_id),))
+                assert channel.get_state() is grpc.ChannelConnectivity.READY
+            request = admin_v1.DisconnectClientRequest(client_id="first")
+            admin = admin_v1.AdminServiceStub(second)
+            answer = await admin.DisconnectClient(request, metadata=(("x-mq-client-id", "second"),))
+            assert answer.status.code == v2.Code.OK
+            await first.wait_for_state_change(grpc.ChannelConnectivity.READY)
+            assert second.get_state() is grpc.ChannelConnectivity.READY
     finally:
         broker.close()
 

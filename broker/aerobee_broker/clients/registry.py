@@ -93,6 +93,7 @@ class Client:
         "account",
         "client_id",
         "client_type",
+        "connection",
         "group",
         "language",
         "last_seen",
@@ -112,6 +113,7 @@ class Client:
         self.namespace = ""
         self.language = ""
         self.version = ""
+        self.connection = ""  # its name
         self.peer: tuple[str, int] = ("127.0.0.1", 0)  # address of the connection: IP address and port
         self.secure = False  # whether the connection uses TLS
         self.last_seen = 0.0  # of the monotonic clock

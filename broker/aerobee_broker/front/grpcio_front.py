@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import os
+import socket
+import stat
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
 from urllib.parse import unquote
 
 import grpc
@@ -27,6 +31,8 @@ from aerobee_broker.front.methods import (
 from aerobee_store.records.decimals import decimal
 
 _GrpcioContext = grpc.aio.ServicerContext[Any, Any]
+_FAMILIES: Final = (socket.AF_INET, socket.AF_INET6)
+_FAREWELL_SECONDS: Final = 1.0
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -50,9 +56,29 @@ class GrpcioServer:
     def connection_count(self) -> None:
         """None: grpcio does not tell."""
 
+    def hang_up(self, connection: str) -> None:
+        """Shut the socket of this connection down after a second, in which its calls are answered: grpcio itself ends
+        no single connection. Calls that run longer end with it."""
+        asyncio.get_running_loop().call_later(_FAREWELL_SECONDS, _shut_down, peer_address(connection))
+
     async def stop(self, grace_seconds: float) -> None:
         """Accept no more calls, let running calls end for this time, then end the rest."""
         await self.server.stop(grace_seconds or None)
+
+
+def _shut_down(peer: tuple[str, int]) -> None:
+    """Shut down this process's socket that is connected with an address; the server sees that as the client's end."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            copy = os.dup(int(name))
+        except OSError:  # closed since
+            continue
+        if not stat.S_ISSOCK(os.fstat(copy).st_mode):
+            os.close(copy)
+            continue
+        with socket.socket(fileno=copy) as found, suppress(OSError):
+            if found.family in _FAMILIES and _plain_address(found.getpeername()) == peer:
+                found.shutdown(socket.SHUT_RDWR)
 
 
 class GrpcioHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in its stub only
@@ -241,11 +267,16 @@ def peer_address(peer: str) -> tuple[str, int]:
     """IP address and port from gRPC's text for a connection: `ipv4:127.0.0.1:50000`, `ipv6:%5B::1%5D:50000`."""
     scheme, _, address = unquote(peer).partition(":")
     host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]").partition("%")[0]
+    host = host.removeprefix("[").removesuffix("]")
     number = decimal(port)
     if scheme not in ("ipv4", "ipv6") or number is None:
         return "127.0.0.1", 1  # a Unix socket
-    ip = ipaddress.ip_address(host)
+    return _plain_address((host, number))
+
+
+def _plain_address(address: tuple[str, int, *tuple[int, ...]]) -> tuple[str, int]:
+    """IP address and port, without the scope, and as IPv4's where the address is mapped."""
+    ip = ipaddress.ip_address(address[0].partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
         ip = ip.ipv4_mapped
-    return str(ip), number
+    return str(ip), address[1]

@@ -24,7 +24,7 @@ from typing import Final, Literal
 
 from aerobee_broker.config.front import FrontConfig
 from aerobee_broker.counters.front_counters import FrontCounters
-from aerobee_broker.front.connection import TICK_SECONDS, UNIX_PEER, Connection
+from aerobee_broker.front.connection import TICK_SECONDS, Connection
 from aerobee_broker.front.deadlines import Deadlines
 from aerobee_broker.front.methods import Methods
 from aerobee_broker.front.protocol_detection import TLS_HANDSHAKE, DetectedProtocol, ProtocolDetector
@@ -301,12 +301,11 @@ class Front:
         """Connections of gRPC clients, and those that have not decided on a protocol."""
         return self._count()
 
-    def hang_up(self, peer: tuple[str, int]) -> None:
-        """Let the connection from this address end once its calls are answered. All clients of a Unix socket have the
-        same address, so theirs stay."""
-        for connection in tuple(self._connections):
-            if connection.peer_address == peer and peer != UNIX_PEER:
-                connection.begin_stop()
+    def hang_up(self, connection: str) -> None:
+        """Let the connection of this name end once its calls are answered."""
+        for each in tuple(self._connections):
+            if each.name == connection:
+                each.begin_stop()
 
     async def stop(self, grace_seconds: float) -> None:
         """Stop accepting, let calls end for this time, then abort the rest."""

@@ -628,6 +628,9 @@ class _StoreCollector:
     def _disks(self, status: StoreStatus) -> Pieces:
         yield self._gauge("rocketmq_storage_size", "Bytes used on the disk of the store.", status.disk.used)
         yield self._gauge("aerobee_store_disk_bytes", "Size of the disk of the store.", status.disk.total)
+        yield self._gauge(
+            "aerobee_store_disk_full_ratio", "Share of a disk above which messages are refused.", status.disk_full_ratio
+        )
         labels = (*_STORE, "path")
         total = GaugeFamily(
             "aerobee_store_log_disk_bytes", "Size of the disk of a directory of the log.", labels=labels

@@ -151,7 +151,7 @@ class MethodAdmission:
     def introduced(self, context: Context) -> Client:
         """The client of a call, with its address and language. Raises like `identify`."""
         client = self.caller(context)
-        if not client.peer[1]:
+        if client.connection != context.connection():
             introduce(client, context)
         return client
 
@@ -332,7 +332,8 @@ class ClientIdentity:
 
 
 def introduce(client: Client, context: Context) -> None:
-    """Take the fixed properties of the client from the call: address, language, version."""
+    """Take the fixed properties of the client from the call: connection, address, language, version."""
+    client.connection = context.connection()
     client.peer = context.peer_address()
     client.secure = context.is_secure()
     for key, value in context.metadata():

@@ -149,7 +149,6 @@ class Watch:
         before = self._looks[-min(_RECENT_LOOKS, len(self._looks))] if self._looks else look
         oldest = self._looks[0] if self._looks else look
         self._looks.append(look)
-        full_ratio = self._parts.settings.current.store.disk_full_ratio
         times, figures = self.history.minutes(BROKER, _TREND_MINUTES)
         disks = [status.disk] if not status.log_disks else list(status.log_disks.values())
         return Facts(
@@ -159,8 +158,10 @@ class Watch:
             disk_ratio=max(
                 status.disk.used / max(status.disk.total, 1), min(disk.used / max(disk.total, 1) for disk in disks)
             ),
-            disk_full_ratio=full_ratio,
-            disk_full_in_seconds=seconds_until(full_ratio * status.disk.total, times, figures["disk_used_bytes"]),
+            disk_full_ratio=status.disk_full_ratio,
+            disk_full_in_seconds=seconds_until(
+                status.disk_full_ratio * status.disk.total, times, figures["disk_used_bytes"]
+            ),
             tables_changed=stats.tables_changed,
             unsynced_bytes=status.wrote - status.flushed,
             undispatched_bytes=status.wrote - status.dispatched,

@@ -79,9 +79,9 @@ class ClientAdministration:
         deliveries: Deliveries,
         clock: Clock,
         others: OtherClients,
-        hang_up: Callable[[tuple[str, int]], None],
+        hang_up: Callable[[str], None],
     ) -> None:
-        """`hang_up` ends the connection from an address once its calls are answered."""
+        """`hang_up` ends the connection of this name once its calls are answered."""
         self._others = others
         self._hang_up = hang_up
         self._config = config
@@ -203,7 +203,7 @@ class ClientAdministration:
         if not self._others.disconnect(request.client_id):
             client = self._connected(request.client_id, None)
             self._clients.disconnect(client)
-            self._hang_up(client.peer)
+            self._hang_up(client.connection)
         return admin_v1.DisconnectClientResponse(status=OK)
 
     async def print_thread_stack_trace(

@@ -96,9 +96,8 @@ class Inventory:
         size = status.wrote - status.min_offset
         growth = size / seconds
         response.growth_bytes_per_day = growth * _DAY_SECONDS
-        ratio = self._settings.current.store.disk_full_ratio
         disks = list(status.log_disks.values()) or [status.disk]
-        free = sum(max(0.0, disk.total * ratio - disk.used) for disk in disks)
+        free = sum(max(0.0, disk.total * status.disk_full_ratio - disk.used) for disk in disks)
         # From the age of retention on, as much leaves as comes, in whole segments.
         largest = growth * retention_hours * 3600 + status.segment_size
         full_in = free / growth if growth > 0 else float("inf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from math import nan
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from aerobee_broker.watching import rules
 from aerobee_broker.watching.backlog import Backlog
 from aerobee_broker.watching.rules import RULES, Facts, Judge
 from aerobee_broker.watching.trend import seconds_until
@@ -76,8 +78,35 @@ def alerts() -> dict[str, tuple[str, float]]:
 
 def test_the_rules_are_the_alerts() -> None:
     """Same names, severities and times; those that are left out are known."""
-    rules = {rule.name: (rule.severity, rule.hold_seconds) for rule in RULES}
-    assert rules == {name: alert for name, alert in alerts().items() if name not in NOT_JUDGED}
+    judged = {rule.name: (rule.severity, rule.hold_seconds) for rule in RULES}
+    assert judged == {name: alert for name, alert in alerts().items() if name not in NOT_JUDGED}
+
+
+LIMITS: dict[str, tuple[float, ...]] = {
+    "AerobeeDiskFilling": (rules._FILLING_RATIO, rules._FILLING_SECONDS),
+    "AerobeeRequestsFail": (rules._FAILED_RATIO,),
+    "AerobeeSyncSlow": (rules._SLOW_SYNC_SECONDS,),
+    "AerobeeFlushBehind": (rules._BEHIND_BYTES,),
+    "AerobeeDispatchBehind": (rules._BEHIND_BYTES,),
+    "AerobeeConsumersLate": (rules._LATE_MS,),
+    "AerobeeFileDescriptors": (rules._DESCRIPTORS_RATIO,),
+    "AerobeeReplicaBehind": (rules._BEHIND_BYTES,),
+}
+"""The limits of the others are none or one of something, and `disk_full_ratio`, which is a metric."""
+
+
+def test_the_limits_are_those_of_the_alerts() -> None:
+    """Each number of a rule stands in the expression of its alert, and each other number there is known."""
+    text = (ROOT / "deploy/prometheus/alerts.yml").read_text()
+    for block in text.split("- alert: ")[1:]:
+        name, expression = block.split()[0], block.partition("expr:")[2].partition("labels:")[0]
+        expression = re.sub(r'\[\w+\]|".*?"|for: \w+|offset \w+|histogram_quantile\(0\.99|#.*', "", expression)
+        numbers = {
+            math.prod(map(float, product.split("*")))
+            for product in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?: \* \d+)*", expression)
+        }
+        if name not in NOT_JUDGED:
+            assert numbers - {0.0, 1.0} == set(LIMITS.get(name, ())), name
 
 
 def test_every_rule_has_a_runbook() -> None:
