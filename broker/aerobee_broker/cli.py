@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Final
 
 from aerobee_broker.commands.terminal import contexts
-from aerobee_broker.commands.terminal.options import CommandError, add_debug, complete_advice
+from aerobee_broker.commands.terminal.options import CommandError, HelpFormatter, add_debug, complete_advice
 
 # Each command with its module in `commands/`, in the order of the help.
 _MODULES: Final = {
@@ -53,7 +53,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         prog="aerobee",
         description="A durable message broker that speaks RocketMQ 5's protocol and keeps RocketMQ's store.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version and exit")
     add_debug(parser)

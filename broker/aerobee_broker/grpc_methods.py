@@ -93,6 +93,7 @@ def grpc_methods(
         send,
         runtime_settings,
         listening,
+        cluster,
         replication,
         watch,
         operations,
@@ -141,6 +142,7 @@ def _administration(
     send: SendProcessor,
     runtime_settings: RuntimeSettings,
     listening: Listening,
+    cluster: ClusterRoutes,
     replication: Callable[[], admin_v1.BrokerReplication] | None,
     watch: Watch,
     operations: Operations,
@@ -216,7 +218,7 @@ def _administration(
             transactions=parts.transactions,
             counters=parts.counters,
         ),
-        status=StatusAdministration(parts, listening, replication),
+        status=StatusAdministration(parts, listening, replication, cluster),
     )
 
 

@@ -406,6 +406,17 @@ class Admin:
             answer.next_page_token = following.next_page_token
         return answer
 
+    async def brokers(self) -> admin_v1.ListBrokersResponse:
+        """The brokers that the name servers know, in order of names; `error` says why some may be missing."""
+        request = admin_v1.ListBrokersRequest(page_size=_STATUS_PAGE_COUNT)
+        answer = await self._call(lambda stubs: stubs.aerobee_admin.ListBrokers, request)
+        while answer.next_page_token:
+            request.page_token = answer.next_page_token
+            following = await self._call(lambda stubs: stubs.aerobee_admin.ListBrokers, request)
+            answer.brokers.extend(following.brokers)
+            answer.next_page_token = following.next_page_token
+        return answer
+
     async def traffic(
         self, window: Literal["minute", "hour", "day"] = "minute", *, topic: str = "", count: int = 100
     ) -> admin_v1.ListTrafficResponse:

@@ -16,10 +16,12 @@ from aerobee_client import Message, ReceivedMessage, connect
 from aerobee_client.client import Client
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import v2
+from tests.console.support import rows_of, visiting
 from tests.support.name_server import our_name_server
 from tests.support.official_sdks import PYTHON
 from tests.support.remoting_client import RemotingClient, json_body
 from tests.support.sdk_program import numbered, wait_all_messages
+from tests.support.shell import Shell
 
 _SECONDS = 60.0
 _TOPIC = "spread"
@@ -92,6 +94,27 @@ async def _spread(client: Client) -> None:
             if {queue.broker.name for queue in route.message_queues} == {"one", "two"}:
                 return
             await asyncio.sleep(0.1)
+
+
+async def test_operators_see_both(cluster: Cluster) -> None:
+    """Asked at one broker: names, clusters, addresses for clients and for tools; on the page and the command line."""
+    expected = [
+        (name, broker.endpoint, name == "one") for name, broker in zip(("one", "two"), cluster.brokers, strict=True)
+    ]
+    async with connect(cluster.endpoint) as client, visiting(cluster.endpoint) as visitor:
+        found = await client.admin.brokers()
+        assert [(each.name, each.grpc_address, each.is_this) for each in found.brokers] == expected
+        assert {each.cluster for each in found.brokers} == {"DefaultCluster"}
+        assert [list(each.addresses) for each in found.brokers] == [[0], [0]]
+        assert found.error == ""
+        rows = [row for row in rows_of(await visitor.get("/store")) if row[0].startswith(("one", "two"))]
+        text = await asyncio.to_thread(Shell(cluster.endpoint).text, "status", "--brokers")
+        printed = text.splitlines()[-2:]
+        for (name, endpoint, is_this), row, line in zip(expected, rows, printed, strict=True):
+            assert row[0] == (f"{name} this one" if is_this else name)
+            assert row[1:3] == ["DefaultCluster", endpoint]
+            assert line.split()[0] == name
+            assert endpoint in line
 
 
 async def test_our_client_sends_to_both_and_receives_from_both(cluster: Cluster) -> None:

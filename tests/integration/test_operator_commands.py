@@ -206,7 +206,7 @@ class TestMessages:
         assert [event["kind"] for event in found["events"]] == ["BORN", "DELAYED"]
         assert "delayed" in shell.text("query", "told", "--id", later["messageId"], "--timeline")
         assert "no message" in shell.error("query", "told", "--id", "absent", "--timeline")
-        assert "no such message" in shell.text("query", "told", "--key", "absent", "--timeline")
+        assert "no such message" in shell.error("query", "told", "--key", "absent", "--timeline", code=3)
 
     def test_receive_with_an_sql_condition(self, shell: Shell) -> None:
         """`receive --sql` takes the messages that match the condition."""

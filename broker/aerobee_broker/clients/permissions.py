@@ -149,6 +149,7 @@ _OURS: Final[dict[str, Row]] = {
             *("ListTopics", "ListGroups", "GetBrokerStatus", "GetStoreStatus", "ListTraffic", "ListConnections"),
             *("ListDeadLetterQueues", "GetConfiguration", "ListTopicStatus", "ListGroupStatus"),
             *("GetHistory", "GetProblems", "ListDelayedMessages", "ListTransactions", "ListSegments"),
+            "ListBrokers",
         ),
     ),
     **_rows(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ _EXAMPLES = """\
   aerobee status
   aerobee status --endpoint broker.example:8081 --json | jq .store.diskUsedBytes
   aerobee status --traffic hour --max 20               the busiest topics and groups
+  aerobee status --brokers                             all brokers that the name servers know
 """
 _TRAFFIC_MAX = 1000  # the broker's limit
 _DETAILS = "Exit code 0 if the broker takes messages, else 1. Rates are averages over the last minute."
@@ -27,7 +29,9 @@ def add_parser(commands: Commands) -> None:
     parser = new_command(
         commands, "status", "show the state and traffic of a running broker", run, details=_DETAILS, examples=_EXAMPLES
     )
-    parser.add_argument(
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--brokers", action="store_true", help="show the brokers of the name servers instead")
+    instead.add_argument(
         "--traffic", choices=("minute", "hour", "day"), help="show recent traffic instead, busiest first"
     )
     parser.add_argument("--topic", default="", help="with --traffic: only this topic")
@@ -41,6 +45,8 @@ def add_parser(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.traffic is not None:
         return _traffic(arguments)
+    if arguments.brokers:
+        return _brokers(arguments)
 
     async def work(client: Client) -> tuple[admin_v1.GetBrokerStatusResponse, admin_v1.GetStoreStatusResponse]:
         return await client.admin.broker_status(), await client.admin.store_status()
@@ -84,7 +90,6 @@ def _broker_facts(broker: admin_v1.GetBrokerStatusResponse) -> list[tuple[str, o
 
 
 def _store_facts(store: admin_v1.GetStoreStatusResponse) -> list[tuple[str, object]]:
-    disk = store.disk_used_bytes / max(store.disk_total_bytes, 1)
     oldest = "none"
     if store.HasField("oldest_timestamp"):
         oldest = output.age_text(store.oldest_timestamp.ToMilliseconds()) + " ago"
@@ -92,11 +97,11 @@ def _store_facts(store: admin_v1.GetStoreStatusResponse) -> list[tuple[str, obje
         ("store", store.directory),
         ("oldest message", oldest),
         ("log", f"{output.size_text(store.max_physical_offset - store.min_physical_offset)}"),
-        ("disk", f"{disk:.0%} used of {output.size_text(store.disk_total_bytes)}"),
+        ("disk", _used(store.disk_used_bytes, store.disk_total_bytes)),
         *(
             (
-                f"disk of {each.path}",
-                f"{each.used_bytes / max(each.total_bytes, 1):.0%} used of {output.size_text(each.total_bytes)}",
+                "disk of the log",
+                f"{each.path}: {_used(each.used_bytes, each.total_bytes)}",
             )
             for each in store.log_disks
             if Path(each.path) != Path(store.directory) / "commitlog"
@@ -108,6 +113,10 @@ def _store_facts(store: admin_v1.GetStoreStatusResponse) -> list[tuple[str, obje
             f"{output.counted(store.checksum_failures, 'failed checksum')}",
         ),
     ]
+
+
+def _used(used: int, total: int) -> str:
+    return f"{used / max(total, 1):.0%} used of {output.size_text(total)}"
 
 
 def _durability(broker: admin_v1.GetBrokerStatusResponse) -> str:
@@ -138,6 +147,33 @@ def replication_facts(broker: admin_v1.GetBrokerStatusResponse) -> list[tuple[st
     if not found.replicas:
         facts.append(("replicas", "none connected"))
     return facts
+
+
+def _brokers(arguments: argparse.Namespace) -> int:
+    from aerobee_broker.console import words
+
+    found = with_client(arguments, lambda client: client.admin.brokers())
+    if arguments.json:
+        answer = output.protobuf_json(found)
+        del answer["status"]
+        output.print_json(answer)
+        return 0
+    output.print_table(
+        ("broker", "cluster", "clients", "older protocol, by id"),
+        (
+            (
+                f"{each.name} (this one)" if each.is_this else each.name,
+                each.cluster,
+                each.grpc_address or "-",
+                words.addresses(each) or "-",
+            )
+            for each in found.brokers
+        ),
+        empty="no broker is registered: this one has no name server",
+    )
+    if found.error:
+        print(f"brokers may be missing, as no name server answers: {found.error}", file=sys.stderr)
+    return 0
 
 
 def _traffic(arguments: argparse.Namespace) -> int:

@@ -69,11 +69,12 @@ def _add_create_and_update(actions: Commands) -> list[argparse.ArgumentParser]:
         action.add_argument("--queues", metavar="N", type=options.count, help="number of queues")
         action.add_argument(
             "--type",
+            metavar="TYPE",
             choices=_TYPES,
             type=str.upper,
             action="append",
             default=[],
-            help="message type; may be repeated (default: NORMAL)",
+            help=f"{', '.join(_TYPES)}; may be repeated (default: NORMAL)",
         )
         action.add_argument("--permission", choices=_PERMISSIONS, help="permission of clients (default: read-write)")
         action.add_argument("--attribute", metavar="NAME=VALUE", type=options.pair, action="append", default=[])

@@ -26,6 +26,11 @@ def permission(topic: admin_v1.Topic) -> str:
     }.get(topic.permission, "neither read nor write")
 
 
+def addresses(broker: admin_v1.ClusterBroker) -> str:
+    """Those of a broker for the older protocol, each with the id of the broker; the master's is 0."""
+    return ", ".join(f"{broker_id}: {address}" for broker_id, address in sorted(broker.addresses.items()))
+
+
 def event(kind: admin_v1.TimelineEvent.Kind.ValueType) -> str:
     """What happened to a message."""
     return enum_words(admin_v1.TimelineEvent.Kind.Name(kind))

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
+
+from msgspec import Struct
 
 from aerobee_broker.config import Address
 from aerobee_broker.errors import BrokerError, TableFormatError
@@ -21,9 +23,10 @@ from aerobee_broker.recent import Recent
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection
 from aerobee_broker.remoting_wire.frame import Command
-from aerobee_broker.tables.json_fields import JsonFields
+from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields
 from aerobee_broker.tables.topics import MESSAGE_TYPE, Permission, TopicConfig
 from aerobee_store.errors import StoreError
+from aerobee_store.records.decimals import decimal
 from aerobee_store.tables import java_json
 
 _log = logging.getLogger(__name__)
@@ -33,6 +36,17 @@ _ANSWER_SECONDS: Final = 1.0
 _TOPICS_MAX: Final = 10_000
 _QUEUES_MAX: Final = 1 << 16
 _PERMISSIONS: Final = int(Permission.READ_WRITE | Permission.INHERIT)
+
+
+class ClusterMember(Struct, frozen=True):
+    """A broker as a name server knows it."""
+
+    name: str
+    cluster: str
+    addresses: Mapping[int, str]
+    """Of the older protocol, by id; 0 is the master's."""
+    grpc: str
+    """Where gRPC clients reach its master; empty if that is not known."""
 
 
 class ClusterRoutes:
@@ -53,19 +67,39 @@ class ClusterRoutes:
         names = {found.broker for found in own}
         return own + [found for found in await self._asked(topic) if found.broker not in names]
 
+    @property
+    def has_name_server(self) -> bool:
+        """Whether the broker is registered with a name server other than its own."""
+        return bool(self._name_servers())
+
     async def has_others(self) -> bool:
         """Whether the cluster has a broker of another name."""
         if self._own.has_others(self._name):
             return True
+        found, cause = await self._ask_members()
+        if cause:
+            _log.warning("no brokers from a name server cause=%s", cause)
+        return any(member.name != self._name for member in found)
+
+    async def members(self) -> tuple[list[ClusterMember], str]:
+        """All brokers that the name servers know, in order of names, and why no name server but this broker's own
+        answered; empty if one did, or if there is no other."""
+        asked, cause = await self._ask_members()
+        found = {member.name: member for member in (*_members(self._own), *asked)}
+        return sorted(found.values(), key=lambda member: member.name), cause
+
+    async def _ask_members(self) -> tuple[list[ClusterMember], str]:
+        cause = ""
         for connection in self._name_servers():
             try:
-                answered = await connection.ask(Command(Request.GET_BROKER_CLUSTER_INFO), _ANSWER_SECONDS)
+                command = Command(Request.GET_BROKER_CLUSTER_INFO, fields={"grpc": "true"})
+                answered = await connection.ask(command, _ANSWER_SECONDS)
                 if answered.code == Answer.SUCCESS:
-                    brokers = JsonFields("cluster", java_json.loads(answered.body)).mapping("brokerAddrTable")
-                    return any(other != self._name for other in brokers)
+                    return read_members(answered.body), ""
+                cause = f"code {answered.code}: {answered.remark}"
             except (BrokerError, StoreError, TimeoutError) as error:
-                _log.warning("no brokers from a name server cause=%s", str(error) or "timeout")
-        return False
+                cause = str(error) or f"no answer within {_ANSWER_SECONDS:g} s"
+        return [], cause
 
     async def _asked(self, topic: str) -> list[BrokerQueues]:
         now = asyncio.get_running_loop().time()
@@ -115,6 +149,35 @@ def read_route(body: bytes) -> list[BrokerQueues]:
         )
         found.append(BrokerQueues(name, topic, plain, tls))
     return found
+
+
+def read_members(body: bytes) -> list[ClusterMember]:
+    """The brokers in a name server's answer about the cluster. TableFormatError, JsonFormatError."""
+    info = JsonFields("cluster", java_json.loads(body))
+    grpc = info.texts("grpc")
+    found = []
+    for name, value in info.mapping("brokerAddrTable").items():
+        broker = JsonFields("brokerAddrTable", value)
+        addresses = {
+            number: address
+            for broker_id, address in broker.texts("brokerAddrs").items()
+            if (number := decimal(broker_id)) is not None and number <= INT64_MAX
+        }
+        found.append(ClusterMember(name, broker.text("cluster", ""), addresses, grpc.get(name, "")))
+    return found
+
+
+def _members(tables: RouteTables) -> list[ClusterMember]:
+    """The brokers in these tables, as `read_members` returns them."""
+    return [
+        ClusterMember(
+            broker.name,
+            broker.cluster,
+            {broker_id: address for broker_id, address in broker.addresses.items() if address},
+            tables.grpc_address(broker),
+        )
+        for broker in tables.brokers()
+    ]
 
 
 def _address(text: str, name: str) -> Address | None:

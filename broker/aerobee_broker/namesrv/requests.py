@@ -292,12 +292,15 @@ class NameServerRequests:
             for addresses in (grpc[broker.name],)
         ]
 
-    async def cluster_info(self, _request: Command, connection: Connection) -> Command:
+    async def cluster_info(self, request: Command, connection: Connection) -> Command:
         clusters: dict[str, list[object]] = {}
         for broker in self._tables.brokers():
             clusters.setdefault(broker.cluster, []).append(broker.name)
         brokers = {broker.name: broker_to_json(broker, connection, quoted=False) for broker in self._tables.brokers()}
-        return answer(body=Bean(brokerAddrTable=brokers, clusterAddrTable=clusters))
+        info = Bean(brokerAddrTable=brokers, clusterAddrTable=clusters)
+        if boolean(request, "grpc"):  # only Aerobee's brokers request it
+            info["grpc"] = Bean(**{broker.name: self._tables.grpc_address(broker) for broker in self._tables.brokers()})
+        return answer(body=info)
 
     async def topic_list(self, _request: Command, _: Connection) -> Command:
         return answer(body=Bean(topicList=list[object](self._tables.topics())))

@@ -369,6 +369,11 @@ class RouteTables:
         live = {i: self._live.get((broker.cluster, address)) for i, address in broker.addresses.items()}
         return {i: found.grpc for i, found in live.items() if found is not None and found.grpc != GrpcAddresses()}
 
+    def grpc_address(self, broker: Broker) -> str:
+        """Where gRPC clients reach the master of a broker, without TLS if possible; empty if nowhere."""
+        found = self.grpc(broker).get(MASTER_ID, GrpcAddresses())
+        return found.plain or found.tls
+
     def brokers(self) -> list[Broker]:
         return list(self._brokers.values())
 

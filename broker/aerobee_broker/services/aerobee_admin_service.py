@@ -72,6 +72,7 @@ def aerobee_admin_methods(
             "DescribeGroup": administration.groups.describe_group,
             "GetBrokerStatus": administration.status.broker_status,
             "GetStoreStatus": administration.status.store_status,
+            "ListBrokers": administration.status.list_brokers,
             "ListTraffic": administration.status.list_traffic,
             "ListConnections": administration.clients.list_connections,
             "DescribeMessage": administration.messages.describe,

@@ -268,6 +268,10 @@ class BlockingAdmin(Wrapper[Admin]):
         """The segments of the log, oldest first, how fast it grows, and when the disk will be full."""
         return self._loop_thread.run(self.asynchronous.segments())
 
+    def brokers(self) -> admin_v1.ListBrokersResponse:
+        """The brokers that the name servers know, in order of names; `error` says why some may be missing."""
+        return self._loop_thread.run(self.asynchronous.brokers())
+
     def traffic(
         self, window: Literal["minute", "hour", "day"] = "minute", *, topic: str = "", count: int = 100
     ) -> admin_v1.ListTrafficResponse:

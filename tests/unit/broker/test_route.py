@@ -20,7 +20,7 @@ from aerobee_broker.errors import (
 from aerobee_broker.limits.wakes import Gate, Wakes
 from aerobee_broker.listening.listeners import Listening
 from aerobee_broker.namesrv import cluster_routes
-from aerobee_broker.namesrv.cluster_routes import ClusterRoutes, read_route
+from aerobee_broker.namesrv.cluster_routes import ClusterMember, ClusterRoutes, read_route
 from aerobee_broker.namesrv.route_tables import GrpcAddresses, QueueData, Registration, RouteTables
 from aerobee_broker.processors.route import RouteProcessor
 from aerobee_broker.remoting_wire.codes import Answer
@@ -284,6 +284,25 @@ async def test_a_broker_of_two_name_servers_is_listed_once(routes: Routes) -> No
     server = cast(Connection, _NameServer(_route_of("two", "three")))
     cluster = ClusterRoutes("aerobee", lambda: (server,), routes.name_server)
     assert [found.broker for found in await cluster.brokers("orders")] == ["aerobee", "two", "three"]
+
+
+async def test_the_brokers_of_all_name_servers(routes: Routes) -> None:
+    """Those of the own one and of the first of the others that answers; else why none did."""
+    for name in ("aerobee", "two"):
+        _register(routes, name, grpc=GrpcAddresses("", f"{name}:8443"), orders=QueueData(1, 1, 6))
+    three = {"cluster": "north", "brokerName": "three", "brokerAddrs": {"0": "c:1", "2": "c:2", "x": "c:3"}}
+    known = answer(body={"brokerAddrTable": {"three": three}, "grpc": {"three": "c:8081"}})
+    server = cast(Connection, _NameServer(known, None, Command(Answer.SYSTEM_ERROR, remark="busy")))
+    cluster = ClusterRoutes("aerobee", lambda: (server,), routes.name_server)
+    own = [
+        ClusterMember("aerobee", "c", {0: "aerobee:10911"}, "aerobee:8443"),
+        ClusterMember("two", "c", {0: "two:10911"}, "two:8443"),
+    ]
+    other = ClusterMember("three", "north", {0: "c:1", 2: "c:2"}, "c:8081")
+    assert await cluster.members() == ([own[0], other, own[1]], "")
+    assert await cluster.members() == (own, "no answer within 1 s")
+    code = int(Answer.SYSTEM_ERROR)
+    assert await cluster.members() == (own, f"code {code}: busy")
 
 
 async def test_name_servers_that_do_not_answer(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:

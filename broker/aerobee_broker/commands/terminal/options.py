@@ -27,8 +27,30 @@ T = TypeVar("T")
 # A command in the text of an error: after "with:", up to the end of the clause.
 _ADVICE = re.compile(r"(?<=with: )aerobee (?:topic|group|client|dlq|config|query|subscription) [^;,`(]*[^;,`(. ]")
 _NAMED = re.compile(r"\b(topic|group) '([^']+)'")
+_COMMENT = re.compile(r"(?<=\S) {2,}(?=\S)")
+"""Between the command of an example and what it does."""
 _AGO = re.compile(r"(\d+)\s*(s|m|h|d)")
 _AGO_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Wraps paragraphs to the terminal, and keeps each command of an example in one line.
+
+    What an example does stands beside its command, and below it where one of them is too long for that.
+    """
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(
+            _examples(part, width) if "\n  " in part else super(HelpFormatter, self)._fill_text(part, width, indent)
+            for part in text.split("\n\n")
+        )
+
+
+def _examples(text: str, width: int) -> str:
+    lines = text.splitlines()
+    if all(len(line) <= width for line in lines if _COMMENT.search(line)):
+        return text
+    return "\n".join(_COMMENT.sub("\n      ", line) for line in lines)
 
 
 class CommandError(Exception):
@@ -54,7 +76,7 @@ def new_command(
         help=summary,
         description=f"{summary[0].upper()}{summary[1:]}.{' ' + details if details else ''}",
         epilog=f"examples:\n{examples.rstrip()}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     if run is not None:
         parser.set_defaults(run=run)

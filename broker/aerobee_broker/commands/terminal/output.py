@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -89,11 +90,14 @@ def terminal_width() -> int | None:
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
-    """Print names and values, one per line."""
+    """Print names and values, one per line; in a terminal, long values go on below themselves, between words."""
     shown = [(name, _cell(value)) for name, value in facts]
-    width = max((len(name) for name, _ in shown), default=0)
+    begin = max((len(name) for name, _ in shown), default=0) + 2
+    left = max((terminal_width() or sys.maxsize) - begin, 20)
     for name, value in shown:
-        print(f"{name:<{width}}  {value}")
+        fits = "\n" in value or len(value) <= left
+        lines = [value] if fits else textwrap.wrap(value, left, break_long_words=False, break_on_hyphens=False)
+        print(f"{name:<{begin}}" + f"\n{'':<{begin}}".join(lines))
 
 
 def _cell(value: object) -> str:

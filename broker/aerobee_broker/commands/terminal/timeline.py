@@ -6,8 +6,8 @@ import argparse
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from aerobee_broker.commands.terminal import output
-from aerobee_broker.commands.terminal.options import with_client
+from aerobee_broker.commands.terminal import options, output
+from aerobee_broker.commands.terminal.options import CommandError, with_client
 
 if TYPE_CHECKING:
     from aerobee_client import Client
@@ -35,6 +35,8 @@ def show(arguments: argparse.Namespace, begin: int | None, end: int | None) -> i
     if arguments.history:
         arguments.timeout = max(arguments.timeout, _HISTORY_SECONDS)
     count = with_client(arguments, work)
+    if not count and (arguments.id or arguments.key):
+        raise CommandError(f"no such message in {arguments.topic}", exit_code=options.NOT_FOUND)
     if not count and not arguments.json:
         print(f"no such message in {arguments.topic}")
     return 0

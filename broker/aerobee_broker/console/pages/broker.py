@@ -17,8 +17,9 @@ from aerobee_proto import admin_v1
 async def show_store(visit: Visit) -> Response:
     """The log, the disks, and how far replicas are."""
     admin = visit.admin
-    broker, store, history, log = await asyncio.gather(
-        admin.broker_status(), admin.store_status(), admin.history(step_of(visit.query)), admin.segments()
+    broker, store, history, log, cluster = await asyncio.gather(
+        *(admin.broker_status(), admin.store_status(), admin.history(step_of(visit.query)), admin.segments()),
+        admin.brokers(),
     )
     figures = Figures(history)
     charts = (
@@ -34,6 +35,8 @@ async def show_store(visit: Visit) -> Response:
         charts=charts,
         spans=SPANS,
         log=log,
+        cluster=cluster,
+        addresses=words.addresses,
         segments=list(reversed(log.segments))[:_SEGMENTS_SHOWN],
     )
 

@@ -9,8 +9,9 @@ from typing import Final
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.listening.listeners import Listening
+from aerobee_broker.namesrv.cluster_routes import ClusterRoutes
 from aerobee_broker.parts import BrokerParts
-from aerobee_broker.processors.administration.wire import OK, is_own_topic, page_count, timestamp
+from aerobee_broker.processors.administration.wire import OK, is_own_topic, page_count, page_of, timestamp
 from aerobee_broker.statistics.broker_stats import GroupTraffic, TopicTraffic, Window
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_proto import admin_v1, v2
@@ -28,9 +29,14 @@ class StatusAdministration:
     """One method per RPC."""
 
     def __init__(
-        self, parts: BrokerParts, listening: Listening, replication: Callable[[], admin_v1.BrokerReplication] | None
+        self,
+        parts: BrokerParts,
+        listening: Listening,
+        replication: Callable[[], admin_v1.BrokerReplication] | None,
+        cluster: ClusterRoutes,
     ) -> None:
         """`replication` of a master; None: the broker takes no part in it."""
+        self._cluster = cluster
         self._replication = replication
         self._config = parts.settings.current
         self._store = parts.store
@@ -67,6 +73,26 @@ class StatusAdministration:
         )
         response.uptime.FromMilliseconds(max(0, self._clock.now_ms() - self._started_ms))
         return response
+
+    async def list_brokers(self, request: admin_v1.ListBrokersRequest, _: Client) -> admin_v1.ListBrokersResponse:
+        found, cause = await self._cluster.members()
+        if not cause and self._config.name_servers and not self._cluster.has_name_server:
+            cause = (
+                f"not registered with any of {', '.join(map(str, self._config.name_servers))}; the log has the cause"
+            )
+        members = {member.name: member for member in found}
+        page, token = page_of(list(members), request.page_size, request.page_token)
+        brokers = [
+            admin_v1.ClusterBroker(
+                name=name,
+                cluster=members[name].cluster,
+                addresses=members[name].addresses,
+                grpc_address=members[name].grpc,
+                is_this=name == self._config.name,
+            )
+            for name in page
+        ]
+        return admin_v1.ListBrokersResponse(status=OK, brokers=brokers, next_page_token=token, error=cause)
 
     async def store_status(
         self, _request: admin_v1.GetStoreStatusRequest, _: Client

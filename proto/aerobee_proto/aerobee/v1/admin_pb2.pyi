@@ -4276,6 +4276,117 @@ class ListAccountsResponse(_message.Message):
 Global___ListAccountsResponse: _TypeAlias = ListAccountsResponse  # noqa: Y015
 
 @_typing.final
+class ListBrokersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    page_token: _builtins.str
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListBrokersRequest: _TypeAlias = ListBrokersRequest  # noqa: Y015
+
+@_typing.final
+class ListBrokersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    BROKERS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    error: _builtins.str
+    """Why no name server answered: brokers may be missing. Empty if one did, or if this broker has none but its own."""
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status: ...
+    @_builtins.property
+    def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterBroker]: ...
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        brokers: _abc.Iterable[Global___ClusterBroker] | None = ...,
+        next_page_token: _builtins.str = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "error", b"error", "next_page_token", b"next_page_token", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListBrokersResponse: _TypeAlias = ListBrokersResponse  # noqa: Y015
+
+@_typing.final
+class ClusterBroker(_message.Message):
+    """A broker as a name server knows it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class AddressesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    GRPC_ADDRESS_FIELD_NUMBER: _builtins.int
+    IS_THIS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    cluster: _builtins.str
+    grpc_address: _builtins.str
+    """Where gRPC clients reach its master; empty if that is not known, as of RocketMQ's brokers."""
+    is_this: _builtins.bool
+    """Whether it is the broker that answers."""
+    @_builtins.property
+    def addresses(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
+        """Addresses of RocketMQ's older protocol by the id of the broker; that of a master is 0."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        cluster: _builtins.str = ...,
+        addresses: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
+        grpc_address: _builtins.str = ...,
+        is_this: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "cluster", b"cluster", "grpc_address", b"grpc_address", "is_this", b"is_this", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterBroker: _TypeAlias = ClusterBroker  # noqa: Y015
+
+@_typing.final
 class ListSegmentsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

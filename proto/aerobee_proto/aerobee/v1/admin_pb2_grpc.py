@@ -230,6 +230,11 @@ class AdminServiceStub:
                 request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListSegmentsRequest.SerializeToString,
                 response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListSegmentsResponse.FromString,
                 _registered_method=True)
+        self.ListBrokers = channel.unary_unary(
+                '/aerobee.v1.AdminService/ListBrokers',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListBrokersRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListBrokersResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -528,6 +533,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListBrokers(self, request, context):
+        """The brokers that the name servers know, of this and of other clusters, in order of names.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -725,6 +737,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListSegments,
                     request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListSegmentsRequest.FromString,
                     response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListSegmentsResponse.SerializeToString,
+            ),
+            'ListBrokers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBrokers,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListBrokersRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListBrokersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1781,6 +1798,33 @@ class AdminService:
             '/aerobee.v1.AdminService/ListSegments',
             aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListSegmentsRequest.SerializeToString,
             aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListSegmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBrokers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/ListBrokers',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListBrokersRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListBrokersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -151,6 +151,8 @@ class AdminServiceStub:
     """The accounts and their rights, in order of access keys; no secret keys."""
     ListSegments: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSegmentsRequest, _admin_pb2.ListSegmentsResponse]
     """The segments of the log, oldest first, and when the disk will be full."""
+    ListBrokers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListBrokersRequest, _admin_pb2.ListBrokersResponse]
+    """The brokers that the name servers know, of this and of other clusters, in order of names."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -266,6 +268,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """The accounts and their rights, in order of access keys; no secret keys."""
     ListSegments: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSegmentsRequest, _admin_pb2.ListSegmentsResponse]  # type: ignore[assignment]
     """The segments of the log, oldest first, and when the disk will be full."""
+    ListBrokers: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListBrokersRequest, _admin_pb2.ListBrokersResponse]  # type: ignore[assignment]
+    """The brokers that the name servers know, of this and of other clusters, in order of names."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Topics, groups and state of one broker."""
@@ -612,5 +616,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListSegmentsResponse, _abc.Awaitable[_admin_pb2.ListSegmentsResponse]]:
         """The segments of the log, oldest first, and when the disk will be full."""
+
+    @_abc_1.abstractmethod
+    def ListBrokers(
+        self,
+        request: _admin_pb2.ListBrokersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListBrokersResponse, _abc.Awaitable[_admin_pb2.ListBrokersResponse]]:
+        """The brokers that the name servers know, of this and of other clusters, in order of names."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

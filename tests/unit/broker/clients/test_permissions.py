@@ -43,7 +43,7 @@ VIEWS = [
     *((OURS, name) for name in ("ListTopics", "ListGroups", "GetBrokerStatus", "GetStoreStatus", "ListTraffic")),
     *((OURS, name) for name in ("ListConnections", "ListDeadLetterQueues", "GetConfiguration")),
     *((OURS, name) for name in ("ListTopicStatus", "ListGroupStatus", "GetHistory", "GetProblems")),
-    *((OURS, name) for name in ("ListDelayedMessages", "ListTransactions", "ListSegments")),
+    *((OURS, name) for name in ("ListDelayedMessages", "ListTransactions", "ListSegments", "ListBrokers")),
 ]
 NEEDS: dict[tuple[str, str], set[str]] = {
     (MESSAGING, "QueryRoute"): {"publish", "consume", "consume as nobody"},
