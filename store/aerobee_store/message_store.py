@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import perf_counter
@@ -37,12 +37,13 @@ from aerobee_store.durability.log_flush import Durability
 from aerobee_store.durability.queue_bounds import QueueBounds
 from aerobee_store.durability.recovery import Recovery, RecoveryParts, RecoveryReport
 from aerobee_store.errors import StoreClosedError, StoreDirectoryError, StoreError, StoreFailedError
+from aerobee_store.log import log_scan, slices
 from aerobee_store.log.allocate import SegmentAllocation
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.log.log_claims import LogLocks
 from aerobee_store.log.log_paths import LogPaths, claim_log_paths
-from aerobee_store.log.log_scan import records_containing
 from aerobee_store.log.mapped_file import MappedFileQueue
+from aerobee_store.log.slices import SliceReader
 from aerobee_store.log.write_modes import BufferPool, segments_of
 from aerobee_store.log_follower import LogFollower
 from aerobee_store.maintenance.scrub import Scrub
@@ -184,13 +185,15 @@ class MessageStore:
         return Scrub(
             self._log,
             self.stats,
-            self.file_system,
+            self._slice_reader(),
             self.clock,
             self.in_disk_thread,
             bytes_per_second=self.config.scrub_bytes_per_second,
             interval_seconds=self.config.scrub_interval_hours * 3600,
-            record_size_max=self.config.record_size_max,
         )
+
+    def _slice_reader(self) -> SliceReader:
+        return SliceReader(self.file_system, record_size_max=self.config.record_size_max)
 
     @property
     def state(self) -> StoreState:
@@ -744,7 +747,11 @@ class MessageStore:
     def records_containing(self, mark: bytes, begin: int) -> Iterator[Record]:
         """Like `log_scan.records_containing`: for services that keep their state in the log, while they open."""
         size_max = max(self.config.record_size_max, self.config.segment_size)
-        return records_containing(self._log, mark, begin, record_size_max=size_max)
+        return log_scan.records_containing(self._log, mark, begin, record_size_max=size_max)
+
+    def search(self, mark: bytes, end: int) -> AsyncGenerator[list[Record], None]:
+        """Like `slices.records_containing`: the same for services that run. Other tasks run between two lists."""
+        return slices.records_containing(self._log, self._slice_reader(), self.in_disk_thread, mark, end=end)
 
     @property
     def retention_listeners(self) -> list[RetentionListener]:

@@ -135,6 +135,8 @@ class TimerHarness:
 
     def is_idle(self) -> bool:
         timer, now_ms = self.timer, self.clock.now_ms()
+        if timer._state.damage or timer._is_searching:
+            return False
         due = timer.next_look_ms
         wrote, committed, flushed, dispatched = self.store.positions
         stored = flushed if self.store.config.flush == "sync" else committed

@@ -5,8 +5,8 @@ this table hides it from operators. A consumer of the topic of dead letters stil
 
     {"groups": {"billing": [[0, 17], [20, 21]]}}        from the first offset of a pair to before the second
 
-If the table is lost, the dead letters are seen again. Offsets are never used twice, also when all are removed. Replicas
-copy the table of their master.
+If the table is lost, the dead letters are seen again, so a damaged one stops the start. Offsets are never used twice,
+also when all are removed. Replicas copy the table of their master.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class DeletedLetters:
         """Read the table. UnreadableTableError, OSError."""
         path: Path = store.config.directory / "config" / FILE_NAME
         self._store = store
-        self._file = JsonTable(store.file_system, path, stats=store.stats)
+        # The previous content lacks the last deletion.
+        self._file = JsonTable(store.file_system, path, old_content_helps=False, may_be_edited=False, stats=store.stats)
         self._saving = asyncio.Lock()
         self._ranges: dict[str, list[Range]] = {}
         content = self._file.load()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from aerobee_broker.timer.background import wait_on_own_disk
 from aerobee_broker.timer.state import TIMER_ORIGIN, TimerParts
 from aerobee_broker.timer.stats import increment
 from aerobee_store import Record
@@ -39,7 +40,7 @@ class Relocation:
         for first in range(0, len(found), _BATCH):
             end = self._relocate(found[first : first + _BATCH])
             if end is not None:
-                await parts.store.wait_stored(end, durable=True)
+                await wait_on_own_disk(parts.store, end, durable=True)
         state.relocated_before = physical_offset
         return physical_offset
 
@@ -82,17 +83,6 @@ class Relocation:
             if p.TIMER_DELETE_UNIQ_KEY not in record.properties:
                 increment(state.stats.pending, record.properties.get(p.REAL_TOPIC, ""), -1)
         return end
-
-    def note_mark(self, record: Record) -> None:
-        """Note a marked message found while opening: the message that it names has left the timer topic."""
-        text, blank, slot = record.properties.get(TIMER_ORIGIN, "").partition(" ")
-        origin, slot_ms = decimal(text), decimal(slot)
-        if origin is None or p.TIMER_DEQUEUE_MS not in record.properties:
-            return
-        if blank and slot_ms is not None and slot_ms >= self._state.slot_ms:
-            self._state.relocated[origin] = slot_ms
-        else:
-            self._state.done.add(origin)
 
 
 def stored_again(record: Record, write_time_ms: int, now_ms: int, origin: str) -> Message:

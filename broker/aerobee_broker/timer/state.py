@@ -39,6 +39,24 @@ slot, if they left before that time."""
 _FOREIGN_PRECISION_MS: Final = 1000  # the coarsest step with which RocketMQ rounds
 
 
+class Marks(Struct):
+    """What the log's marks say: the queue offsets in the timer topic of messages that left it."""
+
+    done: set[int] = field(default_factory=set)
+    relocated: dict[int, int] = field(default_factory=dict)  # those that left early -> the time of their slot
+
+    def note(self, record: Record) -> None:
+        """Note the message that a record with TIMER_ORIGIN names."""
+        text, blank, slot = record.properties.get(TIMER_ORIGIN, "").partition(" ")
+        origin, slot_ms = decimal(text), decimal(slot)
+        if origin is None or p.TIMER_DEQUEUE_MS not in record.properties:
+            return
+        if blank and slot_ms is not None:
+            self.relocated[origin] = slot_ms
+        else:
+            self.done.add(origin)
+
+
 class TimerState(Struct):
     """Event loop only. `check` has the invariants that hold between two steps of the loop."""
 
@@ -89,6 +107,12 @@ class TimerState(Struct):
         self.relocated.clear()
         self.relocated_before = self.delivered_until_ms = 0
         self.stats.pending.clear()
+
+    def take_marks(self, marks: Marks) -> None:
+        """Know what left the timer topic before; `slot_ms` is known."""
+        self.relocated = {offset: slot_ms for offset, slot_ms in marks.relocated.items() if slot_ms >= self.slot_ms}
+        marks.done.update(marks.relocated.keys() - self.relocated.keys())
+        self.done = marks.done
 
     def note_relocated(self, queue_offset: int, slot_ms: int) -> None:
         """Record that this message is now pending under another queue offset."""

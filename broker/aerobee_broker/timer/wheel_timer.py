@@ -20,7 +20,8 @@ Messages already delivered from them are in the log: each message that leaves th
 as a property (TIMER_ORIGIN). Opening searches for these marks after the position in the checkpoint.
 
 If the clock goes back by more than a minute, slots that are done come again. The wheel is then made again from the
-timer topic and all marks in the log, at a start as in a running broker.
+timer topic and all marks in the log, at a start as in a running broker. So it is if units of the log are damaged. In a
+running broker the search goes in slices beside all other work; only deliveries of delayed messages wait for it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from aerobee_broker.timer.dequeue import Dequeue
 from aerobee_broker.timer.enqueue import Enqueue
 from aerobee_broker.timer.listing import Listing
 from aerobee_broker.timer.relocation import Relocation
-from aerobee_broker.timer.state import TIMER_ORIGIN, TimerParts, TimerState
+from aerobee_broker.timer.state import TIMER_ORIGIN, Marks, TimerParts, TimerState
 from aerobee_broker.timer.stats import TimerStats
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock, every
@@ -121,7 +122,8 @@ class Timer:
         self._relocation = Relocation(self._parts)
         self.listing = Listing(self._parts, self._loop_share)
         self._unsynced: dict[File, None] = {}  # kept here, so that the next flush completes a cancelled one
-        self._saving = asyncio.Lock()  # held while the files are saved or made again
+        self._saving = asyncio.Lock()  # held while the files are saved or made again, or messages are relocated
+        self._is_searching = False  # for marks, to make the files again
         self._idle_rounds = 0
         self.saved: TimerCheckpoint | None = None
         """The checkpoint on disk, for replicas of RocketMQ; None: no message was ever delayed."""
@@ -139,16 +141,26 @@ class Timer:
         if self._went_back(max(read_time_ms, self._store.recovery.last_timestamp)):
             found = self._forget_files(found.checkpoint, "the clock went back")
         try:
-            self._restore(found)
+            self._find_pending(found)
         except TimerLogDamagedError as error:
             self._state.forget_progress()
-            self._restore(self._forget_files(found.checkpoint, str(error)))
+            self._find_pending(self._forget_files(found.checkpoint, str(error)))
         if self._files.used or found.checkpoint is not None:  # one on disk may be of units that are gone
             checkpoint = self._written(clean=False)
             self._files.save(list(self._unsynced), checkpoint)
             self._note_saved(checkpoint)
 
-    def _restore(self, found: TimerRecovery) -> None:
+    def _find_pending(self, found: TimerRecovery) -> None:
+        self._restore_positions(found)
+        marks = Marks()
+        begin, end = self._store.queue_range(TIMER_TOPIC, TIMER_QUEUE_ID)
+        if begin < end:
+            for record in self._store.records_containing(_MARK, self._state.marks_begin):
+                marks.note(record)
+        self._restore_marks(marks)
+
+    def _restore_positions(self, found: TimerRecovery) -> None:
+        """How far everything was, by the checkpoint."""
         store, state = self._store, self._state
         checkpoint = found.checkpoint
         begin, end = store.queue_range(TIMER_TOPIC, TIMER_QUEUE_ID)
@@ -172,17 +184,19 @@ class Timer:
             if checkpoint is not None:
                 state.enqueued_before_crash = (checkpoint.queue_offset, state.slot_ms)
         state.recovered_until_ms = max(store.recovery.last_timestamp, state.slot_ms)
-        if begin < end:
-            for record in store.records_containing(_MARK, state.marks_begin):
-                self._relocation.note_mark(record)
+
+    def _restore_marks(self, marks: Marks) -> None:
+        """What left the timer topic since, by the marks in the log."""
+        state = self._state
+        state.take_marks(marks)
         state.relocation_begin = state.marks_begin
         self._count_pending()
         self._wake.set()
         _log.info(
             "timer restored pending=%d unread=%d delivered=%d",
             sum(self.stats.pending.values()),
-            end - self._state.enqueued,
-            len(self._state.done),
+            self.enqueue_lag,
+            len(state.done),
         )
 
     async def run(self) -> None:
@@ -212,7 +226,7 @@ class Timer:
             if own in listeners:
                 listeners.remove(own)  # type: ignore[arg-type]  # each has its own type of listener
         if self._store.state == "open" and self._files.used:
-            await self._flush(clean=True)
+            await self._flush(clean=not self._state.damage)
         self._files.close()
 
     def wake(self) -> None:
@@ -361,24 +375,47 @@ class Timer:
         return TimerRecovery(checkpoint, complete=False)
 
     async def _make_again(self, cause: str) -> None:
-        """Make wheel and log again, as a start would. Blocks the event loop for as long as that."""
+        """Make wheel and log again, as a start would. Nothing has changed if the timer is closed meanwhile."""
         async with self._saving:
-            await wait_on_own_disk(self._store, self._store.positions[0], durable=False)  # the marks are then found
+            self._is_searching = True
+            try:
+                marks = await self._search_marks()
+            finally:
+                self._is_searching = False
+            if marks is None:
+                return
             state = self._state
             found = self._forget_files(self._written(clean=False), cause)
             self._unsynced.clear()
             state.forget_progress()
-            self._restore(found)
+            self._restore_positions(found)
+            self._restore_marks(marks)
             state.enqueue_first = self._store.queue_range(TIMER_TOPIC, TIMER_QUEUE_ID)[1]
             await self._save(clean=False)  # the checkpoint on disk is of units that are gone
 
+    async def _search_marks(self) -> Marks | None:
+        """All marks in the log: nothing leaves the timer topic meanwhile. None if the timer is to be closed."""
+        marks = Marks()
+        end = self._store.positions[0]
+        await wait_on_own_disk(self._store, end, durable=False)
+        async with aclosing(self._store.search(_MARK, end)) as slices:
+            async for records in slices:
+                if self._parts.closing.is_set():
+                    return None
+                for record in records:
+                    marks.note(record)
+        return marks
+
     async def keep_from(self, physical_offset: int) -> int:
         """Before the log below `physical_offset` is removed: store its pending messages again."""
-        try:
-            return await self._relocation.keep_from(physical_offset)
-        except TimerLogDamagedError as error:
-            self._parts.note_damage(error)
-            raise
+        if self._is_searching:
+            return 0  # nothing may be removed: it is not known what is pending
+        async with self._saving:
+            try:
+                return await self._relocation.keep_from(physical_offset)
+            except TimerLogDamagedError as error:
+                self._parts.note_damage(error)
+                raise
 
     def check(self) -> None:
         """The invariants, for tests. The AssertionError names the violated one."""

@@ -207,18 +207,22 @@ def records_containing(log: CommitLog, mark: bytes, begin: int, *, record_size_m
     """The valid records from physical offset `begin` (where one begins, or the log did) on whose properties contain
     `mark`, in the order of the log. Others are not decoded.
 
-    Blocking; for opening, before anything is appended.
+    Blocking; for opening, before anything is appended. `slices.records_containing` is for a running store.
     """
     begin = max(begin, log.min_offset)
     if begin >= log.committed:
         return
     for part in LogScan(log.files.files, record_size_max=record_size_max).walk(begin, zeros_end=log.committed):
-        if isinstance(part, DamagedRange | LogEnd):
-            continue
-        first, end = int(part.start[0]), int(part.start[-1]) + int(part.size[-1])
-        if find_bytes(memoryview(part.buffer), mark, first, end) < 0:
-            continue
-        for row in range(len(part)):
-            found = part.record(row)
-            if mark in found.raw_properties:
-                yield found
+        if not isinstance(part, DamagedRange | LogEnd):
+            yield from containing(part, mark)
+
+
+def containing(batch: RecordBatch, mark: bytes) -> Iterator[Record]:
+    """The records whose properties contain `mark`."""
+    first, end = int(batch.start[0]), int(batch.start[-1]) + int(batch.size[-1])
+    if find_bytes(memoryview(batch.buffer), mark, first, end) < 0:
+        return
+    for row in range(len(batch)):
+        found = batch.record(row)
+        if mark in found.raw_properties:
+            yield found

@@ -77,18 +77,21 @@ class JsonTable:
         *,
         old_content_helps: bool = True,
         checksum_inside: bool = False,
+        may_be_edited: bool = True,
         stats: StoreStats | None = None,
     ) -> None:
         """`old_content_helps`: the content of .bak is better than none if the main file cannot be read.
 
-        `checksum_inside`: the content has a checksum of its own, so that none is needed beside it. `stats` counts
-        contents that do not match the saved checksum.
+        `checksum_inside`: the content has a checksum of its own, so that none is needed beside it. `may_be_edited`: a
+        person or RocketMQ may write the file; otherwise content that does not match the saved checksum is damaged.
+        `stats` counts contents that do not match the saved checksum.
         """
         self.path = path
         self._old_content_helps = old_content_helps
         self._files = files
         self._backup = _beside(path, ".bak")
         self._checksums = None if checksum_inside else TableChecksums(files, path)
+        self._may_be_edited = may_be_edited
         self._stats = stats
         self._main_state: Literal["unknown", "good", "absent", "empty", "damaged"] = "unknown"
         self._is_changed = False  # the main file was read, but does not match its checksum
@@ -100,7 +103,7 @@ class JsonTable:
         """Return the content of the main file or, where that is missing, empty or invalid JSON, that of its .bak.
 
         None if neither exists and nothing was ever saved. A warning is logged if .bak is used, and if the content does
-        not match its checksum. Such content is used nevertheless, because a person may have edited it. With `report`
+        not match its checksum. If a person may have edited it, such content is used nevertheless. With `report`
         false, another reader of the file logs the warning. Nothing is changed or deleted.
 
         Raises UnreadableTableError if there is or was content that cannot be read; OSError from the disk.
@@ -200,8 +203,12 @@ class JsonTable:
             return _Copy("absent", cause=f"{path.name} is missing")
         if not data.strip():
             return _Copy("empty", cause=f"{path.name} is empty")
+        content = Content.of(data)
+        if not self._may_be_edited and self._checksums is not None and self._checksums.contradict(content):
+            cause = f"{path.name}: {self._checksums.problem_of(content)}; if it was edited, remove"
+            return _Copy("damaged", cause=f"{cause} {self._checksums.path.name}")
         try:
-            return _Copy("good", java_json.loads(data), content=Content.of(data))
+            return _Copy("good", java_json.loads(data), content=content)
         except java_json.JsonFormatError as error:
             return _Copy("damaged", cause=f"{path.name}: {error}")
 

@@ -16,8 +16,9 @@ mistaken for damage. The first save creates the checksum file under another name
 checksums and no warning.
 
 Content that matches neither slot was damaged, or written by a person or by RocketMQ. These cases cannot be told apart:
-a flipped bit and a person can both turn an 8 into a 9. A warning is logged and the content is used. Damage that
-restores exactly the previous content goes undetected, because a crash in the middle of a save leaves the same.
+a flipped bit and a person can both turn an 8 into a 9. A warning is logged and the content is used, except in tables
+that nobody edits. Damage that restores exactly the previous content goes undetected, because a crash in the middle of a
+save leaves the same.
 """
 
 from __future__ import annotations
@@ -122,6 +123,10 @@ class TableChecksums:
             return f"{self.path.name} is damaged, so nothing tells whether the file is"
         wanted = " or ".join(f"{slot.size} bytes with CRC-32 {slot.crc:08x}" for slot in self._slots if slot)
         return f"{content.size} bytes with CRC-32 {content.crc:08x}, but {wanted} were saved"
+
+    def contradict(self, content: Content) -> bool:
+        """Whether this content was certainly not saved: other contents were, and their checksums are whole."""
+        return self.exists and self._is_whole and content not in self._slots
 
     def note(self, content: Content, present: Content | None) -> None:
         """Record `content` durably, and keep `present`, which is still the file's content. OSError."""

@@ -5,16 +5,21 @@ The messages are in the commit log, so that the wheel and its log can always be 
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
+from aerobee_store import MessageStore
 from aerobee_store.errors import TimerLogDamagedError
+from aerobee_store.log import slices
+from aerobee_store.records.properties import UNIQ_KEY
+from aerobee_store.records.record import Message
 from aerobee_store.testing import MemoryFileSystem, Operation
 from aerobee_store.timer.checkpoint import TIMER_CHECKPOINT_SIZE
 from aerobee_store.timer.log import UNIT_SIZE
@@ -134,6 +139,112 @@ async def test_whoever_finds_the_damage_has_the_log_made_again(reader: str) -> N
         await read()
     await harness.settle()
     await read()
+    await _expect_all(harness)
+
+
+class PausedSearch:
+    """Damages a running timer, and stops the search for marks that follows after some slices of the log."""
+
+    def __init__(self, harness: TimerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(slices, "_SLICE_SIZE", 1000)
+        monkeypatch.setattr(harness.store, "in_disk_thread", self._run)
+        self._harness = harness
+        self._run_at_once = MessageStore.in_disk_thread
+        self._go_on = asyncio.Event()
+        self.reached = asyncio.Event()
+        self.slices = 0
+
+    async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if function is slices._containing:
+            self.slices += 1
+            if self.slices == 5:
+                self.reached.set()
+                await self._go_on.wait()
+        return await self._run_at_once(self._harness.store, function, *arguments)
+
+    async def begin(self) -> None:
+        await self._harness.save()
+        for path in _log_files(self._harness.disk):
+            _zeros(self._harness.disk, path)
+        self._harness.timer._files.log._block = b""
+        self._harness.clock.advance(14)
+        self._harness.timer.wake()
+        await asyncio.wait_for(self.reached.wait(), 60)
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+
+@pytest.fixture
+async def paused(monkeypatch: pytest.MonkeyPatch) -> tuple[TimerHarness, PausedSearch]:
+    harness = await _filled()
+    search = PausedSearch(harness, monkeypatch)
+    await search.begin()
+    return harness, search
+
+
+Paused = tuple[TimerHarness, PausedSearch]
+
+
+async def test_recalled_while_the_log_is_made_again(paused: Paused) -> None:
+    """The log is searched in slices, and clients are answered between them."""
+    harness, search = paused
+    last = COUNT - 1
+    await harness.timer.recall(TOPIC, f"id-{last}", START_MS + 1000 + last * 7000)
+    search.go_on()
+    await harness.settle()
+    assert search.slices > 10
+    for _ in range(30):
+        await harness.advance(7)
+    assert Counter(harness.bodies()) == Counter(map(str, range(last)))
+    await harness.stop()
+
+
+async def test_sent_while_the_log_is_made_again(paused: Paused) -> None:
+    harness, search = paused
+    message = Message(TOPIC, 0, b"late", {UNIQ_KEY: "late"})
+    [place] = harness.store.append([harness.timer.delayed(message, harness.clock.now_ms() + 500)])
+    await harness.store.wait_stored(place.end)
+    search.go_on()
+    await harness.advance(1)
+    for _ in range(30):
+        await harness.advance(7)
+    assert Counter(harness.bodies()) == Counter(["late", *map(str, range(COUNT))])
+    await harness.stop()
+
+
+async def test_the_log_is_kept_while_it_is_searched(paused: Paused) -> None:
+    """Retention may not remove what is perhaps pending. Afterwards it may, once that is stored again."""
+    harness, search = paused
+    end = harness.store.positions[0]
+    assert await harness.timer.keep_from(end) == 0
+    search.go_on()
+    await harness.settle()
+    assert await harness.timer.keep_from(end) == end
+    await _expect_all(harness)
+
+
+@pytest.mark.parametrize("end", ["stopped", "killed", "power"])
+async def test_ended_while_the_log_is_searched(paused: Paused, end: str) -> None:
+    """Nothing was changed; the next start makes the log again."""
+    harness, search = paused
+    if end == "stopped":
+        stopping = asyncio.create_task(harness.stop())
+        await asyncio.sleep(0)
+        search.go_on()
+        await stopping
+        assert search.slices < 10
+    disk = harness.disk
+    left = disk if end == "stopped" else disk.kill() if end == "killed" else disk.crash(1)
+    await _expect_all(await harness.next_life(left))
+
+
+async def test_the_clock_moves_while_the_log_is_searched(paused: Paused) -> None:
+    harness, search = paused
+    harness.clock.jump(-4000)
+    search.go_on()
+    await harness.settle()
+    harness.clock.jump(4000)
     await _expect_all(harness)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aerobee_store import MessageStore, StoreConfig
-from aerobee_store.maintenance import scrub as scrub_module
+from aerobee_store.log import slices
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from tests.support.stored_messages import DIRECTORY, Sender, Sent
 
@@ -117,7 +117,7 @@ async def test_records_longer_than_a_slice(
     harnesses: list[Harness], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Slices may end within a record and be shorter than one; only the damage is reported."""
-    monkeypatch.setattr(scrub_module, "_SLICE_SIZE", 1000)
+    monkeypatch.setattr(slices, "_SLICE_SIZE", 1000)
     harnesses.append(harness := Harness())
     harness.damage(harness.sender.sent[4], 2000)
     await harness.store.scrub.read_due()

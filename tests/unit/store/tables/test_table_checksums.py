@@ -131,6 +131,32 @@ def test_a_flip_of_each_bit_of_the_file() -> None:
     assert taken > 100, "most flips leave valid JSON"
 
 
+def test_a_flip_of_each_bit_of_a_table_that_nobody_edits() -> None:
+    """It is damage: the start stops rather than believe it or the copy, and says what to do if it was edited."""
+    disk = saved(*VALUES[:2])
+    data = disk.contents()[PATH]
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(UnreadableTableError, match=r"if it was edited, remove topics\.json\.crc"):
+            load_own(replaced(disk, PATH, bytes(damaged)))
+
+
+def test_damaged_checksums_of_a_table_that_nobody_edits() -> None:
+    """They are no reason to stop: the content is used."""
+    disk = saved(*VALUES[:2])
+    for position in range(2 * 512):
+        damaged = bytearray(disk.contents()[CHECKSUMS])
+        damaged[position] ^= 4
+        assert load_own(replaced(disk, CHECKSUMS, bytes(damaged))) == VALUES[1]
+    assert load_own(new_disk({PATH: dumps(VALUES[3])})) == VALUES[3]
+
+
+def load_own(disk: MemoryFileSystem) -> object:
+    with listening():
+        return JsonTable(disk, PATH, old_content_helps=False, may_be_edited=False).load()
+
+
 def test_a_truncation_at_each_byte() -> None:
     """After any truncation the copy is used and the damage is logged; without a copy the start fails."""
     for count, copied in ((2, True), (1, False)):
