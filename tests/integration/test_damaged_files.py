@@ -16,19 +16,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from aerobee_broker.config import Address
+from aerobee_broker.delivery.journal.event_log import JOURNAL_GROUP, JOURNAL_TOPIC
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_client import Client, ClientError, Credentials, Message, connect
 from aerobee_client.testing import BrokerProcess
 from aerobee_proto import v2
 from aerobee_store import StoreError
+from aerobee_store.disk.file_system import DiskFileSystem
+from aerobee_store.log.log_claims import ATTRIBUTE
+from aerobee_store.queues.consume_queue import UNIT
 from aerobee_store.records import inner_batch
 from aerobee_store.records.record import Draft
+from aerobee_store.tables.json_table import JsonTable
 from aerobee_store.timer.log import UNIT_SIZE
 from aerobee_store.tools.verify import verify
 from tests.support.remoting_client import RemotingClient, json_body, send_fields, signed
@@ -37,10 +42,11 @@ IS_LONG: Final = "AEROBEE_CRASH_CYCLES" in os.environ
 PAGE: Final = Path(__file__).parents[2] / "docs" / "damaged-files.md"
 pytestmark = pytest.mark.timeout(3600 if IS_LONG else 300)
 
+_QUEUE_FILE_SIZE: Final = 1000
 _SETTINGS: Final = {
     "store.segment_size": 65_536,
     "store.body_size_max": 16_384,
-    "store.queue_file_size": 1000,
+    "store.queue_file_size": _QUEUE_FILE_SIZE,
     "store.batch_queue_file_size": 460,
     "store.queue_extensions": True,
     "store.queue_extension_file_size": 1024,
@@ -191,37 +197,94 @@ async def _change(broker: BrokerProcess) -> None:
 # --- Damage -------------------------------------------------------------------------------------------------
 
 
-def _gone(path: Path) -> None:
-    path.unlink()
+@dataclass(frozen=True, slots=True)
+class WholeFile:
+    """What is damaged: a file."""
+
+    path: Path
+
+    def read(self) -> bytes:
+        return self.path.read_bytes()
+
+    def write(self, data: bytes) -> None:
+        os.truncate(self.path, len(data))
+        with self.path.open("r+b") as file:
+            file.write(data)
+
+    def remove(self) -> None:
+        self.path.unlink()
 
 
-def _empty(path: Path) -> None:
-    path.write_bytes(b"")
+@dataclass(frozen=True, slots=True)
+class PartOfFile:
+    """Some bytes of a file."""
+
+    path: Path
+    begin: int
+    size: int
+
+    def read(self) -> bytes:
+        return self.path.read_bytes()[self.begin : self.begin + self.size]
+
+    def write(self, data: bytes) -> None:
+        assert len(data) == self.size
+        with self.path.open("r+b") as file:
+            file.seek(self.begin)
+            file.write(data)
 
 
-def _cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """An attribute of a directory."""
+
+    path: Path
+    name: str
+
+    def read(self) -> bytes:
+        return os.getxattr(self.path, self.name)
+
+    def write(self, data: bytes) -> None:
+        os.setxattr(self.path, self.name, data)
+
+    def remove(self) -> None:
+        os.removexattr(self.path, self.name)
 
 
-def _zeros(path: Path) -> None:
-    path.write_bytes(bytes(path.stat().st_size))
+Target = WholeFile | PartOfFile | Attribute
 
 
-def _flipped(path: Path) -> None:
+def _gone(target: WholeFile | Attribute) -> None:
+    target.remove()
+
+
+def _empty(target: WholeFile | Attribute) -> None:
+    target.write(b"")
+
+
+def _cut(target: WholeFile | Attribute) -> None:
+    data = target.read()
+    target.write(data[: len(data) // 2])
+
+
+def _zeros(target: Target) -> None:
+    target.write(bytes(len(target.read())))
+
+
+def _flipped(target: Target) -> None:
     """A bit of the middle one of the bytes that are not zero, or of the first byte."""
-    data = bytearray(path.read_bytes())
+    data = bytearray(target.read())
     if data:
         used = [place for place, byte in enumerate(data) if byte]
         data[used[len(used) // 2] if used else 0] ^= 4
-        path.write_bytes(data)
+        target.write(bytes(data))
 
 
-def _directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
+def _directory(target: WholeFile) -> None:
+    target.remove()
+    target.path.mkdir()
 
 
-DAMAGES: Final[dict[str, Callable[[Path], None]]] = {
+DAMAGES: Final[dict[str, Callable[[Any], None]]] = {
     "gone": _gone,
     "empty": _empty,
     "cut": _cut,
@@ -229,10 +292,19 @@ DAMAGES: Final[dict[str, Callable[[Path], None]]] = {
     "a flipped bit": _flipped,
     "a directory": _directory,
 }
+_APPLICABLE: Final[dict[type[Target], set[str]]] = {
+    WholeFile: {*DAMAGES},
+    PartOfFile: {"zeros", "a flipped bit"},
+    Attribute: DAMAGES.keys() - {"a directory"},
+}
+_SNAPSHOT: Final = "commitlog, the snapshot of the delivery journal"
+_CLAIM: Final = "commitlog, the claim of the directory"
 KINDS: Final = {  # the pattern, and which of the files
     "commitlog, first segment": (f"{_LOG}/*", 0),
     "commitlog, middle segment": (f"{_LOG}/*", 1),
     "commitlog, last segment": (f"{_LOG}/*", -1),
+    _SNAPSHOT: (f"{_LOG}/*", 0),
+    _CLAIM: (_LOG, 0),
     "commitlog.paths": ("commitlog.paths", 0),
     "consumequeue, first file": ("consumequeue/orders/0/*", 0),
     "consumequeue, last file": ("consumequeue/orders/0/*", -1),
@@ -278,10 +350,26 @@ def _restore_accounts(directory: Path) -> None:
     shutil.copy2(directory / "kept-accounts", path)
 
 
-def _file(store: Path, kind: str) -> Path | None:
+def _target(store: Path, kind: str) -> Target | None:
     pattern, number = KINDS[kind]
+    if kind == _CLAIM:
+        return Attribute(store / pattern, ATTRIBUTE)
     found = sorted(path for path in store.glob(pattern) if path.is_file())
-    return found[number] if found else None
+    if kind == _SNAPSHOT:
+        return _snapshot(store, found)
+    return WholeFile(found[number]) if found else None
+
+
+def _snapshot(store: Path, segments: Sequence[Path]) -> PartOfFile:
+    """The record with which a replay of the journal begins."""
+    offsets = JsonTable(DiskFileSystem(), store / "config" / "consumerOffset.json").load(report=False)
+    assert isinstance(offsets, dict)
+    [number] = offsets["offsetTable"][f"{JOURNAL_TOPIC}@{JOURNAL_GROUP}"].values()
+    file_number, place = divmod(number * UNIT.size, _QUEUE_FILE_SIZE)
+    queue_file = sorted((store / "consumequeue" / JOURNAL_TOPIC / "0").iterdir())[file_number]
+    offset, size, _ = UNIT.unpack_from(queue_file.read_bytes(), place)
+    [segment] = [path for path in segments if 0 <= offset - int(path.name) < path.stat().st_size]
+    return PartOfFile(segment, offset - int(segment.name), size)
 
 
 # --- What a start does --------------------------------------------------------------------------------------
@@ -361,11 +449,12 @@ def outcome(written: Written, kind: str, damage: str, directory: Path) -> str:
     shutil.rmtree(store, ignore_errors=True)
     shutil.copytree(written.directory / "kept", store, symlinks=True)
     _restore_accounts(written.directory)
-    path = _file(store, kind)
-    if path is None:
+    target = _target(store, kind)
+    if target is None or damage not in _APPLICABLE[type(target)]:
         return ""
+    path = target.path
     before = _findings(store)
-    DAMAGES[damage](path)
+    DAMAGES[damage](target)
     found = [each for each in _findings(store) if each not in before]
     broker = _broker(written.directory, directory / "broker.log")
     try:
@@ -422,7 +511,8 @@ that was answered is looked for.
   away, after which its column "gone" applies.
 - *reported*: what follows is lacking, and the log of the start or `aerobee store verify` says so.
 
-"-" means that there is no such file after this kind of stop. Nothing was lost in silence. The page is made by
+"-" means that there is no such file after this kind of stop, or that it cannot be damaged in this way. Nothing was lost
+in silence. The page is made by
 
     AEROBEE_CRASH_CYCLES=1 AEROBEE_DAMAGE_PAGE=1 .venv/bin/python -m pytest tests/integration/test_damaged_files.py
 
