@@ -12,7 +12,7 @@ KILLS ?= 3
 # Hundreds of tests start a broker or a command: each would compile all modules anew where an image forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-pythons kube-apiserver check conformance lint type docs packages proto map test-sdks test-front test-crossings test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark test-spark-kills test-spark-s3 console-pictures bench bench-broker bench-records soak-records bench-peers bench-front bench-store bench-replication clean
+.PHONY: help setup run test test-pythons kube-apiserver check conformance lint type docs packages proto map test-sdks test-front test-crossings test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark test-spark-kills test-spark-s3 console-pictures bench bench-broker bench-records soak-records bench-peers bench-front bench-console bench-store bench-replication clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -161,6 +161,9 @@ bench-peers: .venv/.dev ## our durable appends beside Kafka's (needs Java and Ma
 
 bench-front: .venv/.dev ## both fronts, with an empty handler and with sends: calls and processor time, in two minutes (with Go)
 	$(BIN)/python -m tests.benchmarks.broker front $(ARGS)
+
+bench-console: .venv/.dev ## the console with 5,000 topics in Chromium: first paint, and its share of a core while idle, in two minutes
+	$(BIN)/python -m tests.benchmarks.console $(ARGS)
 
 bench: .venv/.dev ## every benchmark, with the figures of this machine's disk beside it
 	$(BIN)/python -m tests.benchmarks

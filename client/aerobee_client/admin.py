@@ -178,14 +178,15 @@ class Admin:
         earliest: bool = False,
         latest: bool = False,
         skip: int | None = None,
+        like_group: str | None = None,
         queue_ids: Iterable[int] = (),
         lite_topic: str = "",
         dry_run: bool = False,
     ) -> list[admin_v1.ResetOffsetsResponse.Queue]:
         """Move a group to another offset of a topic; give exactly one target. Consumers may keep running.
 
-        `skip`: this many messages after the oldest unfinished one. `dry_run` only reports the changes. Applies to all
-        queues or lite topics, unless some are named.
+        `skip`: this many messages after the oldest unfinished one. `like_group`: where another group is. `dry_run` only
+        reports the changes. Applies to all queues or lite topics, unless some are named.
         """
         request = admin_v1.ResetOffsetsRequest(
             group=group, topic=topic, queue_ids=queue_ids, lite_topic=lite_topic, dry_run=dry_run
@@ -197,6 +198,7 @@ class Admin:
         for name, value in (
             ("offset", offset),
             ("skip", skip),
+            ("like_group", like_group),
             ("earliest", earliest or None),
             ("latest", latest or None),
         ):
@@ -204,7 +206,7 @@ class Admin:
                 setattr(request, name, value)
                 given += 1
         if given != 1:
-            raise ValueError("give exactly one of timestamp, offset, earliest, latest and skip")
+            raise ValueError("give exactly one of timestamp, offset, earliest, latest, skip and like_group")
         return list((await self._call(lambda stubs: stubs.aerobee_admin.ResetOffsets, request)).queues)
 
     async def accumulation(self, group: str, topics: Iterable[str] = ()) -> v2.DescribeGroupAccumulationResponse:

@@ -7,8 +7,11 @@ import json
 import time
 from dataclasses import dataclass
 
+from aerobee_broker.config import Address
+from aerobee_broker.remoting_wire.codes import Request
 from aerobee_client import Client, Message, SendResult
 from aerobee_proto import v2
+from tests.support.remoting_client import RemotingClient
 
 _CUSTOMERS = ("ada", "grace", "edsger", "barbara", "leslie")
 
@@ -59,6 +62,18 @@ async def make_shop(client: Client, *, count: int = 40) -> Shop:
     for number in range(2):
         await producer.send_half(Message(topic="checkout", body=b'{"basket": %d}' % number, keys=(f"basket-{number}",)))
     return Shop(first, dead)
+
+
+async def make_topics(endpoint: str, count: int, queue_count: int = 1) -> None:
+    """Create `topic-0000` and so on, by one request."""
+    topics = [
+        {"topicName": f"topic-{number:04}", "readQueueNums": queue_count, "writeQueueNums": queue_count, "perm": 6}
+        for number in range(count)
+    ]
+    remoting = await RemotingClient.connect(Address.parse(endpoint))
+    made = await remoting.call(Request.UPDATE_AND_CREATE_TOPIC_LIST, body={"topicConfigList": topics})
+    assert made.code == 0, made.remark
+    await remoting.close()
 
 
 def order(number: int) -> Message:

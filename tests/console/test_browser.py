@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from aerobee_client import Client, Message, connect
 from aerobee_client.testing import BrokerProcess, run_broker
-from tests.console.scenario import make_shop
+from tests.console.scenario import make_shop, make_topics
 from tests.console.support import ACCOUNTS
 from tests.support.programs import program
 
@@ -61,11 +61,18 @@ class Site:
 @contextmanager
 def console_of(endpoint: str, *arguments: str) -> Iterator[str]:
     """A console's process; its address, without the last slash."""
+    with console_process(endpoint, *arguments) as (address, _):
+        yield address
+
+
+@contextmanager
+def console_process(endpoint: str, *arguments: str) -> Iterator[tuple[str, int]]:
+    """The same, with its process id."""
     command = [sys.executable, "-m", "aerobee_broker", "console", "--listen", "127.0.0.1:0", "--endpoint", endpoint]
     with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield process.stdout.readline().removeprefix("ready console=").strip().rstrip("/")
+            yield process.stdout.readline().removeprefix("ready console=").strip().rstrip("/"), process.pid
         finally:
             process.terminate()
 
@@ -228,6 +235,22 @@ def test_pages_work_without_scripts(site: Site) -> None:
     context.close()
 
 
+def test_a_new_group_begins_where_another_one_is(site: Site, page: Page) -> None:
+    """From the page of the group, by its forms alone; nothing moves before the last."""
+    site.call(lambda client: client.admin.create_group("second"))
+    page.goto("/groups/second")
+    page.get_by_text("Begin in another topic").last.click()
+    page.get_by_label("Topic", exact=True).fill("orders")
+    page.get_by_role("button", name="Choose the position").click()
+    page.get_by_label("Position").select_option("where another group is")
+    page.get_by_label("Time, offset, count or group").fill("billing")
+    page.get_by_role("button", name="Show what would change").click()
+    expect(page.locator("tbody tr").first).to_contain_text("begins there")
+    page.get_by_role("button", name="Move the group").click()
+    expect(page.locator(".note.done")).to_contain_text("Group second was moved in")
+    site.call(lambda client: client.admin.delete_group("second"))
+
+
 def test_a_login_in_the_browser(site: Site, tmp_path: Path) -> None:
     """A wrong key first; then the page that was asked for, and out again."""
     (tmp_path / "accounts.toml").write_text(ACCOUNTS)
@@ -249,6 +272,31 @@ def test_a_login_in_the_browser(site: Site, tmp_path: Path) -> None:
         page.get_by_role("button", name="Sign out").click()
         expect(page.locator("h1")).to_have_text("Sign in")
         context.close()
+
+
+def test_five_thousand_topics(site: Site, page: Page) -> None:
+    """Lists are pages of what the broker sorted: all pages open, the search finds one, and "Next" continues."""
+    site.call(lambda _: make_topics(site.broker.endpoint, 5000))
+    site.call(lambda client: client.producer().send(Message(topic="topic-3210", body=b"x")))
+    page.goto("/topics")
+    expect(page.locator("main")).to_contain_text("5,00")
+    rows = page.locator("tbody tr")
+    assert 20 <= rows.count() <= 200
+    first = rows.first.inner_text()
+    page.get_by_role("link", name="Next").click()
+    expect(rows.first).not_to_have_text(first)
+    page.locator("#search").fill("3210")
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_contain_text("topic-3210")
+    page.goto("/topics?sort=messages&down=1&q=topic-")
+    expect(rows.first).to_contain_text("topic-3210")
+    for path in ("/", "/groups", "/store"):
+        page.goto(path)
+        expect(page.locator("[data-live-text]")).to_have_text("live")
+    page.goto("/topics/topic-4999/send")
+    page.get_by_label("Body", exact=True).fill("to the last")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator("pre.content")).to_have_text("to the last")
 
 
 def test_a_page_waits_for_a_broker_that_is_away(site: Site, page: Page) -> None:

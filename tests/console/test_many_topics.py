@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.remoting_wire.codes import Request
 from aerobee_client import Message, connect
+from tests.console.scenario import make_topics
 from tests.console.support import rows_of, text_of, visiting
-from tests.support.remoting_client import remoting_broker
+from tests.support.in_process_broker import in_process_broker
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -20,17 +20,12 @@ COUNT = 5000
 
 async def test_pages_of_five_thousand_topics(tmp_path: Path) -> None:
     """Each page holds a bounded number; the busiest come first if asked for; a search finds one among all."""
-    topics = [
-        {"topicName": f"topic-{number:04}", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
-        for number in range(COUNT)
-    ]
     async with (
-        remoting_broker(tmp_path / "store") as (broker, remoting),
+        in_process_broker(tmp_path / "store") as broker,
         connect(broker.endpoint) as client,
         visiting(broker.endpoint) as visitor,
     ):
-        made = await remoting.call(Request.UPDATE_AND_CREATE_TOPIC_LIST, body={"topicConfigList": topics})
-        assert made.code == 0, made.remark
+        await make_topics(broker.endpoint, COUNT)
         await client.producer().send(Message(topic="topic-3210", body=b"x"))
         answer = await visitor.get("/topics")
         assert f"{COUNT:,}" in text_of(answer)

@@ -142,6 +142,10 @@ async def test_a_group_is_created_paused_and_deleted(world: World) -> None:
 async def test_a_reset_says_first_what_it_would_do(world: World) -> None:
     """The page counts what is delivered again and what is skipped; only the form moves the group."""
     await world.admin.create_group("mover")
+    page = await world.visitor.get("/groups/mover")
+    assert 'action="/groups/mover/reset"' in page.text
+    page = await world.visitor.get("/groups/mover/reset?topic=orders")
+    assert page.status_code == 200
     await world.admin.reset_offsets("mover", "orders", latest=True)
     page = await world.visitor.get("/groups/mover/reset?topic=orders&to=earliest")
     assert "In all 40 messages delivered again, 0 messages skipped." in text_of(page)
@@ -151,6 +155,10 @@ async def test_a_reset_says_first_what_it_would_do(world: World) -> None:
     assert (await world.admin.describe_group("mover")).topics[0].lag == 40
     page = await world.visitor.get("/groups/mover/reset?topic=orders&to=latest")
     assert "40 messages skipped" in text_of(page)
+    page = await world.visitor.post("/groups/mover/reset", {"topic": "orders", "to": "like", "value": "billing"})
+    assert "Group mover was moved in 4 queues of orders." in text_of(page)
+    moved, billing = await world.admin.describe_group("mover"), await world.admin.describe_group("billing")
+    assert [each.committed_offset for each in moved.queues] == [each.committed_offset for each in billing.queues]
     await world.admin.delete_group("mover")
     page = await world.visitor.get("/groups/billing/reset?topic=orders&to=time&value=yesterday")
     assert page.status_code == 400

@@ -129,17 +129,42 @@ class TestOffsets:
         assert (queue.HasField("before"), queue.after) == (False, 2)
         assert (await harness.client.receive(TOPIC, GROUP, wait=5)).bodies == ["2"]
 
+    async def test_a_group_begins_where_another_one_is(self, harness: Harness) -> None:
+        """In the queues in which that one has a position; a dry run says so first, and the other does not move."""
+        await harness.client.create_group("other")
+        await harness.ok(
+            "UpdateTopic", admin_v1.UpdateTopicRequest(name=TOPIC, read_queue_count=2, write_queue_count=2)
+        )
+        await harness.client.sent(*(message(TOPIC, str(number)) for number in range(5)))
+        ends = [
+            queue.max_offset
+            for queue in (await harness.ok("DescribeTopic", admin_v1.DescribeTopicRequest(name=TOPIC))).queues
+        ]
+        moved = admin_v1.ResetOffsetsRequest(group=GROUP, topic=TOPIC, queue_ids=[1], latest=True)
+        await harness.ok("ResetOffsets", moved)
+        request = admin_v1.ResetOffsetsRequest(group="other", topic=TOPIC, like_group=GROUP, dry_run=True)
+        for request.dry_run in (True, False):
+            (queue,) = (await harness.ok("ResetOffsets", request)).queues
+            assert (queue.queue_id, queue.HasField("before"), queue.after) == (1, False, ends[1])
+        described = await harness.ok("DescribeGroup", admin_v1.DescribeGroupRequest(name=GROUP))
+        assert [(each.queue_id, each.committed_offset) for each in described.queues] == [(1, ends[1])]
+        request.queue_ids.append(0)
+        code, said = await harness.refused("ResetOffsets", request)
+        assert (code, "has no position in these queues" in said) == (Code.NOT_FOUND, True)
+
     @pytest.mark.parametrize(
         ("fields", "code"),
         [
             ({}, Code.BAD_REQUEST),
+            ({"like_group": "absent"}, Code.CONSUMER_GROUP_NOT_FOUND),
+            ({"like_group": GROUP}, Code.NOT_FOUND),
             ({"offset": -1}, Code.ILLEGAL_OFFSET),
             ({"skip": 0}, Code.BAD_REQUEST),
             ({"queue_ids": [7], "earliest": True}, Code.BAD_REQUEST),
             ({"topic": "absent", "earliest": True}, Code.TOPIC_NOT_FOUND),
             ({"group": "absent", "earliest": True}, Code.CONSUMER_GROUP_NOT_FOUND),
         ],
-        ids=["no-position", "negative", "skip-nothing", "queue", "topic", "group"],
+        ids=["no-position", "absent-like", "unread-like", "negative", "skip-nothing", "queue", "topic", "group"],
     )
     async def test_invalid_requests_are_refused(self, harness: Harness, fields: dict[str, Any], code: int) -> None:
         """The code names the mistake."""

@@ -31,6 +31,7 @@ _RESET_EXAMPLES = """\
   aerobee group reset billing orders --earliest                everything from the oldest message
   aerobee group reset billing orders --latest                  only new messages
   aerobee group reset billing orders --to-offset 1200 --queue 3
+  aerobee group reset billing-v2 orders --like billing         where another group is
 """
 _RESET_DETAILS = "Consumers may keep running. Messages in flight are dropped: they are delivered again or skipped."
 _SKIP_EXAMPLES = """\
@@ -78,6 +79,7 @@ def _add_places(reset: argparse.ArgumentParser) -> None:
     place.add_argument("--to-offset", metavar="N", type=options.offset, help="this offset in each queue")
     place.add_argument("--earliest", action="store_true", help="the oldest message")
     place.add_argument("--latest", action="store_true", help="the end of the queue: only new messages")
+    place.add_argument("--like", metavar="GROUP", help="where another group is, in the queues that it has read")
     which = reset.add_mutually_exclusive_group()
     which.add_argument(
         "--queue",
@@ -188,6 +190,7 @@ def _reset(arguments: argparse.Namespace) -> int:
             offset=arguments.to_offset,
             earliest=arguments.earliest,
             latest=arguments.latest,
+            like_group=arguments.like,
             queue_ids=arguments.queue,
             lite_topic=arguments.lite_topic,
             dry_run=dry_run,

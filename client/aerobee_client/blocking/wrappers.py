@@ -122,14 +122,15 @@ class BlockingAdmin(Wrapper[Admin]):
         earliest: bool = False,
         latest: bool = False,
         skip: int | None = None,
+        like_group: str | None = None,
         queue_ids: Iterable[int] = (),
         lite_topic: str = "",
         dry_run: bool = False,
     ) -> list[admin_v1.ResetOffsetsResponse.Queue]:
         """Move a group to another offset of a topic; give exactly one target. Consumers may keep running.
 
-        `skip`: this many messages after the oldest unfinished one. `dry_run` only reports the changes. Applies to all
-        queues or lite topics, unless some are named.
+        `skip`: this many messages after the oldest unfinished one. `like_group`: where another group is. `dry_run` only
+        reports the changes. Applies to all queues or lite topics, unless some are named.
         """
         return self._loop_thread.run(
             self.asynchronous.reset_offsets(
@@ -140,6 +141,7 @@ class BlockingAdmin(Wrapper[Admin]):
                 earliest=earliest,
                 latest=latest,
                 skip=skip,
+                like_group=like_group,
                 queue_ids=queue_ids,
                 lite_topic=lite_topic,
                 dry_run=dry_run,

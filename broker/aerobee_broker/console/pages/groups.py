@@ -21,6 +21,7 @@ _TARGETS: Final = (
     ("latest", "the end: skip all"),
     ("offset", "an offset in each queue"),
     ("skip", "past so many of the oldest unfinished"),
+    ("like", "where another group is"),
 )
 
 
@@ -163,8 +164,10 @@ async def _reset(visit: Visit, wanted: Fields, *, dry_run: bool) -> list[admin_v
         target = {"timestamp": wanted.moment("value", "Time")}
     elif to in ("offset", "skip"):
         target = {to: wanted.number("value", "Offset or count")}
+    elif to == "like":
+        target = {"like_group": wanted.text("value") or None}
     if None in target.values():
-        raise FormError("the position needs a time, offset or count; fill it in")
+        raise FormError("the position needs a time, offset, count or group; fill it in")
     return await visit.admin.reset_offsets(
         visit.name(),
         wanted.needed("topic", "Topic"),

@@ -125,16 +125,22 @@ class GroupAdministration:
     async def reset_offsets(self, request: admin_v1.ResetOffsetsRequest, _: Client) -> admin_v1.ResetOffsetsResponse:
         topic = self._tables.topics.require(request.topic)
         group = self._tables.groups.require(request.group)
-        before = {
-            (status.topic, status.queue_id): status.commit_offset
-            for status in self._deliveries.status(group.name)
-            if status.topic == topic.name or (split_light_topic_name(status.topic) or ("",))[0] == topic.name
-        }
+        before = like = self._positions(group.name, topic.name)
+        if request.WhichOneof("position") == "like_group":
+            like = self._positions(self._tables.groups.require(request.like_group).name, topic.name)
         if topic.message_type is TopicMessageType.LITE:
-            queues = self._lite_queues(request, topic.name, before)
+            queues = self._lite_queues(request, topic.name, like)
         else:
             queues = self._queues(request, topic)
-        target = self._target(request, before)
+        if request.WhichOneof("position") == "like_group":
+            queues = [queue for queue in queues if queue in like]
+            if not queues:
+                raise InvalidRequestError(
+                    v2.Code.NOT_FOUND,
+                    f"group {request.like_group!r} has no position in these queues of {topic.name!r}; "
+                    f"`aerobee group lag {request.like_group}` shows where it has some",
+                )
+        target = self._target(request, before, like)
         after = {queue: target(queue) for queue in queues}
         if not request.dry_run:
             by_name: dict[str, dict[int, int]] = {}
@@ -152,6 +158,14 @@ class GroupAdministration:
             for queue, offset in after.items()
         ]
         return admin_v1.ResetOffsetsResponse(status=OK, queues=moved)
+
+    def _positions(self, group: str, topic: str) -> dict[_Queue, int]:
+        """The offsets of a group in the queues of a topic, or of its lite topics."""
+        return {
+            (status.topic, status.queue_id): status.commit_offset
+            for status in self._deliveries.status(group)
+            if status.topic == topic or (split_light_topic_name(status.topic) or ("",))[0] == topic
+        }
 
     def _queues(self, request: admin_v1.ResetOffsetsRequest, topic: TopicConfig) -> list[_Queue]:
         """The queues that the request names, or all of the topic, sorted."""
@@ -171,7 +185,7 @@ class GroupAdministration:
     def _lite_queues(
         self, request: admin_v1.ResetOffsetsRequest, parent: str, before: Mapping[_Queue, int]
     ) -> list[_Queue]:
-        """The lite topic that the request names, or all in which the group has a position, sorted."""
+        """The lite topic that the request names, or all in which there is a position, sorted."""
         if request.queue_ids:
             raise InvalidRequestError(
                 v2.Code.BAD_REQUEST,
@@ -198,8 +212,10 @@ class GroupAdministration:
         )
         return v2.ResetGroupOffsetResponse(status=OK)
 
-    def _target(self, request: admin_v1.ResetOffsetsRequest, before: Mapping[_Queue, int]) -> Callable[[_Queue], int]:
-        """The new offset of each queue."""
+    def _target(
+        self, request: admin_v1.ResetOffsetsRequest, before: Mapping[_Queue, int], like: Mapping[_Queue, int]
+    ) -> Callable[[_Queue], int]:
+        """The new offset of each queue; `like`: the positions of the other group that the request names."""
         store = self._store
 
         def within(queue: _Queue, offset: int) -> int:
@@ -224,9 +240,12 @@ class GroupAdministration:
                 if request.skip < 1:
                     raise InvalidRequestError(v2.Code.BAD_REQUEST, f"skip is {request.skip}; give 1 or more")
                 return lambda queue: within(queue, within(queue, before.get(queue, 0)) + request.skip)
+            case "like_group":
+                return lambda queue: within(queue, like[queue])
             case _:
                 raise InvalidRequestError(
-                    v2.Code.BAD_REQUEST, "the request has no position; give timestamp, offset, earliest, latest or skip"
+                    v2.Code.BAD_REQUEST,
+                    "the request has no position; give timestamp, offset, earliest, latest, skip or like_group",
                 )
 
     def _offset_at(self, queue: _Queue, time_ms: int) -> int:

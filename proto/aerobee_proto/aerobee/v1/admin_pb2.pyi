@@ -1209,6 +1209,7 @@ class ResetOffsetsRequest(_message.Message):
     EARLIEST_FIELD_NUMBER: _builtins.int
     LATEST_FIELD_NUMBER: _builtins.int
     SKIP_FIELD_NUMBER: _builtins.int
+    LIKE_GROUP_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
     LITE_TOPIC_FIELD_NUMBER: _builtins.int
     group: _builtins.str
@@ -1221,6 +1222,8 @@ class ResetOffsetsRequest(_message.Message):
     """Behind the last message."""
     skip: _builtins.int
     """So many messages of each queue behind the oldest that is not finished: a message that nobody can consume."""
+    like_group: _builtins.str
+    """Where this other group is; its queues without a position are left out. NOT_FOUND if it has none."""
     dry_run: _builtins.bool
     """Only say what would be done."""
     lite_topic: _builtins.str
@@ -1244,14 +1247,15 @@ class ResetOffsetsRequest(_message.Message):
         earliest: _builtins.bool = ...,
         latest: _builtins.bool = ...,
         skip: _builtins.int = ...,
+        like_group: _builtins.str = ...,
         dry_run: _builtins.bool = ...,
         lite_topic: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "latest", b"latest", "offset", b"offset", "position", b"position", "skip", b"skip", "timestamp", b"timestamp"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "latest", b"latest", "like_group", b"like_group", "offset", b"offset", "position", b"position", "skip", b"skip", "timestamp", b"timestamp"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "earliest", b"earliest", "group", b"group", "latest", b"latest", "lite_topic", b"lite_topic", "offset", b"offset", "position", b"position", "queue_ids", b"queue_ids", "skip", b"skip", "timestamp", b"timestamp", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "earliest", b"earliest", "group", b"group", "latest", b"latest", "like_group", b"like_group", "lite_topic", b"lite_topic", "offset", b"offset", "position", b"position", "queue_ids", b"queue_ids", "skip", b"skip", "timestamp", b"timestamp", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_position: _TypeAlias = _typing.Literal["timestamp", "offset", "earliest", "latest", "skip"]  # noqa: Y015
+    _WhichOneofReturnType_position: _TypeAlias = _typing.Literal["timestamp", "offset", "earliest", "latest", "skip", "like_group"]  # noqa: Y015
     _WhichOneofArgType_position: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_position) -> _WhichOneofReturnType_position | None: ...
 
