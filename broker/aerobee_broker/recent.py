@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -16,14 +17,18 @@ class Recent(OrderedDict[K, V], Generic[K, V]):
     longer to find its first entry while first entries are removed.
     """
 
-    __slots__ = ("count_max",)
+    __slots__ = ("_evicted", "count_max")
 
-    def __init__(self, count_max: int) -> None:
+    def __init__(self, count_max: int, evicted: Callable[[K, V], object] | None = None) -> None:
+        """`evicted` is called with each entry that made room, after it has gone; not with those that others remove."""
         super().__init__()
         self.count_max = count_max
+        self._evicted = evicted
 
     def __setitem__(self, key: K, value: V) -> None:
         super().__setitem__(key, value)
         self.move_to_end(key)
         if len(self) > self.count_max:
-            self.popitem(last=False)
+            evicted = self.popitem(last=False)
+            if self._evicted is not None:
+                self._evicted(*evicted)

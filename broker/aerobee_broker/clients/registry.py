@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
 from aerobee_broker.clients.accounts import Account
 from aerobee_broker.errors import ClientNotConnectedError, ClientSilentError, TooManyRequestsError
 from aerobee_broker.limits.ledger import Holdings, Ledger
+from aerobee_broker.recent import Recent
 from aerobee_proto import v2
 from aerobee_store.clock import Clock, every
 
@@ -149,7 +149,8 @@ class ClientRegistry:
     def __init__(self, clock: Clock, *, expiry_seconds: float = EXPIRY_SECONDS, ledger: Ledger | None = None) -> None:
         self._clock = clock
         self._holdings = (ledger or Ledger()).open_table("clients", self._shrink)
-        self._clients: OrderedDict[str, Client] = OrderedDict()  # most recently seen last
+        # The latest call last.
+        self._clients: Recent[str, Client] = Recent(_CLIENTS_MAX, lambda _, client: self._gone(client))
         self.settings_bytes = 0  # of all clients
         self._streams: set[TelemetryStream] = set()  # includes clients that terminated but have not disconnected yet
         self._expiry_seconds = expiry_seconds
@@ -165,8 +166,6 @@ class ClientRegistry:
         """The client of a call that arrived now; a new one if the id is unknown."""
         client = self._clients.get(client_id)
         if client is None:
-            if len(self._clients) >= _CLIENTS_MAX:
-                self._remove(next(iter(self._clients.values())))
             client = self._clients[client_id] = Client(client_id)
             self._holdings.add("clients", _CLIENT_SIZE)
         else:
@@ -362,6 +361,10 @@ class ClientRegistry:
 
     def _remove(self, client: Client) -> None:
         del self._clients[client.client_id]
+        self._gone(client)
+
+    def _gone(self, client: Client) -> None:
+        """Undo what belongs to a client that was removed."""
         self._holdings.add("clients", -_CLIENT_SIZE)
         self._forget_settings(client)
         self._give_up(client)

@@ -129,9 +129,8 @@ class Deliveries:
         self.lite = LiteConsumers(store, settings, self._subscriptions, self._history, self.long_polling)
         self._rocketmq_flights = RocketMQFlights(store, tables)
         self._rocketmq_unfinished: Flights | None = None  # None: there is nothing to take over
-        self._recent: Recent[tuple[int, int], Queue] = Recent(
-            _RECENT_COUNT_MAX
-        )  # (nonce, offset) of acknowledged messages
+        # Where acknowledged messages were, by nonce and offset.
+        self._recent: Recent[tuple[int, int], Queue] = Recent(_RECENT_COUNT_MAX)
         store.arrival_listeners.append(self.long_polling.arrived)
         store.arrival_listeners.append(self.lite.arrived)
         store.retention_listeners.append(self._history.keep_from)

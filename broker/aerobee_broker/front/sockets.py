@@ -36,6 +36,7 @@ from aerobee_broker.front.proxy_header import (
 )
 from aerobee_broker.limits.input_turns import InputTurns
 from aerobee_broker.limits.ledger import Ledger
+from aerobee_broker.recent import Recent
 
 _log = logging.getLogger(__name__)
 _BACKLOG: Final = 1024
@@ -80,7 +81,7 @@ class Front:
         self._listeners: list[_Listener] = []
         self._connections: set[Connection] = set()
         self._deciding: dict[ProtocolDetector, None] = {}  # the oldest first
-        self._handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._handshakes: Recent[asyncio.Task[None], None] = Recent(config.handshake_count_max, self._end_handshake)
         self._sockets: dict[Path, int] = {}  # Unix sockets of this front, and their inodes
         self._silent: dict[socket.socket, int] = {}  # accepted connections without a byte yet: their age in ticks
         self._undecided = self._ledger.open_table("connections that have sent nothing", self._end_oldest_undecided)
@@ -227,9 +228,10 @@ class Front:
         task = self._loop.create_task(handshake, name="front-handshake")
         self._handshakes[task] = None
         task.add_done_callback(lambda done: self._handshakes.pop(done, None))
-        if len(self._handshakes) > self._config.handshake_count_max:
-            self._counters.refused["handshake_count_max"] += 1
-            next(iter(self._handshakes)).cancel()
+
+    def _end_handshake(self, oldest: asyncio.Task[None], _: None) -> None:
+        self._counters.refused["handshake_count_max"] += 1
+        oldest.cancel()
 
     async def _handshake(self, accepted: socket.socket, tls: TlsContext | None) -> None:
         def detector() -> ProtocolDetector:

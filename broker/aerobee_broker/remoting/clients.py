@@ -9,13 +9,13 @@ Locks are in memory and expire: after a restart consumers lock again.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from aerobee_broker.config import Settings
 from aerobee_broker.limits.input_turns import InputTurns
+from aerobee_broker.recent import Recent
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection
 from aerobee_broker.remoting_wire.errors import RemotingError
@@ -91,7 +91,7 @@ class RemotingClients:
         self._is_notifying = False
         self._locks: dict[tuple[str, str, str, int], tuple[str, float]] = {}
         self._owners: dict[str, str] = {}  # client id -> access key
-        self._owned: dict[str, OrderedDict[str, float]] = {}  # access key -> client id -> when seen
+        self._owned: dict[str, Recent[str, float]] = {}  # access key -> client id -> when seen
         self.producer_listeners: list[Callable[[str, Member], None]] = []  # group and client, when it is new
 
     def __bool__(self) -> bool:
@@ -246,11 +246,10 @@ class RemotingClients:
             if not self._owned[owner]:
                 del self._owned[owner]
         self._owners[client_id] = access_key
-        ids = self._owned.setdefault(access_key, OrderedDict())
+        ids = self._owned.get(access_key)
+        if ids is None:
+            ids = self._owned[access_key] = Recent(_IDS_PER_ACCOUNT_MAX, lambda oldest, _: self._owners.pop(oldest))
         ids[client_id] = self._clock.monotonic()
-        ids.move_to_end(client_id)
-        if len(ids) > _IDS_PER_ACCOUNT_MAX:
-            self._disown(access_key)
 
     def _disown(self, access_key: str) -> None:
         """Forget the client id of this account that has been silent for the longest time."""

@@ -28,6 +28,20 @@ def test_an_entry_that_is_set_again_removes_no_other() -> None:
     assert list(table.items()) == [("a", 1), ("b", 3)]
 
 
+def test_what_makes_room_is_reported() -> None:
+    """Once, after it has gone; entries that others remove are not."""
+    gone: list[tuple[str, int, list[str]]] = []
+    table: Recent[str, int] = Recent(2, lambda key, value: gone.append((key, value, list(table))))
+    table["a"], table["b"] = 1, 2
+    table["a"] = 3
+    assert not gone
+    table["c"] = 4
+    assert gone == [("b", 2, ["a", "c"])]
+    del table["a"]
+    table["d"] = 5
+    assert len(gone) == 1
+
+
 def test_pauses_grow_to_their_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
     """And begin anew after an attempt that lasted as long as the longest pause."""
     now = 100.0

@@ -234,7 +234,7 @@ class _Geometry(NamedTuple):
 
     head_size: int
     mask: int
-    layouts: dict[int, Layout]
+    layouts: Recent[int, Layout]
 
 
 class SendReader:
@@ -301,14 +301,12 @@ class SendReader:
         if geometry is None:
             if len(geometries) >= _GEOMETRIES_MAX:
                 self._layout_count -= len(geometries.pop(0).layouts)
-            geometry = _Geometry(head_size, mask, {})
+            geometry = _Geometry(head_size, mask, Recent(_LAYOUTS_MAX))
             geometries.append(geometry)
         layouts = geometry.layouts
-        if len(layouts) >= _LAYOUTS_MAX:
-            del layouts[next(iter(layouts))]
-            self._layout_count -= 1
-        self._layout_count += constants not in layouts
+        self._layout_count -= len(layouts)
         layouts[constants] = layout
+        self._layout_count += len(layouts)
 
 
 def _body_begin(data: bytes, position: int, end: int) -> int:
