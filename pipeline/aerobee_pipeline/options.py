@@ -15,10 +15,12 @@ from typing import Any, Final, Literal
 
 from aerobee_pipeline.errors import OptionError
 from aerobee_pipeline.offsets import EARLIEST, LATEST, Offsets, Queue, parse_user_offsets
+from aerobee_store.records.decimals import MILLISECONDS, amount, decimal
 from aerobee_store.records.tag_expression import tags_of
 
-_UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
+_SIZE_UNITS: Final = {"": 1, "b": 1} | {
+    unit + end: 1 << 10 * power for power, unit in enumerate("kmg", 1) for end in ("", "b")
+}
 _ALIASES: Final = {
     "kafka.bootstrap.servers": "endpoint",
     "nameserver": "endpoint",
@@ -345,25 +347,26 @@ class _Given:
         value = self.optional(name)
         if value is None:
             return default
-        if not value.isdecimal() or int(value) < least:
+        number = decimal(value)
+        if number is None or number < least:
             raise OptionError(f"{name}: {value!r} is not a number of at least {least}")
-        return int(value)
+        return number
 
     def size(self, name: str, default: str | None = None) -> int | None:
         value = self.optional(name) or default
         if value is None:
             return None
-        match = re.fullmatch(r"(\d+)\s*([bkmg]?)b?", value.lower())
-        if match is None or int(match[1]) < 1:
+        size = amount(value.lower(), _SIZE_UNITS)
+        if not size:
             raise OptionError(f"{name}: {value!r} is not a size; write 64m or 1048576, for example")
-        return int(match[1]) * _UNITS[match[2]]
+        return size
 
     def seconds(self, name: str, default: str) -> float:
         value = self.optional(name) or default
-        match = re.fullmatch(r"(\d+)\s*(ms|s|m|h)", value.lower())
-        if match is None:
+        milliseconds = amount(value.lower(), MILLISECONDS)
+        if milliseconds is None:
             raise OptionError(f"{name}: {value!r} is not a duration; write 15m or 500ms, for example")
-        return int(match[1]) * _SECONDS[match[2]]
+        return milliseconds / 1000
 
 
 _SEVERAL: Final = {

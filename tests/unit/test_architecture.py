@@ -92,3 +92,35 @@ def test_a_late_import_counts_in_a_circle(tmp_path: Path) -> None:
     (package / "first.py").write_text("def call():\n    from pkg import second\n")
     (package / "second.py").write_text("import typing\nif typing.TYPE_CHECKING:\n    from pkg.first import call\n")
     assert circles_of(imported_modules(tmp_path, ["pkg"])) == [["pkg.first", "pkg.second"]]
+
+
+READS_NUMBERS = re.compile(
+    r"\.(?:isdigit|isdecimal|isnumeric)\(|fromhex\(|unhexlify|\bint\([^,()]+, ?16\)|\[0-9|\\d\b|\\d[+)]"
+)
+OTHER_READERS = {
+    "aerobee_broker/config/rocketmq_conf.py": "escapes of a file of properties",
+    "aerobee_broker/console/forms.py": "the console knows nothing of the store",
+    "aerobee_broker/console/pages/sending.py": "a body may have blanks between its bytes",
+    "aerobee_broker/filters/sql_filter.py": "numbers of SQL",
+    "aerobee_client/connections/endpoints.py": "an address",
+    "aerobee_client/integrations/declaring.py": "no numbers: names",
+    "aerobee_client/opentelemetry.py": "W3C's trace context",
+    "aerobee_pipeline/jre.py": "the version of a Java",
+    "aerobee_pipeline/tables/avro_bodies.py": "made by fastavro",
+    "aerobee_store/disk/file_system.py": "the version of the kernel",
+    "aerobee_store/log/mapped_file.py": "names of files: 20 digits, more than a number has",
+    "aerobee_store/records/decimals.py": "the home",
+    "aerobee_store/records/inner_batch.py": "digits of a fixed place, more than a number has",
+    "aerobee_store/tables/java_json.py": "JSON as Java reads it",
+}
+
+
+def test_numbers_in_text_are_read_in_one_place() -> None:
+    """Texts from outside become numbers in `records/decimals.py`; others have a grammar of their own."""
+    found = {
+        file.relative_to(ROOT / package).as_posix()
+        for package in ("store", "broker", "client", "pipeline")
+        for file in (ROOT / package).rglob("*.py")
+        if READS_NUMBERS.search(file.read_text(encoding="utf-8"))
+    }
+    assert found == OTHER_READERS.keys()

@@ -11,11 +11,13 @@ from typing import Annotated, Any, Final, get_args, get_origin
 from aerobee_broker.config.address import Address
 from aerobee_store.config import checked
 from aerobee_store.errors import ConfigError
+from aerobee_store.records.decimals import amount
 
 Sections = Mapping[str, Mapping[str, Any]]
 """The types of all settings: by section, then by key."""
-_SIZE_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE = re.compile(r"(\d+)\s*(?:([kmgt])(?:i?b)?)?", re.IGNORECASE)
+_SIZE_UNITS: Final = {"": 1} | {
+    unit + end: 1 << 10 * power for power, unit in enumerate("kmgt", 1) for end in ("", "b", "ib")
+}
 
 
 def known_names(sections: Sections, name: str) -> str:
@@ -49,10 +51,10 @@ def converted(name: str, kind: Any, value: object) -> object:
             raise ConfigError(f"{name}: the path is empty; name a directory")
         value = Path(value).expanduser()
     elif plain is int and isinstance(value, str):
-        size = _SIZE.fullmatch(value.strip())
+        size = amount(value.strip().lower(), _SIZE_UNITS)
         if size is None:
             raise ConfigError(f"{name}: {value!r} is not a whole number; sizes may have a unit, such as 64MiB")
-        value = int(size[1]) * _SIZE_UNITS[(size[2] or "").lower()]
+        value = size
     return checked(name, value, kind, from_text=True)
 
 

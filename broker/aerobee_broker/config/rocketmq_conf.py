@@ -11,10 +11,21 @@ from aerobee_broker.config.conversion import Sections, converted
 from aerobee_broker.config.timer import PRECISIONS_MS
 from aerobee_store.config import BATCH_UNIT_SIZE, UNIT_SIZE
 from aerobee_store.errors import ConfigError
+from aerobee_store.records.decimals import amount, integer
 
 
 def _milliseconds(text: str) -> object:
     return float(text) / 1000
+
+
+def _found(number: int | None) -> int:
+    if number is None:
+        raise ValueError
+    return number
+
+
+def _whole(text: str) -> int:
+    return _found(integer(text))
 
 
 def _flush_mode(text: str) -> object:
@@ -28,29 +39,29 @@ def _comma_separated(text: str) -> object:
 def _delay_levels(text: str) -> object:
     """RocketMQ's form: `1s 5s 10m 2h`."""
     units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-    return [int(word[:-1]) * units[word[-1]] for word in text.split()]
+    return [_found(amount(word, units)) for word in text.split()]
 
 
 def _queue_file_size(text: str) -> object:
-    return -(-int(text) // UNIT_SIZE) * UNIT_SIZE  # RocketMQ also rounds up
+    return -(-_whole(text) // UNIT_SIZE) * UNIT_SIZE  # RocketMQ also rounds up
 
 
 def _batch_queue_file_size(text: str) -> object:
-    return -(-int(text) // BATCH_UNIT_SIZE) * BATCH_UNIT_SIZE
+    return -(-_whole(text) // BATCH_UNIT_SIZE) * BATCH_UNIT_SIZE
 
 
 def _hours(text: str) -> object:
-    return int(text) / 3_600_000
+    return _whole(text) / 3_600_000
 
 
 def _ratio(lowest: int, highest: int) -> Callable[[str], object]:
     """Convert a percentage, which RocketMQ silently limits to its range."""
-    return lambda text: min(max(int(text), lowest), highest) / 100
+    return lambda text: min(max(_whole(text), lowest), highest) / 100
 
 
 def _timer_precision(text: str) -> object:
     # RocketMQ rounds down to a supported step, and up to the smallest.
-    return max((step for step in PRECISIONS_MS if step <= int(text)), default=PRECISIONS_MS[0])
+    return max((step for step in PRECISIONS_MS if step <= _whole(text)), default=PRECISIONS_MS[0])
 
 
 def _same(text: str) -> object:

@@ -19,6 +19,7 @@ from urllib.parse import quote_from_bytes
 
 from aerobee_broker.front.header_blocks import Field, RequestHead, encoded
 from aerobee_broker.front.methods import CallAbortedError, Metadata, StatusCode
+from aerobee_store.records.decimals import decimal
 
 PREFIX_SIZE: Final = 5
 _JOINED_SIZE: Final = 2 << 10  # bytes of a part that is joined with others
@@ -106,10 +107,10 @@ def plain_error_headers(status: bytes) -> bytes:
 
 
 def _timeout(value: bytes) -> float | None:
-    number, unit = value[:-1], _SECONDS.get(value[-1:])
-    if unit is None or not number.isdigit() or len(number) > 8:
+    number, unit = decimal(value[:-1]), _SECONDS.get(value[-1:])
+    if unit is None or number is None or len(value) > 9:
         return None
-    return min(int(number) * unit, _TIMEOUT_MAX)
+    return min(number * unit, _TIMEOUT_MAX)
 
 
 def _binary(value: bytes) -> bytes:

@@ -16,6 +16,7 @@ from hpack.table import HeaderTable
 
 from aerobee_broker.front import huffman
 from aerobee_broker.front.frames import ErrorCode
+from aerobee_store.records.decimals import decimal
 
 _INDEXED: Final = bytes(range(0x80, 0xFF))
 """One-byte fields that take name and value from a table and do not change it."""
@@ -96,9 +97,9 @@ class RequestHead:
             regular = True
             if field.error:
                 return field.error
-            if not field.value.isdigit() or len(field.value) > 18:
+            self.content_length = decimal(field.value)
+            if self.content_length is None:
                 return "a content-length that is not a number"
-            self.content_length = int(field.value)
         if not pseudo.keys() >= _NEEDED:
             return "a pseudo-header is missing"
         self.method, self.path = pseudo[b":method"], pseudo[b":path"]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Final
 
 from aerobee_broker.remoting_wire.codes import Answer
 from aerobee_broker.remoting_wire.errors import RemotingError
 from aerobee_broker.remoting_wire.frame import FLAG_RESPONSE, Command
+from aerobee_store.records.decimals import integer as integer_of
 from aerobee_store.tables import java_json
 
 DELETIONS_AFTER: Final = "deletionsAfter"
@@ -17,7 +17,6 @@ DELETED_TOPICS: Final = "deletedTopics"
 """A member of the answer with these."""
 DELETED_DEAD_LETTERS: Final = "deletedDeadLetters"
 """A member of the same answer: the offsets of the dead letters that operators have deleted, by group."""
-_INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
 _INT64: Final = 1 << 63
 
 
@@ -38,10 +37,9 @@ def integer(request: Command, name: str, default: int | None = None, *, bits: in
         if default is None:
             raise RemotingError(Answer.INVALID_PARAMETER, f"the field {name!r} of the request is missing")
         return default
-    limit = 1 << (bits - 1)
-    if _INTEGER.fullmatch(value) is None or not -limit <= int(value) < limit:
+    if (number := integer_of(value, bits)) is None:
         raise RemotingError(Answer.INVALID_PARAMETER, f"{name} is {value[:80]!r}, which is not a {bits}-bit integer")
-    return int(value)
+    return number
 
 
 def boolean(request: Command, name: str, default: bool = False) -> bool:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import SplitResult
 
+from aerobee_store.records.decimals import decimal
+
 _ANSWER_SIZE_MAX: Final = 1 << 20
 
 RequestError: Final = (OSError, EOFError, TimeoutError, ValueError, asyncio.LimitOverrunError)
@@ -57,6 +59,6 @@ async def answer_to(
         raise
     writer.close()
     parts = status.split()
-    if len(parts) < 2 or not parts[1].isdigit():
+    if len(parts) < 2 or (code := decimal(parts[1])) is None:
         raise ValueError(f"the answer begins with {status[:40]!r}, which is not HTTP: is this the right port?")
-    return int(parts[1]), answer
+    return code, answer

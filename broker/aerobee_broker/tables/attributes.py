@@ -6,12 +6,12 @@ table already, because a store of RocketMQ has them, are kept as they are.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from aerobee_broker.errors import IllegalAttributeError
+from aerobee_store.records.decimals import integer
 
 _INT64_MAX: Final = (1 << 63) - 1
 _SHOWN: Final = 80  # characters of a wrong name or value
@@ -30,7 +30,7 @@ class Attribute:
         """Raise IllegalAttributeError unless the attribute may have this value."""
         match self.values:
             case range() as allowed:
-                if re.fullmatch(r"[+-]?[0-9]{1,19}", value) is None or int(value) not in allowed:
+                if integer(value) not in allowed:
                     raise IllegalAttributeError(
                         f"attribute {name} is {value[:_SHOWN]!r}; use an integer from {allowed[0]} to {allowed[-1]}"
                     )

@@ -26,6 +26,7 @@ from aerobee_pipeline.jobs.over_splits import checked_stores, deleted_topics, fi
 from aerobee_pipeline.jobs.result import JobResult
 from aerobee_pipeline.reading.splits import LogSplit, read_split, store_files
 from aerobee_store.disk.file_system import DiskFileSystem
+from aerobee_store.log.mapped_file import file_name
 from aerobee_store.queues.batch_consume_queue import BATCH_UNIT_DTYPE, BatchConsumeQueue
 from aerobee_store.queues.consume_queue import FILLER_UNIT, UNIT_DTYPE, UNIT_SIZE
 from aerobee_store.queues.index_file import IndexService
@@ -188,7 +189,7 @@ def _write_queue_file(layout: _Layout, topic: str, queue_id: int, number: int, b
     units[places] = found["unit"]  # blocks are in the order of the log; the last unit of a repeated offset counts
     filled = len(np.unique(places))
     first = int(places.min())
-    relative = Path("consumequeue") / topic / str(queue_id) / f"{number * layout.queue_file_size:020d}"
+    relative = Path("consumequeue") / topic / str(queue_id) / file_name(number * layout.queue_file_size)
     _write_file(Path(layout.output) / relative, units.tobytes())
     start = number * layout.units_per_file
     return {
@@ -229,7 +230,7 @@ def _rebuild_index(
 ) -> list[tuple[Any, ...]]:
     def build(split: LogSplit) -> Iterator[pa.RecordBatch]:
         layout = layouts[split.broker]
-        part = Path(layout.output) / "index.parts" / f"{split.segment_begin:020d}"
+        part = Path(layout.output) / "index.parts" / file_name(split.segment_begin)
         attempt = part.with_name(f"{part.name}.{uuid.uuid4().hex}.tmp")
         attempt.mkdir(parents=True)
         index = IndexService(DiskFileSystem(), attempt, layout.index_slot_count, layout.index_entry_count)

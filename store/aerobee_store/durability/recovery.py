@@ -28,7 +28,7 @@ from aerobee_store.durability.queue_bounds import KnownBounds
 from aerobee_store.durability.situations import Beginning, Found, Situation
 from aerobee_store.log.commit_log import CommitLog, DamagedRange
 from aerobee_store.log.log_scan import LogEnd, LogScan
-from aerobee_store.log.mapped_file import MappedFile
+from aerobee_store.log.mapped_file import MappedFile, file_name
 from aerobee_store.queues.batch_consume_queue import AnyQueue, BatchConsumeQueue, BatchUnits
 from aerobee_store.queues.consume_queue import FILLER_SIZE, FILLER_UNIT, ConsumeQueue
 from aerobee_store.queues.index_file import IndexService
@@ -619,7 +619,7 @@ class Recovery:
     def _copy_tail(self, file: MappedFile, position: int, data_end: int) -> None:
         """Copy the bytes after the end of the log, before they are zeroed."""
         tail = bytes(file.view[position:data_end]).rstrip(b"\0")
-        target = self._quarantine(file, f"{self._tail_name}{file.start_offset + position:020d}")
+        target = self._quarantine(file, f"{self._tail_name}{file_name(file.start_offset + position)}")
         self._file_system.write_new(target, tail)
         self._file_system.sync_directory(target.parent)
         self._report.quarantined.append(target)

@@ -33,6 +33,7 @@ from msgspec import Struct
 from aerobee_store.disk.file_system import FileSystem, Lock
 from aerobee_store.disk.store_directory import ID_FILE, NEW_ID_FILE
 from aerobee_store.errors import StoreDirectoryError, StoreLockedError
+from aerobee_store.log.mapped_file import start_of
 
 ATTRIBUTE: Final = "user.aerobee.store"
 # A directory with any of these is the directory of a store; each store has at least one after its first start.
@@ -120,7 +121,7 @@ def claim_log(file_system: FileSystem, directory: Path, paths: Iterable[Path]) -
 
 def refuse_log_in_use(file_system: FileSystem, path: Path) -> None:
     """Raise StoreLockedError if another process has the last segments of a directory open for writing."""
-    segments = [name for name in file_system.list(path) if name.isdigit()][-_CHECKED_SEGMENTS:]
+    segments = [name for name in file_system.list(path) if start_of(name) is not None][-_CHECKED_SEGMENTS:]
     for name in segments:
         for left in range(_ATTEMPTS - 1, -1, -1):
             if not file_system.is_open_for_writing(path / name):

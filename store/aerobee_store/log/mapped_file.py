@@ -30,11 +30,17 @@ _ZERO_AHEAD_BELOW = 64 << 10
 # Disk space is allocated in steps of this size (fallocate), so that a full disk fails the append and never a write of
 # stored bytes.
 _RESERVE_SIZE = 16 << 20
+_NAME_SIZE = 20
 
 
 def file_name(start_offset: int) -> str:
     """The name of the file that begins at `start_offset`: 20 digits."""
-    return f"{start_offset:020d}"
+    return f"{start_offset:0{_NAME_SIZE}d}"
+
+
+def start_of(name: str) -> int | None:
+    """The start offset of the file with this name; None if it is none of the store's names."""
+    return int(name) if len(name) == _NAME_SIZE and name.isascii() and name.isdigit() else None
 
 
 class MappedFile:
@@ -262,10 +268,10 @@ class FileRun:
         starts = []
         for directory in self.directories:
             for name in self.file_system.list(directory):
-                if len(name) != 20 or not name.isascii() or not name.isdigit():
+                if (start := start_of(name)) is None:
                     raise StoreDirectoryError(f"{directory / name}: not a file of this store; move it away")
-                starts.append(int(name))
-                self._found(directory, starts[-1])
+                starts.append(start)
+                self._found(directory, start)
         starts.sort()
         self.had_empty = bool(starts) and self.file_system.size(self.path(starts[-1])) == 0
         if self.had_empty:

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from aerobee_store.deferred import deferred
 from aerobee_store.disk.file_system import File, FileSystem
 from aerobee_store.errors import StoreDirectoryError
+from aerobee_store.records.decimals import decimal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -351,7 +352,7 @@ class IndexService:
         expected = file_size(self._slot_count, self._entry_count)
         for name in self._file_system.list(self._directory):
             path = self._directory / name
-            if not (len(name) == 17 and name.isascii() and name.isdigit()):
+            if not is_index_name(name):
                 raise StoreDirectoryError(f"{path}: not a file of this store; move it away")
             size = self._file_system.size(path)
             if size != expected:
@@ -508,6 +509,11 @@ class IndexService:
         file.close()
         self._file_system.unlink(path)
         self._file_system.sync_directory(self._directory)
+
+
+def is_index_name(name: str) -> bool:
+    """Whether a file of the index may have this name: a time of 17 digits."""
+    return len(name) == 17 and decimal(name) is not None
 
 
 def _name(now_ms: int) -> str:

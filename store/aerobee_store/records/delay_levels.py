@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from aerobee_store.records.decimals import integer
+
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 
 _UNKNOWN_LEVEL_MS: Final = 1000
@@ -35,8 +37,5 @@ class DelayLevels:
         """The tags code of a unit: the delivery time of a delayed message, otherwise the tag's hash."""
         if topic != SCHEDULE_TOPIC or delay_property is None:
             return tags_code
-        try:
-            level = int(delay_property)
-        except ValueError:
-            return tags_code
-        return self.delivery_time(level, store_timestamp) if level > 0 else tags_code
+        level = integer(delay_property, 32)
+        return tags_code if level is None or level <= 0 else self.delivery_time(level, store_timestamp)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from aerobee_store.deferred import deferred
 from aerobee_store.errors import InvalidMessageError
+from aerobee_store.records.decimals import hexadecimal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -295,11 +296,8 @@ def offset_message_id(store_host: Host, physical_offset: int) -> str:
 
 def parse_offset_message_id(message_id: str) -> tuple[Host, int]:
     """Store host and physical offset of a server message id. Raises InvalidMessageError if it is invalid."""
-    try:
-        encoded = bytes.fromhex(message_id) if len(message_id) in (32, 56) and message_id.isalnum() else b""
-    except ValueError:
-        encoded = b""
-    if not encoded:
+    encoded = hexadecimal(message_id) if len(message_id) in (32, 56) else None
+    if encoded is None:
         raise InvalidMessageError(
             f"{message_id[:80]!r} is not a server message id: 32 or 56 hexadecimal digits expected"
         )

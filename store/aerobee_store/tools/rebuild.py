@@ -32,6 +32,7 @@ from aerobee_store.disk.store_directory import REBUILD_OLD, REBUILT_NAMES, put_b
 from aerobee_store.durability.checkpoint import Checkpoint
 from aerobee_store.errors import StoreDirectoryError
 from aerobee_store.log.log_scan import LogEnd
+from aerobee_store.log.mapped_file import file_name
 from aerobee_store.queues.batch_consume_queue import AnyQueue, BatchConsumeQueue
 from aerobee_store.queues.consume_queue import ConsumeQueue
 from aerobee_store.queues.index_file import IndexService
@@ -301,7 +302,7 @@ class _Rebuild:
                 if last is None or not 0 <= int(last["physical_offset"]) < self._files.log_begin:
                     continue
                 start = max(start for start in files.starts if start <= (end - 1) * files.dtype.itemsize)
-                target = self._new / path / f"{start:020d}"
+                target = self._new / path / file_name(start)
                 self._disk.make_directory(target.parent)
                 copy = self._disk.create(target, files.size_of(start))
                 first = start // files.dtype.itemsize

@@ -42,10 +42,12 @@ import numpy as np
 from aerobee_store.disk.file_system import DiskFileSystem, File, FileSystem
 from aerobee_store.disk.store_directory import ID_FILE
 from aerobee_store.errors import StoreDirectoryError
+from aerobee_store.log.mapped_file import file_name
 from aerobee_store.message_store import MessageStore
 from aerobee_store.queues.batch_consume_queue import BATCH_UNIT_DTYPE
 from aerobee_store.queues.consume_queue import UNIT_DTYPE
 from aerobee_store.queues.index_file import HEADER, HEADER_SIZE
+from aerobee_store.records.decimals import decimal
 from aerobee_store.tools.actions import Action, GivenSizes, Moment, Sizes, locked, sizes_of
 from aerobee_store.tools.findings import FINDINGS_MAX, Finding
 from aerobee_store.tools.overlay_disk import LockedDisk, OverlayDisk, OverlayFile
@@ -185,9 +187,9 @@ def _queues_to_rebuild(
     """The queues, each after the name of its folder, that opening rebuilds only once their files are gone."""
     queues: set[tuple[str, QueueKey]] = set()
     for path, kind in set_aside.items():
-        if kind == "queue-file" and path.parent.name.isdigit():
+        if kind == "queue-file" and (queue_id := decimal(path.parent.name)) is not None:
             name = path.relative_to(files.directory).parts[0]
-            queues.add((name, (path.parent.parent.name, int(path.parent.name))))
+            queues.add((name, (path.parent.parent.name, queue_id)))
     for each in findings:
         if _is_beyond_opening(files, each) and each.topic is not None and each.queue_id is not None:
             name = each.path.split("/")[0] if each.path is not None else "consumequeue"
@@ -205,7 +207,7 @@ def _timer_files(files: StoreFiles, *, with_checkpoint: bool) -> list[Path]:
     wheel = files.directory / "timerwheel"
     checkpoint = files.directory / "config" / "timercheck"
     return [
-        *(log / f"{start:020d}" for start in files.timer_log),
+        *(log / file_name(start) for start in files.timer_log),
         *([wheel] if wheel.exists() else []),
         *([checkpoint] if with_checkpoint else []),
     ]

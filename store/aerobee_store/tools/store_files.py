@@ -22,9 +22,10 @@ from aerobee_store.disk.store_directory import ID_FILE, NEW_ID_FILE
 from aerobee_store.durability import queue_bounds
 from aerobee_store.errors import StoreDirectoryError
 from aerobee_store.log.log_paths import FILE_NAME, KnownPaths, known_paths
-from aerobee_store.log.mapped_file import MappedFile
+from aerobee_store.log.mapped_file import MappedFile, file_name, start_of
 from aerobee_store.queues.batch_consume_queue import BATCH_UNIT_DTYPE
 from aerobee_store.queues.consume_queue import UNIT_DTYPE
+from aerobee_store.queues.index_file import is_index_name
 from aerobee_store.records.decimals import decimal
 from aerobee_store.tools.findings import Finding
 from aerobee_store.tools.listings import Listing, Listings
@@ -165,7 +166,7 @@ class QueueFiles:
     def _file(self, start: int) -> File:
         file = self._open.get(start)
         if file is None:
-            file = self._open[start] = self._disk.open(self.directory / f"{start:020d}")
+            file = self._open[start] = self._disk.open(self.directory / file_name(start))
         return file
 
 
@@ -284,10 +285,10 @@ class StoreFiles:
         sizes: dict[int, int] = {}
         for name in self.disk.list(directory):
             path = directory / name
-            if len(name) != 20 or not (name.isascii() and name.isdigit()) or not path.is_file():
+            start = start_of(name)
+            if start is None or not path.is_file():
                 self._stray(kind, path, "not a file of the store: its files have names of 20 digits")
                 continue
-            start = int(name)
             try:
                 size = self.disk.size(path)
             except FileNotFoundError:
@@ -315,7 +316,7 @@ class StoreFiles:
     ) -> None:
         previous = None
         for start, size in sizes.items():
-            path = (directory if isinstance(directory, Path) else directory[start]) / f"{start:020d}"
+            path = (directory if isinstance(directory, Path) else directory[start]) / file_name(start)
             if size != usual:
                 self._problem(kind, path, f"{size} bytes, the other files have {usual}")
             elif size % unit_size:
@@ -340,13 +341,13 @@ class StoreFiles:
         for directory in self.log_paths.all:
             for start, size in self._numbered(directory, "segment-file").items():
                 if start in where:
-                    self._problem("segment-file", directory / f"{start:020d}", f"segment also in {where[start]}")
+                    self._problem("segment-file", directory / file_name(start), f"segment also in {where[start]}")
                 else:
                     sizes[start], where[start] = size, directory
         sizes = dict(sorted(sizes.items()))
         self.segment_size = _usual(sizes.values())
         self._check_sizes(where, "segment-file", sizes, self.segment_size)
-        self.segments = [MappedFile(self.disk, where[start] / f"{start:020d}", start, sizes[start]) for start in sizes]
+        self.segments = [MappedFile(self.disk, where[start] / file_name(start), start, sizes[start]) for start in sizes]
 
     def _find_queues(self, name: str, dtype: np.dtype[Any], queues: dict[QueueKey, QueueFiles]) -> int:
         """Find the queues; return the size that most of their files have, 0 without files."""
@@ -410,7 +411,7 @@ class StoreFiles:
         directory = self.directory / "index"
         for name in self.disk.list(directory):
             path = directory / name
-            if not (len(name) == 17 and name.isascii() and name.isdigit() and path.is_file()):
+            if not (is_index_name(name) and path.is_file()):
                 self._stray("index-file", path, "not a file of the index: its files have names of 17 digits")
                 continue
             self.index_files.append(path)

@@ -26,6 +26,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from aerobee_store.log.mapped_file import file_name
 from aerobee_store.records import properties as p
 from aerobee_store.records.decimals import decimal
 from aerobee_store.records.message_fields import TIMER_QUEUE_ID, TIMER_TOPIC
@@ -136,7 +137,7 @@ class TimerCheck:
             if start >= end:
                 break
             if before is not None and start != before:
-                self._report("timer-file", f"timerlog/{start:020d}", f"the previous file ends at {before}")
+                self._report("timer-file", f"timerlog/{file_name(start)}", f"the previous file ends at {before}")
             before = start + size
             for positions, units in self._read_file(start, size, min(end, start + size), checkpoint.log_position):
                 found.append((positions, units))
@@ -147,7 +148,7 @@ class TimerCheck:
         )
 
     def _read_file(self, start: int, size: int, end: int, durable: int) -> Iterator[tuple[Integers, Units]]:
-        path = self._files.directory / "timerlog" / f"{start:020d}"
+        path = self._files.directory / "timerlog" / file_name(start)
         capacity = max(0, (size - BLANK_SIZE_MIN) // UNIT_SIZE)
         count = min(capacity, (end - start) // UNIT_SIZE)
         try:
@@ -319,7 +320,7 @@ class TimerCheck:
 
     def _log_path(self, position: int) -> str:
         start = max((start for start in self._files.timer_log if start <= position), default=0)
-        return f"timerlog/{start:020d}"
+        return f"timerlog/{file_name(start)}"
 
     def _report_unit(self, positions: Integers, number: int, why: str, physical_offset: int) -> None:
         position = int(positions[number])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from aerobee_broker.commands.terminal import options, output
 from aerobee_broker.commands.terminal.options import new_command, with_client
+from aerobee_store.records.decimals import decimal
 
 if TYPE_CHECKING:
     from aerobee_broker.commands.terminal.options import Commands
@@ -67,9 +68,8 @@ def _span(text: str) -> float:
 
 def _count_or_span(text: str) -> tuple[bool, float]:
     """Whether it is an age, and the number of messages or seconds."""
-    if text.isdecimal():
-        return False, float(text)
-    return True, _span(text)
+    count = decimal(text)
+    return (True, _span(text)) if count is None else (False, float(count))
 
 
 def _disk(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from aerobee_store.records.decimals import decimal
+from aerobee_store.records.decimals import MILLISECONDS, amount, decimal
 
 if TYPE_CHECKING:
     from aerobee_client import Client, Credentials, NotFoundError, Tls
@@ -29,8 +29,6 @@ _ADVICE = re.compile(r"(?<=with: )aerobee (?:topic|group|client|dlq|config|query
 _NAMED = re.compile(r"\b(topic|group) '([^']+)'")
 _COMMENT = re.compile(r"(?<=\S) {2,}(?=\S)")
 """Between the command of an example and what it does."""
-_AGO = re.compile(r"(\d+)\s*(s|m|h|d)")
-_AGO_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -315,11 +313,10 @@ def output_directory(text: str) -> str:
 
 def span(text: str) -> int:
     """Milliseconds from text such as `500ms`, `5s`, `2m`, `1h` or `1d`."""
-    if text.endswith("ms") and (milliseconds := decimal(text[:-2])) is not None:
-        return milliseconds
-    if match := _AGO.fullmatch(text):
-        return int(timedelta(**{_AGO_UNITS[match[2]]: int(match[1])}) / timedelta(milliseconds=1))
-    raise argparse.ArgumentTypeError(f"{text!r} is not a duration; give one such as 500ms, 5s, 2m, 1h or 1d")
+    milliseconds = amount(text, MILLISECONDS)
+    if milliseconds is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration; give one such as 500ms, 5s, 2m, 1h or 1d")
+    return milliseconds
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -339,8 +336,8 @@ def moment(text: str) -> int:
     if text == "now":
         return int(now.timestamp() * 1000)
     try:
-        if match := _AGO.fullmatch(text):
-            return int((now - timedelta(**{_AGO_UNITS[match[2]]: int(match[1])})).timestamp() * 1000)
+        if (ago := amount(text, MILLISECONDS)) is not None:
+            return int((now - timedelta(milliseconds=ago)).timestamp() * 1000)
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(

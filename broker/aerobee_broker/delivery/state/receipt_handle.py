@@ -20,6 +20,7 @@ from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from aerobee_broker.errors import InvalidReceiptHandleError
+from aerobee_store.records.decimals import hexadecimal
 
 _VERSION: Final = 2
 _LAYOUT: Final = struct.Struct(">BIQQI4s")
@@ -52,13 +53,13 @@ def encode(queue_id: int, queue_offset: int, nonce: int, run: int, owner: bytes,
 def decode(handle: str) -> ReceiptHandle:
     """Parse a handle. Raises InvalidReceiptHandleError for any text that `encode` does not produce."""
     size, odd = divmod(len(handle), 2)
+    may_be = not odd and _LAYOUT.size <= size <= _LAYOUT.size + _PART_SIZE_MAX
+    encoded = hexadecimal(handle) if may_be else None
     try:
-        right = not odd and _LAYOUT.size <= size <= _LAYOUT.size + _PART_SIZE_MAX
-        encoded = bytes.fromhex(handle) if right else b""
-        part = encoded[_LAYOUT.size :].decode()
+        part = encoded[_LAYOUT.size :].decode() if encoded is not None and encoded[0] == _VERSION else None
     except ValueError:
-        encoded, part = b"", ""
-    if len(encoded) != size or not encoded or encoded[0] != _VERSION:
+        part = None
+    if encoded is None or part is None:
         raise InvalidReceiptHandleError("the receipt handle is malformed; use the handle of the received message")
     _, queue_id, queue_offset, nonce, run, owner = _LAYOUT.unpack_from(encoded)
     return ReceiptHandle(queue_id, queue_offset, nonce, run, owner, part)
