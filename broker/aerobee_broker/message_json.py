@@ -8,6 +8,8 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
+from aerobee_store.records.topic_names import DEAD_LETTER_PREFIX
+
 if TYPE_CHECKING:
     from aerobee_client import StoredMessage
     from aerobee_proto import admin_v1, v2
@@ -43,7 +45,7 @@ def message_json(message: StoredMessage) -> dict[str, object]:
 def dead_letter_json(letter: admin_v1.DeadLetter) -> dict[str, Any]:
     """The message and the details of its dead-lettering as JSON; without a body if it was read without one."""
     fields = _listed_json(letter.message, letter.body_size)
-    fields = {"group": fields.pop("topic").removeprefix("%DLQ%"), "offset": letter.offset, **fields}  # type: ignore[attr-defined]  # a name is text
+    fields = {"group": fields.pop("topic").removeprefix(DEAD_LETTER_PREFIX), "offset": letter.offset, **fields}  # type: ignore[attr-defined]  # a name is text
     fields |= {
         "originTopic": letter.origin_topic,
         "originMessageId": letter.origin_message_id,

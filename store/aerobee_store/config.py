@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
@@ -148,9 +149,18 @@ class StoreConfig(Section):
     scrub_interval_hours: Hours = 168.0  # minimum interval between two scrubs of a segment
     store_host: tuple[str, int] = ("127.0.0.1", 8081)  # written into every record and into offset message ids
 
+    @property
+    def default_log_path(self) -> Path:
+        return self.directory / "commitlog"
+
+    @property
+    def log_paths(self) -> Sequence[Path]:
+        """The directories of the log, as configured or the default one."""
+        return self.commit_log_paths or (self.default_log_path,)
+
     def __post_init__(self) -> None:
         Section.__post_init__(self)
-        paths = {path.absolute() for path in self.commit_log_paths or (self.directory / "commitlog",)}
+        paths = {path.absolute() for path in self.log_paths}
         if paths.issubset(path.absolute() for path in self.read_only_commit_log_paths):
             raise ConfigError(
                 "store.commit_log_paths: every path is read-only; name at least one path for new segments"

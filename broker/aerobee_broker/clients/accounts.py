@@ -48,6 +48,7 @@ from typing import Any, Final
 from aerobee_broker.errors import ForbiddenError, UnauthorizedError
 from aerobee_broker.recent import Recent
 from aerobee_store.errors import ConfigError
+from aerobee_store.records.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ _NAMES_MAX: Final = 10_000  # cached answers of a set of patterns
 _SIGNATURES_MAX: Final = 10_000  # recent signatures; a client makes a new one every second
 _SIGNATURE_LENGTH_MAX: Final = 512  # cached characters of both headers; the official clients have 200
 _LOOK_SECONDS: Final = 1.0  # interval of checking the file, while there are calls
-_OF_GROUP: Final = ("%DLQ%", "%RETRY%")
+_OF_GROUP: Final = (DEAD_LETTER_PREFIX, RETRY_PREFIX)
 
 
 class Names:

@@ -7,8 +7,9 @@ from typing import Final, Protocol
 
 from aerobee_broker.remoting_wire.fields import body_object, integer, member, objects, text
 from aerobee_broker.remoting_wire.frame import Command
-from aerobee_broker.tables.topics import RETRY_PREFIX, TEMPLATE_TOPIC
+from aerobee_broker.tables.topics import TEMPLATE_TOPIC
 from aerobee_store.records import properties as p
+from aerobee_store.records.topic_names import RETRY_PREFIX
 
 INNER_PRODUCER: Final = "CLIENT_INNER_PRODUCER"
 """The producer group that every client of RocketMQ has for its own requests, consumers too."""

@@ -53,6 +53,10 @@ class DeliveryConfig(Section):
     filter_keep_hours: Hours = 24.0  # filterDataCleanTimeSpan: an unused subscription is then forgotten
     snapshot_event_count: Positive = 50_000  # journal events between snapshots: the limit of a replay at start
 
+    def receive_count(self, asked: int) -> int:
+        """How many messages a receive or a pull that asks for so many gets at most."""
+        return max(1, min(asked, self.receive_count_max))
+
     def __post_init__(self) -> None:
         Section.__post_init__(self)
         if self.invisible_seconds_min > self.invisible_seconds_max:

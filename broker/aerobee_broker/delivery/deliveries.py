@@ -60,9 +60,10 @@ from aerobee_broker.errors import BrokerError, InvalidReceiptHandleError
 from aerobee_broker.limits.byte_budget import Share
 from aerobee_broker.limits.loop_share import LoopShare, step_started
 from aerobee_broker.recent import Recent
-from aerobee_broker.tables.topics import LIGHT_PREFIX, RETRY_PREFIX, light_topic_name, pop_retry_topics
+from aerobee_broker.tables.topics import light_topic_name, pop_retry_topics
 from aerobee_store import MessageStore, StoreAccessError, StoreFullError, SyncTimeoutError
 from aerobee_store.clock import Clock, SteadyClock, every
+from aerobee_store.records.topic_names import LIGHT_PREFIX, RETRY_PREFIX
 
 _log = logging.getLogger(__name__)
 

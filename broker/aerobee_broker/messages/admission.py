@@ -22,16 +22,10 @@ from aerobee_broker.errors import InvalidRequestError, QueueNotFoundError, Syste
 from aerobee_broker.messages.message_mapping import LITE
 from aerobee_broker.tables.predefined_topics import predefined_topics
 from aerobee_broker.tables.table_files import Tables
-from aerobee_broker.tables.topics import (
-    DEAD_LETTER_PREFIX,
-    RETRY_PREFIX,
-    TopicConfig,
-    TopicMessageType,
-    check_form,
-    is_system_topic,
-)
+from aerobee_broker.tables.topics import TopicConfig, TopicMessageType, check_form, is_system_topic
 from aerobee_proto import v2
 from aerobee_store.records.properties import jump_hash
+from aerobee_store.records.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 
 _T = v2.MessageType
 ACCEPTED_TYPES: Final[dict[TopicMessageType, tuple[v2.MessageType.ValueType, ...]]] = {

@@ -20,16 +20,11 @@ from aerobee_broker.limits.loop_share import LoopShare, step_started
 from aerobee_broker.metrics.timer_metrics import LevelDelayCollector, TimerCollector
 from aerobee_broker.parts import BrokerParts
 from aerobee_broker.tables.consumer_groups import is_system_group
-from aerobee_broker.tables.topics import (
-    DEAD_LETTER_PREFIX,
-    RETRY_PREFIX,
-    dead_letter_topic,
-    is_system_topic,
-    split_light_topic_name,
-)
+from aerobee_broker.tables.topics import dead_letter_topic, is_system_topic, split_light_topic_name
 from aerobee_proto import v2
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
+from aerobee_store.records.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from aerobee_store.stats import Histogram, StoreStats
 from aerobee_store.store_status import StoreStatus
 

@@ -79,7 +79,7 @@ class PullProcessor:
             yield v2.PullMessageResponse(status=v2.Status(code=v2.Code.ILLEGAL_OFFSET, message=text))
             yield v2.PullMessageResponse(next_offset=min(max(request.offset, low), high))
             return
-        count = max(1, min(request.batch_size, self._settings.current.delivery.receive_count_max))
+        count = self._settings.current.delivery.receive_count(request.batch_size)
         polling = duration_ms(request.long_polling_timeout) / 1000 if request.HasField("long_polling_timeout") else None
         seconds = self._poll_seconds(polling, remaining_seconds)
         held = QueueWait(self._deliveries.long_polling, topic, queue_id, group, client.client_id, seconds)

@@ -142,7 +142,7 @@ class ReceiveProcessor:
             topic=topic,
             group=group,
             client_id=client.client_id,
-            count=max(1, min(request.batch_size, config.receive_count_max)),
+            count=config.receive_count(request.batch_size),
             invisible_ms=None if request.auto_renew else self._invisible_ms(request),
             wait_seconds=seconds(asked),
             look_seconds=seconds(None),

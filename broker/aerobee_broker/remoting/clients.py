@@ -22,8 +22,9 @@ from aerobee_broker.remoting_wire.errors import RemotingError
 from aerobee_broker.remoting_wire.fields import answer, body_object, integer_member, member, objects, text
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.table_files import Tables
-from aerobee_broker.tables.topics import RETRY_PREFIX, retry_topic
+from aerobee_broker.tables.topics import retry_topic
 from aerobee_store.clock import Clock
+from aerobee_store.records.topic_names import RETRY_PREFIX
 from aerobee_store.tables.java_json import Bean
 
 LOCK_SECONDS: Final = 60.0  # RocketMQ's; clients renew their locks every 20 s

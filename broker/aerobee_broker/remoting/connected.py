@@ -8,9 +8,9 @@ from typing import Final
 from aerobee_broker.config import Address
 from aerobee_broker.processors.administration.wire import timestamp
 from aerobee_broker.remoting.clients import Member, RemotingClients, Subscription
-from aerobee_broker.tables.topics import RETRY_PREFIX
 from aerobee_proto import admin_v1, v2
 from aerobee_store.clock import Clock
+from aerobee_store.records.topic_names import RETRY_PREFIX
 
 _SQL: Final = "SQL92"
 

@@ -95,7 +95,7 @@ class PopRequests:
             topic=topic,
             group=group,
             client_id=connection.key,
-            count=min(count, self._settings.current.delivery.receive_count_max),
+            count=self._settings.current.delivery.receive_count(count),
             invisible_ms=invisible_ms,
             wait_seconds=wait_seconds,
             wanted=filter_of_subscription(

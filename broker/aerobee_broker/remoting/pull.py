@@ -69,7 +69,7 @@ class PullRequests:
         group, name = text(request, "consumerGroup"), text(request, "topic")
         queue_id = integer(request, "queueId", bits=32)
         offset = integer(request, "queueOffset")
-        count = min(max(integer(request, "maxMsgNums", bits=32), 1), self._settings.current.delivery.receive_count_max)
+        count = self._settings.current.delivery.receive_count(integer(request, "maxMsgNums", bits=32))
         sys_flag = integer(request, "sysFlag", 0, bits=32)
         (await self._tables.group_in_use(group, [name])).check_may_consume()
         self._tables.topics.require(name).check_read_queue(queue_id)

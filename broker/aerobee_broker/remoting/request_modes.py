@@ -22,8 +22,8 @@ from aerobee_broker.remoting_wire.fields import answer, body_object, integer_mem
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.json_fields import JsonFields
 from aerobee_broker.tables.table_files import Tables
-from aerobee_broker.tables.topics import RETRY_PREFIX
 from aerobee_store import MessageStore
+from aerobee_store.records.topic_names import RETRY_PREFIX
 from aerobee_store.tables.java_json import Bean
 from aerobee_store.tables.json_table import JsonTable
 

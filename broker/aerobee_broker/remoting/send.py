@@ -25,7 +25,7 @@ from aerobee_broker.remoting_wire.fields import answer, boolean, integer, text
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.tables.consumer_groups import attempt_max
 from aerobee_broker.tables.table_files import Tables
-from aerobee_broker.tables.topics import RETRY_PREFIX, dead_letter_topic
+from aerobee_broker.tables.topics import dead_letter_topic
 from aerobee_broker.timer.level_delay import LevelDelay
 from aerobee_broker.timer.recall_handle import RecallHandle
 from aerobee_broker.timer.wheel_timer import Timer
@@ -43,6 +43,7 @@ from aerobee_store.records.record import (
     SYS_FLAG_MULTI_TAGS,
     Message,
 )
+from aerobee_store.records.topic_names import RETRY_PREFIX
 
 REGION: Final = "DefaultRegion"
 _KEPT_FLAGS: Final = SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE | SYS_FLAG_MULTI_TAGS

@@ -19,7 +19,7 @@ from zlib_ng.zlib_ng import crc32
 
 from aerobee_broker.errors import BrokerError
 from aerobee_broker.replication.frames import EPOCHS_MAX, Epoch
-from aerobee_store.disk.file_system import FileSystem
+from aerobee_store.disk.file_system import FileSystem, replace_file
 
 FILE_NAME: Final = "epochFileCheckpoint"
 
@@ -112,10 +112,7 @@ class Epochs:
 
     def _save(self, epochs: tuple[Epoch, ...]) -> None:
         epochs = epochs[-EPOCHS_MAX:]
-        temporary = self._path.with_suffix(".tmp")
         if self._epochs:
             self._file_system.write_new(self._path.with_suffix(".bak"), encode(self._epochs))
-        self._file_system.write_new(temporary, encode(epochs))
-        self._file_system.rename(temporary, self._path)
-        self._file_system.sync_directory(self._path.parent)
+        replace_file(self._file_system, self._path, encode(epochs))
         self._epochs = epochs

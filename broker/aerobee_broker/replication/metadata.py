@@ -38,20 +38,12 @@ from aerobee_broker.tables.consumer_groups import GroupTable
 from aerobee_broker.tables.consumer_offsets import OffsetTable
 from aerobee_broker.tables.deleted_letters import DeletedLetters
 from aerobee_broker.tables.table_files import Tables
-from aerobee_broker.tables.topics import (
-    DEAD_LETTER_PREFIX,
-    LIGHT_PREFIX,
-    QUEUE_COUNT_DEFAULT,
-    RETRY_PREFIX,
-    TopicConfig,
-    TopicMessageType,
-    TopicTable,
-    is_system_topic,
-)
+from aerobee_broker.tables.topics import QUEUE_COUNT_DEFAULT, TopicConfig, TopicMessageType, TopicTable, is_in_table
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
 from aerobee_store.errors import SyncTimeoutError
 from aerobee_store.queues.topic_removal import DeletedTopic, deletions_from_json
+from aerobee_store.records.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from aerobee_store.tables.json_table import JsonTable
 from aerobee_store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
 
@@ -159,9 +151,7 @@ class Metadata:
         """
         restored = []
         for name, queue_ids in self._store.queues().items():
-            if name in self._tables.topics or name in self._deleted:
-                continue
-            if is_system_topic(name) or name.startswith(LIGHT_PREFIX):
+            if name in self._tables.topics or name in self._deleted or not is_in_table(name):
                 continue
             is_internal = name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
             count = max(1 if is_internal else QUEUE_COUNT_DEFAULT, max(queue_ids) + 1)

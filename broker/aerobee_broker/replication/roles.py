@@ -19,7 +19,7 @@ from typing import Final
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.config.replication import Role
 from aerobee_broker.errors import BrokerError
-from aerobee_store.disk.file_system import FileSystem
+from aerobee_store.disk.file_system import FileSystem, replace_file
 from aerobee_store.log_follower import ROLE_FILE_NAME
 
 _log = logging.getLogger(__name__)
@@ -63,11 +63,7 @@ def _saved(config: BrokerConfig, file_system: FileSystem) -> str | None:
 
 def save(config: BrokerConfig, file_system: FileSystem, role: Role) -> None:
     """Save the role in which the store is used. Blocking; durable on return. Raises OSError."""
-    path = config.store.directory / ROLE_FILE_NAME
-    temporary = path.with_suffix(".tmp")
-    file_system.write_new(temporary, f"{role}\n".encode())
-    file_system.rename(temporary, path)
-    file_system.sync_directory(path.parent)
+    replace_file(file_system, config.store.directory / ROLE_FILE_NAME, f"{role}\n".encode())
 
 
 def forget(config: BrokerConfig, file_system: FileSystem) -> None:

@@ -14,16 +14,10 @@ from aerobee_broker.errors import IllegalGroupError, IllegalTopicError
 from aerobee_broker.tables.consumer_groups import GroupConfig, GroupTable, check_group_name
 from aerobee_broker.tables.consumer_offsets import OffsetTable
 from aerobee_broker.tables.data_version import NamedTable
-from aerobee_broker.tables.topics import (
-    LIGHT_PREFIX,
-    RETRY_PREFIX,
-    TopicConfig,
-    TopicMessageType,
-    TopicTable,
-    is_system_topic,
-)
+from aerobee_broker.tables.topics import TopicConfig, TopicMessageType, TopicTable, is_in_table
 from aerobee_store.clock import SystemClock
 from aerobee_store.disk.file_system import DiskFileSystem, FileSystem
+from aerobee_store.records.topic_names import RETRY_PREFIX
 from aerobee_store.tables.json_table import JsonTable, UnreadableTableError
 from aerobee_store.tables.logged_table import LoggedTable
 from aerobee_store.tools.actions import Action, locked
@@ -106,7 +100,7 @@ def _topics_of(files: StoreFiles) -> Iterator[TopicConfig]:
         counts[name] = max(counts.get(name, 0), queue_id + 1)
     batches = {name for name, _ in files.batch_queues}
     for name, count in sorted(counts.items()):
-        if is_system_topic(name) or name.startswith(LIGHT_PREFIX):
+        if not is_in_table(name):
             continue
         topic = TopicConfig.of_type(name, TopicMessageType.MIXED, queue_count=count)
         if name in batches:

@@ -18,11 +18,11 @@ from aerobee_broker.tables.consumer_offsets import OffsetTable
 from aerobee_broker.tables.data_version import NamedTable, VersionedTable
 from aerobee_broker.tables.predefined_topics import predefined_topics
 from aerobee_broker.tables.topics import (
-    LIGHT_PREFIX,
     TopicConfig,
     TopicMessageType,
     TopicTable,
     check_new_topic_name,
+    is_in_table,
     is_system_topic,
 )
 from aerobee_store.clock import Clock, every
@@ -209,7 +209,7 @@ class Tables:
     def check_queues(self, queues: Iterable[str]) -> None:
         """Raise TableMissingError if there is no table of topics, although these topics (stored names) have queues; log
         those that the table lacks."""
-        orphans = sorted(name for name in queues if not is_system_topic(name) and not name.startswith(LIGHT_PREFIX))
+        orphans = sorted(name for name in queues if is_in_table(name))
         directory = self._settings.current.store.directory
         if self._has_no_topics_file and orphans:
             raise TableMissingError(directory, orphans)

@@ -26,22 +26,20 @@ from aerobee_broker.tables.attributes import TOPIC_ATTRIBUTES, check_attributes
 from aerobee_broker.tables.data_version import NamedTable
 from aerobee_broker.tables.json_fields import JsonFields
 from aerobee_store.records.decimals import decimal
+from aerobee_store.records.delay_levels import SCHEDULE_TOPIC
 from aerobee_store.records.message_rules import NAME_SIZE_MAX, name_fault
+from aerobee_store.records.topic_names import DEAD_LETTER_PREFIX, LIGHT_PREFIX, RETRY_PREFIX, SYSTEM_TOPIC_PREFIX
 from aerobee_store.tables.java_json import Bean
 
 INTERNAL_TOPIC_NAME_SIZE_MAX: Final = 255  # %RETRY% and %DLQ% before the longest group name
 QUEUE_COUNT_DEFAULT: Final = 8
-RETRY_PREFIX: Final = "%RETRY%"
 POP_RETRY_QUEUE_ID: Final = 0  # the only queue of a retry topic of POP consumers
-DEAD_LETTER_PREFIX: Final = "%DLQ%"
-LIGHT_PREFIX: Final = "%LMQ%"
 TEMPLATE_TOPIC: Final = "TBW102"
 """Clients use the route of this topic for a topic that their first send will create."""
-SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 SYSTEM_TOPICS: Final = frozenset(
     {
         TEMPLATE_TOPIC,
-        "SCHEDULE_TOPIC_XXXX",
+        SCHEDULE_TOPIC,
         "BenchmarkTest",
         "RMQ_SYS_TRANS_HALF_TOPIC",
         "RMQ_SYS_TRACE_TOPIC",
@@ -158,6 +156,11 @@ def is_system_topic(name: str) -> bool:
     A stored name with a namespace is never a system topic.
     """
     return name in SYSTEM_TOPICS or (name.startswith(SYSTEM_TOPIC_PREFIX) and "%" not in name)
+
+
+def is_in_table(name: str) -> bool:
+    """Whether the table of topics has the topics of this name: they are neither the broker's nor light queues."""
+    return not is_system_topic(name) and not name.startswith(LIGHT_PREFIX)
 
 
 def check_topic_name(name: str) -> None:

@@ -15,12 +15,13 @@ from msgspec import Struct
 from aerobee_broker.limits.loop_share import Turns
 from aerobee_broker.parts import BrokerParts
 from aerobee_broker.tables.consumer_groups import is_system_group
-from aerobee_broker.tables.topics import RETRY_PREFIX, dead_letter_topic, is_system_topic
+from aerobee_broker.tables.topics import dead_letter_topic, is_system_topic
 from aerobee_broker.watching.backlog import Backlog, backlogs_of
 from aerobee_broker.watching.history import BROKER, History, Sample, Subject
 from aerobee_broker.watching.rules import Facts, Judge
 from aerobee_broker.watching.trend import LONGEST_MS, seconds_until
 from aerobee_store.clock import every
+from aerobee_store.records.topic_names import RETRY_PREFIX
 
 SAMPLE_SECONDS: Final = 1.0
 _LOOKS_EVERY: Final = 10  # samples between two looks at what takes longer

@@ -458,6 +458,16 @@ def find_bytes(memory: memoryview, wanted: bytes, start: int, end: int) -> int:
     return found
 
 
+def replace_file(file_system: FileSystem, path: Path, data: bytes) -> None:
+    """Write a file anew: a crash leaves the old content or the new one. Blocking; durable on return. Raises OSError."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    if file_system.exists(temporary):  # left by an attempt whose sync failed: another sync of it would prove nothing
+        file_system.unlink(temporary)
+    file_system.write_new(temporary, data)
+    file_system.rename(temporary, path)
+    file_system.sync_directory(path.parent)
+
+
 class DiskFileSystem:
     """The disk of the machine.
 

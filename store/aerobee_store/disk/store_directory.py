@@ -16,7 +16,7 @@ ID_FILE: Final = "store.id"
 NEW_ID_FILE: Final = "store.id.tmp"
 
 # A directory with any of these is a store. One with other entries and none of these belongs to another program.
-_STORE_NAMES: Final = frozenset(
+STORE_NAMES: Final = frozenset(
     {
         "commitlog",
         "commitlog.paths",
@@ -49,7 +49,7 @@ def lock_directory(file_system: FileSystem, directory: Path) -> Lock:
         if not file_system.is_directory(directory):
             raise StoreDirectoryError(f"{directory}: not a directory; name one that is empty or holds a store")
         names = set(file_system.list(directory))
-        if names and not names & _STORE_NAMES:
+        if names and not names & STORE_NAMES:
             example = min(names)
             raise StoreDirectoryError(
                 f"{directory}: contains {example!r} but no store; name an empty directory or one with a store"

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from aerobee_store.disk.file_system import FileSystem
+from aerobee_store.disk.file_system import FileSystem, replace_file
 from aerobee_store.errors import StoreDirectoryError
 from aerobee_store.records.decimals import decimal
 
@@ -22,10 +22,7 @@ DIVERGED: Final = "diverged-"
 
 def order(file_system: FileSystem, directory: Path, physical_offset: int) -> None:
     """Order the cut at this offset, which must be the end of a record. Blocking; durable on return. Raises OSError."""
-    temporary = directory / f"{FILE_NAME}.tmp"
-    file_system.write_new(temporary, f"{physical_offset}\n".encode())
-    file_system.rename(temporary, directory / FILE_NAME)
-    file_system.sync_directory(directory)
+    replace_file(file_system, directory / FILE_NAME, f"{physical_offset}\n".encode())
 
 
 def ordered(file_system: FileSystem, directory: Path) -> int | None:

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from aerobee_store.clock import every
-from aerobee_store.disk.file_system import NO_ROOM, FileSystem, InDiskThread
+from aerobee_store.disk.file_system import NO_ROOM, FileSystem, InDiskThread, replace_file
 from aerobee_store.durability.log_flush import Durability
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.queues.batch_consume_queue import AnyQueue
@@ -139,16 +139,14 @@ class QueueBounds:
         content = msgspec.json.encode(msgspec.structs.replace(known, **tables))
         if content == self._saved:
             return
-        temporary = self._directory / NEW_FILE_NAME
+        path = self._directory / FILE_NAME
         try:
-            self._file_system.write_new(temporary, content)
+            replace_file(self._file_system, path, content)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            _log.warning("bounds of the queues not saved, the older ones count path=%s cause=%s", temporary, error)
+            _log.warning("bounds of the queues not saved, the older ones count path=%s cause=%s", path, error)
             return
-        self._file_system.rename(temporary, self._directory / FILE_NAME)
-        self._file_system.sync_directory(self._directory)
         self._saved, self._known = content, known
 
 

@@ -18,14 +18,13 @@ Tables, the role of the broker and its identity belong to the store, not to a co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
 from aerobee_store.config import StoreConfig
-from aerobee_store.disk.file_system import FileSystem
+from aerobee_store.disk.file_system import FileSystem, replace_file
 from aerobee_store.disk.store_directory import ABORT, ID_FILE, NEW_ID_FILE
 from aerobee_store.durability import log_cut, queue_bounds
 from aerobee_store.errors import StoreDirectoryError
@@ -92,15 +91,8 @@ def _copy_of(log_path: Path) -> Path:
     return log_path.parent / DIRECTORY / log_path.name
 
 
-def _log_paths(config: StoreConfig) -> Sequence[Path]:
-    return config.commit_log_paths or (config.directory / "commitlog",)
-
-
 def _note(file_system: FileSystem, directory: Path, step: Step) -> None:
-    temporary = directory / f"{ORDER}.tmp"
-    file_system.write_new(temporary, f"{step}\n".encode())
-    file_system.rename(temporary, directory / ORDER)
-    file_system.sync_directory(directory)
+    replace_file(file_system, directory / ORDER, f"{step}\n".encode())
 
 
 def _ordered(file_system: FileSystem, directory: Path) -> Step | None:
@@ -119,7 +111,7 @@ def _ordered(file_system: FileSystem, directory: Path) -> Step | None:
 
 def _remove_old(file_system: FileSystem, config: StoreConfig) -> None:
     directory = config.directory
-    for path in (*_log_paths(config), *config.read_only_commit_log_paths):
+    for path in (*config.log_paths, *config.read_only_commit_log_paths):
         for name in file_system.list(path):
             file_system.unlink(path / name)
         if file_system.exists(path):
@@ -140,7 +132,7 @@ def _moves(file_system: FileSystem, config: StoreConfig) -> list[tuple[Path, Pat
     """What is left to rename: each source with its target."""
     copy = config.directory / DIRECTORY
     found = []
-    logs = {_copy_of(path): path for path in _log_paths(config)}
+    logs = {_copy_of(path): path for path in config.log_paths}
     for source, target in logs.items():
         found += [(source / name, target / name) for name in file_system.list(source)]
     for name in file_system.list(copy):

@@ -24,14 +24,13 @@ import json
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
 from msgspec import Struct
 
-from aerobee_store.disk.file_system import FileSystem, Lock
-from aerobee_store.disk.store_directory import ID_FILE, NEW_ID_FILE
+from aerobee_store.disk.file_system import FileSystem, Lock, replace_file
+from aerobee_store.disk.store_directory import ID_FILE
 from aerobee_store.errors import StoreDirectoryError, StoreLockedError
 from aerobee_store.log.mapped_file import start_of
 
@@ -169,12 +168,7 @@ def _refuse_other_store(
 
 def _new_identity(file_system: FileSystem, directory: Path) -> str:
     identity = uuid.uuid4().hex
-    new = directory / NEW_ID_FILE
-    with suppress(FileNotFoundError):  # left by an attempt whose sync failed: another sync would prove nothing
-        file_system.unlink(new)
-    file_system.write_new(new, f"{identity}\n".encode())
-    file_system.rename(new, directory / ID_FILE)
-    file_system.sync_directory(directory)
+    replace_file(file_system, directory / ID_FILE, f"{identity}\n".encode())
     return identity
 
 

@@ -25,7 +25,7 @@ from typing import Final
 from msgspec import Struct
 
 from aerobee_store.config import StoreConfig
-from aerobee_store.disk.file_system import DiskUsage, File, FileSystem
+from aerobee_store.disk.file_system import DiskUsage, File, FileSystem, replace_file
 from aerobee_store.errors import StoreDirectoryError
 from aerobee_store.log.log_claims import LogLocks, claim_log
 from aerobee_store.log.mapped_file import FileRun, file_name
@@ -75,8 +75,8 @@ class LogPaths(FileRun):
     """The segments of the log in all its directories."""
 
     def __init__(self, file_system: FileSystem, config: StoreConfig) -> None:
-        default = (config.directory / "commitlog").absolute()
-        paths = tuple(path.absolute() for path in config.commit_log_paths) or (default,)
+        default = config.default_log_path.absolute()
+        paths = tuple(path.absolute() for path in config.log_paths)
         self.read_only = tuple(path.absolute() for path in config.read_only_commit_log_paths)
         self.paths = tuple(path for path in dict.fromkeys(paths) if path not in self.read_only)
         self._sorted = sorted(self.paths, key=str)
@@ -201,20 +201,16 @@ class LogPaths(FileRun):
         exists = self.file_system.exists(self._file)
         if self._is_default and exists:
             self.file_system.unlink(self._file)  # without the file, the log is looked for in its default directory
+            self.file_system.sync_directory(self._file.parent)
         elif not self._is_default and (known != self._known or not exists):
             content = {
                 "paths": [str(path) for path in known.paths],
                 "readOnly": [str(path) for path in known.read_only],
                 "used": sorted(map(str, used)),
             }
-            new = self._file.with_name(f"{FILE_NAME}.tmp")
-            with suppress(FileNotFoundError):  # left by an attempt whose sync failed: another sync would prove nothing
-                self.file_system.unlink(new)
-            self.file_system.write_new(new, json.dumps(content, indent=1).encode())
-            self.file_system.rename(new, self._file)
+            replace_file(self.file_system, self._file, json.dumps(content, indent=1).encode())
         else:
             return
-        self.file_system.sync_directory(self._file.parent)
         self._known = known
 
     def _found(self, directory: Path, start_offset: int) -> None:

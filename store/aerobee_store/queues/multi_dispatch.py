@@ -27,19 +27,17 @@ from aerobee_store.records import properties
 from aerobee_store.records.decimals import decimal
 from aerobee_store.records.delay_levels import SCHEDULE_TOPIC
 from aerobee_store.records.record import RECORD_SIZE_MIN, SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED, Message, Record
+from aerobee_store.records.topic_names import LIGHT_PREFIX, RETRY_PREFIX, SYSTEM_TOPIC_PREFIX
 
 if TYPE_CHECKING:
     from aerobee_store.records.record_batch import RecordBatch
 
 
-LMQ_PREFIX: Final = "%LMQ%"
 LMQ_QUEUE_ID: Final = 0
 NAME_SEPARATOR: Final = ","
 NAMES_MAX: Final = 1000
 """Queues that one message may name: each takes a unit, a counter and a part of the properties."""
 
-_RETRY_PREFIX: Final = "%RETRY%"
-_SYSTEM_PREFIX: Final = "rmq_sys_"
 _NAME_SIZE_MAX: Final = 255  # bytes of a file name
 _BYTES_NAME: Final = b"INNER_MULTI_"
 # a byte of the prefix: searching for one byte takes a tenth of the time, and most properties do not contain it
@@ -51,7 +49,7 @@ QueueKey = tuple[str, int]
 
 def is_light(topic: str) -> bool:
     """Whether the topic is the name of a light queue."""
-    return topic.startswith(LMQ_PREFIX)
+    return topic.startswith(LIGHT_PREFIX)
 
 
 class MultiDispatch(Struct, frozen=True):
@@ -176,7 +174,7 @@ def as_read_from(record: Record, queue_id: int, queue_offset: int) -> Record:
 def _is_dispatched(topic: str, sys_flag: int) -> bool:
     if sys_flag & (SYS_FLAG_PREPARED | SYS_FLAG_INNER_BATCH):
         return False
-    return topic != SCHEDULE_TOPIC and not topic.startswith((_RETRY_PREFIX, _SYSTEM_PREFIX))
+    return topic != SCHEDULE_TOPIC and not topic.startswith((RETRY_PREFIX, SYSTEM_TOPIC_PREFIX))
 
 
 def _is_queue_name(name: str) -> bool:

@@ -23,6 +23,7 @@ from aerobee_store.records.decimals import decimal
 from aerobee_store.records.delay_levels import SCHEDULE_TOPIC
 from aerobee_store.records.record import SYS_FLAG_INNER_BATCH, RecordHeader, ScanStop, read
 from aerobee_store.records.record_batch import RecordBatch
+from aerobee_store.records.topic_names import SYSTEM_TOPIC_PREFIX
 from aerobee_store.tools.checkpoint_check import load_checkpoint
 from aerobee_store.tools.damage import Damage
 from aerobee_store.tools.findings import Finding, Findings
@@ -30,7 +31,6 @@ from aerobee_store.tools.store_files import QueueFiles, QueueKey, StoreFiles
 from aerobee_store.tools.table_check import topics_of
 
 _CHUNK: Final = 1 << 16  # units read at once
-_SYSTEM_PREFIX: Final = "rmq_sys_"
 
 
 @dataclass(slots=True)
@@ -261,7 +261,9 @@ class QueueCheck:
         older = queue.files is not None and missing.first < queue.real_from
         gone = queue.files is not None and missing.first < queue.files.first == queue.real_from
         if queue.files is None:
-            deleted = self._topics is not None and topic not in self._topics and not topic.startswith(_SYSTEM_PREFIX)
+            deleted = (
+                self._topics is not None and topic not in self._topics and not topic.startswith(SYSTEM_TOPIC_PREFIX)
+            )
             if deleted:
                 self.records_of_deleted_topics += missing.count
                 return

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from aerobee_store.disk.file_system import DiskFileSystem, File, is_locked
-from aerobee_store.disk.store_directory import ID_FILE, NEW_ID_FILE
+from aerobee_store.disk.store_directory import STORE_NAMES
 from aerobee_store.durability import queue_bounds
 from aerobee_store.errors import StoreDirectoryError
-from aerobee_store.log.log_paths import FILE_NAME, KnownPaths, known_paths
+from aerobee_store.log.log_paths import KnownPaths, known_paths
 from aerobee_store.log.mapped_file import MappedFile, file_name, start_of
 from aerobee_store.queues.batch_consume_queue import BATCH_UNIT_DTYPE
 from aerobee_store.queues.consume_queue import UNIT_DTYPE
@@ -33,30 +33,17 @@ from aerobee_store.tools.listings import Listing, Listings
 StoreState = Literal["live", "stopped", "crashed"]
 """Open in a process; closed cleanly; neither: the process that had it open died."""
 
-_LOOKED_AT: Final = frozenset(
-    {
-        "commitlog",
-        FILE_NAME,
-        ID_FILE,
-        NEW_ID_FILE,
-        queue_bounds.FILE_NAME,
-        queue_bounds.NEW_FILE_NAME,
-        "consumequeue",
-        "consumequeue_ext",
-        "batchconsumequeue",
-        "index",
-        "checkpoint",
-        "abort",
-        "abort.bak",
-        "lock",
-        "timerlog",
-        "timerwheel",
-        "lost+found",
-    }
-)
-_SIGNS_OF_A_STORE: Final = frozenset(
-    {"commitlog", "consumequeue", "batchconsumequeue", "index", "checkpoint", "abort", "lock"}
-)
+_LOOKED_AT: Final = (STORE_NAMES - {"config", "store"}) | {
+    queue_bounds.FILE_NAME,
+    queue_bounds.NEW_FILE_NAME,
+    "consumequeue_ext",
+    "timerlog",
+    "timerwheel",
+}
+# A broker also starts in a directory with nothing but settings or an identity; the tools want to see messages.
+_SIGNS_OF_A_STORE: Final = STORE_NAMES & {
+    *("commitlog", "consumequeue", "batchconsumequeue", "index", "checkpoint", "abort", "lock")
+}
 
 QueueKey = tuple[str, int]
 

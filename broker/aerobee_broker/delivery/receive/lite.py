@@ -27,8 +27,9 @@ from aerobee_broker.delivery.state.message_group_order import MessageGroupOrder
 from aerobee_broker.delivery.state.queue_key import QueueKey
 from aerobee_broker.delivery.state.subscriptions import Queue, Subscriptions
 from aerobee_broker.errors import LiteQuotaError
-from aerobee_broker.tables.topics import LIGHT_PREFIX, TopicConfig, light_topic_name, split_light_topic_name
+from aerobee_broker.tables.topics import TopicConfig, light_topic_name, split_light_topic_name
 from aerobee_store import MessageStore
+from aerobee_store.records.topic_names import LIGHT_PREFIX
 
 LITE_QUEUE_ID: Final = 0
 _LOOKED_PER_STEP_MAX: Final = 64  # lite topics that a receive examines before other tasks run

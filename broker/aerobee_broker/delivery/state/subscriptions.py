@@ -14,8 +14,9 @@ from aerobee_broker.delivery.state.queue_key import QueueKey
 from aerobee_broker.delivery.state.receipt_handle import owner_of
 from aerobee_broker.tables.consumer_groups import GroupTable
 from aerobee_broker.tables.consumer_offsets import OffsetTable
-from aerobee_broker.tables.topics import LIGHT_PREFIX, TopicTable, split_light_topic_name, split_pop_retry_topic
+from aerobee_broker.tables.topics import TopicTable, split_light_topic_name, split_pop_retry_topic
 from aerobee_store import MessageStore, Record
+from aerobee_store.records.topic_names import LIGHT_PREFIX
 
 _log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from aerobee_broker.processors.administration.wire import (
 from aerobee_broker.processors.statuses import status_of
 from aerobee_broker.tables.deleted_letters import DeletedLetters
 from aerobee_broker.tables.table_files import Tables
-from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, dead_letter_topic
+from aerobee_broker.tables.topics import dead_letter_topic
 from aerobee_broker.timer.state import TIMER_ORIGIN
 from aerobee_proto import admin_v1, v2
 from aerobee_store import InvalidMessageError, MessageStore, Record
@@ -50,6 +50,7 @@ from aerobee_store.records.message_fields import (
 )
 from aerobee_store.records.message_rules import BrokenRuleError, check_message
 from aerobee_store.records.record import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE
+from aerobee_store.records.topic_names import DEAD_LETTER_PREFIX
 
 DEAD_LETTER_QUEUE_ID: Final = 0  # there is one queue, as in RocketMQ
 _PAGE_COUNT: Final = 100

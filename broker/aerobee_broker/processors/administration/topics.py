@@ -25,16 +25,10 @@ from aerobee_broker.processors.route import RouteProcessor
 from aerobee_broker.tables.attributes import AttributeChanges
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_broker.tables.table_files import Tables
-from aerobee_broker.tables.topics import (
-    LIGHT_PREFIX,
-    Permission,
-    TopicConfig,
-    TopicMessageType,
-    check_topic_name,
-    is_system_topic,
-)
+from aerobee_broker.tables.topics import Permission, TopicConfig, TopicMessageType, check_topic_name, is_system_topic
 from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore
+from aerobee_store.records.topic_names import LIGHT_PREFIX
 
 _TYPE_OF_SINGLE: Final = {
     types[0]: kind for kind, types in ACCEPTED_TYPES.items() if len(types) == 1 and kind != TopicMessageType.UNSPECIFIED

@@ -11,14 +11,9 @@ from aerobee_broker.clients.registry import Client
 from aerobee_broker.messages.admission import ACCEPTED_TYPES
 from aerobee_broker.processors.telemetry import retry_policy
 from aerobee_broker.tables.consumer_groups import GroupConfig, is_system_group
-from aerobee_broker.tables.topics import (
-    DEAD_LETTER_PREFIX,
-    RETRY_PREFIX,
-    TopicConfig,
-    is_system_topic,
-    split_stored_name,
-)
+from aerobee_broker.tables.topics import TopicConfig, is_system_topic, split_stored_name
 from aerobee_proto import admin_v1, v2
+from aerobee_store.records.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 
 OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 PAGE_COUNT_MAX: Final = 1000
