@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import grpc
 
@@ -44,17 +44,30 @@ def run(directory: Path, messages: int = 40_000, one_by_one: int = 12_000, *, wi
             client, drain = "grpc-go", _go_drain(Path(place).resolve())
         for kind, count in (("together", messages), ("one a call", one_by_one)):
             with broker(directory, "sync", "native") as running:
-                _prepare(running, count)
-                cpu = running.cpu_seconds()
-                # One message is already received.
-                acknowledged, seconds = drain(running, count - 1, kind == "one a call")
-                assert acknowledged >= count - 1, f"{acknowledged} of {count - 1} were acknowledged"
-                cpu = (running.cpu_seconds() - cpu) / acknowledged
-            rows.append((kind, rate(acknowledged, seconds), microseconds(cpu)))
+                found = measure(running, count, kind == "one a call", drain)
+            rows.append((kind, rate(found.messages, found.seconds), microseconds(found.cpu)))
     head = ("acknowledged", "messages", "server CPU a message")
     table(
         f"A backlog, {BODY_SIZE}-byte body, {RECEIVERS} receives of {BATCH} at once, sync flush, {client}", head, rows
     )
+
+
+class Drained(NamedTuple):
+    """The messages acknowledged, how long that took, and the server's CPU seconds for each."""
+
+    messages: int
+    seconds: float
+    cpu: float
+
+
+def measure(running: Server, count: int, one_by_one: bool, drain: Drain | None = None) -> Drained:
+    """Send a backlog of `count` messages, and then receive and acknowledge it."""
+    _prepare(running, count)
+    cpu = running.cpu_seconds()
+    # One message is already received.
+    acknowledged, seconds = (drain or _drain)(running, count - 1, one_by_one)
+    assert acknowledged >= count - 1, f"{acknowledged} of {count - 1} were acknowledged"
+    return Drained(acknowledged, seconds, (running.cpu_seconds() - cpu) / acknowledged)
 
 
 def _prepare(running: Server, count: int) -> None:
