@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar, Final
 
 from aerobee_client.admin import Admin
+from aerobee_store.tools.backup import backup
+from aerobee_store.tools.dump import dump
 from tests.crossings.cell import Cell, Feature, Stage
 from tests.model.calls import LITE_TOPICS
 from tests.model.promises import Delivery, Kind, Promise, Sent
@@ -312,6 +315,51 @@ class Pull(Feature):
             cell.problems.append(f"pulls did not find {sorted(wanted - found)}")
 
 
+class Offsets(Feature):
+    """Offsets that a group which only pulls commits, forwards and back: an answered commit holds."""
+
+    name = "offsets"
+    answers = frozenset(("OFFSET_NOT_FOUND",))
+    _group = "pullers"
+
+    def use(self, cell: Cell) -> None:
+        if cell.stage is Stage.BEFORE:
+            cell.calls.administer(lambda admin: admin.create_group(self._group))
+        cell.send(4)
+        self.settle(cell)
+        for queue_id in range(2):
+            end = cell.calls.queue_end(cell.topic, queue_id)
+            if end is not None:
+                part = 1 if cell.stage in (Stage.INSIDE, Stage.AFTER) else 2
+                cell.calls.commit(self._group, cell.topic, queue_id, end // part)
+
+    def settle(self, cell: Cell) -> None:
+        for queue_id in range(2):
+            cell.calls.look_at_offset(self._group, cell.topic, queue_id)
+
+
+class Backup(Feature):
+    """Copies of the store that an operator makes, whether a broker uses it or not: each has all that was answered."""
+
+    name = "backup"
+    cannot: ClassVar = {"table-unsaved": "A file is where the directory of the tables was, which no backup can have."}
+
+    def use(self, cell: Cell) -> None:
+        cell.send(3)
+        wanted = {sent.message_id for sent in cell.promises.stored()}
+        target = cell.world.directory / "backup"
+        backup(cell.broker.store, target)
+        found = {_id_of(record["properties"]) for record in dump(target, topic=cell.topic)}
+        shutil.rmtree(target)
+        if not wanted <= found:
+            cell.problems.append(f"{cell.stage.value}: the backup lacks {sorted(wanted - found)}")
+
+
+def _id_of(properties: object) -> object:
+    assert isinstance(properties, dict)
+    return properties["UNIQ_KEY"]
+
+
 class ReadRecords(Feature):
     """Spark's way to read: the range of each queue, and then its records, without a gap."""
 
@@ -408,8 +456,10 @@ FEATURES: Final[tuple[Feature, ...]] = (
     Reset(),
     Pop(),
     Pull(),
+    Offsets(),
     ReadRecords(),
     Query(),
     Topics(),
     Groups(),
+    Backup(),
 )

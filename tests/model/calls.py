@@ -19,7 +19,7 @@ from aerobee_client import Client, Credentials, Message, blocking
 from aerobee_client.admin import Admin
 from aerobee_client.errors import BatchError, ClientError, DeadlineError, ServerError, code_name
 from aerobee_proto import v2
-from tests.model.promises import Delivery, Kind, Promise, Promises, Sent, body_of
+from tests.model.promises import NO_OFFSET, Delivery, Kind, Promise, Promises, Sent, body_of
 from tests.support.remoting_client import pull_fields, records, send_fields
 
 Code = v2.Code
@@ -296,6 +296,31 @@ class Calls:
                 return found
             offset = following
 
+    def queue_end(self, topic: str, queue_id: int) -> int | None:
+        """Where a queue ends; None without an answer."""
+        request = v2.QueryOffsetRequest(
+            message_queue=_queue(topic, queue_id), query_offset_policy=v2.QueryOffsetPolicy.END
+        )
+        answer = self._answer("QueryOffset", request)
+        return None if answer is None or answer.status.code != Code.OK else int(answer.offset)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Commit an offset of a group that only pulls."""
+        kept = self._promises.offset_of(topic, queue_id)
+        kept.attempted(offset)
+        queue, name = _queue(topic, queue_id), v2.Resource(name=group)
+        answer = self._answer("UpdateOffset", v2.UpdateOffsetRequest(group=name, message_queue=queue, offset=offset))
+        if answer is not None and answer.status.code == Code.OK:
+            kept.answered(offset)
+
+    def look_at_offset(self, group: str, topic: str, queue_id: int) -> None:
+        """Judge what the group has committed."""
+        request = v2.GetOffsetRequest(group=v2.Resource(name=group), message_queue=_queue(topic, queue_id))
+        answer = self._answer("GetOffset", request)
+        if answer is not None and answer.status.code in (Code.OK, Code.OFFSET_NOT_FOUND):
+            offset = answer.offset if answer.status.code == Code.OK else NO_OFFSET
+            self._promises.committed(topic, queue_id, offset)
+
     def read_records(self, topic: str) -> set[str] | None:
         """The ids of all messages of a topic, read in bulk: between the offsets that it names; None without them."""
 
@@ -391,6 +416,10 @@ def _outcome(outcome: object) -> str:
     if isinstance(outcome, DeadlineError):
         return HUNG
     return f"{NO_ANSWER}{type(outcome).__name__}" if isinstance(outcome, Exception) else "OK"
+
+
+def _queue(topic: str, queue_id: int) -> v2.MessageQueue:
+    return v2.MessageQueue(topic=v2.Resource(name=topic), id=queue_id)
 
 
 def _popped(group: str, topic: str, delivery: Delivery) -> dict[str, object]:

@@ -45,6 +45,8 @@ GROUPS: Final = {
     "urgent": "priority",
     "lite-readers": "lite",
 }
+_PULLERS: Final = "pullers"  # a group that only pulls, and commits offsets of the queues of _PULLED
+_PULLED: Final = "priority"
 _DAY: Final = 86_400
 _LEVEL_SECONDS: Final = {0: 0, 1: 1, 5: 60, 18: 7200}
 _DRAIN_SECONDS: Final = 60.0  # of real time
@@ -66,7 +68,7 @@ class ClientRules(RuleBasedStateMachine):
         self.history: list[str] = []
         self.numbers = itertools.count(1)
         self.held: dict[str, list[Delivery]] = {group: [] for group in GROUPS}
-        self.promises.changed(10_000)
+        self.promises.setting.answered(10_000)
         return Path(self.directory.name)
 
     def make_tables(self) -> None:
@@ -79,6 +81,7 @@ class ClientRules(RuleBasedStateMachine):
                 attempts = 2 if group == "careless" else 10_000
                 client.run(client.asynchronous.admin.create_group(group, fifo=fifo, max_attempts=attempts))
                 self.promises.subscribe(group, topic, ordered=fifo, max_attempts=attempts)
+            client.run(client.asynchronous.admin.create_group(_PULLERS))
         self.begin_positions()
 
     # --- Sends
@@ -193,13 +196,26 @@ class ClientRules(RuleBasedStateMachine):
         self.promises.reset(group, Promise.YES)
         self.held[group] = []
 
+    @rule(queue_id=st.integers(0, 1), part=st.sampled_from([0.0, 0.3, 1.0]), is_killed=st.booleans())
+    def commit_offset(self, queue_id: int, part: float, is_killed: bool) -> None:
+        """Forwards or back. `is_killed`: right after the answer."""
+        self.note(f"commit_offset({queue_id!r}, {part!r}, {is_killed!r})")
+        self.calls.look_at_offset(_PULLERS, _PULLED, queue_id)
+        end = self.calls.queue_end(_PULLED, queue_id)
+        if end is not None:
+            self.calls.commit(_PULLERS, _PULLED, queue_id, round(end * part))
+        if is_killed:
+            self.broker.kill()
+            self.revive()
+            self.calls.look_at_offset(_PULLERS, _PULLED, queue_id)
+
     @rule(attempts=st.integers(2, 16))
     def change_group(self, attempts: int) -> None:
         """An administrator's change that is answered holds after any restart."""
         self.note(f"change_group({attempts!r})")
         with blocking.connect(self.broker.endpoint) as client:
             client.run(client.asynchronous.admin.update_group("auditors", max_attempts=9_000 + attempts))
-        self.promises.changed(9_000 + attempts)
+        self.promises.setting.answered(9_000 + attempts)
 
     @rule(kind=st.sampled_from([Kind.NORMAL, Kind.FIFO, Kind.DELAY]))
     def delete_topic_and_make_it_again(self, kind: Kind) -> None:
@@ -317,12 +333,14 @@ class ClientRules(RuleBasedStateMachine):
             if not moved:
                 time.sleep(0.1)
                 self.advance(900)
+        for queue_id in range(2):
+            self.calls.look_at_offset(_PULLERS, _PULLED, queue_id)
         self.nothing_contradicts()
         with blocking.connect(self.broker.endpoint) as client:
             self._dead_letters_are_there(client)
             self._queries_find(client)
             described = client.run(client.asynchronous.admin.describe_group("auditors"))
-            assert described.group.max_attempts in self.promises.setting, described
+            assert described.group.max_attempts in self.promises.setting.possible, described
         for group in GROUPS:
             missing = self.promises.missing(group)
             what = f"{group} never got {len(missing)} messages: {missing[:3]}"

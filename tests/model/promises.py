@@ -12,6 +12,8 @@
     attempts  Each delivery of a message to a group has a higher attempt than the one before.
     hidden    A message is not delivered again before its invisible time is over.
     dead      A message that a group did not finish in all its attempts is one of its dead letters.
+    kept      A setting, or the offset that a group has committed, is the last one that was answered. A replica that
+              takes over may have an earlier one, back to the last copy of the tables.
     deleted   A message of a deleted topic is not delivered from a topic of the same name that was made afterwards, and
               a purged message is not delivered at all. One that waits in a system topic, delayed or as a half message,
               may arrive there, as in RocketMQ.
@@ -29,6 +31,7 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 
 class Promise(Enum):
@@ -116,6 +119,36 @@ class GroupState:
     hidden_until_ms: dict[str, int] = field(default_factory=dict)
 
 
+class Kept:
+    """A value that calls set: those that it may have, and those that a replica may have."""
+
+    def __init__(self, value: int) -> None:
+        self.possible = {value}
+        self._copied = {value}
+
+    def attempted(self, value: int) -> None:
+        """A call that sets it begins."""
+        self.possible.add(value)
+        self._copied.add(value)
+
+    def answered(self, value: int) -> None:
+        """The call was answered with OK."""
+        self.attempted(value)
+        self.possible = {value}
+
+    def copied(self) -> None:
+        """The replica has what this broker has."""
+        self._copied = set(self.possible)
+
+    def taken_over(self) -> None:
+        """The replica serves now."""
+        self.possible |= self._copied
+
+
+NO_OFFSET: Final = -1
+"""The offset of a group that has committed none."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Copied:
     """What a replica is known to have."""
@@ -138,14 +171,20 @@ class Promises:
         self._incarnations: dict[str, int] = {}
         self._returned: dict[str, int] = {}  # the oldest incarnation of a topic that a promotion may have brought back
         self._copied = _Copied()
-        self.setting: set[int] = set()
-        """The values that an operator's setting may have."""
-        self._settings: set[int] = set()  # those that a replica may have
+        self.setting = Kept(0)
+        """A setting that an operator changes."""
+        self.offsets: dict[tuple[str, int], Kept] = {}
+        """Topic and queue -> what a group that only pulls has committed there."""
 
-    def changed(self, value: int) -> None:
-        """An operator's setting has another value."""
-        self.setting = {value}
-        self._settings.add(value)
+    def offset_of(self, topic: str, queue_id: int) -> Kept:
+        """What the pulling group has committed."""
+        return self.offsets.setdefault((topic, queue_id), Kept(NO_OFFSET))
+
+    def committed(self, topic: str, queue_id: int, offset: int) -> None:
+        """The pulling group was told that it has committed this offset."""
+        possible = self.offset_of(topic, queue_id).possible
+        if offset not in possible:
+            self.violations.append(f"{topic}/{queue_id}: offset {offset} is committed, not {sorted(possible)}")
 
     def subscribe(self, group: str, topic: str, *, ordered: bool = False, max_attempts: int = 10_000) -> None:
         """`group` consumes `topic` from its first message on."""
@@ -191,6 +230,9 @@ class Promises:
         """The deletion of a topic was answered; the topic may be made again."""
         self._incarnations[topic] = self._incarnations.get(topic, 0) + 1
         self._returned.pop(topic, None)
+        for (name, _), kept in self.offsets.items():
+            if name == topic:
+                kept.answered(NO_OFFSET)
 
     def purged(self, topic: str, promise: Promise) -> None:
         """A purge of a topic was answered with OK, or without an answer: its messages are gone, or some are."""
@@ -232,7 +274,8 @@ class Promises:
     def copied(self) -> None:
         """The replica has all that was answered, and the tables."""
         self._copied = _Copied(deepcopy(self.sent), deepcopy(self.groups), dict(self._incarnations))
-        self._settings = set(self.setting)
+        for kept in (self.setting, *self.offsets.values()):
+            kept.copied()
 
     def replica_is_new(self) -> None:
         """The replica has begun with another store, of which nothing is known."""
@@ -241,7 +284,8 @@ class Promises:
     def taken_over(self, *, has_answered: bool) -> None:
         """The replica serves as the master; `has_answered`: with everything that was answered."""
         copied = self._copied
-        self.setting |= self._settings
+        for kept in (self.setting, *self.offsets.values()):
+            kept.taken_over()
         for topic, incarnation in self._incarnations.items():
             if (oldest := copied.incarnations.get(topic, 0)) < incarnation:
                 self._returned[topic] = min(oldest, self._returned.get(topic, oldest))
