@@ -4,8 +4,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 STORE ?= ./data
-# Processes that run tests; more than cores, since tests wait for half of their time.
-WORKERS ?= 3
+# Processes that run tests; more than cores, since tests wait for a third of their time.
+WORKERS ?= 4
 # Rounds of `make test-spark` in which an executor, the broker and the driver are killed.
 KILLS ?= 3
 
@@ -39,7 +39,7 @@ run: .venv/.run ## start a broker on a store under ./data (topics are created on
 	@echo "starting a broker on the store $(STORE); Ctrl-C stops it"
 	@exec $(BIN)/aerobee serve --dev --store $(STORE)
 
-test: .venv/.dev ## run the tests, in about five minutes; WORKERS=6: in more processes than three
+test: .venv/.dev ## run the tests, in about five minutes; WORKERS=6: in more processes than four
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test-pythons: .venv/.dev ## run the tests on every supported Python of this machine; ARGS=tests/unit/store: a part

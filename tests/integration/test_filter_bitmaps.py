@@ -13,7 +13,7 @@ from aerobee_broker.remoting_wire.codes import Request
 from aerobee_proto import v2
 from aerobee_store import StoreConfig
 from aerobee_store.tables import java_json
-from tests.conformance.raw_client import RawClient, message, resource
+from tests.conformance.raw_client import RawClient, duration, message, resource
 from tests.support.in_process_broker import InProcessBroker
 from tests.support.remoting_client import RemotingClient, pull_fields, records, remoting_broker
 
@@ -40,6 +40,7 @@ async def read_in_every_way(client: RawClient, remoting: RemotingClient, topic: 
         message_queue=v2.MessageQueue(topic=resource(topic), id=0),
         batch_size=32,
         filter_expression=v2.FilterExpression(type=SQL, expression=WANTED),
+        long_polling_timeout=duration(0),
     )
     call = client.stub.PullMessage(request, metadata=client.metadata, timeout=60)
     pulled = [each.message.body.decode() async for each in call if each.HasField("message")]

@@ -370,8 +370,9 @@ class TestTailing:
                 await harness.send(TOPIC, "1", tag="a")
                 await harness.send(TOPIC, "2", tag="b")
 
-    async def test_a_deleted_topic_ends_it(self, harness: Harness) -> None:
-        """The tail ends with an error that names the topic."""
+    async def test_a_deleted_topic_ends_it(self, harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The tail ends at once, not with the next sign of life, with an error that names the topic."""
+        monkeypatch.setattr("aerobee_broker.processors.administration.tail._SILENCE_SECONDS", 3600.0)
 
         async def watch() -> None:
             async with asyncio.timeout(60), aclosing(harness.client.admin.tail(TOPIC)) as news:

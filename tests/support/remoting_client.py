@@ -120,9 +120,10 @@ class RemotingClient:
                         self.asked.put_nowait(command)
         except ConnectionError:
             pass
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(ConnectionResetError("the broker closed the connection before its answer"))
+        finally:  # also when this client closes the connection
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(ConnectionResetError("the connection was closed before its answer"))
 
 
 @asynccontextmanager

@@ -115,7 +115,8 @@ def compare(store: MessageStore, possible: Iterable[Sent], certain: Iterable[Sen
                 assert (record.size, record.store_timestamp) == (sent.size, sent.store_timestamp), where
                 held.append(sent)
     held.sort(key=lambda sent: sent.physical_offset)
-    missing = [sent for sent in certain if sent not in set(held)]
+    found = set(held)
+    missing = [sent for sent in certain if sent not in found]
     assert not missing, f"acknowledged and gone: {missing}"
     check_queries(store, held, by_place.values())
     check_times(store, held)

@@ -141,6 +141,7 @@ class MessageTail:
             if begins == ends:
                 left = said_at + _SILENCE_SECONDS - loop.time()
                 if left > 0 and await self._long_polling.wait(wanted.topic, line, "", left):
+                    self._check(wanted, client)  # it may have been woken because the topic is gone
                     await asyncio.sleep(_INTERVAL_SECONDS)  # gathers what comes now
                 elif not self._draining.is_set() and loop.time() >= said_at + _SILENCE_SECONDS:
                     self._check(wanted, client)
