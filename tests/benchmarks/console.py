@@ -18,7 +18,8 @@ from aerobee_client import connect
 from aerobee_client.testing import run_broker
 from tests.benchmarks.report import machine, percentile, table
 from tests.console.scenario import make_topics
-from tests.console.test_browser import FLAGS, WIDE, console_process
+from tests.console.support import console_process
+from tests.console.test_browser import FLAGS, WIDE
 from tests.support.programs import DEBIAN
 
 TOPICS: Final = 5000

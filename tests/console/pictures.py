@@ -19,7 +19,8 @@ from playwright.sync_api import Browser, sync_playwright
 from aerobee_client import Client, connect
 from aerobee_client.testing import run_broker
 from tests.console.scenario import make_shop, order
-from tests.console.test_browser import FLAGS, NARROW, PAGES, WIDE, console_of
+from tests.console.support import console_of
+from tests.console.test_browser import FLAGS, NARROW, PAGES, WIDE
 from tests.support.programs import DEBIAN
 
 ROOT: Final = Path(__file__).parents[2]

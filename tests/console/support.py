@@ -6,8 +6,10 @@ import asyncio
 import html
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -75,6 +77,25 @@ class World:
         self.admin = client.admin
         self.visitor = visitor
         self.shop = shop
+
+
+@contextmanager
+def console_of(endpoint: str, *arguments: str) -> Iterator[str]:
+    """A console's process; its address, without the last slash."""
+    with console_process(endpoint, *arguments) as (address, _):
+        yield address
+
+
+@contextmanager
+def console_process(endpoint: str, *arguments: str) -> Iterator[tuple[str, int]]:
+    """The same, with its process id."""
+    command = [sys.executable, "-m", "aerobee_broker", "console", "--listen", "127.0.0.1:0", "--endpoint", endpoint]
+    with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().removeprefix("ready console=").strip().rstrip("/"), process.pid
+        finally:
+            process.terminate()
 
 
 @asynccontextmanager

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +16,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from aerobee_client import Client, Message, connect
 from aerobee_client.testing import BrokerProcess, run_broker
 from tests.console.scenario import make_shop, make_topics
-from tests.console.support import ACCOUNTS
+from tests.console.support import ACCOUNTS, console_of
 from tests.support.programs import program
 
 pytestmark = pytest.mark.timeout(300)
@@ -56,25 +53,6 @@ class Site:
 
         with ThreadPoolExecutor(1) as thread:  # this one has the event loop of the browser's driver
             thread.submit(lambda: asyncio.run(connected())).result()
-
-
-@contextmanager
-def console_of(endpoint: str, *arguments: str) -> Iterator[str]:
-    """A console's process; its address, without the last slash."""
-    with console_process(endpoint, *arguments) as (address, _):
-        yield address
-
-
-@contextmanager
-def console_process(endpoint: str, *arguments: str) -> Iterator[tuple[str, int]]:
-    """The same, with its process id."""
-    command = [sys.executable, "-m", "aerobee_broker", "console", "--listen", "127.0.0.1:0", "--endpoint", endpoint]
-    with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().removeprefix("ready console=").strip().rstrip("/"), process.pid
-        finally:
-            process.terminate()
 
 
 @pytest.fixture(scope="module")

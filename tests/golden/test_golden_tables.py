@@ -384,7 +384,11 @@ def whoami() -> admin_v1.WhoAmIResponse:
 def told() -> int:
     kinds = admin_v1.TimelineEvent.Kind
     found = admin_v1.MessageTimeline(message=message(1, b'{"amount": 12}'))
-    events = ((kinds.STORED, "", 0, ""), (kinds.DELIVERED, "billing", 1, CLIENT), (kinds.DEAD_LETTER, LONG, 16, ""))
+    events = (
+        (kinds.STORED, "", 0, ""),
+        (kinds.DELIVERED, "billing", 1, CLIENT),
+        (kinds.DEAD_LETTER, "shipping", 16, ""),
+    )
     for number, (kind, group, attempt, client_id) in enumerate(events):
         found.events.add(
             kind=kind,

@@ -11,27 +11,33 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+import httpx
 import pytest
 
 from aerobee_broker.cli import build_parser
 from aerobee_client.testing import BrokerProcess, run_broker
+from tests.console.support import console_of
+from tests.support.etcd import free_ports
 from tests.support.official_sdks import GO, JAVA, NODE
 from tests.support.page_blocks import NOT_RUN, ROOT, Block, blocks, blocks_of, pages
-from tests.support.programs import GRPCURL, go_program
+from tests.support.programs import GRPCURL, go_program, program
+from tests.support.shell import Shell
 
 _DEFAULT: Final = "127.0.0.1:8081"
 _BLOCKS: Final = blocks()
 _NOT_RUN_COUNT_MAX: Final = 8
 # Parts of a coroutine, as the page says; tests/integration/test_client_examples.py runs their statements.
 _FRAGMENTS: Final = ("docs/client.md",)
-_LANGUAGES: Final = {"console", "python", "toml", "javascript", "java", "go", "rust", "text"}
+_LANGUAGES: Final = {"console", "python", "toml", "javascript", "java", "go", "rust", "text", "nginx"}
 _NEVER_RUN: Final = {"cpp", "csharp", "php"}
 """SDKs that cannot be had; each block says so."""
 _SECONDS: Final = 120.0  # of one program on a busy machine
@@ -280,6 +286,55 @@ def test_the_grpcurl_commands(broker: BrokerProcess, tmp_path: Path) -> None:
     listed, sent = (run_program(["bash", "-euc", each], broker, tmp_path, PATH=path) for each in commands)
     assert "apache.rocketmq.v2.MessagingService" in listed
     assert json.loads(sent)["status"]["code"] == "OK"
+
+
+def test_the_lines_for_nginx(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Through it a message is sent and received, and the console's page and its live tail are seen."""
+    nginx = program("nginx")
+    clients, people = free_ports(2)
+    with console_of(broker.endpoint, "--url", f"http://127.0.0.1:{people}/aerobee") as console:
+        console_address = console.removeprefix("http://").partition("/")[0]
+        lines = only_block("docs/operating.md", "nginx", "server").code
+        for there, here in (
+            ("listen 8443", f"listen 127.0.0.1:{clients}"),
+            ("listen 8080", f"listen 127.0.0.1:{people}"),
+            ("127.0.0.1:8081", broker.endpoint),
+            ("127.0.0.1:8090", console_address),
+        ):
+            assert there in lines
+            lines = lines.replace(there, here)
+        temporary = "".join(f"{kind}_temp_path {tmp_path / kind};" for kind in _NGINX_TEMPORARY)
+        (tmp_path / "nginx.conf").write_text(
+            f"daemon off; user root; pid {tmp_path}/pid; events {{}} http {{ access_log off; {temporary} {lines} }}"
+        )
+        with subprocess.Popen([nginx, "-e", tmp_path / "log", "-c", tmp_path / "nginx.conf"]) as process:
+            try:
+                shell = Shell(f"127.0.0.1:{clients}")
+                _wait_until_listening(clients, people)
+                shell.text("send", "orders", "through nginx")
+                assert "through nginx" in shell.text("receive", "orders", "--group", "billing", "--timeout", "20")
+                address = f"http://127.0.0.1:{people}/aerobee/topics/orders"
+                with httpx.Client(timeout=30) as client:
+                    assert "/aerobee/topics/orders/tail" in client.get(address).text
+                    with client.stream("GET", f"{address}/tail/events") as events:
+                        assert any("through nginx" in line for line in events.iter_lines())
+            finally:
+                process.terminate()
+
+
+def _wait_until_listening(*ports: int) -> None:
+    ends = time.monotonic() + 60
+    for port in ports:
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=5).close()
+                break
+            except ConnectionRefusedError:
+                assert time.monotonic() < ends, f"nginx does not listen on port {port}"
+                time.sleep(0.05)
+
+
+_NGINX_TEMPORARY: Final = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 
 
 def test_blocks_that_are_not_run_say_why() -> None:

@@ -21,6 +21,7 @@ DEBIAN: Final = {
     "chromium": "chromium",
     "etcd": "etcd-server",
     "faketime": "faketime",
+    "nginx": "nginx-light",
     "prometheus": "prometheus",
     "promtool": "prometheus",
     "strace": "strace",
@@ -29,7 +30,7 @@ DEBIAN: Final = {
 HELM: Final = "helm.sh/helm/v3/cmd/helm@v3.19.0"
 GRPCURL: Final = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3"
 KUBERNETES: Final = "1.33.4"
-_PLACES: Final = ("/usr/bin", "/usr/local/bin", "/opt/prometheus")
+_PLACES: Final = ("/usr/bin", "/usr/local/bin", "/usr/sbin", "/opt/prometheus")
 _BUILD_SECONDS: Final = 3000.0  # the largest program, on a busy machine
 
 

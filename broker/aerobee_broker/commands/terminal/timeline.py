@@ -11,7 +11,7 @@ from aerobee_broker.commands.terminal.options import CommandError, with_client
 
 if TYPE_CHECKING:
     from aerobee_client import Client
-    from aerobee_proto import admin_v1
+    from aerobee_proto import admin_v1, v2
 
 
 _HISTORY_SECONDS = 60.0  # a journal may be long
@@ -73,25 +73,33 @@ def _json(found: admin_v1.MessageTimeline) -> dict[str, Any]:
     return fields
 
 
+def _moment(found: v2.Timestamp) -> str:
+    return output.short_time_text(found.ToMilliseconds())
+
+
 def _print(found: admin_v1.MessageTimeline, *, history: bool) -> None:
     from aerobee_client.messages.message import stored_message
 
     message = stored_message(found.message)
     print(f"message {message.message_id} of {message.topic}: {output.body_text(message.body)}")
     output.print_table(
-        ("when", "what", "group", "attempt", "until", "details"),
+        ("when", "what", "group", "attempt", "until", "details", "client"),
         (
             (
-                output.time_text(event.timestamp.ToMilliseconds()) if event.HasField("timestamp") else "not known",
+                output.short_time_text(event.timestamp.ToMilliseconds())
+                if event.HasField("timestamp")
+                else "not known",
                 _words(event.Kind.Name(event.kind)),
                 event.group or "-",
                 event.attempt or "-",
-                output.time_text(event.until.ToMilliseconds()) if event.HasField("until") else "-",
-                " ".join(part for part in (event.detail, event.client_id) if part),
+                _moment(event.until) if event.HasField("until") else "-",
+                event.detail,
+                event.client_id or "-",
             )
             for event in found.events
         ),
         empty="nothing is known of it",
+        least=("until", "client", "attempt"),
     )
     output.print_table(
         ("group", "now", "attempts", "visible again"),
@@ -100,7 +108,9 @@ def _print(found: admin_v1.MessageTimeline, *, history: bool) -> None:
                 state.group,
                 "not known" if state.state == state.STATE_UNSPECIFIED else _words(state.State.Name(state.state)),
                 state.attempts or "-",
-                output.time_text(state.invisible_until.ToMilliseconds()) if state.HasField("invisible_until") else "-",
+                output.short_time_text(state.invisible_until.ToMilliseconds())
+                if state.HasField("invisible_until")
+                else "-",
             )
             for state in found.groups
         ),
