@@ -29,6 +29,7 @@ from aerobee_broker.limits.garbage import GarbageCollection
 from aerobee_broker.limits.ledger import Ledger
 from aerobee_broker.limits.wakes import Gate, Wakes
 from aerobee_broker.listening.listeners import Listening, check_certificate, check_ports, listen_native
+from aerobee_broker.listening.peers import Peers
 from aerobee_broker.messages.admission import Admission
 from aerobee_broker.metrics.http_endpoint import HttpEndpoint
 from aerobee_broker.metrics.page import Metrics
@@ -36,7 +37,6 @@ from aerobee_broker.namesrv.cluster_routes import ClusterRoutes
 from aerobee_broker.namesrv.registrar import Registrar
 from aerobee_broker.parts import BrokerParts
 from aerobee_broker.remoting.service import RemotingService
-from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.statistics.broker_stats import BrokerStats
 from aerobee_broker.tables.deleted_letters import DeletedLetters
@@ -145,7 +145,7 @@ async def run(
     _warn(config)
     check_ports(config)
     check_certificate(config)
-    PeerKey.load(config.peers)  # a missing secret is found before the store recovers
+    Peers.load(config.peers)  # a missing secret is found before the store recovers
     accounts = None if config.auth.accounts is None else Accounts(config.auth.accounts)
     leadership, keeping = _leadership(config)
     metrics, ready = Metrics(config), _Readiness()

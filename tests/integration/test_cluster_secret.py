@@ -12,6 +12,7 @@ import pytest
 from aerobee_broker.config import AuthConfig, BrokerConfig
 from aerobee_broker.config.peers import PeersConfig
 from aerobee_broker.errors import UnauthorizedError
+from aerobee_broker.listening.peers import Peers
 from aerobee_broker.namesrv import server as name_server
 from aerobee_broker.remoting.permissions import check_cluster
 from aerobee_broker.remoting_wire.codes import Answer, Request
@@ -56,7 +57,7 @@ async def _stranger(address: Any, first: bytes) -> bytes:
 
 async def test_a_stranger_can_neither_read_the_log_nor_confirm(tmp_path: Path, peers: PeersConfig) -> None:
     """Without the secret nothing is sent, whichever protocol is spoken, and no send is answered as replicated."""
-    async with master(tmp_path / "m", peers=peers, acks="1", key=SECRET) as running:
+    async with master(tmp_path / "m", peers=peers, acks="1") as running:
         answer = await send(running.client, "Orders", b"hello")
         assert answer.code == Answer.SLAVE_NOT_AVAILABLE
         end = (1 << 20).to_bytes(8, "big")
@@ -70,7 +71,7 @@ async def test_a_stranger_can_neither_read_the_log_nor_confirm(tmp_path: Path, p
 
 async def test_idle_connections_do_not_keep_the_replica_out(tmp_path: Path, peers: PeersConfig) -> None:
     """Of connections that have not authenticated the oldest make room; newer ones are not refused."""
-    async with master(tmp_path / "m", peers=peers, key=SECRET) as running, contextlib.AsyncExitStack() as idle:
+    async with master(tmp_path / "m", peers=peers) as running, contextlib.AsyncExitStack() as idle:
         readers = []
         for _ in range(70):
             reader, writer = await asyncio.open_connection(running.ha.host, running.ha.port)
@@ -79,7 +80,7 @@ async def test_idle_connections_do_not_keep_the_replica_out(tmp_path: Path, peer
         assert await readers[0].read(-1) == b""
         assert not readers[-1].at_eof()
         await send(running.client, "Orders", b"hello")
-        async with replica(tmp_path / "r", running.broker.remoting, peers=peers, key=SECRET) as following:
+        async with replica(tmp_path / "r", running.broker.remoting, peers=peers) as following:
             await following.follows_to(100)
 
 
@@ -87,7 +88,7 @@ async def test_accounts_and_replication_keep_topics_groups_and_offsets(
     tmp_path: Path, peers: PeersConfig, auth: AuthConfig
 ) -> None:
     """The replica copies the tables by signed requests, and has them after its promotion."""
-    async with master(tmp_path / "m", peers=peers, auth=auth, key=SECRET) as running:
+    async with master(tmp_path / "m", peers=peers, auth=auth) as running:
         operator = await RemotingClient.connect(running.broker.remoting)
 
         async def call(code: int, fields: dict[str, object], connection: RemotingClient = operator) -> Command:
@@ -97,7 +98,7 @@ async def test_accounts_and_replication_keep_topics_groups_and_offsets(
         assert (await call(Request.UPDATE_AND_CREATE_TOPIC, topic)).code == 0
         offset = {"consumerGroup": "Billing", "topic": "Orders", "queueId": 0, "commitOffset": 0}
         await call(Request.UPDATE_CONSUMER_OFFSET, offset)
-        async with replica(tmp_path / "r", running.broker.remoting, peers=peers, auth=auth, key=SECRET) as following:
+        async with replica(tmp_path / "r", running.broker.remoting, peers=peers, auth=auth) as following:
             await following.has_tables()
             await operator.close()
             listening = await following.promote()
@@ -108,7 +109,7 @@ async def test_accounts_and_replication_keep_topics_groups_and_offsets(
 
 async def test_a_replica_without_tables_is_promoted_only_by_force(tmp_path: Path, peers: PeersConfig) -> None:
     """Its status says that topics, groups and offsets are missing."""
-    async with replica(tmp_path / "r", None, master="127.0.0.1:1", peers=peers, key=SECRET) as following:
+    async with replica(tmp_path / "r", None, master="127.0.0.1:1", peers=peers) as following:
         assert (await following.status())["haClientRuntimeInfo"]["tablesMissing"] is True
         refused = await following.client.call(Request.NOTIFY_BROKER_ROLE_CHANGED, {"masterBrokerId": 1})
         assert refused.code == Answer.SYSTEM_ERROR
@@ -118,15 +119,19 @@ async def test_a_replica_without_tables_is_promoted_only_by_force(tmp_path: Path
         await asyncio.wait_for(following.promoted, 60)
 
 
-async def test_a_name_server_takes_registrations_of_signed_brokers_only(tmp_path: Path) -> None:
+async def test_a_name_server_takes_registrations_of_signed_brokers_only(tmp_path: Path, peers: PeersConfig) -> None:
     """Neither registrations nor changes of routes without the secret; a living broker keeps its id."""
-    key, other = PeerKey("aerobee", SECRET.encode()), PeerKey("aerobee", b"another secret, longer")
+    key, other = Peers.load(peers), PeerKey("aerobee", b"another secret, longer")
     stop, bound = asyncio.Event(), asyncio.get_running_loop().create_future()
     from aerobee_broker.config import Address
 
     running = asyncio.create_task(
         name_server.run(
-            Address("127.0.0.1", 0), tmp_path, stop, bound.set_result, check=lambda request: check_cluster(request, key)
+            Address("127.0.0.1", 0),
+            tmp_path,
+            stop,
+            bound.set_result,
+            check=lambda request, connection: check_cluster(request, connection, key),
         )
     )
     client = await RemotingClient.connect(await bound)
@@ -136,7 +141,8 @@ async def test_a_name_server_takes_registrations_of_signed_brokers_only(tmp_path
         *(Request.PUT_KV_CONFIG, Request.UNREGISTER_BROKER),
     ):
         fields = {**names, "brokerAddr": "10.0.0.1:10911", "haServerAddr": "10.0.0.1:10912", "value": "v"}
-        for signer in (None, other, key):
+        signers: tuple[PeerKey | Peers | None, ...] = (None, other, key)
+        for signer in signers:
             request = Command(code, fields=dict(fields))
             if signer is not None:
                 signer.sign(request)
@@ -147,13 +153,13 @@ async def test_a_name_server_takes_registrations_of_signed_brokers_only(tmp_path
     assert await running == 0
 
 
-def test_the_secret_is_asked_of_cluster_requests_only() -> None:
+def test_the_secret_is_asked_of_cluster_requests_only(peers: PeersConfig) -> None:
     """Clients of a broker without accounts need no secret."""
-    key = PeerKey("aerobee", SECRET.encode())
-    check_cluster(Command(Request.PULL_MESSAGE), key)
+    key = Peers.load(peers)
+    check_cluster(Command(Request.PULL_MESSAGE), None, key)
     for code in (Request.REGISTER_BROKER, Request.GET_ALL_TOPIC_CONFIG, Request.NOTIFY_BROKER_ROLE_CHANGED):
         with pytest.raises(UnauthorizedError):
-            check_cluster(Command(code), key)
+            check_cluster(Command(code), None, key)
 
 
 def test_replicas_at_other_machines_need_the_secret_with_accounts(tmp_path: Path, auth: AuthConfig) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from aerobee_broker.config import Address
+from aerobee_broker.config.peers import PeersConfig
+from aerobee_broker.listening.peers import Peers
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_client.testing import AddressKeeper
 from tests.support.etcd import free_ports
@@ -23,14 +25,21 @@ SECONDS: Final = 120.0
 class BrokerProcess:
     """A broker on one store, with the same addresses in every life."""
 
-    def __init__(self, directory: Path, name: str, *arguments: str, config: str = "") -> None:
-        """`arguments` of `aerobee serve` besides store and addresses; `config`: the text of its settings file."""
+    def __init__(
+        self, directory: Path, name: str, *arguments: str, config: str = "", peers: PeersConfig | None = None
+    ) -> None:
+        """`arguments` of `aerobee serve` besides store and addresses; `config`: the text of its settings file.
+
+        `peers`: the section of that name, for the broker and for those who ask it.
+        """
         self.name = name
         self.store = directory / name
         self.arguments = arguments
+        self._peers = peers or PeersConfig()
+        self._identity = Peers.load(self._peers)
         self._log = directory / f"{name}.log"
         self._config = directory / f"{name}.toml"
-        self._config.write_text(config)
+        self._config.write_text(config + _section(self._peers))
         self.grpc, self.remoting, self.metrics, self.replicas = (f"127.0.0.1:{port}" for port in free_ports(4))
         self.process: asyncio.subprocess.Process | None = None
 
@@ -86,7 +95,9 @@ class BrokerProcess:
 
     async def status(self) -> Any:
         """The answer about replication."""
-        client = await self.connect()
+        address = Address.parse(self.remoting)
+        client = await RemotingClient.connect(address, self._identity.context_to(address.host))
+        client.sign = self._identity.sign
         try:
             return json_body(await client.call(Request.GET_BROKER_HA_STATUS))
         finally:
@@ -104,9 +115,10 @@ class BrokerProcess:
         """The bodies in queue 0, in order."""
         return await bodies_of(Address.parse(self.remoting), topic)
 
-    async def command(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run `aerobee promote` or `aerobee replication` for this broker."""
+    async def command(self, name: str, *arguments: str, proves: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run `aerobee promote` or `aerobee replication` for this broker. `proves`: with what its peers have."""
         command = [sys.executable, "-m", "aerobee_broker", name, "--remoting", self.remoting, "--timeout", "60"]
+        command += peer_arguments(self._peers) if proves else []
         return await asyncio.to_thread(
             subprocess.run, [*command, *arguments], capture_output=True, text=True, timeout=SECONDS, check=False
         )
@@ -147,3 +159,17 @@ async def running(*brokers: BrokerProcess) -> AsyncIterator[None]:
         keeper.release()
         for each in brokers:
             await each.kill()
+
+
+_PROOFS: Final = ("secret_key_file", "certificate", "key", "authorities")
+
+
+def peer_arguments(peers: PeersConfig) -> list[str]:
+    """The options of commands for what brokers prove to each other."""
+    found = [(name, getattr(peers, name)) for name in _PROOFS]
+    return [part for name, path in found if path is not None for part in (f"--{name.replace('_', '-')}", str(path))]
+
+
+def _section(peers: PeersConfig) -> str:
+    lines = [f'{name} = "{path}"' for name in _PROOFS if (path := getattr(peers, name)) is not None]
+    return "\n".join(["\n[peers]", *lines, ""]) if lines else ""

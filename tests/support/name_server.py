@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -18,9 +18,12 @@ def our_name_server(directory: Path) -> Iterator[str]:
 
 
 @contextmanager
-def name_server_process(directory: Path, log: Path | None = None) -> Iterator[tuple[str, int]]:
+def name_server_process(
+    directory: Path, log: Path | None = None, arguments: Sequence[str] = ()
+) -> Iterator[tuple[str, int]]:
     """The same; yields also its process id, and with `log` writes its log there."""
     command = [sys.executable, "-m", "aerobee_broker", "namesrv", "--listen", "127.0.0.1:0", "--store", str(directory)]
+    command += arguments
     with (
         ExitStack() as files,
         subprocess.Popen(

@@ -118,7 +118,7 @@ class RemotingClient:
                             waiting.set_result(command)
                     else:
                         self.asked.put_nowait(command)
-        except ConnectionError:
+        except (ConnectionError, ssl.SSLError):
             pass
         finally:  # also when this client closes the connection
             for waiting in self._waiting.values():
@@ -128,13 +128,13 @@ class RemotingClient:
 
 @asynccontextmanager
 async def remoting_broker(
-    directory: Path, *, clock: Clock | None = None, **changes: Any
+    directory: Path, *, clock: Clock | None = None, tls: ssl.SSLContext | None = None, **changes: Any
 ) -> AsyncIterator[tuple[InProcessBroker, RemotingClient]]:
-    """A broker with a remoting port, and a connection to it."""
+    """A broker with a remoting port, and a connection to it, with `tls` as a broker's."""
     loopback = Address("127.0.0.1", 0)
     listen = ListenConfig(grpc=loopback, metrics=loopback, remoting=loopback, drain_seconds=0.5)
     async with in_process_broker(directory, clock=clock, **{"listen": listen, **changes}) as broker:
-        client = await RemotingClient.connect(broker.remoting)
+        client = await RemotingClient.connect(broker.remoting, tls)
         try:
             yield broker, client
         finally:

@@ -14,8 +14,8 @@ from aerobee_broker.config import Address, AuthConfig, BrokerConfig, ListenConfi
 from aerobee_broker.config.peers import PeersConfig
 from aerobee_broker.config.replication import ReplicationConfig
 from aerobee_broker.listening.listeners import Listening
+from aerobee_broker.listening.peers import Peers
 from aerobee_broker.remoting_wire.codes import Request
-from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_store import StoreConfig
 from tests.support.in_process_broker import InProcessBroker
 from tests.support.remoting_client import RemotingClient, json_body, remoting_broker
@@ -44,18 +44,19 @@ async def master(
     namesrv: tuple[str, ...] = (),
     peers: PeersConfig | None = None,
     auth: AuthConfig | None = None,
-    key: str = "",
     **replication: Any,
 ) -> AsyncIterator[Master]:
     """A master on free ports."""
     config = ReplicationConfig(**{"role": "master", "listen": "127.0.0.1:0", **replication})
     store = store_config(directory, segment_size)
     changes: dict[str, Any] = {"peers": peers or PeersConfig(), "auth": auth or AuthConfig()}
+    identity = Peers.load(peers or PeersConfig())
+    changes["tls"] = identity.context_to("127.0.0.1")
     async with remoting_broker(directory, replication=config, store=store, namesrv=namesrv, **changes) as (
         broker,
         client,
     ):
-        client.sign = PeerKey("aerobee", key.encode()).sign if key else None
+        client.sign = identity.sign
         fields = (await client.call(Request.EXCHANGE_BROKER_HA_INFO)).fields
         yield Master(broker, client, Address.parse(fields["masterHaAddress"]))
 
@@ -118,7 +119,6 @@ async def replica(
     namesrv: tuple[str, ...] = (),
     peers: PeersConfig | None = None,
     auth: AuthConfig | None = None,
-    key: str = "",
     **replication: Any,
 ) -> AsyncIterator[RunningReplica]:
     """A replica of the broker at this remoting address, or of the one that name servers list.
@@ -160,8 +160,9 @@ async def replica(
             await running  # raises the reason if it did not start
         address = ready.result() if ready.done() else promoted.result().remoting
         assert address is not None
-        client = await RemotingClient.connect(address)
-        client.sign = PeerKey("aerobee", key.encode()).sign if key else None
+        identity = Peers.load(peers or PeersConfig())
+        client = await RemotingClient.connect(address, identity.context_to(address.host))
+        client.sign = identity.sign
         try:
             yield RunningReplica(client, address, promoted)
         finally:

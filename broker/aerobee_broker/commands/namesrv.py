@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aerobee_broker.commands.terminal.options import new_command
+from aerobee_broker.commands.terminal.peer_options import add_peer_options, peers_of
 
 if TYPE_CHECKING:
     from aerobee_broker.commands.terminal.options import Commands
     from aerobee_broker.config import Address
-    from aerobee_broker.remoting_wire.signature import PeerKey
+    from aerobee_broker.listening.peers import Peers
 
 _EXAMPLES = """\
   aerobee namesrv                                     on 127.0.0.1:9876
-  aerobee namesrv --listen 0.0.0.0:9876 --store /var/lib/aerobee-namesrv
+  aerobee namesrv --listen 0.0.0.0:9876 --secret-key-file S --certificate C --key K --authorities A
   aerobee serve --listen-remoting 127.0.0.1:10911 --namesrv "127.0.0.1:9876;127.0.0.1:9877"   register a broker
 
 A single broker needs no name server: `aerobee serve --listen-remoting` answers for itself. SIGTERM and Ctrl-C
@@ -32,14 +33,19 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--listen", metavar="HOST:PORT", default="127.0.0.1:9876", help="for brokers and clients (default: %(default)s)"
     )
-    parser.add_argument(
-        "--secret-key-file",
-        metavar="FILE",
-        type=Path,
-        help="the secret of the cluster: only brokers that sign with it may register, and operators change routes",
+    add_peer_options(
+        parser, "the secret of the cluster: only brokers that sign with it may register, and operators change routes"
     )
     parser.add_argument(
-        "--access-key", metavar="NAME", default="aerobee", help="the name of that secret (default: %(default)s)"
+        "--addresses",
+        metavar="ADDRESSES",
+        default="",
+        help="private addresses of RocketMQ's brokers, which sign and use no TLS, as 10.0.0.7;10.0.0.8",
+    )
+    parser.add_argument(
+        "--private-network",
+        action="store_true",
+        help="only trusted machines reach --listen, so neither secret nor certificate is needed there",
     )
     parser.add_argument(
         "--store",
@@ -56,8 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     import uvloop
 
     from aerobee_broker.config import Address
-    from aerobee_broker.config.peers import PeersConfig
-    from aerobee_broker.remoting_wire.signature import PeerKey
+    from aerobee_broker.listening.peers import Peers
     from aerobee_store.errors import ConfigError
 
     try:
@@ -66,24 +71,25 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"--listen: {arguments.listen!r} is not an address: {error}, such as 127.0.0.1:9876"
         ) from None
-    peers = PeerKey.load(PeersConfig(access_key=arguments.access_key, secret_key_file=arguments.secret_key_file))
+    config = peers_of(
+        arguments,
+        addresses=tuple(filter(None, arguments.addresses.split(";"))),
+        private_network=arguments.private_network,
+    )
+    if not address.is_loopback:
+        config.check_reach(f"brokers that register at {address}")
+    peers = Peers.load(config)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(address, arguments.store, peers))
 
 
-async def _serve(address: Address, directory: Path, peers: PeerKey | None) -> int:
+async def _serve(address: Address, directory: Path, peers: Peers) -> int:
     import asyncio
 
     from aerobee_broker.limits.garbage import leave_collections_to_the_loop
     from aerobee_broker.namesrv import server
     from aerobee_broker.remoting.permissions import check_cluster
-
-    if peers is None and not address.is_loopback:
-        logging.getLogger(__name__).warning(
-            "listening on %s without --secret-key-file: anyone who can reach it may register brokers and change routes",
-            address,
-        )
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -98,5 +104,6 @@ async def _serve(address: Address, directory: Path, peers: PeerKey | None) -> in
         directory,
         stop,
         serving,
-        check=lambda request: check_cluster(request, peers),
+        check=lambda request, connection: check_cluster(request, connection, peers),
+        identity=peers,
     )

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aerobee_broker.commands.terminal import questions
 from aerobee_broker.commands.terminal.options import CommandError, new_command
+from aerobee_broker.commands.terminal.peer_options import add_peer_options, peers_of
 
 if TYPE_CHECKING:
     from aerobee_broker.commands.terminal.options import Commands
     from aerobee_broker.config import Address
+    from aerobee_broker.listening.peers import Peers
     from aerobee_broker.remoting_wire.frame import Command
-    from aerobee_broker.remoting_wire.signature import PeerKey
 
 _STATUS_EXAMPLES = """\
   aerobee replication                          of the broker at 127.0.0.1:10911
@@ -40,13 +40,7 @@ def add_parser(commands: Commands) -> None:
     promote.add_argument("--force", action="store_true", help="also a replica that lacks messages or tables")
     questions.add_confirmation(promote, "what the replica has and lacks")
     for parser in (status, promote):
-        parser.add_argument(
-            "--secret-key-file",
-            metavar="FILE",
-            type=Path,
-            help="sign with the secret of the cluster (peers.secret_key_file)",
-        )
-        parser.add_argument("--access-key", metavar="NAME", default="aerobee", help="(default: %(default)s)")
+        add_peer_options(parser, "sign with the secret of the cluster (peers.secret_key_file)")
         parser.add_argument(
             "--remoting",
             metavar="HOST:PORT",
@@ -151,8 +145,7 @@ def _ask(arguments: argparse.Namespace, *requests: Command) -> list[Command]:
     import asyncio
 
     from aerobee_broker.config import Address
-    from aerobee_broker.config.peers import PeersConfig
-    from aerobee_broker.remoting_wire.signature import PeerKey
+    from aerobee_broker.listening.peers import Peers
 
     try:
         address = Address.parse(arguments.remoting)
@@ -160,13 +153,11 @@ def _ask(arguments: argparse.Namespace, *requests: Command) -> list[Command]:
         raise CommandError(
             f"--remoting: {arguments.remoting!r} is not an address: {error}, such as 127.0.0.1:10911"
         ) from None
-    peers = PeerKey.load(PeersConfig(access_key=arguments.access_key, secret_key_file=arguments.secret_key_file))
+    peers = Peers.load(peers_of(arguments))
     return asyncio.run(_ask_all(address, requests, arguments.timeout, peers))
 
 
-async def _ask_all(
-    address: Address, requests: tuple[Command, ...], seconds: float, peers: PeerKey | None
-) -> list[Command]:
+async def _ask_all(address: Address, requests: tuple[Command, ...], seconds: float, peers: Peers) -> list[Command]:
     import asyncio
 
     from aerobee_broker.remoting_wire.connection import Connection, PeerGoneError, RemotingServer
@@ -175,13 +166,10 @@ async def _ask_all(
         return None
 
     answers = []
-    outgoing = RemotingServer(refuse)
-    outgoing.sign = None if peers is None else peers.sign
+    outgoing = RemotingServer(refuse, identity=peers)
     try:
         async with asyncio.timeout(seconds):
-            _, connection = await asyncio.get_running_loop().create_connection(
-                outgoing.connection, address.host, address.port
-            )
+            connection = await outgoing.connect(address)
             for request in requests:
                 answers.append(await connection.ask(request, seconds))
             connection.close()

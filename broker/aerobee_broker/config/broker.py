@@ -101,6 +101,7 @@ class BrokerConfig(Section):
             if advertised is not None and not advertised.port:
                 raise ConfigError(f"listen.{key}: clients cannot connect to port 0; give the port that they reach")
         self._check_replication()
+        self._check_peers()
         self._check_unix()
         self._check_tls()
         self._check_console()
@@ -123,18 +124,6 @@ class BrokerConfig(Section):
             raise ConfigError(
                 "replication.role: needs the remoting protocol; set listen.remoting, such as 0.0.0.0:10911"
             )
-        if (
-            self.auth.accounts is not None
-            and replication.role != "none"
-            and replication.listen
-            and self.peers.secret_key_file is None
-            and not self.peers.addresses
-            and not Address.parse(replication.listen).is_loopback
-        ):
-            raise ConfigError(
-                "peers.secret_key_file: missing; with auth.accounts, replicas at other machines must prove who they "
-                "are. Name a file with a secret that all brokers of the cluster share, made with `openssl rand -hex 20`"
-            )
         for key in ("listen", "advertise", "master", "master_ha"):
             if text := getattr(replication, key):
                 try:
@@ -147,6 +136,23 @@ class BrokerConfig(Section):
             raise ConfigError(
                 "replication.master: missing; name the master's remoting address, or name servers (broker.namesrv)"
             )
+
+    def _check_peers(self) -> None:
+        """With accounts, brokers that are not on this machine alone prove who they are."""
+        replication = self.replication
+        if self.auth.accounts is None:
+            return
+        if replication.role != "none":
+            if replication.listen and not Address.parse(replication.listen).is_loopback:
+                self.peers.check_reach("with auth.accounts, replicas at other machines", rocketmq_only=True)
+            for text in filter(None, (replication.master, replication.master_ha)):
+                self._check_reach_of(Address.parse(text), "a master at another machine, and its replicas,")
+        for address in self.name_servers:
+            self._check_reach_of(address, "brokers that register with name servers at other machines")
+
+    def _check_reach_of(self, address: Address, who: str) -> None:
+        if not address.is_loopback and not self.peers.names(address.host):
+            self.peers.check_reach(f"with auth.accounts, {who}")
 
     def _check_unix(self) -> None:
         for item in fields(self.listen):

@@ -14,7 +14,8 @@ from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.errors import ListenError
 from aerobee_broker.front.grpcio_front import GrpcioServer
 from aerobee_broker.front.methods import Methods
-from aerobee_broker.listening.listeners import CertificateContents, CertificateFiles, Listening, make_certificate
+from aerobee_broker.listening.certificate_files import CertificateContents, CertificateFiles
+from aerobee_broker.listening.listeners import Listening, make_certificate
 
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
@@ -81,7 +82,7 @@ def _tls_credentials(config: BrokerConfig) -> grpc.ServerCredentials:
 
 
 def _configuration(found: CertificateContents) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], found.client_authorities)
+    return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], found.authorities)
 
 
 def _bound(setting: str, address: Address, bind: Callable[[], int]) -> Address:

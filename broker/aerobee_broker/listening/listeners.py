@@ -13,16 +13,16 @@ import socket
 import ssl
 import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec import Struct
 
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.errors import ListenError
-from aerobee_broker.front.sockets import Front, Security, remove_stale_socket
+from aerobee_broker.front.accepting import Security
+from aerobee_broker.front.sockets import Front, remove_stale_socket
+from aerobee_broker.listening.certificate_files import CertificateFiles, load_authorities
 from aerobee_broker.listening.certificates import Issued, development_certificate
-from aerobee_store.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 AUTHORITY_FILE: Final = "dev-ca.crt"
@@ -66,7 +66,7 @@ def check_certificate(config: BrokerConfig) -> None:
     if config.tls.certificate is not None and config.tls.key is not None:
         CertificateFiles(config.tls.certificate, config.tls.key, config.tls.client_authorities).load()
     elif config.tls.client_authorities is not None:
-        _load_authorities(_context(config), config.tls.client_authorities)
+        load_authorities(_context(config), config.tls.client_authorities)
 
 
 def listen_native(front: Front, config: BrokerConfig) -> Listening:
@@ -130,80 +130,7 @@ class TlsContexts:
             file.flush()
             self._context.load_cert_chain(file.name)
         if self._config.tls.client_authorities is not None:
-            _load_authorities(self._context, self._config.tls.client_authorities)
-
-
-class CertificateContents(NamedTuple):
-    """PEM: the certificate with its chain, its key, and the authorities that sign certificates of clients."""
-
-    certificate: bytes
-    key: bytes
-    client_authorities: bytes | None
-
-
-class CertificateFiles:
-    """A certificate (with the chain that leads to it, if any), its key, and the authorities of clients, if any: PEM."""
-
-    def __init__(self, certificate: Path, key: Path, client_authorities: Path | None = None) -> None:
-        self._certificate = certificate
-        self._key = key
-        self._client_authorities = client_authorities
-        self._seen: object = None
-
-    def load(self) -> CertificateContents:
-        """Read the files. ConfigError with the file and the cause."""
-        self._seen = self._stamp()
-        contents = []
-        for setting, path in (("tls.certificate", self._certificate), ("tls.key", self._key)):
-            try:
-                contents.append(path.read_bytes())
-            except OSError as error:
-                raise ConfigError(f"{setting}: {path}: {error.strerror}; check the path and its permissions") from None
-        try:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(self._certificate, self._key, password=lambda: b"")
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"tls.certificate, tls.key: {self._certificate} and {self._key} are not a certificate and its key: "
-                f"{error}; give both as PEM, the key without a password"
-            ) from None
-        authorities = None
-        if self._client_authorities is not None:
-            authorities = _load_authorities(context, self._client_authorities)
-        return CertificateContents(contents[0], contents[1], authorities)
-
-    def load_into(self, context: ssl.SSLContext) -> None:
-        """Load the files into this context for new connections. They were checked before."""
-        context.load_cert_chain(self._certificate, self._key, password=lambda: b"")
-        if self._client_authorities is not None:
-            _load_authorities(context, self._client_authorities)
-
-    def load_if_changed(self) -> CertificateContents | None:
-        """The files if they have changed since the last read and are usable; otherwise None.
-
-        Called for each connection; by grpcio's server from a thread of its own.
-        """
-        if self._stamp() == self._seen:
-            return None
-        try:
-            loaded = self.load()
-        except ConfigError as error:
-            _log.error("certificate not replaced, the previous one stays in use: %s", error)
-            return None
-        _log.info("certificate replaced file=%s", self._certificate)
-        return loaded
-
-    def _stamp(self) -> object:
-        stamps = []
-        for path in (self._certificate, self._key, self._client_authorities):
-            if path is None:
-                continue
-            try:
-                status = path.stat()
-                stamps.append((status.st_mtime_ns, status.st_size, status.st_ino))
-            except OSError:
-                stamps.append((0, 0, 0))
-        return stamps
+            load_authorities(self._context, self._config.tls.client_authorities)
 
 
 def _context(config: BrokerConfig) -> ssl.SSLContext:
@@ -215,23 +142,6 @@ def _context(config: BrokerConfig) -> ssl.SSLContext:
         is_required = config.tls.client_certificates == "required"
         context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
     return context
-
-
-def _load_authorities(context: ssl.SSLContext, file: Path) -> bytes:
-    """Trust client certificates signed by these authorities; return the content of the file. ConfigError."""
-    try:
-        contents = file.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"tls.client_authorities: {file}: {error.strerror}; check the path and its permissions"
-        ) from None
-    try:
-        context.load_verify_locations(file)
-    except OSError as error:
-        raise ConfigError(
-            f"tls.client_authorities: {file} has no certificates: {error}; give those of the authorities as PEM"
-        ) from None
-    return contents
 
 
 def make_certificate(config: BrokerConfig) -> Issued:

@@ -18,11 +18,11 @@ from aerobee_broker.backoff import Backoff
 from aerobee_broker.config import Address, BrokerConfig, Settings
 from aerobee_broker.errors import BrokerError
 from aerobee_broker.listening.listeners import Listening
+from aerobee_broker.listening.peers import Peers
 from aerobee_broker.namesrv.route_tables import MASTER_ID, QueueData
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection, RemotingServer
 from aerobee_broker.remoting_wire.frame import Command
-from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.tables.predefined_topics import predefined_topics
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import MESSAGE_TYPE
@@ -77,9 +77,8 @@ class Registrar:
         self._grpc: Listening | None = None
         self._connections: dict[Address, Connection] = {}
         self._leaving = False
-        self._outgoing = RemotingServer(self._ignore)  # refuses all requests of the name server
-        peers = PeerKey.load(settings.current.peers)
-        self._outgoing.sign = None if peers is None else peers.sign
+        # refuses all requests of the name server
+        self._outgoing = RemotingServer(self._ignore, identity=Peers.load(settings.current.peers))
 
     def listening(self, bound: Address, grpc: Listening | None = None) -> None:
         """Set the addresses of the broker, before `run` registers it; without `grpc` it serves no gRPC."""
@@ -125,7 +124,7 @@ class Registrar:
     async def _registered(self, server: Address) -> None:
         """Register, and repeat it whenever it is due, while the connection lives."""
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(self._outgoing.connection, server.host, server.port)
+        connection = await self._outgoing.connect(server)
         try:
             while connection.is_open and not self._leaving:
                 revision = self._tables.topics.saved_revision

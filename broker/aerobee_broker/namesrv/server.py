@@ -22,7 +22,7 @@ from aerobee_broker.limits.ledger import Ledger
 from aerobee_broker.namesrv.requests import WIPED_FILE, KvConfig, NameServerRequests, WritePermissions
 from aerobee_broker.namesrv.route_tables import RouteTables
 from aerobee_broker.remoting_wire.codes import Answer
-from aerobee_broker.remoting_wire.connection import Connection, RemotingServer
+from aerobee_broker.remoting_wire.connection import Connection, Identity, RemotingServer
 from aerobee_broker.remoting_wire.errors import RemotingError
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_store import SystemClock
@@ -43,9 +43,11 @@ async def run(
     announce: Callable[[Address], None],
     *,
     clock: Clock | None = None,
-    check: Callable[[Command], None] = lambda request: None,
+    check: Callable[[Command, Connection], None] = lambda request, connection: None,
+    identity: Identity | None = None,
 ) -> int:
     """Serve until `stop` is set; returns 0. `announce` gets the bound address; `check` refuses requests by raising.
+    `identity`: of this process among brokers.
 
     Raises ListenError, TableFormatError, UnreadableTableError, OSError.
     """
@@ -64,10 +66,10 @@ async def run(
         handler = requests.handlers.get(request.code)
         if handler is None:
             raise RemotingError(Answer.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
-        check(request)
+        check(request, connection)
         return await handler(request, connection)
 
-    server = RemotingServer(handle, ledger=ledger)
+    server = RemotingServer(handle, ledger=ledger, identity=identity)
     server.closed_listeners.append(lambda connection: _log_gone(tables.connection_closed(connection.key), "closed"))
     bound = await server.listen("--listen", address)
     announce(bound)

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 from aerobee_broker.clients.accounts import Account, Accounts, Right
 from aerobee_broker.clients.permissions import REMOTING, ask
+from aerobee_broker.listening.peers import Peers
+from aerobee_broker.remoting_wire.connection import Connection
 from aerobee_broker.remoting_wire.frame import Command
-from aerobee_broker.remoting_wire.signature import PeerKey, signed_parts
+from aerobee_broker.remoting_wire.signature import signed_parts
 from aerobee_store import CorruptRecordError, MessageStore, RecordNotFoundError
 
 
@@ -19,36 +21,36 @@ class Permissions:
         accounts: Accounts | None,
         store: MessageStore,
         owner_of: Callable[[str], str | None],
-        peers: PeerKey | None = None,
+        peers: Peers | None = None,
     ) -> None:
         """`owner_of`: the access key of the account to which a client id belongs, None for nobody's."""
         self._accounts = accounts
         self._peers = peers
         self._known = _Known(store, owner_of)
 
-    def check(self, request: Command) -> None:
+    def check(self, request: Command, connection: Connection | None = None) -> None:
         """Set the access key of the request's account. Raise UnauthorizedError if the signature is not from a known
         account, and ForbiddenError if the account may not do this, or if the code has no row in the table."""
         if self._accounts is None:
-            check_cluster(request, self._peers)
+            check_cluster(request, connection, self._peers)
             return
         if self._peers is not None and self._peers.is_named(request):
-            self._peers.check(request)
-            account = Account(self._peers.access_key, None, cluster=True)
+            self._peers.check(request, connection)
+            account = Account(request.access_key, None, cluster=True)
         else:
             account = self._accounts.of_content(*signed_parts(request))
         ask(account, REMOTING.get(request.code), f"request {request.code:d}", request, self._known)
         request.access_key = account.access_key
 
 
-def check_cluster(request: Command, peers: PeerKey | None) -> None:
-    """Without accounts: what brokers do among themselves needs the secret of the cluster, if there is one.
-    UnauthorizedError."""
+def check_cluster(request: Command, connection: Connection | None, peers: Peers | None) -> None:
+    """Without accounts: what brokers do among themselves needs the secret and a certificate of the cluster, if there
+    are such. UnauthorizedError."""
     if peers is None:
         return
     row = REMOTING.get(request.code, ())
     if peers.is_named(request) or any(need.right is Right.CLUSTER for need in row):
-        peers.check(request)
+        peers.check(request, connection)
 
 
 class _Known:

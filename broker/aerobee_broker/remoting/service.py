@@ -7,6 +7,7 @@ from typing import Final
 
 from aerobee_broker.config import Address
 from aerobee_broker.front.protocol_detection import DetectedProtocol
+from aerobee_broker.listening.peers import Peers
 from aerobee_broker.namesrv.registrar import own_topics
 from aerobee_broker.namesrv.requests import LOCAL, WIPED_FILE, KvConfig, NameServerRequests, WritePermissions
 from aerobee_broker.namesrv.route_tables import MASTER_ID, Registration, RouteTables
@@ -33,7 +34,6 @@ from aerobee_broker.remoting_wire.connection import Connection, Handler, Remotin
 from aerobee_broker.remoting_wire.errors import RemotingError
 from aerobee_broker.remoting_wire.fields import answer, body_object, member
 from aerobee_broker.remoting_wire.frame import Command, is_frame
-from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.statistics.broker_stats import BrokerStats
 from aerobee_broker.tables.operations import Operations
 from aerobee_broker.tables.runtime_settings import RuntimeSettings
@@ -64,10 +64,9 @@ class RemotingService:
         self.routes = RouteTables(clock)
         self._registered_revision = -1
         self._has_left = False  # its own name server
-        self._permissions = Permissions(
-            parts.accounts, store, self.clients.owner_of, PeerKey.load(settings.current.peers)
-        )
-        self.server = RemotingServer(self.handle, ledger=parts.ledger)
+        peers = Peers.load(settings.current.peers)
+        self._permissions = Permissions(parts.accounts, store, self.clients.owner_of, peers)
+        self.server = RemotingServer(self.handle, ledger=parts.ledger, identity=peers)
         self.server.closed_listeners.append(self._closed)
         self._offsets = OffsetRequests(store, tables, deliveries)
         self.request_modes = RequestModes(settings, store, tables, self.clients)
@@ -192,7 +191,7 @@ class RemotingService:
         handler = self._handlers.get(request.code)
         if handler is None:
             raise RemotingError(Answer.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
-        self._permissions.check(request)
+        self._permissions.check(request, connection)
         return await handler(request, connection)
 
     def leave_routes(self) -> None:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 from aerobee_broker.config import Address
 from aerobee_broker.errors import BrokerError, ListenError, TooManyRequestsError
+from aerobee_broker.front.accepting import PeerPort, TlsContext
 from aerobee_broker.front.proxy_header import ProxyHeaderError, proxy_header_size
 from aerobee_broker.front.unsent_answers import UnsentAnswers
 from aerobee_broker.limits.byte_budget import Share
@@ -51,6 +53,20 @@ Handler = Callable[[Command, "Connection"], Awaitable[Command | None]]
 """Answers a request; None: it has no answer."""
 
 
+class Identity(Protocol):
+    """What this process proves to the other side, when that is a broker or a name server."""
+
+    @property
+    def accepting(self) -> TlsContext | None:
+        """For connections of brokers that are accepted; None: they are plaintext."""
+
+    def context_to(self, host: str) -> ssl.SSLContext | None:
+        """For a connection to this host; None: it is plaintext."""
+
+    def sign(self, request: Command) -> None:
+        """Sign a request, if there is a secret."""
+
+
 class PeerGoneError(BrokerError):
     """The connection ended before the peer answered."""
 
@@ -75,13 +91,16 @@ class Connection(asyncio.Protocol):
         "_waits_for_memory",
         "_writable",
         "holdings",
+        "is_of_broker",
         "key",
         "local",
         "peer",
     )
 
-    def __init__(self, server: RemotingServer) -> None:
+    def __init__(self, server: RemotingServer, *, is_of_broker: bool = False) -> None:
         self._server = server
+        self.is_of_broker: Final = is_of_broker
+        """Whether the other side has shown a certificate of the cluster."""
         self._reader = FrameReader()
         self._begun: bytearray | None = bytearray()  # until it is known whether a PROXY header comes first
         self._transport: asyncio.Transport | None = None
@@ -248,8 +267,8 @@ class Connection(asyncio.Protocol):
         if not self.is_open:
             raise PeerGoneError("the connection has ended")
         command.opaque = self._next_opaque()
-        if self._server.sign is not None:
-            self._server.sign(command)
+        if self._server.identity is not None:
+            self._server.identity.sign(command)
         asked: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
         self._asked[command.opaque] = asked
         try:
@@ -370,21 +389,31 @@ class Connection(asyncio.Protocol):
 class RemotingServer:
     """Listens, and owns the connections. Its tasks are those of requests; they end with `stop`."""
 
-    def __init__(self, handler: Handler, *, idle_seconds: float = IDLE_SECONDS, ledger: Ledger | None = None) -> None:
-        """`ledger` counts what waits for peers; without one the server has its own, with the default limits."""
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        idle_seconds: float = IDLE_SECONDS,
+        ledger: Ledger | None = None,
+        identity: Identity | None = None,
+    ) -> None:
+        """`ledger` counts what waits for peers; without one the server has its own, with the default limits.
+
+        `identity`: of this process among brokers.
+        """
         self.handler = handler
         self.ledger = ledger or Ledger()
         self.idle_seconds = idle_seconds
         self.connections: set[Connection] = set()
         self.closed_listeners: list[Callable[[Connection], None]] = []
         self.numbers = itertools.count(1)
-        self.sign: Callable[[Command], None] | None = None  # signs the requests that connections ask
+        self.identity = identity
         self.turns = InputTurns(asyncio.get_running_loop())
         self.wakes = Wakes()
         self.fast_port: int | None = None
         """The port of replicas of RocketMQ, and of old clients; see `listen_fast`."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[asyncio.Server | PeerPort] = []
         self._closed_one = asyncio.Event()
 
     def connection(self) -> Connection:
@@ -393,7 +422,12 @@ class RemotingServer:
 
     async def listen(self, setting: str, address: Address) -> Address:
         """Bind the address of this setting; returns the bound one. May be called again. Raises ListenError."""
+        tls = None if self.identity is None else self.identity.accepting
         try:
+            if tls is not None:
+                port = PeerPort(self._accepted, address.host, address.port, tls, self.ledger)
+                self._listeners.append(port)
+                return Address(address.host, port.number)
             listener = await asyncio.get_running_loop().create_server(
                 self.connection, address.host, address.port, backlog=_BACKLOG, reuse_address=True
             )
@@ -401,6 +435,17 @@ class RemotingServer:
             raise ListenError(setting, address, error.strerror or str(error)) from None
         self._listeners.append(listener)
         return Address(address.host, listener.sockets[0].getsockname()[1])
+
+    def _accepted(self, is_tls: bool) -> Connection:
+        return Connection(self, is_of_broker=is_tls)
+
+    async def connect(self, address: Address) -> Connection:
+        """A connection to a broker or a name server, with this process's identity. Raises OSError."""
+        context = None if self.identity is None else self.identity.context_to(address.host)
+        _, connection = await asyncio.get_running_loop().create_connection(
+            self.connection, address.host, address.port, ssl=context
+        )
+        return connection
 
     async def listen_fast(self, bound: Address) -> None:
         """Also listen two ports below `bound`: RocketMQ's replicas request topics there, and clients with a VIP channel

@@ -17,7 +17,7 @@ from typing import Final
 
 from aerobee_broker.config import Address
 from aerobee_broker.errors import BrokerError
-from aerobee_broker.remoting_wire.signature import PeerKey
+from aerobee_broker.listening.peers import Peers
 from aerobee_broker.replication.authentication import introduce
 from aerobee_broker.replication.epochs import Epochs, common_end
 from aerobee_broker.replication.frames import (
@@ -66,15 +66,15 @@ class Follower:
         *,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         silence_seconds: float = SILENCE_SECONDS,
-        key: PeerKey | None = None,
+        peers: Peers | None = None,
         is_learner: bool = False,
     ) -> None:
-        """`key`: the master must prove that it has this secret; None: it is not asked.
+        """`peers`: what both sides prove; a master of RocketMQ (`plain`) is not asked for the secret.
 
         `is_learner`: nothing that is received counts as replicated. With the plain protocol, which has no learners, the
         first report is repeated.
         """
-        self._key = key
+        self._peers = peers
         self._is_learner = is_learner
         self._reported = -1
         self._store = store
@@ -100,11 +100,13 @@ class Follower:
 
     async def run(self, master: Address) -> None:
         """Connect and follow. Raises OSError, TimeoutError, BrokerError (DivergedError) and StoreError."""
+        peers = self._peers
         async with asyncio.timeout(_CONNECT_SECONDS):
-            reader, writer = await asyncio.open_connection(master.host, master.port, limit=_READ_SIZE)
+            context = None if peers is None else peers.context_to(master.host)
+            reader, writer = await asyncio.open_connection(master.host, master.port, limit=_READ_SIZE, ssl=context)
         try:
-            if self._key is not None:
-                await introduce(reader, writer, self._key)
+            if peers is not None and peers.key is not None and self._protocol == "epochs":
+                await introduce(reader, writer, peers.key)
             await self._follow(reader, writer)
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None  # all tasks fail for the same reason

@@ -25,8 +25,9 @@ from aerobee_broker.config import Address
 from aerobee_broker.config.peers import PeersConfig
 from aerobee_broker.config.replication import ReplicationConfig
 from aerobee_broker.errors import BrokerError, ListenError
+from aerobee_broker.front.accepting import PeerPort
 from aerobee_broker.limits.ledger import Holdings, Ledger
-from aerobee_broker.remoting_wire.signature import PeerKey
+from aerobee_broker.listening.peers import Peers
 from aerobee_broker.replication.acknowledgements import Acknowledgements, Replica
 from aerobee_broker.replication.authentication import MAGIC, admit
 from aerobee_broker.replication.epochs import Epochs
@@ -78,15 +79,14 @@ class ReplicationMaster:
         """`ledger` counts the memory of each connection; without one the master has its own."""
         self._ledger = ledger or Ledger()
         self._config = config
-        self._peers = peers or PeersConfig()
-        self._key = PeerKey.load(self._peers)
+        self._peers = Peers.load(peers or PeersConfig())
         self._new: dict[asyncio.Task[None], str] = {}  # connections without a report, oldest first, with their host
         self._store = store
         self._epochs = epochs
         self._acknowledgements = acknowledgements
         self._heartbeat_seconds = heartbeat_seconds
         self._silence_seconds = silence_seconds
-        self._listener: asyncio.Server | None = None
+        self._listener: asyncio.Server | PeerPort | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._more: set[asyncio.Event] = set()
         store.flush_listeners.append(self._wake)
@@ -94,11 +94,18 @@ class ReplicationMaster:
     async def listen(self) -> Address:
         """Bind; returns the bound address. Raises ListenError."""
         address = Address.parse(self._config.listen)
+        tls = self._peers.accepting
         try:
+            if tls is not None:
+                port = self._listener = PeerPort(self._stream, address.host, address.port, tls, self._ledger)
+                return Address(address.host, port.number)
             self._listener = await asyncio.start_server(self._accept, address.host, address.port, limit=_READ_SIZE)
         except OSError as error:
             raise ListenError("replication.listen", address, error.strerror or str(error)) from None
         return Address(address.host, self._listener.sockets[0].getsockname()[1])
+
+    def _stream(self, _is_tls: bool) -> asyncio.StreamReaderProtocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=_READ_SIZE), self._accept)
 
     async def stop(self) -> None:
         """Close all connections."""
@@ -156,14 +163,16 @@ class ReplicationMaster:
 
     async def _authenticated(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> bytes:
         """Return when the replica may be served; the bytes that it has sent already. Raises ReplicaRefusedError."""
-        if self._key is None:
-            if self._peers.addresses and not self._peers.names(host):
-                raise ReplicaRefusedError(f"{host} is not in peers.addresses")
+        # On this port, every TLS connection has shown a certificate of the cluster.
+        if refusal := self._peers.admit(host, is_tls=writer.get_extra_info("sslcontext") is not None):
+            raise ReplicaRefusedError(refusal)
+        key = self._peers.key
+        if key is None:
             return b""
         async with asyncio.timeout(self._silence_seconds):
             begun = await reader.readexactly(len(MAGIC))
         if begun == MAGIC:
-            await admit(reader, writer, self._key)
+            await admit(reader, writer, key)
             return b""
         if not self._peers.names(host):
             raise ReplicaRefusedError(
@@ -182,7 +191,7 @@ class ReplicationMaster:
     ) -> None:
         frames = ReplicaReader()
         begun = await self._authenticated(reader, writer, host)
-        holdings.is_known = self._key is not None
+        holdings.is_known = self._peers.key is not None
         start, protocol = await self._first_report(reader, writer, frames, begun)
         if len(self._tasks) - len(self._new) >= CONNECTIONS_MAX:
             raise ReplicaRefusedError(f"{CONNECTIONS_MAX} replicas are connected, which is the limit")

@@ -31,6 +31,7 @@ from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import BrokerError
 from aerobee_broker.limits.ledger import Ledger
+from aerobee_broker.listening.peers import Peers
 from aerobee_broker.namesrv.registrar import Registrar
 from aerobee_broker.remoting.clients import RemotingClients
 from aerobee_broker.remoting.offsets import OffsetRequests
@@ -43,7 +44,6 @@ from aerobee_broker.remoting_wire.connection import Connection, Handler, Remotin
 from aerobee_broker.remoting_wire.errors import RemotingError
 from aerobee_broker.remoting_wire.fields import answer
 from aerobee_broker.remoting_wire.frame import Command
-from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.replication import new_copy, roles
 from aerobee_broker.replication.epochs import Epochs
 from aerobee_broker.replication.follower import DivergedError, Follower
@@ -131,9 +131,8 @@ class ReplicaBroker:
         self._clock = clock
         self._metadata = Metadata(store, tables, clock)
         self._was_replica = self._metadata.is_complete
-        self._server = RemotingServer(self._handle, ledger=Ledger(config.limits))
-        self._key = PeerKey.load(config.peers)
-        self._server.sign = None if self._key is None else self._key.sign
+        self._peers = Peers.load(config.peers)
+        self._server = RemotingServer(self._handle, ledger=Ledger(config.limits), identity=self._peers)
         self._leadership = leadership
         self._view: LeaseView | None = None
         self._ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -154,7 +153,7 @@ class ReplicaBroker:
         store.retention_listeners.clear()  # the master saves delivery state before retention
         store.running.set(RunningFlags.NOT_WRITEABLE, "this broker is a replica; send to its master")
         clients = RemotingClients(settings, tables, clock)
-        self._permissions = Permissions(accounts, store, clients.owner_of, self._key)
+        self._permissions = Permissions(accounts, store, clients.owner_of, self._peers)
         offsets = OffsetRequests(store, tables, self._deliveries)
         pull = PullRequests(settings, store, tables, self._deliveries, clients, offsets, BrokerCounters(), None)
         queries = QueryRequests(store, self._deliveries.loop_share)
@@ -361,7 +360,7 @@ class ReplicaBroker:
         try:
             epochs = await epochs_of(connection)
             host = connection.peer[0]
-            if epochs is None and self._key is not None and not self._config.peers.names(host):
+            if epochs is None and self._peers.key is not None and not self._peers.names(host):
                 raise BrokerError(
                     f"{address} did not answer a signed request for its epochs, so it has another secret, or is a "
                     f"RocketMQ: compare peers.secret_key_file, or name {host} in peers.addresses"
@@ -391,7 +390,7 @@ class ReplicaBroker:
             epochs,
             protocol,
             self._config.replication.broker_id,
-            key=self._key if protocol == "epochs" else None,
+            peers=self._peers,
             is_learner=is_learner,
         )
         _log.info("following the master address=%s protocol=%s from=%d", ha, protocol, store.positions[0])
@@ -486,10 +485,8 @@ class ReplicaBroker:
             self._known = master, ha
 
     async def _connect(self, address: Address) -> Connection:
-        loop = asyncio.get_running_loop()
         async with asyncio.timeout(ANSWER_SECONDS):
-            _, connection = await loop.create_connection(self._server.connection, address.host, address.port)
-        return connection
+            return await self._server.connect(address)
 
     async def _ha_address(self, master: Connection) -> Address:
         answered = await master.ask(Command(Request.EXCHANGE_BROKER_HA_INFO), ANSWER_SECONDS)
@@ -530,7 +527,7 @@ class ReplicaBroker:
                 Answer.REQUEST_CODE_NOT_SUPPORTED,
                 f" request type {request.code} not supported by a replica; ask the master",
             )
-        self._permissions.check(request)
+        self._permissions.check(request, connection)
         return await handler(request, connection)
 
     async def _topics(self, _request: Command, _: Connection) -> Command:

@@ -12,8 +12,8 @@ import pytest
 from cryptography import x509
 
 from aerobee_broker.config import Address, BrokerConfig, ListenConfig, TlsConfig
+from aerobee_broker.listening.certificate_files import CertificateFiles
 from aerobee_broker.listening.certificates import development_certificate
-from aerobee_broker.listening.listeners import CertificateFiles
 from aerobee_store.errors import ConfigError
 
 LOOPBACK = Address("127.0.0.1", 0)
@@ -109,7 +109,7 @@ def test_authorities_of_clients_are_files_of_certificates(files: tuple[Path, Pat
     authorities = tmp_path / "authorities.crt"
     authorities.write_bytes(certificate.read_bytes())
     reader = CertificateFiles(certificate, key, authorities)
-    assert reader.load().client_authorities == certificate.read_bytes()
+    assert reader.load().authorities == certificate.read_bytes()
     assert reader.load_if_changed() is None
     os.utime(authorities, ns=(0, 1))
     assert reader.load_if_changed() is not None

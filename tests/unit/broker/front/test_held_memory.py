@@ -11,8 +11,9 @@ from aerobee_broker.config import LimitsConfig
 from aerobee_broker.config.front import FrontConfig
 from aerobee_broker.counters.front_counters import FrontCounters
 from aerobee_broker.front import frames
+from aerobee_broker.front.accepting import Security
 from aerobee_broker.front.methods import Context, Method, ServerStream, Unary
-from aerobee_broker.front.sockets import Front, Security
+from aerobee_broker.front.sockets import Front
 from aerobee_broker.limits.ledger import Ledger
 from tests.support.http2_attacker import begin_of_tls, block, headers, message
 
