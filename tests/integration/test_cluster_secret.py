@@ -130,7 +130,7 @@ async def test_a_name_server_takes_registrations_of_signed_brokers_only(tmp_path
             Address("127.0.0.1", 0),
             tmp_path,
             stop,
-            bound.set_result,
+            lambda address, _: bound.set_result(address),
             check=lambda request, connection: check_cluster(request, connection, key),
         )
     )

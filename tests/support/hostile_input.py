@@ -53,6 +53,7 @@ class Attack:
     sent: Callable[[int], Iterable[bytes]]
     reads: bool = False
     tls: bool = False
+    """Whether the connections use TLS, and read nothing."""
     stays_seconds: float = 1.0
     """How long the connections stay after their last byte."""
     pause_seconds: float = 0.0
@@ -538,6 +539,14 @@ NAMED: Final[tuple[Attack, ...]] = (
     Attack("all kinds together", 44, _together, stays_seconds=5),
     Attack("connections that send nothing", 3_000, _nothing, stays_seconds=2, charged=("connections", 2 << 20)),
     Attack("connections that only greet", 3_000, _greeting, stays_seconds=2, charged=("connections", 12 << 20)),
+    Attack(
+        "TLS connections that only greet",
+        1_500,
+        _greeting,
+        stays_seconds=6,
+        tls=True,
+        charged=("connections", 20 << 20),
+    ),
     Attack("connections that begin a frame", 3_000, _begun_remoting, stays_seconds=2, charged=("connections", 9 << 20)),
     Attack(
         "replicas that do not read", 80, _unread_log, stays_seconds=4, target="replicas", charged=("unsent", 20 << 20)

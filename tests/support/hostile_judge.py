@@ -269,6 +269,9 @@ async def _run(address: str, attack: Attack, verdict: Verdict, scale: float) -> 
 
 
 async def _attack(address: str, attack: Attack, number: int, verdict: Verdict) -> None:
+    if attack.tls:
+        await _attack_in_tls(address, attack, number, verdict)
+        return
     loop = asyncio.get_running_loop()
     host, _, port = address.rpartition(":")
     with socket.socket() as connection, suppress(OSError, TimeoutError):
@@ -288,6 +291,21 @@ async def _attack(address: str, attack: Attack, number: int, verdict: Verdict) -
             if reading is not None:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
+
+
+async def _attack_in_tls(address: str, attack: Attack, number: int, verdict: Verdict) -> None:
+    host, _, port = address.rpartition(":")
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_SEND_SECONDS):
+            _, writer = await asyncio.open_connection(host, int(port), ssl=_TRUSTS_EVERYBODY)
+        try:
+            for part in attack.sent(number):
+                writer.write(part)
+                await writer.drain()
+                verdict.sent += len(part)
+            await asyncio.sleep(attack.stays_seconds)
+        finally:
+            writer.transport.abort()
 
 
 async def _discard(connection: socket.socket) -> None:
@@ -317,9 +335,11 @@ def _kept(gauge: str) -> float:
     return 32_000.0 if 'of="calls"' in gauge or 'of="connections"' in gauge else 0.0
 
 
-def tls_context() -> ssl.SSLContext:
-    """Of a client that trusts everybody."""
+def _trusting() -> ssl.SSLContext:
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
+
+
+_TRUSTS_EVERYBODY: Final = _trusting()

@@ -35,7 +35,7 @@ def name_server_process(
     ):
         try:
             assert process.stdout is not None
-            yield process.stdout.readline().split("remoting=")[1].strip(), process.pid
+            yield process.stdout.readline().split("remoting=")[1].split()[0], process.pid
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0

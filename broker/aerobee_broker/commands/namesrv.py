@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from aerobee_broker.commands.terminal.options import Commands
     from aerobee_broker.config import Address
     from aerobee_broker.listening.peers import Peers
+    from aerobee_broker.metrics.name_server_metrics import NameServerEndpoint
 
 _EXAMPLES = """\
   aerobee namesrv                                     on 127.0.0.1:9876
@@ -48,6 +49,9 @@ def add_parser(commands: Commands) -> None:
         help="only trusted machines reach --listen, so neither secret nor certificate is needed there",
     )
     parser.add_argument(
+        "--metrics", metavar="HOST:PORT", help="address of /metrics, /healthz and /readyz (default: none)"
+    )
+    parser.add_argument(
         "--store",
         metavar="DIR",
         default="namesrv",
@@ -65,12 +69,15 @@ def run(arguments: argparse.Namespace) -> int:
     from aerobee_broker.listening.peers import Peers
     from aerobee_store.errors import ConfigError
 
-    try:
-        address = Address.parse(arguments.listen)
-    except ValueError as error:
-        raise ConfigError(
-            f"--listen: {arguments.listen!r} is not an address: {error}, such as 127.0.0.1:9876"
-        ) from None
+    addresses: dict[str, Address | None] = {}
+    for option, text, example in (("--listen", arguments.listen, 9876), ("--metrics", arguments.metrics, 5558)):
+        try:
+            addresses[option] = Address.parse(text) if text else None
+        except ValueError as error:
+            raise ConfigError(f"{option}: {text!r} is not an address: {error}, such as 127.0.0.1:{example}") from None
+    address = addresses["--listen"]
+    if address is None:
+        raise ConfigError("--listen: missing; give the address for brokers and clients, such as 127.0.0.1:9876")
     config = peers_of(
         arguments,
         addresses=tuple(filter(None, arguments.addresses.split(";"))),
@@ -81,10 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
     peers = Peers.load(config)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(address, arguments.store, peers))
+        return runner.run(_serve(address, addresses["--metrics"], arguments.store, peers))
 
 
-async def _serve(address: Address, directory: Path, peers: Peers) -> int:
+async def _serve(address: Address, metrics: Address | None, directory: Path, peers: Peers) -> int:
     import asyncio
 
     from aerobee_broker.limits.garbage import leave_collections_to_the_loop
@@ -95,15 +102,28 @@ async def _serve(address: Address, directory: Path, peers: Peers) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
-    def serving(bound: Address) -> None:
-        leave_collections_to_the_loop()
-        print(f"ready remoting={bound}", flush=True)
+    endpoint: NameServerEndpoint | None = None
 
-    return await server.run(
-        address,
-        directory,
-        stop,
-        serving,
-        check=lambda request, connection: check_cluster(request, connection, peers),
-        identity=peers,
-    )
+    def serving(bound: Address, parts: server.NameServerParts) -> None:
+        nonlocal endpoint
+        shown = ""
+        if metrics is not None:
+            from aerobee_broker.metrics.name_server_metrics import NameServerEndpoint
+
+            endpoint = NameServerEndpoint(metrics, bound, parts)
+            shown = f" metrics={endpoint.start()}"
+        leave_collections_to_the_loop()
+        print(f"ready remoting={bound}{shown}", flush=True)
+
+    try:
+        return await server.run(
+            address,
+            directory,
+            stop,
+            serving,
+            check=lambda request, connection: check_cluster(request, connection, peers),
+            identity=peers,
+        )
+    finally:
+        if endpoint is not None:
+            await endpoint.stop()

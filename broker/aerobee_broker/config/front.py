@@ -14,7 +14,8 @@ class FrontConfig(Section):
 
     section: ClassVar[str] = "front"
 
-    connection_count_max: Positive = 20_000  # further connections are closed at once
+    # further connections are closed at once; idle ones in plaintext, 5.3 KB each, fit into limits.waiting_bytes_max
+    connection_count_max: Positive = 18_000
     stream_count_max: Positive = 10_000  # concurrent calls of one connection; further calls are refused
     call_count_max: Positive = 30_000  # concurrent calls of all connections; further calls are refused
     # headers of one call, counted as in HTTP/2: names, values and 32 bytes for each

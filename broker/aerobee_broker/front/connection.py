@@ -29,6 +29,7 @@ from aerobee_broker.front.http2 import (
     StreamEnded,
 )
 from aerobee_broker.front.methods import CallAbortedError, Method, Methods, StatusCode
+from aerobee_broker.front.protocol_detection import connection_size
 from aerobee_broker.front.subjects import subject_of
 from aerobee_broker.front.unsent_answers import UnsentAnswers
 from aerobee_broker.limits.input_turns import TURN_SECONDS, InputTurns
@@ -40,7 +41,7 @@ _WRITE_BUFFER: Final = 1 << 20  # bytes in the transport; above it the connectio
 _COUNTED_SIZE: Final = 64 << 10  # bytes of unread answers; below it they are not counted
 _INPUT_SIZE_MAX: Final = 64 << 10  # bytes that wait for a turn; beyond it the socket is not read
 _SETTLED_SIZE: Final = 16 << 10  # bytes; smaller changes of what a connection holds are counted once a second
-_CONNECTION_SIZE: Final = 5_300  # bytes of memory of an idle connection without TLS, measured with 3,000
+CONNECTION_SIZE: Final = 5_300  # bytes of memory of an idle connection without TLS, measured with 3,000
 _HANDLER_SIZE: Final = 6_000  # bytes of memory of a handler that waits, measured with 9,000 receives
 _numbers: Final = itertools.count(1)
 _TOO_MANY_CALLS: Final = CallAbortedError(
@@ -147,7 +148,7 @@ class Connection(asyncio.Protocol):
         if self.is_secure:
             self.certificate_subject = subject_of(transport.get_extra_info("peercert"))
         self._open_connections.add(self)
-        self.holdings.set("connections", _CONNECTION_SIZE)
+        self.holdings.set("connections", connection_size(transport, CONNECTION_SIZE))
         self.flush()
 
     def data_received(self, data: bytes) -> None:

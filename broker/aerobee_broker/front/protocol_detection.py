@@ -23,8 +23,14 @@ from aerobee_broker.limits.ledger import Holdings
 
 DECIDED_BY: Final = len(PREFACE)
 _SIZE: Final = 4_000  # bytes of memory of a connection that waits, measured with 3,000
+_TLS_SIZE: Final = 46_000  # bytes of memory of a TLS connection, besides what one in plaintext takes
 TLS_HANDSHAKE: Final = 0x16
 """The first byte of every TLS connection: a record of type handshake."""
+
+
+def connection_size(transport: asyncio.BaseTransport, size: int) -> int:
+    """Bytes of memory of this connection, which in plaintext takes `size`."""
+    return size + (_TLS_SIZE if transport.get_extra_info("sslcontext") is not None else 0)
 
 
 class DetectedProtocol(Struct, frozen=True):
@@ -43,6 +49,7 @@ class ProtocolDetector(asyncio.Protocol):
         "_held",
         "_http2",
         "_protocols",
+        "_size",
         "_transport",
         "_waiting",
         "ticks",
@@ -62,13 +69,15 @@ class ProtocolDetector(asyncio.Protocol):
         self._held = held
         self._transport: asyncio.Transport | None = None
         self._data = b""
+        self._size = 0
         self.ticks = 0  # counted by the owner of `waiting`
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's transports are not instances of asyncio.Transport
         self._transport = transport
         self._waiting[self] = None
-        self._held.add("connections", _SIZE)
+        self._size = connection_size(transport, _SIZE)
+        self._held.add("connections", self._size)
 
     def data_received(self, data: bytes) -> None:
         self._data += data
@@ -90,7 +99,7 @@ class ProtocolDetector(asyncio.Protocol):
     def _waits_no_more(self) -> None:
         if self in self._waiting:
             del self._waiting[self]
-            self._held.add("connections", -_SIZE)
+            self._held.add("connections", -self._size)
 
     def abort(self) -> None:
         """Close the connection: no protocol was detected in time, the broker stops, or clients hold too much."""

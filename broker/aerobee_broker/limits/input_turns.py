@@ -11,12 +11,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Final, TypeVar
 
 TURN_SECONDS: Final = 0.004
 _STEP_SECONDS: Final = 0.008
-_TASK_SECONDS: Final = 0.0001  # of processor that a started task takes in its first step
+# Of processor that a started task takes in its first step. How much it really is, is measured from step to step: a pull
+# on a busy machine takes several times as much as a health call on an idle one.
+_TASK_SECONDS_MIN: Final = 0.0001
+_TASK_SECONDS_MAX: Final = 0.001
+_TASK_SECONDS_DECAY: Final = 0.9  # in a step, of an earlier measurement that is larger than the present one
 
 _Item = TypeVar("_Item")
 GoesOn = Callable[[float], bool]
@@ -26,7 +30,7 @@ GoesOn = Callable[[float], bool]
 class InputTurns:
     """The line of one event loop."""
 
-    __slots__ = ("_counts", "_line", "_loop", "_owed", "_spent", "is_full")
+    __slots__ = ("_counts", "_line", "_loop", "_owed", "_served_at", "_spent", "_started", "_task_seconds", "is_full")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -34,12 +38,16 @@ class InputTurns:
         self._counts = False  # whether `_next_step` is to be called
         self._spent = 0.0  # seconds of turns in this step of the loop
         self._owed = 0.0  # of these, seconds of tasks that turns have started and that run in the next step
+        self._started = 0  # tasks, since the last turns in line
+        self._served_at: float | None = None  # the thread's processor time when these ended; None: there is no line
+        self._task_seconds = _TASK_SECONDS_MIN
         self.is_full = False
         """Whether a connection with input has to wait in line."""
 
     def started(self, count: int) -> bool:
         """A turn has started so many tasks. Returns whether it is over: the tasks are the work of the next step."""
-        self._owed += count * _TASK_SECONDS
+        self._started += count
+        self._owed += count * self._task_seconds
         return self._owed > _STEP_SECONDS
 
     def spent(self, began: float) -> None:
@@ -103,6 +111,7 @@ class InputTurns:
 
     def _serve(self) -> None:
         line = self._line
+        self._measure_tasks()
         began = now = monotonic()
         self._owed = 0.0
         try:
@@ -113,7 +122,16 @@ class InputTurns:
                 now = monotonic()
         finally:  # an error ends the work of one connection, and not that of the others
             if line:
+                self._served_at = thread_time()
                 self._loop.call_soon(self._serve)
             else:
+                self._served_at = None
                 self.is_full = False
                 self._spent = self._owed = 0.0
+
+    def _measure_tasks(self) -> None:
+        """Learn what the tasks took that the last turns in line have started: the step since then was theirs."""
+        if self._served_at is not None and self._started:
+            took = max((thread_time() - self._served_at) / self._started, self._task_seconds * _TASK_SECONDS_DECAY)
+            self._task_seconds = min(max(took, _TASK_SECONDS_MIN), _TASK_SECONDS_MAX)
+        self._started = 0

@@ -11,12 +11,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol, TypeVar
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import ProcessCollector as SystemCollector
 
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.counters.broker_counters import MESSAGE_SIZE_BOUNDS, ExecutionTimes
 from aerobee_broker.counters.families import CounterFamily, Family, GaugeFamily, HistogramFamily, Pieces
 from aerobee_broker.limits.loop_share import LoopShare, step_started
+from aerobee_broker.metrics.process_metrics import LABELS as _BROKER
+from aerobee_broker.metrics.process_metrics import ProcessCollector, add_histogram
 from aerobee_broker.metrics.timer_metrics import LevelDelayCollector, TimerCollector
 from aerobee_broker.parts import BrokerParts
 from aerobee_broker.tables.consumer_groups import is_system_group
@@ -25,11 +28,10 @@ from aerobee_proto import v2
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
 from aerobee_store.records.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
-from aerobee_store.stats import Histogram, StoreStats
+from aerobee_store.stats import StoreStats
 from aerobee_store.store_status import StoreStatus
 
 _T = TypeVar("_T")
-_BROKER: Final = ("cluster", "node_type", "node_id")
 _STORE: Final = (*_BROKER, "storage_type", "storage_medium")
 _FAMILY: Final = ("family",)
 _STEP_SECONDS: Final = 0.001
@@ -73,20 +75,21 @@ class Collector(Protocol):
 class Exposition:
     """All collectors. Without sources, only the process."""
 
-    def __init__(self, config: BrokerConfig, further: Sequence[Collector] = ()) -> None:
-        """`further` may change; these collectors are shown as well."""
+    def __init__(self, config: BrokerConfig | None, further: Sequence[Collector] = ()) -> None:
+        """`further` may change; these collectors are shown as well. `config`: of a broker, for `attach`."""
         self._config = config
         self._further = further
         self._process = CollectorRegistry()
         self.collectors: list[Collector] = []
         self._rendering = asyncio.Lock()
         self._loop_share = LoopShare()  # a separate share: searches of clients must not delay a scrape
-        ProcessCollector(registry=self._process)
+        SystemCollector(registry=self._process)
 
     def attach(self, sources: BrokerParts | None) -> None:
         """Show this broker, too, from now on; None: stop showing it."""
         self.collectors.clear()
         if sources is not None:
+            assert self._config is not None, "only a broker is attached"
             self.collectors += (
                 _BrokerCollector(self._config, sources),
                 _StoreCollector(self._config, sources.store, sources.clock),
@@ -131,8 +134,7 @@ class _BrokerCollector:
         self._deliveries = sources.deliveries
         self._transactions = sources.transactions
         self._counters = sources.counters
-        self._loop_delay = sources.loop_delay
-        self._ledger = sources.ledger
+        self._process = ProcessCollector(self._base, sources.loop_delay, sources.ledger)
         self._clock = sources.clock
 
     def collect(self) -> Pieces:
@@ -155,8 +157,7 @@ class _BrokerCollector:
             "aerobee_long_polls", "Receives that wait for a message.", self._deliveries.long_polling.waiting_count
         )
         yield from self._front()
-        yield from self._event_loop()
-        yield from self._waiting()
+        yield from self._process.collect()
         yield self._gauge("aerobee_clients", "Clients that sent a call within the expiry time.", len(self._clients))
 
     def _front(self) -> Pieces:
@@ -171,43 +172,6 @@ class _BrokerCollector:
         )
         for bound, count in front.refused.items():
             refused.add_metric((*self._base, bound), count)
-        yield refused
-
-    def _event_loop(self) -> Pieces:
-        delay = HistogramFamily(
-            "aerobee_event_loop_delay_seconds", "How late a timer of the event loop fires.", labels=_BROKER
-        )
-        _add_histogram(delay, self._base, self._loop_delay.seconds)
-        yield delay
-        slow = CounterFamily(
-            "aerobee_event_loop_slow_steps", "Steps of the event loop longer than 0.1 s.", labels=_BROKER
-        )
-        slow.add_metric(self._base, self._loop_delay.slow_steps)
-        yield slow
-        yield self._gauge(
-            "aerobee_event_loop_busy_seconds_max",
-            "Most processor time that the event loop used between two firings of its timer, which are 0.05 s apart.",
-            self._loop_delay.busy_seconds_max,
-        )
-
-    def _waiting(self) -> Pieces:
-        ledger = self._ledger
-        waiting = GaugeFamily(
-            "aerobee_waiting_bytes", "Memory that waits on behalf of clients, by kind.", labels=(*_BROKER, "of")
-        )
-        for kind, size in ledger.sizes().items():
-            waiting.add_metric((*self._base, kind), size)
-        yield waiting
-        dropped = CounterFamily(
-            "aerobee_peers_dropped", "Connections that were closed because clients held too much.", labels=_BROKER
-        )
-        dropped.add_metric(self._base, ledger.dropped)
-        yield dropped
-        refused = CounterFamily(
-            "aerobee_byte_refusals", "Calls refused after waiting for memory.", labels=(*_BROKER, "of")
-        )
-        refused.add_metric((*self._base, "requests"), ledger.requests.refused)
-        refused.add_metric((*self._base, "answers"), ledger.answers.refused)
         yield refused
 
     def _gauge(self, name: str, text: str, value: float) -> Family:
@@ -233,7 +197,7 @@ class _BrokerCollector:
             size.add_metric(values, sent.bytes)
             sizes.add_histogram(values, MESSAGE_SIZE_BOUNDS, sent.sizes, sent.bytes)
             if sent.milliseconds.count:
-                _add_histogram(latency, values, sent.milliseconds, divisor=1000)
+                add_histogram(latency, values, sent.milliseconds, divisor=1000)
         yield from (messages, size, sizes, latency)
 
     def _deliveries_out(self) -> Pieces:
@@ -258,7 +222,7 @@ class _BrokerCollector:
             acknowledged.add_metric(values, received.acknowledged)
             changed.add_metric(values, received.changed)
             if received.milliseconds.count:
-                _add_histogram(latency, values, received.milliseconds, divisor=1000)
+                add_histogram(latency, values, received.milliseconds, divisor=1000)
         yield from (messages, size, acknowledged, changed, latency)
 
     def _transaction_outcomes(self) -> Pieces:
@@ -285,7 +249,7 @@ class _BrokerCollector:
             given_up.add_metric(values, count.given_up)
             half.add_metric(values, count.half)
             if count.finish_seconds.count:
-                _add_histogram(latency, values, count.finish_seconds)
+                add_histogram(latency, values, count.finish_seconds)
         yield from (committed, rolled_back, given_up, half, latency)
 
     def _rpc(self) -> Pieces:
@@ -296,7 +260,7 @@ class _BrokerCollector:
                 # A receive that finds nothing is not a failure.
                 result = "success" if code in ("OK", "MESSAGE_NOT_FOUND") else "process_request_failed"
                 long_polling = _flag(method in ("ReceiveMessage", "PullMessage"))
-                _add_histogram(family, (*self._base, "grpc", method, code, long_polling, result), histogram)
+                add_histogram(family, (*self._base, "grpc", method, code, long_polling, result), histogram)
         yield family
 
     def _watermark(self) -> Family:
@@ -329,7 +293,7 @@ class _BrokerCollector:
         )
         for (succeeded, is_system), histogram in times.histograms.items():
             status = "success" if succeeded else "failure"
-            _add_histogram(family, (*self._base, status, _flag(is_system)), histogram)
+            add_histogram(family, (*self._base, status, _flag(is_system)), histogram)
         return family
 
     def _connections(self) -> Pieces:
@@ -510,10 +474,10 @@ class _StoreCollector:
             "aerobee_store_sync_failures", "Failed syncs; the first ends the broker.", stats.sync_failures
         )
         family = HistogramFamily("aerobee_store_sync_seconds", "Duration of a sync of the log.", labels=_STORE)
-        _add_histogram(family, self._base, stats.sync_seconds)
+        add_histogram(family, self._base, stats.sync_seconds)
         yield family
         family = HistogramFamily("aerobee_store_messages_per_sync", "Messages made durable by one sync.", labels=_STORE)
-        _add_histogram(family, self._base, stats.messages_per_sync)
+        add_histogram(family, self._base, stats.messages_per_sync)
         yield family
         yield self._counter(
             "aerobee_store_appended_messages",
@@ -535,7 +499,7 @@ class _StoreCollector:
             ("aerobee_store_read_seconds", "Duration of a read of a queue.", stats.read_seconds),
         ):
             family = HistogramFamily(name, text, labels=_STORE)
-            _add_histogram(family, self._base, histogram)
+            add_histogram(family, self._base, histogram)
             yield family
 
     def _reads(self, stats: StoreStats) -> Pieces:
@@ -576,7 +540,7 @@ class _StoreCollector:
         family = HistogramFamily(
             "aerobee_store_allocation_seconds", "Duration of creating a file in advance.", labels=_STORE
         )
-        _add_histogram(family, self._base, stats.allocation_seconds)
+        add_histogram(family, self._base, stats.allocation_seconds)
         yield family
         yield self._counter(
             "aerobee_store_allocation_failures",
@@ -647,12 +611,6 @@ class _StoreCollector:
         counter = CounterFamily(name, text, labels=_STORE)
         counter.add_metric(self._base, value)
         return counter
-
-
-def _add_histogram(family: HistogramFamily, labels: Sequence[str], histogram: Histogram, *, divisor: int = 1) -> None:
-    """`divisor`: the number of histogram units per unit of the family."""
-    bounds = histogram.bounds if divisor == 1 else [bound / divisor for bound in histogram.bounds]
-    family.add_histogram(labels, bounds, histogram.counts, histogram.sum / divisor)
 
 
 def _in_steps(items: Iterable[_T]) -> Iterator[tuple[_T, bool]]:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class Metrics:
     """The text of /metrics. Before `attach` only of the process, because the store may still be recovering."""
 
-    def __init__(self, config: BrokerConfig) -> None:
+    def __init__(self, config: BrokerConfig | None) -> None:
+        """`config`: of a broker, which `attach` shows."""
         self._config = config
         self._parts: BrokerParts | None = None
         self.collectors: list[Collector] = []
@@ -50,7 +51,7 @@ class Metrics:
         return await exposition.render()
 
 
-def _new_exposition(config: BrokerConfig, collectors: Sequence[Collector]) -> Exposition:
+def _new_exposition(config: BrokerConfig | None, collectors: Sequence[Collector]) -> Exposition:
     """Takes a while the first time."""
     from aerobee_broker.metrics.exposition import Exposition
 

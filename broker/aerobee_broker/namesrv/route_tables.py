@@ -285,6 +285,11 @@ class RouteTables:
         """The number of topics of a broker."""
         return len(self._topics_of.get(broker, ()))
 
+    @property
+    def all_topics_count(self) -> int:
+        """The number of topics, those of each broker counted."""
+        return sum(map(len, self._topics_of.values()))
+
     def writable_count(self, broker: str) -> int:
         """The number of its topics to which messages may be sent."""
         if not self._is_writable(broker):

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
+
 from aerobee_broker.config import Address
 from aerobee_broker.counters.loop_delay import LoopDelay
 from aerobee_broker.limits.garbage import GarbageCollection
@@ -36,18 +38,29 @@ _LOOK_SECONDS: Final = 5.0  # between checks for silent brokers, and saves of ro
 _DRAIN_SECONDS: Final = 2.0
 
 
+class NameServerParts(Struct, frozen=True):
+    """What the metrics of a name server show."""
+
+    tables: RouteTables
+    ledger: Ledger
+    loop_delay: LoopDelay
+    connections: Callable[[], int]
+
+
 async def run(
     address: Address,
     directory: Path,
     stop: asyncio.Event,
-    announce: Callable[[Address], None],
+    announce: Callable[[Address, NameServerParts], None],
     *,
     clock: Clock | None = None,
     check: Callable[[Command, Connection], None] = lambda request, connection: None,
     identity: Identity | None = None,
 ) -> int:
-    """Serve until `stop` is set; returns 0. `announce` gets the bound address; `check` refuses requests by raising.
-    `identity`: of this process among brokers.
+    """Serve until `stop` is set; returns 0.
+
+    `announce` gets the bound address and the parts, `check` refuses requests by raising, and `identity` is that of this
+    process among brokers.
 
     Raises ListenError, TableFormatError, UnreadableTableError, OSError.
     """
@@ -72,10 +85,11 @@ async def run(
     server = RemotingServer(handle, ledger=ledger, identity=identity)
     server.closed_listeners.append(lambda connection: _log_gone(tables.connection_closed(connection.key), "closed"))
     bound = await server.listen("--listen", address)
-    announce(bound)
+    loop_delay = LoopDelay()
     try:
+        announce(bound, NameServerParts(tables, ledger, loop_delay, lambda: len(server.connections)))
         async with asyncio.TaskGroup() as tasks:
-            services = [tasks.create_task(each.run(), name=each.name) for each in (LoopDelay(), GarbageCollection())]
+            services = [tasks.create_task(each.run(), name=each.name) for each in (loop_delay, GarbageCollection())]
             await _save_until(stop, tables, routes)
             for service in services:
                 service.cancel()

@@ -19,6 +19,7 @@ from typing import Final, Protocol, cast
 from aerobee_broker.config import Address
 from aerobee_broker.errors import BrokerError, ListenError, TooManyRequestsError
 from aerobee_broker.front.accepting import PeerPort, TlsContext
+from aerobee_broker.front.protocol_detection import connection_size
 from aerobee_broker.front.proxy_header import ProxyHeaderError, proxy_header_size
 from aerobee_broker.front.unsent_answers import UnsentAnswers
 from aerobee_broker.limits.byte_budget import Share
@@ -131,7 +132,7 @@ class Connection(asyncio.Protocol):
         if local:
             self.local = Address(local[0].partition("%")[0].removeprefix("::ffff:"), local[1])
         self._server.connections.add(self)
-        self.holdings.set("connections", _CONNECTION_SIZE)
+        self.holdings.set("connections", connection_size(transport, _CONNECTION_SIZE))
         self._active_at = asyncio.get_running_loop().time()
         self._watch_idleness()
 

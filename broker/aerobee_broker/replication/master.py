@@ -26,6 +26,7 @@ from aerobee_broker.config.peers import PeersConfig
 from aerobee_broker.config.replication import ReplicationConfig
 from aerobee_broker.errors import BrokerError, ListenError
 from aerobee_broker.front.accepting import PeerPort
+from aerobee_broker.front.protocol_detection import connection_size
 from aerobee_broker.limits.ledger import Holdings, Ledger
 from aerobee_broker.listening.peers import Peers
 from aerobee_broker.replication.acknowledgements import Acknowledgements, Replica
@@ -133,7 +134,7 @@ class ReplicationMaster:
             task.cancel()
 
         holdings = self._ledger.open(f"replica {host}:{peer[1]}", host, drop)
-        holdings.set("received", 2 * _READ_SIZE)
+        holdings.set("received", connection_size(writer.transport, 2 * _READ_SIZE))
         try:
             self._make_space()
             self._new[task] = host

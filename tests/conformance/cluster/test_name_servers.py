@@ -27,7 +27,7 @@ async def name_server(directory: Path, address: Address = _ANY) -> AsyncIterator
     """A name server in this event loop, stopped at the end."""
     stop = asyncio.Event()
     ready: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(server.run(address, directory, stop, ready.set_result))
+    task = asyncio.create_task(server.run(address, directory, stop, lambda bound, _: ready.set_result(bound)))
     async with asyncio.timeout(60):
         yield await ready
     stop.set()

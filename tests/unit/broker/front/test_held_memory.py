@@ -12,6 +12,7 @@ from aerobee_broker.config.front import FrontConfig
 from aerobee_broker.counters.front_counters import FrontCounters
 from aerobee_broker.front import frames
 from aerobee_broker.front.accepting import Security
+from aerobee_broker.front.connection import CONNECTION_SIZE
 from aerobee_broker.front.methods import Context, Method, ServerStream, Unary
 from aerobee_broker.front.sockets import Front
 from aerobee_broker.limits.ledger import Ledger
@@ -55,6 +56,11 @@ async def open_stream(connect: Connect, sent: bytes) -> asyncio.StreamWriter:
     _, writer = await connect()
     writer.write(sent)
     return writer
+
+
+def test_idle_connections_fit_into_the_ledger() -> None:
+    """As many as may be open by default, so that honest ones are refused and not closed."""
+    assert FrontConfig().connection_count_max * CONNECTION_SIZE < Ledger(LimitsConfig()).held_max
 
 
 async def test_open_calls_are_held_with_their_handlers() -> None:
