@@ -58,7 +58,11 @@ class StoreDirectoryError(StoreError):
     """The directory cannot be used as a store: it is unreadable, or another program wrote it."""
 
 
-class StoreFullError(StoreError):
+class StoreRefusalError(StoreError):
+    """The store takes no message now. Nothing was stored, and a later attempt may succeed."""
+
+
+class StoreFullError(StoreRefusalError):
     """No space is left for another message. The store accepts messages again when there is space."""
 
 
@@ -70,7 +74,7 @@ class StoreBusyError(StoreFullError):
     """The store cannot take another message at the moment, because a file or buffer is not ready. Retrying helps."""
 
 
-class StoreAccessError(StoreError):
+class StoreAccessError(StoreRefusalError):
     """The store must not be written or read at the moment; a running flag is set, and the text gives its reason."""
 
 

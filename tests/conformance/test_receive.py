@@ -332,7 +332,7 @@ async def test_145_cancelled(broker: BrokerProcess, client: RawClient, topic: st
 
 async def test_146_too_many_waiting_receives(tmp_path: Path, topic: str, group: str) -> None:
     """TOO_MANY_REQUESTS for the one above the limit; earlier ones keep waiting."""
-    async with in_process_broker(tmp_path, delivery=DeliveryConfig(waiting_per_line_max=3)) as broker:
+    async with in_process_broker(tmp_path, delivery=DeliveryConfig(waiting_per_group_max=3)) as broker:
         client = RawClient(broker.channel)
         await client.create_topic(topic)
         receives = [asyncio.create_task(client.receive(topic, group, wait=19)) for _ in range(4)]

@@ -473,7 +473,7 @@ async def test_a_receive_that_is_cancelled_before_its_answer_keeps_nothing(
 
 async def test_too_many_waiting_receives_are_refused(start: Start) -> None:
     """Earlier receives keep waiting; the one above the limit fails at once."""
-    harness = await start(waiting_per_line_max=2)
+    harness = await start(waiting_per_group_max=2)
     waiting = [asyncio.create_task(harness.receive(wait=20)) for _ in range(2)]
     while harness.deliveries.long_polling.waiting_count < 2:  # noqa: ASYNC110 - nobody is told
         await asyncio.sleep(0)

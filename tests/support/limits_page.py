@@ -33,7 +33,7 @@ _BEYOND: Final = {
     "delivery.receive_bytes_max": "the answer has fewer messages, at least one",
     "delivery.receive_count_max": "the answer has fewer messages",
     "delivery.waiting_max": f"a receive that would wait gets {_TOO_MANY}",
-    "delivery.waiting_per_line_max": f"a receive that would wait gets {_TOO_MANY}",
+    "delivery.waiting_per_group_max": f"a receive that would wait gets {_TOO_MANY}",
     "front.call_count_max": "the call is refused (REFUSED_STREAM); clients try again",
     "front.cheap_frame_count_max": "the connection is closed (ENHANCE_YOUR_CALM)",
     "front.connection_answer_size_max": "further calls of the connection are refused (REFUSED_STREAM)",

@@ -123,6 +123,36 @@ HOMES = {
         r"\"(?:%RETRY%|%DLQ%|%LMQ%|rmq_sys_)\"",
         {"aerobee_store/records/topic_names.py": "the home"},
     ),
+    "reads or writes variable-length integers": (
+        r"& 0x7F\b",
+        {
+            "aerobee_broker/messages/wire_fields.py": "the home",
+            "aerobee_broker/front/header_blocks.py": "HPACK's integers, with a prefix of some bits",
+            "aerobee_broker/processors/sending/send_alike.py": "columns of them, with numpy",
+        },
+    ),
+    "goes on after a refusal of the store": (
+        r"except [^:\n]*Store(?:Refusal|Full|Access)Error",
+        {
+            "aerobee_broker/timer/background.py": "the home: appends that no client waits for",
+            "aerobee_broker/delivery/receive/exhausted.py": "looks at the queue anew instead of appending again",
+            "aerobee_broker/delivery/journal/history.py": "without this snapshot, a start replays more",
+            "aerobee_broker/delivery/deliveries.py": "the next round tries again",
+            "aerobee_broker/transactions/coordinator.py": "the next round decides anew",
+            "aerobee_broker/replication/replica.py": "the connection begins anew",
+        },
+    ),
+    "knows how many attempts a group allows": (
+        r"\.retry_max_times",
+        {
+            "aerobee_broker/tables/consumer_groups.py": "the home, with attempt_max",
+            "aerobee_broker/delivery/receive/dead_letters.py": "by attempt_max",
+            "aerobee_broker/processors/telemetry.py": "by attempt_max, told to clients",
+            "aerobee_broker/processors/administration/wire.py": "told to operators",
+            "aerobee_broker/remoting/retry.py": "by attempt_max, with the client's own limit",
+            "aerobee_broker/remoting/send.py": "by attempt_max, with the client's own limit",
+        },
+    ),
     "replaces a file": (
         r"\.tmp\b\"",
         {

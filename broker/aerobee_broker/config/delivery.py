@@ -31,7 +31,7 @@ class DeliveryConfig(Section):
     long_polling: bool = True  # longPollingEnable: receives and pulls wait; false: for a second at most
     poll_seconds_max: SecondsOrZero = 30.0
     poll_reserve_seconds: SecondsOrZero = 0.2  # an answer must be sent this long before the deadline of its call
-    waiting_per_line_max: Positive = 1024  # receives of one group that wait for one topic
+    waiting_per_group_max: Positive = 1024  # receives of one group that wait for one topic
     waiting_max: Positive = 100_000  # of all groups
     in_flight_per_group_max: Positive = 100_000
     fifo_waiting_max: Positive = 10_000

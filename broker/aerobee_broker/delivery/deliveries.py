@@ -61,8 +61,9 @@ from aerobee_broker.limits.byte_budget import Share
 from aerobee_broker.limits.loop_share import LoopShare, step_started
 from aerobee_broker.recent import Recent
 from aerobee_broker.tables.topics import light_topic_name, pop_retry_topics
-from aerobee_store import MessageStore, StoreAccessError, StoreFullError, SyncTimeoutError
+from aerobee_store import MessageStore, SyncTimeoutError
 from aerobee_store.clock import Clock, SteadyClock, every
+from aerobee_store.errors import StoreRefusalError
 from aerobee_store.records.topic_names import LIGHT_PREFIX, RETRY_PREFIX
 
 _log = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ class Deliveries:
         self._settings = settings
         config = settings.current.delivery
         self.long_polling = LongPolling(
-            waiting_per_line_max=config.waiting_per_line_max,
+            waiting_per_group_max=config.waiting_per_group_max,
             waiting_max=config.waiting_max,
             seconds_max=math.inf if config.long_polling else SHORT_POLLING_SECONDS,
         )
@@ -560,7 +561,7 @@ class Deliveries:
     async def _try_lite_expiry(self) -> None:
         try:
             await self.expire_lite_topics()
-        except (StoreFullError, StoreAccessError, SyncTimeoutError) as error:
+        except (StoreRefusalError, SyncTimeoutError) as error:
             _log.warning("lite topics not expired, retried later cause=%s", error)
 
     async def delete_group(self, group: str) -> None:
@@ -593,10 +594,10 @@ class Deliveries:
         else:
             self._tables.offsets.remove_group(event.group)
         if event.topic.startswith(LIGHT_PREFIX):
-            return  # receives wait in the parent topic's lines
-        self.long_polling.end_line(event.topic or None, event.group or None)
+            return  # receives wait in the parent topic's lists
+        self.long_polling.end_waits(event.topic or None, event.group or None)
         if event.topic:
-            self.long_polling.end_line(light_topic_name(event.topic, ""), event.group or None)
+            self.long_polling.end_waits(light_topic_name(event.topic, ""), event.group or None)
 
     @property
     def expiry_late_ms(self) -> int:

@@ -76,7 +76,7 @@ class OffsetRequests:
         for queue_id, offset in offsets.items():
             if len(self._resets) < _RESETS_MAX:
                 self._resets[topic, group, queue_id] = offset
-        self._deliveries.long_polling.end_line(topic, group)
+        self._deliveries.long_polling.end_waits(topic, group)
 
     def pending_reset(self, topic: str, group: str, queue_id: int) -> int | None:
         """The offset to which a pull must be redirected; returned once, because the client then follows."""

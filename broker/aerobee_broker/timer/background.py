@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from aerobee_store import InvalidMessageError, MessageStore, SyncTimeoutError
-from aerobee_store.errors import StoreAccessError, StoreFullError
+from aerobee_store.errors import StoreRefusalError
 from aerobee_store.records.record import Message
 
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class BackgroundAppends:
             try:
                 end = self._append(messages)
                 break
-            except (StoreFullError, StoreAccessError) as error:
+            except StoreRefusalError as error:
                 if not self._is_held:
                     _log.error("delayed messages are held because the store refuses them cause=%s", error)
                     self._is_held = True

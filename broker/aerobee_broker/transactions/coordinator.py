@@ -66,10 +66,10 @@ from aerobee_store import (
     Record,
     RecordNotFoundError,
     StoreAccessError,
-    StoreFullError,
     SyncTimeoutError,
 )
 from aerobee_store.clock import Clock, SteadyClock
+from aerobee_store.errors import StoreRefusalError
 from aerobee_store.records import properties as p
 from aerobee_store.records.delay_levels import DelayLevels
 from aerobee_store.records.record import Message
@@ -543,7 +543,7 @@ class Transactions:
         )
         try:
             appended = self._store.append(messages, internal=True)
-        except (StoreFullError, StoreAccessError):
+        except StoreRefusalError:
             return _Asked.NOBODY
         self._store.request_flush()
         self._settled(half, Outcome.GIVEN_UP, appended[-1])
@@ -562,7 +562,7 @@ class Transactions:
             renewed = renewed_half(record, half.checks, half.since_ms)
             op = op_message(half.queue_offset, Outcome.RENEWED, half.topic, _id_of(record), self._clock.now_ms())
             place, op_place = self._store.append([renewed, op], internal=True)
-        except (StoreFullError, StoreAccessError, InvalidMessageError) as error:
+        except (StoreRefusalError, InvalidMessageError) as error:
             _log.warning("half message not renewed queue_offset=%d cause=%s", half.queue_offset, error)
             return False
         self._store.request_flush()  # no caller waits for it
@@ -667,7 +667,7 @@ class Transactions:
             return
         try:
             appended = self._store.append(self._unsettled, internal=True)
-        except (StoreFullError, StoreAccessError) as error:
+        except StoreRefusalError as error:
             _log.warning("ops of settled transactions not stored cause=%s", error)
             return
         for op, place in zip(self._unsettled, appended, strict=True):

@@ -1,8 +1,8 @@
 """Gathers messages that are sent at the same time into few requests.
 
-A line holds messages of one topic in order. A request takes as many messages of the line as count and bytes allow.
-While the maximum number of requests of a line is in flight, its messages gather: the slower the broker, the larger the
-requests; with a fast one no message waits. `linger_seconds` lets the first message of a request wait for others.
+A buffer holds messages of one topic in order. A request takes as many messages of the buffer as count and bytes allow.
+While the maximum number of requests of a buffer is in flight, its messages gather: the slower the broker, the larger
+the requests; with a fast one no message waits. `linger_seconds` lets the first message of a request wait for others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PendingSend:
 
     outgoing: Outgoing
     size: int  # bytes on the wire
-    queue: Queue | None  # the queue chosen by a selector; all messages of a line have the same
+    queue: Queue | None  # the queue chosen by a selector; all messages of a buffer have the same
     outcome: asyncio.Future[SendResult]
     finished: Callable[[PendingSend, SendResult | ClientError], None]
 
@@ -47,7 +47,7 @@ Send = Callable[[Sequence[PendingSend]], Awaitable[list[SendResult | ClientError
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class Buffer:
     """Messages of one topic in order, and their requests in flight."""
 
     in_flight_max: int
@@ -58,80 +58,82 @@ class Line:
 
 
 class Gathering:
-    """The lines of one producer. `send` is called for each request, in a task of its own."""
+    """The buffers of one producer. `send` is called for each request, in a task of its own."""
 
     def __init__(self, send: Send, memory: MemoryLimit, *, size_max: int, linger_seconds: float) -> None:
         self._send = send
         self._memory = memory
         self._size_max = size_max
         self._linger_seconds = linger_seconds
-        self._lines: dict[object, Line] = {}
+        self._buffers: dict[object, Buffer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def put(self, key: object, entry: PendingSend, *, in_flight_max: int, count_max: int) -> None:
-        """Add `entry` to the line `key` once there is space for it."""
+        """Add `entry` to the buffer `key` once there is space for it."""
         await self._memory.enter(entry.size)
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = Line(in_flight_max, count_max)
-        line.entries.append(entry)
+        buffer = self._buffers.get(key)
+        if buffer is None:
+            buffer = self._buffers[key] = Buffer(in_flight_max, count_max)
+        buffer.entries.append(entry)
         self._idle.clear()
-        full = self._linger_seconds > 0 and len(line.entries) >= line.count_max
-        if line.timer is None or full:
+        full = self._linger_seconds > 0 and len(buffer.entries) >= buffer.count_max
+        if buffer.timer is None or full:
             loop = asyncio.get_running_loop()
-            if line.timer is not None:
-                line.timer.cancel()
+            if buffer.timer is not None:
+                buffer.timer.cancel()
             # Send at the end of this loop iteration, so that other sends of the iteration join.
             wait = 0.0 if full else self._linger_seconds
-            line.timer = loop.call_later(wait, self._go, key, line) if wait else loop.call_soon(self._go, key, line)
+            buffer.timer = (
+                loop.call_later(wait, self._go, key, buffer) if wait else loop.call_soon(self._go, key, buffer)
+            )
 
     async def flush(self) -> None:
         """Return when no message is waiting or in flight; lingering messages are sent at once."""
-        for key, line in list(self._lines.items()):
-            if line.timer is not None:
-                line.timer.cancel()
-                self._go(key, line)
+        for key, buffer in list(self._buffers.items()):
+            if buffer.timer is not None:
+                buffer.timer.cancel()
+                self._go(key, buffer)
         await self._idle.wait()
 
     async def close(self) -> None:
         """Cancel requests in flight; their messages may be stored nevertheless."""
-        for line in self._lines.values():
-            if line.timer is not None:
-                line.timer.cancel()
-            for entry in line.entries:
+        for buffer in self._buffers.values():
+            if buffer.timer is not None:
+                buffer.timer.cancel()
+            for entry in buffer.entries:
                 entry.finish(ClientError("the producer was closed before the message was sent"))
                 self._memory.leave(entry.size)
-            line.entries.clear()
+            buffer.entries.clear()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _go(self, key: object, line: Line) -> None:
-        line.timer = None
-        while line.entries and line.in_flight < line.in_flight_max:
-            request = self._next_request(line)
+    def _go(self, key: object, buffer: Buffer) -> None:
+        buffer.timer = None
+        while buffer.entries and buffer.in_flight < buffer.in_flight_max:
+            request = self._next_request(buffer)
             if request:
-                line.in_flight += 1
-                task = asyncio.create_task(self._one_request(key, line, request))
+                buffer.in_flight += 1
+                task = asyncio.create_task(self._one_request(key, buffer, request))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-        if not line.entries and not line.in_flight:
-            self._lines.pop(key, None)
-        if not self._lines:
+        if not buffer.entries and not buffer.in_flight:
+            self._buffers.pop(key, None)
+        if not self._buffers:
             self._idle.set()
 
-    def _next_request(self, line: Line) -> list[PendingSend]:
-        """The first messages of the line, without cancelled ones."""
+    def _next_request(self, buffer: Buffer) -> list[PendingSend]:
+        """The first messages of the buffer, without cancelled ones."""
         request: list[PendingSend] = []
         size = 0
-        while line.entries and len(request) < line.count_max:
-            entry = line.entries[0]
+        while buffer.entries and len(request) < buffer.count_max:
+            entry = buffer.entries[0]
             if request and size + entry.size > self._size_max:
                 break
-            line.entries.popleft()
+            buffer.entries.popleft()
             if entry.outcome.cancelled():
                 self._memory.leave(entry.size)
                 continue
@@ -139,7 +141,7 @@ class Gathering:
             size += entry.size
         return request
 
-    async def _one_request(self, key: object, line: Line, request: list[PendingSend]) -> None:
+    async def _one_request(self, key: object, buffer: Buffer, request: list[PendingSend]) -> None:
         outcomes: Sequence[SendResult | ClientError] = ()
         lost = ClientError("the producer was closed during the send; the message may be stored")
         try:
@@ -151,6 +153,6 @@ class Gathering:
             for index, entry in enumerate(request):
                 entry.finish(outcomes[index] if index < len(outcomes) else lost)
                 self._memory.leave(entry.size)
-            line.in_flight -= 1
-            if line.timer is None:
-                self._go(key, line)
+            buffer.in_flight -= 1
+            if buffer.timer is None:
+                self._go(key, buffer)

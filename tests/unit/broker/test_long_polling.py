@@ -125,7 +125,7 @@ async def test_groups_and_topics_are_distinguished() -> None:
 
 async def test_bounds_of_waiting_receives() -> None:
     """Waiting receives are limited for each topic and group and in total. Those already waiting stay."""
-    polling = LongPolling(waiting_per_line_max=2, waiting_max=3)
+    polling = LongPolling(waiting_per_group_max=2, waiting_max=3)
     waiting = [asyncio.create_task(polling.wait("t", group, "c", 20)) for group in ("a", "a", "b")]
     await settle()
     with pytest.raises(TooManyRequestsError, match="of group 'a' already wait for topic 't'"):

@@ -26,8 +26,9 @@ from aerobee_broker.delivery.state.queue_key import QueueKey
 from aerobee_broker.delivery.state.stats import DeliveryStats
 from aerobee_broker.delivery.state.subscriptions import DeliveryTables, Queue, Subscriptions
 from aerobee_broker.limits.loop_share import Turns
-from aerobee_store import MessageStore, StoreAccessError, StoreFullError, SyncTimeoutError
+from aerobee_store import MessageStore, SyncTimeoutError
 from aerobee_store.clock import Clock
+from aerobee_store.errors import StoreRefusalError
 
 _log = logging.getLogger(__name__)
 _UNSTORED_BYTES_MAX: Final = 1 << 20  # of a snapshot: more would delay other messages that wait for the disk
@@ -191,7 +192,7 @@ class History:
         """Try to write a snapshot. A failure only makes the next start replay more."""
         try:
             await self.snapshot()
-        except (StoreFullError, StoreAccessError, SyncTimeoutError) as error:
+        except (StoreRefusalError, SyncTimeoutError) as error:
             _log.warning("delivery snapshot failed cause=%s", error)
 
     async def run(self) -> None:

@@ -16,8 +16,9 @@ from aerobee_broker.delivery.receive.dead_letters import DeadLetters
 from aerobee_broker.delivery.state.queue_delivery import acknowledged
 from aerobee_broker.delivery.state.stats import DeliveryStats
 from aerobee_broker.delivery.state.subscriptions import Queue, Subscriptions
-from aerobee_store import StoreAccessError, StoreBusyError, StoreFullError, SyncTimeoutError
+from aerobee_store import SyncTimeoutError
 from aerobee_store.clock import Clock
+from aerobee_store.errors import StoreRefusalError
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class ExhaustedMessages:
                 queue = next(iter(self._queues))
                 try:
                     await self._empty(queue)
-                except (StoreFullError, StoreBusyError, StoreAccessError, SyncTimeoutError) as error:
+                except (StoreRefusalError, SyncTimeoutError) as error:
                     _log.warning("dead letters not written, retried queue=%s cause=%s", queue.key, error)
                     await asyncio.sleep(_RETRY_SECONDS)
                 else:

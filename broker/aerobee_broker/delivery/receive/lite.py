@@ -58,7 +58,7 @@ class Change(Struct, frozen=True):
 class LiteConsumer:
     """The subscriptions of one client of a group in a parent topic."""
 
-    __slots__ = ("client_id", "group", "line", "parent", "pending", "place", "subscribed", "version")
+    __slots__ = ("client_id", "group", "parent", "pending", "place", "subscribed", "version", "waits_as")
 
     def __init__(self, parent: str, group: str, client_id: str) -> None:
         self.parent = parent
@@ -70,7 +70,7 @@ class LiteConsumer:
         # Each client has a waiting queue of its own. Its name contains a space, so no group has it, and no topic has
         # the name of the place: arrivals in the parent topic do not wake these receives.
         self.place = light_topic_name(parent, "")
-        self.line = f"{group} lite {client_id}"
+        self.waits_as = f"{group} lite {client_id}"
 
 
 class LiteConsumers:
@@ -138,7 +138,7 @@ class LiteConsumers:
             consumer.pending[name] = None
             self._of_queue.setdefault(name, {})[consumer] = None
         if added:
-            self._long_polling.wake(consumer.place, consumer.line)
+            self._long_polling.wake(consumer.place, consumer.waits_as)
         await self._history.wait_stored()  # also when an earlier call added them, and was refused
 
     def _check_quota(self, consumer: LiteConsumer, growth: int) -> None:
@@ -215,7 +215,7 @@ class LiteConsumers:
         for consumer in self._of_queue.get(name, ()):
             if group is None or consumer.group == group:
                 consumer.pending[name] = None
-                self._long_polling.wake(consumer.place, consumer.line)
+                self._long_polling.wake(consumer.place, consumer.waits_as)
 
     def _forget(self, consumer: LiteConsumer) -> None:
         for name in list(consumer.subscribed):
@@ -292,12 +292,12 @@ class LiteQueueSet:
         return bool(self._left)
 
     def wake_next(self) -> None:
-        self._long_polling.wake(self._nobody.place, self._nobody.line)
+        self._long_polling.wake(self._nobody.place, self._nobody.waits_as)
 
     async def wait(self, seconds: float, *, again: bool) -> bool:
         self._left = None
         nobody = self._nobody
-        return await self._long_polling.wait(nobody.place, nobody.line, nobody.client_id, seconds, again=again)
+        return await self._long_polling.wait(nobody.place, nobody.waits_as, nobody.client_id, seconds, again=again)
 
     def _may_have_more(self, queue: Queue) -> bool:
         delivery = queue.delivery

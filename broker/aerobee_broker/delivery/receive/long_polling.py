@@ -1,9 +1,9 @@
 """Receives that wait for a message, without polling.
 
-Each (group, topic) has one waiting queue (`line`), or each queue if a receive takes from one queue only. A wait ends
+Each (group, topic) has one waiting list, or each queue if a receive takes from one queue only. A wait ends
 when a message arrives or becomes ready again (`wake`), the client terminates, the broker drains, or the time is over.
 
-A wake wakes one receive of a line, however many messages there are. That receive takes all it can, and wakes the next
+A wake wakes one receive of a list, however many messages there are. That receive takes all it can, and wakes the next
 one if more may be left. A message therefore costs one examination of the queues instead of a thousand, and no receive
 waits while messages are available: a woken receive that ends without examining the queues also wakes the next one.
 """
@@ -19,7 +19,7 @@ from typing import Final
 from aerobee_broker.errors import TooManyRequestsError
 from aerobee_broker.limits.wakes import Wakes
 
-WAITING_PER_LINE_MAX: Final = 1024  # RocketMQ's limits
+WAITING_PER_GROUP_MAX: Final = 1024  # RocketMQ's limits
 WAITING_MAX: Final = 100_000
 SHORT_POLLING_SECONDS: Final = 1.0  # RocketMQ's shortPollingTimeMills, without long polling
 
@@ -37,8 +37,8 @@ class _Waiter:
         self.client_id = client_id
 
 
-class _Waiting:
-    """One queue of waiting receives. An OrderedDict as a set, because waiters also leave from the middle."""
+class _WaitingList:
+    """Receives that wait, the first one first. An OrderedDict as a set, because waiters also leave from the middle."""
 
     __slots__ = ("awake", "waiters")
 
@@ -53,15 +53,15 @@ class LongPolling:
     def __init__(
         self,
         *,
-        waiting_per_line_max: int = WAITING_PER_LINE_MAX,
+        waiting_per_group_max: int = WAITING_PER_GROUP_MAX,
         waiting_max: int = WAITING_MAX,
         seconds_max: float = math.inf,
     ) -> None:
         """`seconds_max`: the longest wait, whatever the request."""
         self._seconds_max = seconds_max
-        self._lines: dict[Place, dict[str, _Waiting]] = {}  # place -> group
+        self._lists: dict[Place, dict[str, _WaitingList]] = {}  # place -> group
         self._of_client: dict[str, set[_Waiter]] = {}
-        self._waiting_per_line_max = waiting_per_line_max
+        self._waiting_per_group_max = waiting_per_group_max
         self._waiting_max = waiting_max
         self._draining = False
         self._wakes = Wakes()  # one arrival may wake thousands of pulls, and a connection that ends as many
@@ -80,29 +80,29 @@ class LongPolling:
         """Return True when a message may be available, False when the wait is over (timeout, drain, client gone).
 
         Must be called in the same step of the loop in which the caller examined the queues and found nothing. `again`:
-        the caller was woken before and keeps its place at the head of the line. `queue_id` None: any queue. Raises
+        the caller was woken before and keeps its place at the head of the list. `queue_id` None: any queue. Raises
         TooManyRequestsError when too many receives wait.
         """
         seconds = min(seconds, self._seconds_max)
         if seconds <= 0 or self._draining:
             return False
         place = topic if queue_id is None else (topic, queue_id)
-        line = self._lines.setdefault(place, {}).setdefault(group, _Waiting())
-        if not again and len(line.waiters) >= self._waiting_per_line_max:
+        waiting = self._lists.setdefault(place, {}).setdefault(group, _WaitingList())
+        if not again and len(waiting.waiters) >= self._waiting_per_group_max:
             raise TooManyRequestsError(
-                f"polling full: {len(line.waiters)} receives of group {group!r} already wait for topic {topic!r}; "
+                f"polling full: {len(waiting.waiters)} receives of group {group!r} already wait for topic {topic!r}; "
                 "use fewer consumers or fewer receives at a time"
             )
         if not again and self.waiting_count >= self._waiting_max:
-            self._remove_line(place, group, line)
+            self._remove_unused(place, group, waiting)
             raise TooManyRequestsError(
                 f"polling full: {self.waiting_count} receives are already waiting; try again later"
             )
         loop = asyncio.get_running_loop()
         waiter = _Waiter(loop.create_future(), client_id)
-        line.waiters[waiter] = None
+        waiting.waiters[waiter] = None
         if again:
-            line.waiters.move_to_end(waiter, last=False)
+            waiting.waiters.move_to_end(waiter, last=False)
         self._of_client.setdefault(client_id, set()).add(waiter)
         self.waiting_count += 1
         timer = loop.call_later(seconds, self._wakes.resolve, waiter.future, False)
@@ -112,16 +112,16 @@ class LongPolling:
             return look
         finally:
             timer.cancel()
-            was_woken = waiter not in line.waiters
+            was_woken = waiter not in waiting.waiters
             if not was_woken:
-                del line.waiters[waiter]
+                del waiting.waiters[waiter]
             self.waiting_count -= 1
             self._forget(waiter)
             if was_woken:
-                line.awake -= 1
+                waiting.awake -= 1
                 if not look:
-                    self._wake_line(line)  # woken, but cancelled or ended before it could look
-            self._remove_line(place, group, line)
+                    self._wake_next(waiting)  # woken, but cancelled or ended before it could look
+            self._remove_unused(place, group, waiting)
 
     def wake(self, topic: str, group: str | None = None, queue_id: int | None = None) -> None:
         """Wake one waiting receive of the group, or one of each group, because there may be a message.
@@ -133,14 +133,14 @@ class LongPolling:
             self._wake_place((topic, queue_id), group)
 
     def _wake_place(self, place: Place, group: str | None) -> None:
-        lines = self._lines.get(place)
-        if lines is None:
+        lists = self._lists.get(place)
+        if lists is None:
             return
         if group is None:
-            for line in lines.values():
-                self._wake_line(line)
-        elif (of_group := lines.get(group)) is not None:
-            self._wake_line(of_group)
+            for waiting in lists.values():
+                self._wake_next(waiting)
+        elif (of_group := lists.get(group)) is not None:
+            self._wake_next(of_group)
 
     def arrived(self, topic: str, queue_id: int, max_offset: int) -> None:
         """A listener for `MessageStore.arrival_listeners`."""
@@ -151,16 +151,16 @@ class LongPolling:
         for waiter in tuple(self._of_client.get(client_id, ())):
             self._wakes.resolve(waiter.future, False)
 
-    def end_line(self, topic: str | None = None, group: str | None = None) -> None:
+    def end_waits(self, topic: str | None = None, group: str | None = None) -> None:
         """After a change or deletion of topic or group: wake all waiting receives, so that they notice it.
 
         Includes groups whose names begin with the group's name and a space.
         """
-        for place, lines in self._lines.items():
+        for place, lists in self._lists.items():
             if topic is None or topic == (place if isinstance(place, str) else place[0]):
-                for group_name, line in lines.items():
+                for group_name, waiting in lists.items():
                     if group is None or group_name.partition(" ")[0] == group:
-                        for waiter in line.waiters:
+                        for waiter in waiting.waiters:
                             self._wakes.resolve(waiter.future, True)
 
     def drain(self) -> None:
@@ -170,11 +170,11 @@ class LongPolling:
             for waiter in tuple(waiters):
                 self._wakes.resolve(waiter.future, False)
 
-    def _wake_line(self, line: _Waiting) -> None:
-        if line.awake or not line.waiters:
+    def _wake_next(self, waiting: _WaitingList) -> None:
+        if waiting.awake or not waiting.waiters:
             return
-        waiter, _ = line.waiters.popitem(last=False)
-        line.awake += 1
+        waiter, _ = waiting.waiters.popitem(last=False)
+        waiting.awake += 1
         # A receive that timed out or was cancelled in this same step wakes the next one when it runs.
         self._wakes.resolve(waiter.future, True)
 
@@ -184,30 +184,30 @@ class LongPolling:
         if not waiters:
             del self._of_client[waiter.client_id]
 
-    def _remove_line(self, place: Place, group: str, line: _Waiting) -> None:
-        if not line.waiters and not line.awake:
-            lines = self._lines.get(place)
-            if lines is not None and lines.get(group) is line:
-                del lines[group]
-                if not lines:
-                    del self._lines[place]
+    def _remove_unused(self, place: Place, group: str, waiting: _WaitingList) -> None:
+        if not waiting.waiters and not waiting.awake:
+            lists = self._lists.get(place)
+            if lists is not None and lists.get(group) is waiting:
+                del lists[group]
+                if not lists:
+                    del self._lists[place]
 
 
 class QueueWait:
     """The waits of one pull for messages of one queue.
 
-    Every pull gets every message, so each has a line of its own, and one arrival wakes all of them. The name of the
-    line begins with the group and has a space, so that no group has this name.
+    Every pull gets every message, so each has a list of its own, and one arrival wakes all of them. The name of the
+    list begins with the group and has a space, so that no group has this name.
     """
 
-    __slots__ = ("_again", "_client_id", "_line", "_polling", "queue_id", "topic", "until")
+    __slots__ = ("_again", "_client_id", "_name", "_polling", "queue_id", "topic", "until")
 
     def __init__(
         self, polling: LongPolling, topic: str, queue_id: int, group: str, client_id: str, seconds: float
     ) -> None:
         """`seconds`: of all waits together, from now on. `group`: empty for a reader without one."""
         self._polling = polling
-        self._line = f"{group} pull {next(_NUMBERS)}"
+        self._name = f"{group} pull {next(_NUMBERS)}"
         self._client_id = client_id
         self.until = asyncio.get_running_loop().time() + seconds
         """When all waits are over, in loop time."""
@@ -223,7 +223,7 @@ class QueueWait:
         """Like LongPolling.wait, until the time of all waits is over."""
         again, self._again = self._again, True
         return await self._polling.wait(
-            self.topic, self._line, self._client_id, self.seconds_left, queue_id=self.queue_id, again=again
+            self.topic, self._name, self._client_id, self.seconds_left, queue_id=self.queue_id, again=again
         )
 
 

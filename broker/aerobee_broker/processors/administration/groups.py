@@ -85,7 +85,7 @@ class GroupAdministration:
             group = dataclasses.replace(group, consume_enabled=request.consume_enabled)
         self._tables.groups.update(group)
         await self._tables.save_groups()
-        self._deliveries.long_polling.end_line(group=group.name)  # messages that were held back may be deliverable now
+        self._deliveries.long_polling.end_waits(group=group.name)  # messages that were held back may be deliverable now
         return admin_v1.UpdateGroupResponse(status=OK, group=group_to_wire(group))
 
     async def delete_group(self, request: admin_v1.DeleteGroupRequest, _: Client) -> admin_v1.DeleteGroupResponse:

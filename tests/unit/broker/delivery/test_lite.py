@@ -282,7 +282,7 @@ async def test_a_disabled_group(harness: Harness) -> None:
     await asyncio.sleep(0.01)
     assert not waiting.done()
     saved(harness.tables.groups).update(GroupConfig(name=GROUP))
-    harness.deliveries.long_polling.end_line(group=GROUP)
+    harness.deliveries.long_polling.end_waits(group=GROUP)
     assert bodies(await asyncio.wait_for(waiting, 60)) == ["a1"]
 
 
