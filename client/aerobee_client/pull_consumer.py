@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, Self, TypedDict
 
 from aerobee_client.allocation import Allocation, Averagely, Queue
+from aerobee_client.connections import repeating
 from aerobee_client.connections.closing import AsyncClosing
 from aerobee_client.connections.connection import Connection
 from aerobee_client.connections.routes import DEFAULT, Routes, broker_endpoints, queue_of
@@ -37,7 +38,6 @@ Start = Literal["begin", "end"] | int
 """Where to read a queue without a committed offset: its beginning, its end, or a time (Unix ms)."""
 
 REBALANCE_SECONDS = 10.0
-_PAUSE_SECONDS = 1.0
 _WAIT_SECONDS = 20.0
 _BATCH_COUNT = 32
 _TAG_COUNT_MAX = 1000  # of ReadRecords
@@ -368,10 +368,10 @@ class PullConsumer(AsyncClosing):
             except (NotFoundError, UnsupportedError) as error:
                 self._failure = error
                 self._arrived.set()
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(repeating.PAUSE_SECONDS)
             except ClientError as error:
                 _log.warning("reading failed queue=%s error=%s", reading.queue, error)
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(repeating.PAUSE_SECONDS)
 
     async def _read(self, reading: _Reading) -> None:
         """Many messages of a backlog by one ReadRecords.
@@ -499,13 +499,11 @@ class PullConsumer(AsyncClosing):
     # --- Allocation of queues ---------------------------------------------------------------------------------
 
     async def _keep_balance(self) -> None:
-        while True:
-            await asyncio.sleep(REBALANCE_SECONDS)
-            if not self._by_hand:
-                try:
-                    await self._rebalance()
-                except ClientError as error:
-                    _log.warning("rebalancing failed group=%s error=%s", self.group, error)
+        await repeating.every(REBALANCE_SECONDS, self._rebalance_if_automatic, f"rebalancing failed group={self.group}")
+
+    async def _rebalance_if_automatic(self) -> None:
+        if not self._by_hand:
+            await self._rebalance()
 
     async def _rebalance(self) -> None:
         wanted: set[Queue] = set()
@@ -555,12 +553,7 @@ class PullConsumer(AsyncClosing):
     # --- Offsets ----------------------------------------------------------------------------------------------
 
     async def _keep_committing(self, seconds: float) -> None:
-        while True:
-            await asyncio.sleep(seconds)
-            try:
-                await self._commit_handled()
-            except ClientError as error:
-                _log.warning("committing failed group=%s error=%s", self.group, error)
+        await repeating.every(seconds, self._commit_handled, f"committing failed group={self.group}")
 
     async def _commit_handled(self) -> None:
         new = {

@@ -13,6 +13,7 @@ from typing import Any, Self, TypedDict
 
 from aerobee_client.connections.closing import AsyncClosing
 from aerobee_client.connections.connection import Connection
+from aerobee_client.connections.repeating import PAUSE_SECONDS, every
 from aerobee_client.connections.routes import broker_endpoints
 from aerobee_client.consuming.broker_sessions import BrokerSessions
 from aerobee_client.consuming.receiving import new_attempt_id
@@ -26,7 +27,6 @@ from aerobee_proto import v2
 _log = logging.getLogger(__name__)
 
 ASSIGNMENT_SECONDS = 5.0  # interval of asking the broker for the queues, as in the official clients
-_PAUSE_SECONDS = 1.0  # after a failed receive
 _BUSY_SECONDS = 0.02  # after a receive that the broker refused as too many
 _BATCH_COUNT = 32  # RocketMQ's limit of one answer
 _WAIT_SECONDS = 20.0
@@ -176,14 +176,15 @@ class PushConsumer(AsyncClosing):
         async with asyncio.TaskGroup() as tasks:
             for number in range(self._concurrency):
                 tasks.create_task(self._work(), name=f"handler {number} of {self.group}")
-            while True:
-                await asyncio.sleep(ASSIGNMENT_SECONDS)
-                for topic in self._filters:
-                    try:
-                        self._receive_from(topic, await self._assignment(topic))
-                    except ClientError as error:
-                        _log.warning("assignment refresh failed topic=%s error=%s", topic, error)
-                self._sessions.keep({endpoint for *_, endpoint in self._receivers})
+            await every(ASSIGNMENT_SECONDS, self._refresh)
+
+    async def _refresh(self) -> None:
+        for topic in self._filters:
+            try:
+                self._receive_from(topic, await self._assignment(topic))
+            except ClientError as error:
+                _log.warning("assignment refresh failed topic=%s error=%s", topic, error)
+        self._sessions.keep({endpoint for *_, endpoint in self._receivers})
 
     async def _assignment(self, topic: str) -> list[v2.MessageQueue]:
         """The queues to receive from; of masters only."""
@@ -232,7 +233,7 @@ class PushConsumer(AsyncClosing):
             except ClientError as error:
                 busy = isinstance(error, TooManyRequestsError)
                 _log.log(logging.DEBUG if busy else logging.WARNING, "receive failed topic=%s error=%s", topic, error)
-                await asyncio.sleep(_BUSY_SECONDS if busy else _PAUSE_SECONDS)
+                await asyncio.sleep(_BUSY_SECONDS if busy else PAUSE_SECONDS)
                 continue
             request.attempt_id = new_attempt_id()
             for _, message in received:

@@ -32,6 +32,11 @@ AnswerT = TypeVar("AnswerT")
 _channels: dict[tuple[int, str, str], grpc.Channel] = {}
 
 
+def pause_seconds(interval_ms: int, failures: int) -> float:
+    """The pause after so many failed attempts: each is twice as long as the one before."""
+    return interval_ms / 1000 * 2 ** min(failures, 10)
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """The address of a broker and its options. `tls_ca`: "" for TLS with the default authorities, None for
@@ -87,7 +92,7 @@ class Broker:
             number += 1
             if number > self._address.retries and not waits:
                 break
-            time.sleep(min(self._address.retry_interval_ms / 1000 * 2 ** min(number, 10), _WAIT_SECONDS_MAX))
+            time.sleep(min(pause_seconds(self._address.retry_interval_ms, number), _WAIT_SECONDS_MAX))
         detail = f"{last.code().name}: {last.details()}" if isinstance(last, grpc.RpcError) else str(last)
         raise BrokerCallError(f"{self._address.endpoint}: {what}: {detail}") from last
 

@@ -25,8 +25,8 @@ from aerobee_client import (
     StoredMessage,
     blocking,
     connect,
-    pull_consumer,
 )
+from aerobee_client.connections import repeating
 from aerobee_client.filters import Subscriptions
 from aerobee_client.limits.flow import FlowControl
 from aerobee_client.records import Frame, Records
@@ -604,7 +604,7 @@ class TestPullingABacklog:
         messages = [Message(topic="gone", body=b"%d" % each) for each in range(70)]
         await client.records.append("gone", 0, client.records.pack("gone", 0, messages))
         monkeypatch.setattr(Records, "read", read)
-        monkeypatch.setattr(pull_consumer, "_PAUSE_SECONDS", 0.01)
+        monkeypatch.setattr(repeating, "PAUSE_SECONDS", 0.01)
         async with client.pull_consumer("gone", "gone", start="begin") as consumer:
             assert len(await pulled(consumer, 70)) == 70
         assert refused == [32, 64]

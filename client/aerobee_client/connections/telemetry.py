@@ -23,6 +23,7 @@ from typing import Any
 import grpc
 
 from aerobee_client.connections.connection import VERSION, Connection, Peer, new_client_id
+from aerobee_client.connections.repeating import every
 from aerobee_client.errors import ClientError, DeadlineError, status_error
 from aerobee_proto import v2
 
@@ -211,18 +212,19 @@ class Telemetry:
 
     async def _beat(self) -> None:
         request = v2.HeartbeatRequest(group=self._group, client_type=self._asked.client_type)
-        while True:
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+        async def beat() -> None:
             peer = self._connection.peer
+            timeout = self._connection.request_timeout_seconds
+            metadata = self._connection.signed(self.metadata)
             try:
-                timeout = self._connection.request_timeout_seconds
-                metadata = self._connection.signed(self.metadata)
                 answer = await peer.stubs.messaging.Heartbeat(request, timeout=timeout, metadata=metadata)
             except grpc.RpcError as rpc:
-                _log.info("heartbeat failed client_id=%s error=%s", self.client_id, self._connection.failed(peer, rpc))
-            else:
-                if (error := status_error(answer.status)) is not None:
-                    _log.info("heartbeat refused client_id=%s error=%s", self.client_id, error)
+                raise self._connection.failed(peer, rpc) from rpc
+            if (error := status_error(answer.status)) is not None:
+                raise error
+
+        await every(HEARTBEAT_SECONDS, beat, f"heartbeat failed client_id={self.client_id}", logging.INFO)
 
 
 @asynccontextmanager

@@ -42,6 +42,7 @@ from kombu.utils.uuid import uuid
 
 from aerobee_client import blocking
 from aerobee_client.client import Client
+from aerobee_client.connections.repeating import PAUSE_SECONDS
 from aerobee_client.errors import ClientError, DeadlineError, ServerError, UnavailableError
 from aerobee_client.integrations import transient
 from aerobee_client.integrations.declaring import TASKS, declare_group, declare_topic, stored_name
@@ -55,7 +56,6 @@ _log = logging.getLogger(__name__)
 SCHEME: Final = "aerobee"
 _PORT: Final = 8081
 _POLL_SECONDS: Final = 10.0
-_PAUSE_SECONDS: Final = 1.0  # after a receive that failed
 _GET_SECONDS: Final = 0.5  # how long a single look into a queue waits
 _UNLIMITED_COUNT: Final = 32  # messages that a channel without a prefetch count holds
 _LATER: Final = "-later"
@@ -112,7 +112,7 @@ class _Feed:
             messages = await self.holder.consumer.receive(count, invisible_seconds=seconds, wait_seconds=wait_seconds)
         except ClientError as error:
             _log.warning("receive failed queue=%s error=%s", self._queue, error)
-            await asyncio.sleep(_PAUSE_SECONDS)
+            await asyncio.sleep(PAUSE_SECONDS)
             return
         for message in messages:
             self.waiting.append(self.holder.hold(message))

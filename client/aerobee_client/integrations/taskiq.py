@@ -28,6 +28,7 @@ from taskiq.exceptions import ResultGetError
 from taskiq.serializers import JSONSerializer
 
 from aerobee_client.client import Client, ConnectOptions, connect
+from aerobee_client.connections.repeating import PAUSE_SECONDS
 from aerobee_client.errors import ClientError, NotFoundError
 from aerobee_client.integrations.declaring import TASKS, declare_group, declare_topic
 from aerobee_client.integrations.holding import Held, Holder
@@ -36,7 +37,6 @@ from aerobee_client.producer import Producer
 from aerobee_proto import v2
 
 _log = logging.getLogger(__name__)
-_PAUSE_SECONDS = 1.0  # after a receive that failed
 _RESULT_VERSIONS_MAX = 64  # saved results of one task; a repeated task saves another
 ReturnT = TypeVar("ReturnT")
 
@@ -121,7 +121,7 @@ class AerobeeBroker(AsyncBroker):
             raise
         except ClientError as error:
             _log.warning("receive failed topic=%s error=%s", self.topic, error)
-            await asyncio.sleep(_PAUSE_SECONDS)
+            await asyncio.sleep(PAUSE_SECONDS)
             return []
         return [holder.hold(message) for message in messages]
 

@@ -17,11 +17,11 @@ from kombu.utils.uuid import uuid
 from aerobee_client.allocation import Queue
 from aerobee_client.blocking import BlockingClient
 from aerobee_client.client import Client
+from aerobee_client.connections.repeating import PAUSE_SECONDS
 from aerobee_client.errors import ClientError
 from aerobee_client.messages.message import ReceivedMessage, StoredMessage
 
 _log = logging.getLogger(__name__)
-_PAUSE_SECONDS: Final = 1.0  # after a read that failed
 _ABANDONED_COUNT_MAX: Final = 1000  # queues that are kept for a connection to come; the oldest go first
 
 Waiting = tuple[dict[str, Any], StoredMessage]
@@ -84,7 +84,7 @@ class _Reader:
                 messages = await self._consumer.getmany()
             except ClientError as error:
                 _log.warning("reading failed topic=%s error=%s", self._topic, error)
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(PAUSE_SECONDS)
                 continue
             for message in messages:
                 self._spread(message)

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 import grpc
 
-from aerobee_pipeline.broker_channel import BUSY_CODES, Broker
+from aerobee_pipeline.broker_channel import BUSY_CODES, Broker, pause_seconds
 from aerobee_pipeline.errors import BrokerCallError
 from aerobee_pipeline.writing.encode import Chunk
 from aerobee_proto import records_v1, v2
@@ -26,7 +26,7 @@ class RecordAppender:
         self._broker = broker
         self._in_flight_max = in_flight_max
         self._retries = retries
-        self._retry_interval = retry_interval_ms / 1000
+        self._retry_interval_ms = retry_interval_ms
         self._pending: deque[records_v1.AppendRecordsRequest] = deque()
         self._requests: SimpleQueue[records_v1.AppendRecordsRequest | None] | None = None
         self._answers: Iterator[records_v1.AppendRecordsResponse] = iter(())
@@ -92,7 +92,7 @@ class RecordAppender:
             self.message_count += answer.message_count
         elif code in BUSY_CODES and self._failures < self._retries:
             self._failures += 1
-            time.sleep(self._retry_interval * 2**self._failures)
+            time.sleep(pause_seconds(self._retry_interval_ms, self._failures))
             self._pending.append(request)
             assert self._requests is not None
             self._requests.put(request)
