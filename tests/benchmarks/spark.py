@@ -184,7 +184,7 @@ def _kafka(directory: Path, spark: Any, messages: Any, plain: Measured) -> list[
     with _filled_kafka(directory, spark, messages) as address:
         if address is None:
             return []
-        frame = spark_kafka.frame(spark, address)
+        frame = spark_kafka.frame(spark.read, address)
         there = frame.count()
         found = measured(lambda: _thrown_away(frame, there), CORES)
     return [_row(f"Spark's Kafka, {spark_kafka.connector_version()}", found, plain)]
@@ -299,33 +299,37 @@ def sink(directory: Path, *, count: int = 400_000) -> None:
 def ratios(directory: Path, *, size: int = 128 << 20, count: int = 400_000, plotted: Path | None = None) -> None:
     """The file source, a stream and the sink beside what limits each, and beside Spark's Kafka source."""
     spark = _session()
-    found: list[spark_ratios.Comparison] = []
     checkpoints = (directory / f"checkpoint-{number}" for number in itertools.count())
     try:
         store = directory / "store"
         rows = write_store(store, size)
+        spark.dataSource.register(ReadySource)
+        ready = {"store": str(store), "rows": rows, "tasks": CORES, "rowsPerTrigger": _A_TRIGGER}
+        ready_batch = spark.read.format("ready").options(**ready)
         files = spark.read.format("aerobee").options(storePath=str(store), subscribePattern=".*", readBy="log")
         files.load().write.parquet(str(directory / "parquet"), compression="zstd")
         archived = spark.read.parquet(str(directory / "parquet"))
-        kafka = _kafka_speed(directory, spark, files.load())
-        decoder = _speed("decoder alone, one core", lambda: _plain_files(store, list(files.load().columns)), 1)
-        found.append(
+        found = [
             spark_ratios.Comparison(
                 _speed("files, all columns", lambda: _thrown_away(files.load(), rows), CORES),
                 (
                     _speed("Spark's Parquet", lambda: _thrown_away(archived, rows), CORES, goal=1 / 1.3),
-                    decoder,
-                    *kafka,
+                    _speed(spark_ratios.READY, lambda: _thrown_away(ready_batch.load(), rows), CORES),
+                    _speed("decoder alone, one core", lambda: _plain_files(store, list(files.load().columns)), 1),
                 ),
             )
-        )
+        ]
         numbers = spark.read.format("aerobee").options(storePath=str(store), subscribePattern=".*", readBy="log")
         ours = numbers.schema(_FOUR).load()
         theirs = archived.select(*ours.columns)
+        ready_numbers = spark.read.format("ready").options(**ready).schema(_FOUR).load()
         found.append(
             spark_ratios.Comparison(
                 _speed("files, four numbers", lambda: _thrown_away(ours, rows), CORES),
-                (_speed("Spark's Parquet, four", lambda: _thrown_away(theirs, rows), CORES, goal=1 / 1.3),),
+                (
+                    _speed("Spark's Parquet, four", lambda: _thrown_away(theirs, rows), CORES, goal=1 / 1.3),
+                    _speed(spark_ratios.READY, lambda: _thrown_away(ready_numbers, rows), CORES),
+                ),
             )
         )
         with tempfile.TemporaryDirectory(dir=directory) as place, broker_on(Path(place), "async") as running:
@@ -338,22 +342,29 @@ def ratios(directory: Path, *, size: int = 128 << 20, count: int = 400_000, plot
             # A run to warm up and two that were measured have stored the rows.
             read = spark_ratios.streamed(frame, lambda: next(checkpoints), 3 * count)
             streamed = _speed("stream, 100,000 a batch", read, CORES, server=running)
-            found.append(spark_ratios.Comparison(streamed, (appended._replace(goal=0.6),)))
+            ready_stream = spark.readStream.format("ready").options(**{**ready, "rows": 3 * count}).load()
+            read_ready = spark_ratios.streamed(ready_stream, lambda: next(checkpoints), 3 * count)
+            floor = _speed(spark_ratios.READY, read_ready, CORES)
+            found.append(spark_ratios.Comparison(streamed, (appended._replace(goal=0.6), floor)))
             bodies = spark.range(0, count, 1, CORES).selectExpr(
                 f"cast(repeat('0123456789abcdef', {spark_ratios.BODY_SIZE // 16}) as binary) body",
                 "concat('k', id) keys",
             )
             cached = bodies.cache()
             assert cached.count() == count
-            writer = cached.write.format("aerobee").mode("append").options(endpoint=running.endpoint, topic="sunk")
 
-            def sunk() -> int:
-                writer.save()
+            def sunk(format_name: str = "aerobee") -> int:
+                writer = cached.write.format(format_name).mode("append")
+                writer.options(endpoint=running.endpoint, topic="sunk").save()
                 return count
 
-            found.append(
-                spark_ratios.Comparison(_speed("sink", sunk, CORES, server=running), (appended._replace(goal=0.9),))
-            )
+            speed = _speed("sink", sunk, CORES, server=running)
+            floor = _speed(spark_ratios.DROPPED, lambda: sunk("ready"), CORES)
+            found.append(spark_ratios.Comparison(speed, (appended._replace(goal=0.9), floor)))
+            cached.unpersist()
+        of_kafka = _kafka_speeds(directory, spark, files.load(), lambda: next(checkpoints))
+        for number, speed in zip((0, 2), of_kafka, strict=False):
+            found[number] = spark_ratios.Comparison(found[number].ours, (*found[number].beside, speed))
     finally:
         spark.stop()
     title = f"Ratios; {CORES} cores, {rows:,} messages in files, {count:,} in a broker"
@@ -362,15 +373,20 @@ def ratios(directory: Path, *, size: int = 128 << 20, count: int = 400_000, plot
         spark_ratios.plot(found, plotted)
 
 
-def _kafka_speed(directory: Path, spark: Any, messages: Any) -> tuple[spark_ratios.Speed, ...]:
-    """Spark's Kafka source on the same messages, in batch: the stream of a connector that is older than Spark fails."""
+def _kafka_speeds(
+    directory: Path, spark: Any, messages: Any, checkpoint: Callable[[], Path]
+) -> tuple[spark_ratios.Speed, ...]:
+    """Spark's Kafka source on the same messages: a batch, and a stream of micro-batches like ours."""
     with _filled_kafka(directory, spark, messages) as address:
         if address is None:
             return ()
-        frame = spark_kafka.frame(spark, address)
+        frame = spark_kafka.frame(spark.read, address)
         there = frame.count()
         name = f"Spark's Kafka source, {spark_kafka.connector_version()}"
-        return (_speed(name, lambda: _thrown_away(frame, there), CORES),)
+        batch = _speed(name, lambda: _thrown_away(frame, there), CORES)
+        reader = spark.readStream.options(startingOffsets="earliest", maxOffsetsPerTrigger=_A_TRIGGER)
+        read = spark_ratios.streamed(spark_kafka.frame(reader, address), checkpoint, there)
+        return batch, _speed(f"{name}, stream", read, CORES)
 
 
 def _speed(

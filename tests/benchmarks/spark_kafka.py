@@ -19,7 +19,7 @@ _POM = Path(__file__).with_name("kafka.xml")
 _CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
 _START_SECONDS = 60
 # Connector releases; an older one works with a newer Spark as long as Spark's interfaces allow it.
-_OLDER_CONNECTORS = ("4.0.0",)
+_OLDER_CONNECTORS = ("4.2.0", "4.0.0")
 
 
 @cache
@@ -89,7 +89,8 @@ def fill(frame: Any, address: str) -> None:
         part.write.format("kafka").option("kafka.bootstrap.servers", address).mode("append").save()
 
 
-def frame(spark: Any, address: str) -> Any:
-    """All messages, as a frame."""
-    reader = spark.read.format("kafka").option("kafka.bootstrap.servers", address)
-    return reader.option("subscribePattern", "bench-.*").load()
+def frame(reader: Any, address: str) -> Any:
+    """All messages, as a frame of `spark.read` or `spark.readStream`."""
+    return (
+        reader.format("kafka").option("kafka.bootstrap.servers", address).option("subscribePattern", "bench-.*").load()
+    )

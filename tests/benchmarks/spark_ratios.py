@@ -2,8 +2,11 @@
 
 file source   beside Spark's own Parquet source with the same rows and columns, the decoder alone in one process, and
               Spark's Kafka source on a real Kafka with the same messages
-stream        of micro-batches of 100,000 messages of a broker, beside AppendRecords without Spark
+stream        of micro-batches of 100,000 messages of a broker, beside AppendRecords without Spark, and a stream of
+              Spark's Kafka source
 sink          beside AppendRecords with the same rows, encoded before, without Spark
+
+Each is also beside a source or sink in Python that does nothing, which is what Spark itself takes.
 """
 
 from __future__ import annotations
@@ -43,6 +46,9 @@ class Comparison(NamedTuple):
     beside: tuple[Speed, ...]
 
 
+READY: Final = "Spark alone, rows ready"
+"""What Spark takes from a Python source that does nothing: nothing can be faster."""
+DROPPED: Final = "Spark alone, rows dropped"
 HEAD: Final = ("", "rows/s", "CPU a row", "beside", "rows/s", "CPU a row", "ratio", "goal")
 
 

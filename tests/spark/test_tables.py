@@ -28,6 +28,7 @@ KINDS = ["delta", "iceberg"]
 NAMES = ["brokerName", "queueId", "queueOffset", "body", "storeTimestamp", "properties", "decodeError"]
 SCHEMA = arrow_schema(NAMES).append(pa.field("date", pa.date32()))
 DAYS = (datetime(2026, 1, 30, 23, 59, tzinfo=UTC), datetime(2026, 1, 31, 0, 1, tzinfo=UTC))
+_POSITIONS = pa.schema([pa.field("file_path", pa.string()), pa.field("pos", pa.int64())])
 FIRST, SECOND = Queue("größe%", "", 0), Queue("größe%", "", 1)
 
 
@@ -186,8 +187,15 @@ def test_files_with_delete_files_are_known(
     assert table.progress([FIRST]) == {FIRST: 8}
 
 
-def add_delete_file(table: Any, monkeypatch: pytest.MonkeyPatch, day: date, content: DataFileContent) -> None:
-    """Commit a delete file of a day, as other engines do; pyiceberg itself writes none."""
+def add_delete_file(
+    table: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    day: date,
+    content: DataFileContent,
+    places: Iterable[tuple[str, int]] = (),
+) -> None:
+    """Commit a delete file of a day, as other engines do; pyiceberg itself writes none. `places`: the deleted rows,
+    each with its data file and its number in it."""
 
     class Deletes(ManifestWriterV2):
         def content(self) -> ManifestContent:
@@ -201,13 +209,18 @@ def add_delete_file(table: Any, monkeypatch: pytest.MonkeyPatch, day: date, cont
         assert given.pop("format_version") == 2
         return Deletes(**given)
 
+    uri = f"{table._table.location()}/data/deletes.parquet"
+    rows = [{"file_path": path, "pos": number} for path, number in sorted(places)]
+    place = Path(uri.removeprefix("file://"))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.Table.from_pylist(rows, _POSITIONS), place)
     file = DataFile.from_args(
         content=content,
-        file_path=f"{table._table.location()}/data/deletes.parquet",
+        file_path=uri,
         file_format=FileFormat.PARQUET,
         partition=Record((day - date(1970, 1, 1)).days),
-        record_count=1,
-        file_size_in_bytes=100,
+        record_count=max(len(rows), 1),
+        file_size_in_bytes=place.stat().st_size,
         equality_ids=[1] if content is DataFileContent.EQUALITY_DELETES else None,
     )
     file.spec_id = table._table.spec().spec_id

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import parquet
+from pyiceberg.manifest import DataFileContent
 
 from aerobee_pipeline.errors import DataLossError, OptionError
 from aerobee_pipeline.jobs import Housekeeping, TableOptions, keep_table, topic_table
@@ -28,6 +30,7 @@ from aerobee_store import Message
 from aerobee_store.records import record
 from tests.spark.cluster import SECONDS, wait_for
 from tests.spark.stores import orders, write
+from tests.spark.test_tables import add_delete_file
 
 KINDS = ["delta", "iceberg"]
 
@@ -155,6 +158,41 @@ def test_housekeeping_joins_closed_days_and_deletes_old_ones(spark: Any, kind: s
     assert kept(spark, kind, tmp_path)["messages"] == 0, "what was deleted does not return"
     with pytest.raises(OptionError, match="kept for 1 day at least"):
         Housekeeping(version_days=0)
+
+
+def test_rows_that_another_engine_deletes_by_position_stay_deleted(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files with deleted rows are left as they are and the others of their day are joined; both expire with it."""
+    write(tmp_path / "store", orders(400))
+    kept(spark, "iceberg", tmp_path, rows_per_commit=100)
+    table: Any = open_table("iceberg", Warehouse.of(str(tmp_path / "lake")), "orders")
+    today = datetime.now(UTC).date()
+    place = table.files()[0].uri
+    first = parquet.read_table(place.removeprefix("file://")).to_pylist()
+    deleted = [0, 7, 99]
+    places = [(place, number) for number in deleted]
+    add_delete_file(table, monkeypatch, today, DataFileContent.POSITION_DELETES, places)
+    left = [
+        (queue, offset)
+        for queue, offset in expected(400)
+        if (queue, offset) not in {place_of(first, n) for n in deleted}
+    ]
+    assert places_of("iceberg", tmp_path / "lake") == left
+    write(tmp_path / "store", orders(200, first=400))
+    left = sorted([*left, *(place for place in expected(600) if place[1] >= 200)])
+    house = Housekeeping(version_days=0, today=today + timedelta(days=1))
+    facts = kept(spark, "iceberg", tmp_path, rows_per_commit=100, housekeeping=house)
+    assert (facts["messages"], facts["files_joined"]) == (200, 2), "the delete file is about the four files before it"
+    assert places_of("iceberg", tmp_path / "lake") == left
+    assert sum(file.has_deletes for file in table_files("iceberg", tmp_path / "lake")) == 4
+    facts = kept(spark, "iceberg", tmp_path, housekeeping=replace(house, keep_days=0))
+    assert facts["files_expired"] == 5
+    assert places_of("iceberg", tmp_path / "lake") == []
+
+
+def place_of(rows: list[dict[str, Any]], number: int) -> tuple[int, int]:
+    return rows[number]["queueId"], rows[number]["queueOffset"]
 
 
 def json_orders(bodies: Iterable[object]) -> list[Message]:

@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 
 # Longer ranges are split; this many records are worth the fixed cost of a task.
 RANGE_ROWS_MAX: Final = 250_000
-# Shorter ranges share a task: these records cost about as much as a task itself.
-_TASK_ROWS_MIN: Final = 25_000
+# Shorter ranges share a task, whose fixed cost is then an eighth of what its records cost.
+_TASK_ROWS_MIN: Final = 50_000
 # The share of the messages in the ranges of the log from which it is read; below it, the queues.
 _LOG_WEIGHT_MIN: Final = 0.5
 
