@@ -37,6 +37,7 @@ from aerobee_broker.replication.frames import (
     UNIT_SIZE_SENT,
     MasterHandshake,
     Protocol,
+    ReplicaHandshake,
     ReplicaReader,
     ReplicationFormatError,
     Unit,
@@ -194,28 +195,9 @@ class ReplicationMaster:
         begun = await self._authenticated(reader, writer, host)
         holdings.is_known = self._peers.key is not None
         start, protocol = await self._first_report(reader, writer, frames, begun)
-        if len(self._tasks) - len(self._new) >= CONNECTIONS_MAX:
-            raise ReplicaRefusedError(f"{CONNECTIONS_MAX} replicas are connected, which is the limit")
-        if (task := asyncio.current_task()) is not None:
-            self._new.pop(task, None)
-        handshake = frames.handshake
-        counts = self._config.rocketmq_acks if handshake is None else not handshake.is_learner
-        if self._config.has_lease and handshake is not None and handshake.replica_id == self._config.broker_id:
-            raise ReplicaRefusedError(
-                f"its replication.broker_id is {handshake.replica_id}, which is this broker's; every broker of a group "
-                f"needs its own"
-            )
-        key = ("host", host) if handshake is None else ("id", str(handshake.replica_id))
-        replica = Replica(key, address, counts=counts)
-        position = self._start_of(start)
-        replica.sent = position
-        _log.info("replica connected address=%s id=%s from=%d end=%d", address, key[1], position, self._end)
-        if handshake is None and not counts and self._config.acks != "none":
-            _log.warning(
-                "replica not counted for replication.acks address=%s: replicas of RocketMQ confirm messages before "
-                "they are on their disk; set replication.rocketmq_acks = true to count them",
-                address,
-            )
+        replica = self._accepted(frames.handshake, host, address)
+        replica.sent = self._start_of(start)
+        _log.info("replica connected address=%s id=%s from=%d end=%d", address, replica.key[1], replica.sent, self._end)
         more = asyncio.Event()
         self._more.add(more)
         self._acknowledgements.connected(replica)
@@ -229,6 +211,27 @@ class ReplicationMaster:
         finally:
             self._more.discard(more)
             self._acknowledgements.gone(replica)
+
+    def _accepted(self, handshake: ReplicaHandshake | None, host: str, address: str) -> Replica:
+        """The replica of a connection; `handshake` is None for one of RocketMQ. ReplicaRefusedError."""
+        if len(self._tasks) - len(self._new) >= CONNECTIONS_MAX:
+            raise ReplicaRefusedError(f"{CONNECTIONS_MAX} replicas are connected, which is the limit")
+        if (task := asyncio.current_task()) is not None:
+            self._new.pop(task, None)
+        if handshake is None:
+            if not self._config.rocketmq_acks and self._config.acks != "none":
+                _log.warning(
+                    "replica not counted for replication.acks address=%s: replicas of RocketMQ confirm messages before "
+                    "they are on their disk; set replication.rocketmq_acks = true to count them",
+                    address,
+                )
+            return Replica(("host", host), address, counts=self._config.rocketmq_acks)
+        if self._config.has_lease and handshake.replica_id == self._config.broker_id:
+            raise ReplicaRefusedError(
+                f"its replication.broker_id is {handshake.replica_id}, which is this broker's; every broker of a group "
+                f"needs its own"
+            )
+        return Replica(("id", str(handshake.replica_id)), address, counts=not handshake.is_learner)
 
     @property
     def _end(self) -> int:

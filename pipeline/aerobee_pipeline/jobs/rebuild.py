@@ -29,7 +29,7 @@ from aerobee_store.disk.file_system import DiskFileSystem
 from aerobee_store.log.mapped_file import file_name
 from aerobee_store.queues.batch_consume_queue import BATCH_UNIT_DTYPE, BatchConsumeQueue
 from aerobee_store.queues.consume_queue import FILLER_UNIT, UNIT_DTYPE, UNIT_SIZE
-from aerobee_store.queues.index_file import IndexService
+from aerobee_store.queues.index_file import IndexService, name_after
 from aerobee_store.queues.multi_dispatch import AS_RECORDED
 from aerobee_store.queues.record_units import batch_queue_units, queue_units
 from aerobee_store.tools.actions import GivenSizes, sizes_of
@@ -257,14 +257,18 @@ def _rebuild_index(
         _rename(attempt, part)
         yield pa.RecordBatch.from_pylist(found, _WRITTEN)
 
-    done = over_splits(spark, splits, build, _WRITTEN_DDL).collect()
+    return _in_order(layouts, over_splits(spark, splits, build, _WRITTEN_DDL).collect())
+
+
+def _in_order(layouts: dict[str, _Layout], done: list[Any]) -> list[tuple[Any, ...]]:
+    """Give the index files of all parts their final names."""
     rows = []
     latest: dict[str, str] = {}
     for row in sorted(done, key=lambda item: (item.broker, item.path)):
         # Files are searched from the newest name to the oldest, so names must rise with the log.
         name = row.path.rpartition("/")[2]
         before = latest.get(row.broker, "")
-        name = name if name > before else f"{int(before) + 1:017d}"
+        name = name if name > before else name_after(before)
         latest[row.broker] = name
         root = Path(layouts[row.broker].output)
         (root / "index").mkdir(exist_ok=True)

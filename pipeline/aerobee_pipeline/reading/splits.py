@@ -151,9 +151,26 @@ def plan_log(
     Only the first record of each segment is read, and for a window of times a sample of the others. DataLossError for
     a missing segment.
     """
+    chosen = list(_chosen(files, window, fail_on_data_loss))
+    size = sum(end - begin for each in chosen for begin, end in each.parts)
+    step = max(min(split_bytes, size // (parts_min or 1)), _SMALLEST_SPLIT)
+    return [split for each in chosen for part in each.parts for split in _cut(broker, each, part, step)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A segment within the window, and the parts of it that may have records of the window."""
+
+    segment: MappedFile
+    is_last: bool
+    data_end: int
+    log_end: int
+    parts: list[tuple[int, int]]
+
+
+def _chosen(files: StoreFiles, window: LogWindow, fail_on_data_loss: bool) -> Iterator[_Chosen]:
     log = log_scan(files)
     used = _used_segments(files, log)
-    chosen: list[tuple[MappedFile, bool, int, int, list[tuple[int, int]]]] = []
     for number, (segment, first_time) in enumerate(used):
         if number and segment.start_offset != used[number - 1][0].end_offset:
             hole = f"[{used[number - 1][0].end_offset}, {segment.start_offset})"
@@ -171,33 +188,22 @@ def plan_log(
             continue
         data_end = segment.start_offset + segment.file.data_end(0)
         log_end = live_end(files, segment) if is_last and files.live else segment.end_offset
-        parts = _parts(log, segment, window, min(data_end, log_end), first_time, next_time)
-        chosen.append((segment, is_last, min(data_end, log_end), log_end, parts))
-    splits: list[LogSplit] = []
-    size = sum(end - begin for *_, parts in chosen for begin, end in parts)
-    step = max(min(split_bytes, size // (parts_min or 1)), _SMALLEST_SPLIT)
-    for segment, is_last, data_end, log_end, parts in chosen:
-        for first, last in parts:
-            count = max(1, round((last - first) / step))
-            edges = [first + (last - first) * part // count for part in range(count)]
-            # Whatever follows the data of a segment belongs to its last range.
-            edges.append(segment.end_offset if last == data_end else last)
-            for begin, end in pairwise(edges):
-                used_bytes = min(end, data_end) - begin
-                splits.append(
-                    LogSplit(
-                        broker,
-                        str(segment.path),
-                        segment.start_offset,
-                        segment.size,
-                        begin,
-                        end,
-                        is_last,
-                        log_end,
-                        used_bytes,
-                    )
-                )
-    return splits
+        data_end = min(data_end, log_end)  # of a log that grows, too
+        yield _Chosen(
+            segment, is_last, data_end, log_end, _parts(log, segment, window, data_end, first_time, next_time)
+        )
+
+
+def _cut(broker: str, chosen: _Chosen, part: tuple[int, int], step: int) -> Iterator[LogSplit]:
+    """Ranges of about `step` bytes."""
+    segment, (first, last) = chosen.segment, part
+    count = max(1, round((last - first) / step))
+    edges = [first + (last - first) * number // count for number in range(count)]
+    # Whatever follows the data of a segment belongs to its last range.
+    edges.append(segment.end_offset if last == chosen.data_end else last)
+    for begin, end in pairwise(edges):
+        place = str(segment.path), segment.start_offset, segment.size, begin, end
+        yield LogSplit(broker, *place, chosen.is_last, chosen.log_end, min(end, chosen.data_end) - begin)
 
 
 def _parts(

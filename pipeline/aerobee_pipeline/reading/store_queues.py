@@ -224,11 +224,7 @@ class StoreQueues:
                 self._lose(queue, int(offsets[begin]), f"the log has no segment for {int(physical[begin])}")
                 begin += 1
                 continue
-            inside = (physical[begin:] >= segment.start_offset) & (
-                physical[begin:] + sizes[begin:] <= segment.end_offset
-            )
-            inside &= np.concatenate(([True], physical[begin + 1 :] >= (physical[begin:-1] + sizes[begin:-1])))
-            count = int(inside.argmin()) if not inside.all() else len(inside)
+            count = _run_inside(segment, physical[begin:], sizes[begin:])
             if count == 0:
                 self._lose(queue, int(offsets[begin]), "its unit refers to bytes beyond a segment")
                 begin += 1
@@ -243,13 +239,7 @@ class StoreQueues:
                 continue
             data = memoryview(joined.buffers()[2])[: int(sizes[part].sum())]
             batch = RecordBatch.parse(data, base_physical_offset=None)
-            right = min(len(batch), count)
-            same = batch.physical_offset[:right] == physical[part][:right]
-            same &= batch.size[:right] == sizes[part][:right]
-            same &= np.array([topic == queue.topic for topic in batch.topics], np.bool_)[batch.topic_index[:right]]
-            same &= batch.queue_id[:right] == queue.queue_id
-            same &= batch.queue_offset[:right] == offsets[part][:right]
-            bad = int(same.argmin()) if right and not same.all() else right
+            bad = _count_right(batch, queue, offsets[part], physical[part], sizes[part])
             if bad < count:
                 detail = batch.stop.detail if bad == len(batch) else "it is a record of another queue or offset"
                 place = int(physical[part][bad])
@@ -332,3 +322,27 @@ def read_records(records: Records, *, fail_on_data_loss: bool) -> Iterator[Recor
             _log.warning("%s", lost)
     finally:
         files.close()
+
+
+def _run_inside(segment: MappedFile, physical: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> int:
+    """How many of the first units have records in this segment, one after another."""
+    inside = (physical >= segment.start_offset) & (physical + sizes <= segment.end_offset)
+    inside &= np.concatenate(([True], physical[1:] >= (physical[:-1] + sizes[:-1])))
+    return int(inside.argmin()) if not inside.all() else len(inside)
+
+
+def _count_right(
+    batch: RecordBatch,
+    queue: Queue,
+    offsets: npt.NDArray[np.int64],
+    physical: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+) -> int:
+    """How many of the first records are those that the units of the queue name."""
+    count = min(len(batch), len(offsets))
+    same = batch.physical_offset[:count] == physical[:count]
+    same &= batch.size[:count] == sizes[:count]
+    same &= np.array([topic == queue.topic for topic in batch.topics], np.bool_)[batch.topic_index[:count]]
+    same &= batch.queue_id[:count] == queue.queue_id
+    same &= batch.queue_offset[:count] == offsets[:count]
+    return int(same.argmin()) if count and not same.all() else count

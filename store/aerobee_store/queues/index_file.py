@@ -475,7 +475,7 @@ class IndexService:
         previous = self.files[-1] if self.files else None
         name = _name(now_ms)
         if previous is not None and name <= previous.path.name:
-            name = _name_after(previous.path.name)
+            name = name_after(previous.path.name)
         created = self._create_file(self._directory / name)
         file = IndexFile(created, self._slot_count, self._entry_count, new=True)
         if previous is not None:
@@ -521,6 +521,6 @@ def _name(now_ms: int) -> str:
     return f"{moment:%Y%m%d%H%M%S}{now_ms % 1000:03d}"
 
 
-def _name_after(name: str) -> str:
+def name_after(name: str) -> str:
     """The next name in order, even for two files made within a millisecond or a clock that went back."""
     return f"{int(name) + 1:017d}"
