@@ -80,11 +80,13 @@ def java_server(
 
 
 def prepare_servers(version: str, folder: Path = HERE / "servers") -> Release:
-    """Download the servers that the pom.xml of `folder` names; by default, name server and broker.
+    """Download the servers that the pom.xml of `folder` names, by default name server and broker, and compile the
+    programs there.
 
     Skips the test if Java, Maven or its registry is missing.
     """
-    return Release(version, *java_classes(version, folder / "target" / version, folder / "pom.xml"))
+    programs = sorted(folder.glob("*.java"))
+    return Release(version, *java_classes(version, folder / "target" / version, folder / "pom.xml", programs))
 
 
 def prepare(version: str) -> Release:

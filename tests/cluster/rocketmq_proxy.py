@@ -29,7 +29,7 @@ GROUPS: Final[Mapping[str, bool]] = {  # group -> whether it is ordered
     "aerobee-anywhere-fifo": True,
 }
 _START_SECONDS: Final = 120.0
-_HEAP: Final = ("-Xmx320m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+_HEAP: Final = ("-Xmx320m", "-XX:MaxDirectMemorySize=768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _OPEN: Final = tuple(
     f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in ("java.nio", "sun.nio.ch", "jdk.internal.ref")
 )
@@ -43,9 +43,11 @@ def prepare() -> Release:
 
 @dataclass(frozen=True)
 class RunningProxy:
-    """The gRPC address, and the process of proxy and broker."""
+    """The gRPC address, those of name server and broker, and the process of proxy and broker."""
 
     endpoint: str
+    names: str
+    broker: str
     process: subprocess.Popen[bytes]
 
 
@@ -117,7 +119,7 @@ def rocketmq(
                 assert time.monotonic() < until, (home / "output").read_text()
                 time.sleep(0.1)
             _create(release, home, f"127.0.0.1:{broker}", f"127.0.0.1:{names}", topics, groups)
-            yield RunningProxy(f"127.0.0.1:{port}", process)
+            yield RunningProxy(f"127.0.0.1:{port}", f"127.0.0.1:{names}", f"127.0.0.1:{broker}", process)
         finally:
             process.kill()
 
@@ -142,6 +144,11 @@ def _create(
         ["updateSubGroup", "-b", broker, "-g", group, "-o", str(ordered).lower()] for group, ordered in groups.items()
     ]
     for arguments in commands:
-        main = "org.apache.rocketmq.tools.command.MQAdminStartup"
-        done = release.run(home / "admin", main, *arguments, "-n", names)
-        assert "success" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
+        mqadmin(release, home / "admin", names, arguments)
+
+
+def mqadmin(release: Release, home: Path, names: str, arguments: Sequence[str]) -> None:
+    """Run a command that prints "success" if all went well."""
+    main = "org.apache.rocketmq.tools.command.MQAdminStartup"
+    done = release.run(home, main, *arguments, "-n", names)
+    assert "success" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]

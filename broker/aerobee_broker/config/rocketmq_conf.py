@@ -190,6 +190,10 @@ _USE_ACCOUNTS: Final = "set auth.accounts"
 _USE_TLS: Final = "set tls.certificate, tls.key and listen.tls"
 _USE_CERTIFICATES: Final = "set tls.client_authorities"
 _FILES: Final = "settings, queues and timers are files; let RocketMQ's tools write files first"
+_POP_RECORDS: Final = (
+    "Aerobee cannot read deliveries in RocksDB; stop the consumers, wait until their invisible times have ended, stop "
+    "RocketMQ, and remove the line"
+)
 _USE_ROLE: Final = "set replication.role, and replication.acks for a synchronous master"
 # Keys that promise protection or a role: their values without a promise, and what to use instead.
 PROMISES: Final[dict[str, tuple[tuple[str, ...], str]]] = {
@@ -226,6 +230,7 @@ PROMISES: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "transRocksDBEnable": (_OFF, _FILES),
     "indexRocksDBEnable": (_OFF, _FILES),
     "rocksdbCQDoubleWriteEnable": (_OFF, _FILES),
+    "popConsumerKVServiceEnable": (_OFF, _POP_RECORDS),
     "storeType": (("default", ""), _FILES),
     "configManagerVersion": (("v1", ""), _FILES),
     "messageStorePlugIn": (("",), "there are no plug-ins of the store; use record services or hooks of clients"),

@@ -5,6 +5,9 @@ and each acknowledgement is a message as well. Both are delayed messages to `rmq
 invisible time ends: until then they are in the timer's topic. RocketMQ reads the revive log, commits how far it is, and
 copies messages that were not acknowledged to a retry topic of group and topic (`tables.topics.pop_retry_topics`).
 
+A RocketMQ with `popConsumerKVServiceEnable` keeps the same in RocksDB, which Aerobee cannot read. When invisible times
+end, it copies the messages to the same retry topics.
+
 Aerobee delivers such messages again in place, at the end of the same invisible time. It reads checkpoints that RocketMQ
 has written since it was here the last time, so a store may go back and forth. Bodies are JSON:
 
@@ -32,6 +35,7 @@ from aerobee_store.records.properties import REAL_TOPIC, TAGS, TIMER_OUT_MS
 _log = logging.getLogger(__name__)
 REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 _REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
+_ROCKSDB: Final = "kvStore"
 _READ_COUNT: Final = 512
 _OFFSETS_MAX: Final = 1 << 16  # of one checkpoint; RocketMQ has at most 32
 
@@ -69,6 +73,13 @@ class RocketMQFlights:
     def unfinished(self) -> Flights:
         """The messages in flight that were not acknowledged. Blocking."""
         flights: Flights = {}
+        directory = self._store.config.directory / _ROCKSDB
+        if self._store.file_system.exists(directory):
+            _log.warning(
+                "RocketMQ has kept deliveries in RocksDB, which cannot be read; messages whose invisible time had not "
+                "ended when it stopped are not delivered again directory=%s",
+                directory,
+            )
         if not (revive_topics := self._revive_topics()):
             return flights
         offsets = self._tables.offsets

@@ -224,3 +224,13 @@ async def test_messages_of_both_retry_topics(tmp_path: Path) -> None:
     harness.clock.advance(61)
     assert {each.record.topic for each in await harness.receive()} == {TOPIC, pop_retry_topics(TOPIC, GROUP)[0]}
     await harness.stop()
+
+
+async def test_deliveries_in_rocksdb_were_lost_in_silence(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """The log names the directory."""
+    assert unfinished(harness) == []
+    assert not caplog.messages
+    (directory := harness.store.config.directory / "kvStore").mkdir()
+    assert unfinished(harness) == []
+    assert "invisible time" in caplog.text
+    assert str(directory) in caplog.text
