@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from aerobee_broker.remoting_wire.errors import RemotingError
 from aerobee_broker.replication import replica as replica_module
 from aerobee_broker.replication.follower import Follower
 from aerobee_broker.replication.requests import ReplicationRequests
+from aerobee_store.log.commit_log import CommitLog
 from tests.support.remoting_client import send
 from tests.support.replicating import eventually, master, replica
 
@@ -59,3 +62,43 @@ async def test_a_replica_knows_its_lag_without_epochs(tmp_path: Path, monkeypatc
         await eventually(caught_up)
         answered = await found.client.call(Request.GET_BROKER_EPOCH_CACHE)
         assert answered.code == Answer.REQUEST_CODE_NOT_SUPPORTED
+
+
+async def test_a_replica_whose_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its master answers without it. It says how much it lacks and why, and is promoted by force only."""
+    append = CommitLog.append_copied
+    is_full = False
+
+    def append_copied(self: CommitLog, data: bytes) -> None:
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(self, data)
+
+    monkeypatch.setattr(CommitLog, "append_copied", append_copied)
+    async with AsyncExitStack() as followers, AsyncExitStack() as masters:
+        found = await masters.enter_async_context(master(tmp_path / "a", acks="none"))
+        following = await followers.enter_async_context(replica(tmp_path / "b", found.broker.remoting))
+        await following.lacks_nothing()
+        assert (await send(found.client, "TBW102", b"first")).code == Answer.SUCCESS
+        await following.follows_to((await found.status())["masterCommitLogMaxOffset"])
+        is_full = True
+        for _ in range(3):
+            assert (await send(found.client, "TBW102", bytes(1000))).code == Answer.SUCCESS
+
+        async def says_why() -> bool:
+            info = (await following.status())["haClientRuntimeInfo"]
+            lacking = (await found.status())["masterCommitLogMaxOffset"] - info["maxOffset"]
+            return "no space left" in info["lastError"] and info.get("lacking") == lacking > 3000
+
+        await eventually(says_why)
+        assert not (await found.status())["inSyncSlaveNums"]
+        await masters.aclose()
+        order: dict[str, object] = {"masterBrokerId": 1}
+        refused = await following.client.call(Request.NOTIFY_BROKER_ROLE_CHANGED, order)
+        assert refused.code == Answer.SYSTEM_ERROR
+        assert "this replica lacks" in (refused.remark or "")
+        assert "--force" in (refused.remark or "")
+        promoted = await following.client.call(Request.NOTIFY_BROKER_ROLE_CHANGED, {**order, "force": "true"})
+        assert promoted.code == Answer.SUCCESS, promoted.remark
+        async with asyncio.timeout(60):
+            await following.promoted
