@@ -75,7 +75,7 @@ class Enqueue:
         state, values = self._state, record.properties
         topic = values.get(p.REAL_TOPIC)
         due_ms = state.due_ms(values)
-        if state.has_left(record.queue_offset):
+        if state.has_left(record.queue_offset) or state.has_left_by_rocketmq(record):
             return
         if topic is None or due_ms is None or decimal(values.get(p.REAL_QUEUE_ID)) is None:
             _log.error("message without destination dropped topic=%s offset=%d", TIMER_TOPIC, record.queue_offset)

@@ -8,7 +8,8 @@
                           marks_begin               end
 
 Messages delivered from the slot being read, and messages relocated from later ones, have a mark in the log
-(TIMER_ORIGIN). After a crash, opening searches for these marks after `marks_begin`.
+(TIMER_ORIGIN). After a crash, opening searches for these marks after `marks_begin`. RocketMQ's copies have none; topic,
+id and time tell of which message they are. They matter when the whole timer topic is read again.
 """
 
 from __future__ import annotations
@@ -36,25 +37,51 @@ TIMER_ORIGIN: Final = "__AEROBEE_TIMER"
 """Property of messages that left the timer topic: their queue offset there; followed by a blank and the time of the
 slot, if they left before that time."""
 
+_DELIVERED: Final = 1 << 31  # more often than a message can be stored again
+_NOBODY: Final = ("", "", "", False)
 _FOREIGN_PRECISION_MS: Final = 1000  # the coarsest step with which RocketMQ rounds
 
 
+Name = tuple[str, str, str, bool]
+"""Names a message for somebody who does not know its queue offset: topic, id, time, and whether it is a recall."""
+
+
 class Marks(Struct):
-    """What the log's marks say: the queue offsets in the timer topic of messages that left it."""
+    """What the log says of messages that left the timer topic; their queue offsets there."""
 
     done: set[int] = field(default_factory=set)
     relocated: dict[int, int] = field(default_factory=dict)  # those that left early -> the time of their slot
+    by_rocketmq: dict[Name, int] = field(default_factory=dict)  # -> how often the last copy was stored again
 
     def note(self, record: Record) -> None:
-        """Note the message that a record with TIMER_ORIGIN names."""
-        text, blank, slot = record.properties.get(TIMER_ORIGIN, "").partition(" ")
+        """Note the message of which a record with TIMER_DEQUEUE_MS, somewhere in its properties, is a copy."""
+        if p.TIMER_DEQUEUE_MS not in record.properties:
+            return
+        if TIMER_ORIGIN not in record.properties:
+            copied = _roll_count(record) if record.topic == TIMER_TOPIC else _DELIVERED
+            if (name := _name(record)) is not None:
+                self.by_rocketmq[name] = max(copied, self.by_rocketmq.get(name, 0))
+            return
+        text, blank, slot = record.properties[TIMER_ORIGIN].partition(" ")
         origin, slot_ms = decimal(text), decimal(slot)
-        if origin is None or p.TIMER_DEQUEUE_MS not in record.properties:
+        if origin is None:
             return
         if blank and slot_ms is not None:
             self.relocated[origin] = slot_ms
         else:
             self.done.add(origin)
+
+
+def _name(record: Record) -> Name | None:
+    values = record.properties
+    message_id, time_ms = values.get(p.UNIQ_KEY), values.get(p.TIMER_OUT_MS)
+    if message_id is None or time_ms is None:
+        return None
+    return values.get(p.REAL_TOPIC, record.topic), message_id, time_ms, p.TIMER_DELETE_UNIQ_KEY in values
+
+
+def _roll_count(record: Record) -> int:
+    return decimal(record.properties.get(p.TIMER_ROLL_TIMES)) or 0
 
 
 class TimerState(Struct):
@@ -74,6 +101,7 @@ class TimerState(Struct):
     done: set[int] = field(default_factory=set)  # queue offsets of messages that left the timer topic before the crash
     # Queue offsets of messages stored again before the time of their slot because of retention -> that time.
     relocated: dict[int, int] = field(default_factory=dict)
+    by_rocketmq: dict[Name, int] = field(default_factory=dict)  # messages that it took from the timer topic
     relocated_before: int = 0  # physical offset: pending messages before it were relocated
     relocation_begin: int = 0  # physical offset: the copies of `relocated` are after it
     recalls: Recalls = field(default_factory=Recalls)
@@ -94,6 +122,7 @@ class TimerState(Struct):
         if time_ms > self.recovered_until_ms:
             self.marks_begin = log_end
             self.done.clear()
+            self.by_rocketmq.clear()
         if self.relocated:
             self.relocated = {offset: slot_ms for offset, slot_ms in self.relocated.items() if slot_ms >= time_ms}
             self.marks_begin = min(self.marks_begin, self.relocation_begin)  # searched up to here
@@ -105,6 +134,7 @@ class TimerState(Struct):
         self.damage = ""
         self.done.clear()
         self.relocated.clear()
+        self.by_rocketmq.clear()
         self.relocated_before = self.delivered_until_ms = 0
         self.stats.pending.clear()
 
@@ -113,6 +143,7 @@ class TimerState(Struct):
         self.relocated = {offset: slot_ms for offset, slot_ms in marks.relocated.items() if slot_ms >= self.slot_ms}
         marks.done.update(marks.relocated.keys() - self.relocated.keys())
         self.done = marks.done
+        self.by_rocketmq = marks.by_rocketmq
 
     def note_relocated(self, queue_offset: int, slot_ms: int) -> None:
         """Record that this message is now pending under another queue offset."""
@@ -122,6 +153,10 @@ class TimerState(Struct):
     def has_left(self, queue_offset: int) -> bool:
         """Whether a message of the timer topic was delivered or stored again."""
         return queue_offset in self.done or queue_offset in self.relocated
+
+    def has_left_by_rocketmq(self, record: Record) -> bool:
+        """Whether RocketMQ delivered this message of the timer topic, or stored it again."""
+        return bool(self.by_rocketmq) and _roll_count(record) < self.by_rocketmq.get(_name(record) or _NOBODY, 0)
 
     def due_ms(self, values: dict[str, str]) -> int | None:
         """The delivery time of a message of the timer topic with these properties."""

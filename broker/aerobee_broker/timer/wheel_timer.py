@@ -43,7 +43,7 @@ from aerobee_broker.timer.dequeue import Dequeue
 from aerobee_broker.timer.enqueue import Enqueue
 from aerobee_broker.timer.listing import Listing
 from aerobee_broker.timer.relocation import Relocation
-from aerobee_broker.timer.state import TIMER_ORIGIN, Marks, TimerParts, TimerState
+from aerobee_broker.timer.state import Marks, TimerParts, TimerState
 from aerobee_broker.timer.stats import TimerStats
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock, every
@@ -67,7 +67,7 @@ else:
 
 _log = logging.getLogger(__name__)
 
-_MARK: Final = f"{TIMER_ORIGIN}\x01".encode()
+_MARK: Final = f"{p.TIMER_DEQUEUE_MS}\x01".encode()  # all that left the timer topic, by RocketMQ too
 _COPIES_MAX: Final = 1024  # messages with one id that a recall examines, one after the other
 _IDLE_SAVE_ROUNDS: Final = 30  # flushes without changes until only the time is saved
 _BACK_MAX_MS: Final = 60_000  # a clock that goes back by less only delays deliveries

@@ -10,6 +10,7 @@ import errno
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,14 @@ import pytest
 from aerobee_store import MessageStore
 from aerobee_store.errors import TimerLogDamagedError
 from aerobee_store.log import slices
-from aerobee_store.records.properties import UNIQ_KEY
+from aerobee_store.records.properties import (
+    REAL_QUEUE_ID,
+    REAL_TOPIC,
+    TIMER_DEQUEUE_MS,
+    TIMER_ENQUEUE_MS,
+    TIMER_ROLL_TIMES,
+    UNIQ_KEY,
+)
 from aerobee_store.records.record import Message
 from aerobee_store.testing import MemoryFileSystem, Operation
 from aerobee_store.timer.checkpoint import TIMER_CHECKPOINT_SIZE
@@ -326,3 +334,41 @@ async def test_damaged_after_rocketmq_wrote_the_files(damage: str, which: str) -
         await harness.advance(7)
     assert set(harness.bodies()) == set(map(str, range(COUNT)))
     await harness.stop()
+
+
+@pytest.mark.parametrize("files", ["gone", "damaged while the broker runs"])
+async def test_what_rocketmq_took_from_the_timer_topic(files: str) -> None:
+    """Its copies have no mark. A message that it delivered, or stored again on the way, comes once nevertheless: when
+    its files are not there, as at a promoted replica, and when they are made again."""
+    harness = await TimerHarness.start()
+    for number, (name, copies) in enumerate([("delivered", 0), ("rolled", 1), ("rolled twice", 2), ("waiting", -1)]):
+        original = harness.timer.delayed(Message(TOPIC, 0, name.encode(), {UNIQ_KEY: name}), START_MS + 50_000 + number)
+        harness.store.append([original])
+        taken = {**original.properties, TIMER_ENQUEUE_MS: str(START_MS), TIMER_DEQUEUE_MS: str(START_MS)}
+        for times in range(1, copies + 1):
+            harness.store.append([replace(original, properties={**taken, TIMER_ROLL_TIMES: str(times)})])
+        if not copies:
+            harness.store.append([Message(TOPIC, 0, name.encode(), _without_destination(taken))])
+    await harness.store.wait_stored(harness.store.positions[0])
+    if files == "gone":
+        harness = await harness.next_life(_without_timer_files(harness.disk.kill()))
+    else:
+        harness.timer._parts.note_damage(TimerLogDamagedError(Path("timerlog"), 0))
+    await harness.settle()
+    assert harness.timer.stats.pending == {TOPIC: 3}
+    harness = await harness.next_life(harness.disk.kill())
+    for _ in range(12):
+        await harness.advance(7)
+    assert Counter(harness.bodies()) == Counter(["delivered", "rolled", "rolled twice", "waiting"])
+    await harness.stop()
+
+
+def _without_destination(values: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in values.items() if name not in (REAL_TOPIC, REAL_QUEUE_ID)}
+
+
+def _without_timer_files(disk: MemoryFileSystem) -> MemoryFileSystem:
+    for path in disk.contents():
+        if path.parent.name == "timerlog" or path.name in ("timerwheel", "timercheck"):
+            disk.unlink(path)
+    return disk
