@@ -7,11 +7,18 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
+from aerobee_store.disk.file_system import DiskFile
+from aerobee_store.log.commit_log import CommitLog
+from tests.benchmarks.unary_send import request_bytes
 from tests.support.imports import children_of, circles_of, imported_modules
+from tests.support.in_process_broker import in_process_broker
 
 ROOT = Path(__file__).parents[2]
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -50,6 +57,44 @@ def defined_in(file: Path) -> set[str]:
         if isinstance(node, ast.ClassDef):
             names |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, DEFINITIONS)}
     return names
+
+
+HOPS = [
+    re.findall(r"[\w.]+", names)
+    for names in re.findall(
+        r"^    (?:front/|to the \w+) +((?:[^\n]+,\n +)*[^\n]+)$",
+        MAP.partition("Counted as named functions")[2].partition("\nThe call waits")[0],
+        re.MULTILINE,
+    )
+]
+
+
+async def test_the_functions_that_a_send_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the bytes of the connection to the log, from there to the file, and to the disk."""
+    stacks: list[list[str]] = []
+    for owner, name in ((CommitLog, "append"), (DiskFile, "write"), (DiskFile, "sync")):
+        monkeypatch.setattr(owner, name, _recording(getattr(owner, name), stacks))
+    async with in_process_broker(tmp_path) as broker:
+        call = broker.channel.unary_unary("/apache.rocketmq.v2.MessagingService/SendMessage")
+        for _ in range(10):  # the first one creates the topic; on a busy machine, some wait for their turn
+            await call(request_bytes(), metadata=(("x-mq-client-id", "one"),))
+    front, to_log, to_file, to_disk = HOPS
+    for wanted in ([*front, *to_log], to_file, to_disk):
+        assert any(stack[-len(wanted) :] == wanted for stack in stacks), wanted
+
+
+def _recording(function: Callable[..., Any], stacks: list[list[str]]) -> Callable[..., Any]:
+    def record(*arguments: Any, **named: Any) -> Any:
+        frame: FrameType | None = sys._getframe(1)
+        names = [function.__qualname__]
+        while frame is not None:
+            if not frame.f_code.co_name.startswith("<"):
+                names.append(frame.f_code.co_qualname.rpartition("<locals>.")[2])
+            frame = frame.f_back
+        stacks.append(names[::-1])
+        return function(*arguments, **named)
+
+    return record
 
 
 def test_there_is_an_answer_to_each_question_of_newcomers() -> None:
