@@ -13,8 +13,8 @@ from aerobee_client.testing import run_broker
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command for a third of a second."""
-    command = [sys.executable, "-m", "aerobee_broker", "bench", "--duration", "0.3", "--in-flight", "4", *arguments]
+    """Run the command for a tenth of a second."""
+    command = [sys.executable, "-m", "aerobee_broker", "bench", "--duration", "0.1", "--in-flight", "4", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
 

@@ -163,6 +163,23 @@ async def test_many_calls_at_once(channel: Any) -> None:
         assert await asyncio.gather(*(echo(body, timeout=30) for body in bodies)) == bodies
 
 
+async def test_calls_above_the_limit_of_all_connections(served: Served) -> None:
+    """They are refused until others end."""
+    async with serving("native", served, call_count_max=2) as address:
+        channel: Any
+        async with grpc.aio.insecure_channel(address) as channel:
+            talks = [channel.stream_stream("/t/talk")(timeout=60) for _ in range(2)]
+            for talk in talks:
+                await talk.write(b"open")
+                assert await talk.read() == b"OPEN"
+            code, details = await failure(channel.unary_unary("/t/echo")(b"", timeout=60))
+            assert (code, details[:14]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")
+            await talks[0].done_writing()
+            assert await talks[0].read() is grpc.aio.EOF
+            assert await channel.unary_unary("/t/echo")(b"again", timeout=60) == b"again"
+            talks[1].cancel()
+
+
 async def test_failures(channel: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Status and details are returned; an internal error shows no details."""
     assert await failure(channel.unary_unary("/t/fail")(b"", timeout=60)) == (grpc.StatusCode.NOT_FOUND, DETAILS)

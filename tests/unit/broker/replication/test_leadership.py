@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from aerobee_broker.config import Address, BrokerConfig, ListenConfig
 from aerobee_broker.config.replication import ReplicationConfig
 from aerobee_broker.replication.acknowledgements import Acknowledgements, Replica
 from aerobee_broker.replication.epochs import Epochs
+from aerobee_broker.replication.etcd import EtcdLease
 from aerobee_broker.replication.in_sync_set import InSyncSet
 from aerobee_broker.replication.leadership import Leadership, is_member, note_member
 from aerobee_broker.replication.lease import Claim, Holder, LeaseView
+from aerobee_broker.server import _lease
 from aerobee_store.disk.file_system import DiskFileSystem
 from aerobee_store.errors import ConfigError, ReplicaMissingError, ReplicaTimeoutError
 from aerobee_store.running_flags import RunningState
@@ -260,3 +264,15 @@ def test_settings_that_cannot_work(settings: dict[str, object], text: str) -> No
     """The error says how to fix the setting."""
     with pytest.raises(ConfigError, match=text):
         ReplicationConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_keys_in_etcd_begin_with_the_prefix(tmp_path: Path) -> None:
+    """And then have the cluster and the name of the broker."""
+    replication = ReplicationConfig(
+        broker_id=1, role="master", listen="127.0.0.1:0", acks="all", etcd=("http://127.0.0.1:1",), etcd_prefix="/mine"
+    )
+    listen = ListenConfig(remoting=Address("127.0.0.1", 10911))
+    lease = _lease(BrokerConfig.tiny(tmp_path, cluster="blue", name="a", listen=listen, replication=replication))
+    assert isinstance(lease, EtcdLease)
+    assert base64.b64decode(lease._claim_key) == b"/mine/blue/a/claim"
+    assert base64.b64decode(lease._holder_key) == b"/mine/blue/a/holder"

@@ -1,0 +1,29 @@
+"""How long a push consumer keeps messages while it lives, and after it has gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aerobee_store.testing import ManualClock
+from tests.support.delivery_harness import Harness
+
+
+async def test_a_push_consumer_keeps_messages_as_long_as_the_settings_say(tmp_path: Path) -> None:
+    """`auto_renew_seconds_max` while it lives, `client_gone_seconds` once it is gone."""
+    harness = await Harness.start(tmp_path, ManualClock(), auto_renew_seconds_max=100.0, client_gone_seconds=7.0)
+
+    async def taken_by(client_id: str) -> list[int]:
+        return [message.attempt for message in await harness.receive(seconds=None, client_id=client_id)]
+
+    await harness.send("one")
+    assert await taken_by("living") == [1]
+    await harness.advance(99)
+    assert await taken_by("other") == []
+    await harness.advance(2)
+    assert await taken_by("other") == [2]
+    harness.deliveries.client_gone("other")
+    await harness.advance(6)
+    assert await taken_by("living") == []
+    await harness.advance(2)
+    assert await taken_by("living") == [3]
+    await harness.stop()
