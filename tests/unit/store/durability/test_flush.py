@@ -371,6 +371,7 @@ async def test_with_async_flush_a_group_is_written_at_once(monkeypatch: pytest.M
     monkeypatch.setattr(durability, "_BATCHES_BEFORE_PROBE", 0)
     async with asyncio.timeout(60), serving(replace(CONFIG, flush="async"), disk := MemoryFileSystem()) as store:
         await send(store, 0)
+        await store.wait_stored(store.positions[0], durable=True)  # nothing else commits in the background then
         before = log_writes(disk)
         monkeypatch.setattr(durability, "_GATHER_SECONDS_EACH", 1000.0)
         monkeypatch.setattr(durability, "_GATHER_SECONDS_MAX", 1000.0)
