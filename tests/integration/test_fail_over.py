@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,16 @@ _NUMBERS = itertools.count()
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture(params=["etcd", "kubernetes"])
-def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LeaseService]:
-    with running_lease_service(request.param, tmp_path) as found:
+@pytest.fixture(scope="module", params=["etcd", "kubernetes"])
+def services(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LeaseService]:
+    with running_lease_service(request.param, tmp_path_factory.mktemp("lease")) as found:
         yield found
+
+
+@pytest.fixture
+def service(services: LeaseService) -> LeaseService:
+    """With a lease that no other test uses."""
+    return replace(services, group=f"group-{next(_NUMBERS)}")
 
 
 async def _confirmed(member: Member, count: int) -> list[bytes]:

@@ -143,17 +143,18 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class LeaseService:
-    """The service that keeps the lease, at `address`: etcd, or an API server of Kubernetes."""
+    """The service that keeps the lease of a group, at `address`: etcd, or an API server of Kubernetes."""
 
     address: str
     api_server: ApiServer | None = None
+    group: str = "group"
 
     def member(self, directory: Path, broker_id: int, through: str = "") -> Member:
         """A broker that reaches the service at its address, or at that of a forwarder."""
         address = through or self.address
         if self.api_server is None:
-            return Member(directory, broker_id, f"http://{address}")
-        settings = self.api_server.settings("group", url=f"https://{address}")
+            return Member(directory, broker_id, f"http://{address}", lease_settings=f'etcd_prefix = "/{self.group}"\n')
+        settings = self.api_server.settings(self.group, url=f"https://{address}")
         lines = "".join(f'{name} = "{value}"\n' for name, value in settings.items())
         # each request needs a new connection with TLS, which takes long on a busy machine
         return Member(directory, broker_id, lease_settings=lines, lease_seconds=2 * LEASE_SECONDS)
