@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import socket
 import time
-from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -38,20 +37,6 @@ from tests.support.scripted_broker import OK, ScriptedBroker, failure, new_scrip
 pytestmark = pytest.mark.timeout(300)
 
 MESSAGE = Message(topic="orders", body=b"hello")
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[ScriptedBroker]:
-    """A server with scripted answers."""
-    async with scripted_broker() as running:
-        yield running
-
-
-@pytest.fixture
-async def client(broker: ScriptedBroker) -> AsyncIterator[Client]:
-    """A client connected to that server."""
-    async with connect(broker.endpoint) as connected:
-        yield connected
 
 
 def send_answer(*codes: v2.Code.ValueType, top: v2.Code.ValueType | None = None) -> v2.SendMessageResponse:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -28,25 +28,11 @@ from aerobee_client.messages.checks import check
 from aerobee_client.sending.request import Sending
 from aerobee_proto import v2
 from aerobee_store.records.message_rules import ServerLimits
-from tests.support.scripted_broker import ScriptedBroker, scripted_broker
+from tests.support.scripted_broker import ScriptedBroker
 
 pytestmark = pytest.mark.timeout(300)
 
 MESSAGE = Message(topic="orders", body=b"x")
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[ScriptedBroker]:
-    """A server with scripted answers."""
-    async with scripted_broker() as running:
-        yield running
-
-
-@pytest.fixture
-async def client(broker: ScriptedBroker) -> AsyncIterator[Client]:
-    """A client connected to that server."""
-    async with connect(broker.endpoint) as connected:
-        yield connected
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -28,20 +27,6 @@ from aerobee_store.records.message_rules import ServerLimits
 from tests.support.scripted_broker import OK, ScriptedBroker, failure, scripted_broker
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[ScriptedBroker]:
-    """A server with scripted answers."""
-    async with scripted_broker() as running:
-        yield running
-
-
-@pytest.fixture
-async def client(broker: ScriptedBroker) -> AsyncIterator[Client]:
-    """A client connected to that server."""
-    async with connect(broker.endpoint) as connected:
-        yield connected
 
 
 def message(body: bytes = b"x", topic: str = "orders", **fields: object) -> Message:
