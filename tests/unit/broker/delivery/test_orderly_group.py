@@ -126,6 +126,22 @@ async def test_a_message_returned_for_later_keeps_its_group_locked(start: Start)
     assert [error is None for error in await harness.deliveries.acknowledge(TOPIC, LEDGER, [handle])] == [False]
 
 
+async def test_several_messages_returned_for_later_wait_for_the_longest_time(start: Start) -> None:
+    """One that is ready earlier waits, and they come again together, in their order, before new ones."""
+    harness = await start()
+    await harness.send("a0", "a1", "a2", "a3", message_group="a")
+    batch = await receive(harness, 3, seconds=10)
+    for message, seconds in zip(batch, (20, 60, 40), strict=True):
+        await harness.deliveries.change_invisible(TOPIC, LEDGER, message.receipt_handle, seconds * 1000)
+    await harness.advance(59.9)
+    assert await receive(harness) == []
+    await harness.advance(0.1)
+    again = await receive(harness)
+    assert told(again) == [("a0", 2), ("a1", 2), ("a2", 2)]
+    await acknowledge(harness, *again)
+    assert told(await receive(harness)) == [("a3", 1)]
+
+
 async def test_a_dead_letter_unlocks_its_message_group(start: Start) -> None:
     """The next message of the group is delivered, and the dead letter is stored."""
     harness = await start(retry_max_times=1)
