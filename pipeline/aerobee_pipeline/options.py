@@ -276,7 +276,7 @@ class SinkOptions:
         options = _Given(given, _SINK)
         options.choice("delivery", "at-least-once", "at-least-once")
         return cls(
-            endpoint=options.text("endpoint"),
+            endpoint=_address(options.text("endpoint")),
             topic=options.optional("topic"),
             batch_bytes=options.size("batchBytes", "1m") or 1,
             in_flight_max=options.number("maxInFlight", 4) or 1,
@@ -386,11 +386,16 @@ def _by_broker(option: str, text: str) -> dict[str, str]:
 
 
 def _endpoints(text: str) -> dict[str, str]:
-    found = _by_broker("endpoint", text)
-    for address in found.values():
-        if "," in address or ";" in address:
-            raise OptionError(f"endpoint: {address!r} is a list of addresses; expected {_SEVERAL['endpoint']}")
-    return found
+    return {broker: _address(address) for broker, address in _by_broker("endpoint", text).items()}
+
+
+def _address(text: str) -> str:
+    """OptionError for what cannot be the address of one broker."""
+    if "," in text or ";" in text:
+        raise OptionError(f"endpoint: {text!r} is a list of addresses; expected {_SEVERAL['endpoint']}")
+    if not text.startswith("unix:") and re.search(r":[0-9]+$", text) is None:
+        raise OptionError(f"endpoint: {text!r} has no port; expected HOST:PORT, such as 127.0.0.1:8081")
+    return text
 
 
 def _subscription(options: _Given) -> Subscription:

@@ -48,6 +48,8 @@ STORE = {"storepath": "/s", "subscribe": "t"}
         ({**STORE, "groupIdPrefix": "x"}, "groupIdPrefix.* joins no group"),
         ({**STORE, "maxRecordsPerPartition": "9", "readBy": "log"}, "maxRecordsPerPartition: readBy=log"),
         ({"endpoint": "a:1,b:1", "subscribe": "t"}, "endpoint: 'a:1,b:1' is a list of addresses"),
+        ({"endpoint": "broker", "subscribe": "t"}, "endpoint: 'broker' has no port; expected HOST:PORT"),
+        ({"endpoint": '{"a": "[::1]"}', "subscribe": "t"}, "has no port"),
         ({"endpoint": '{"a": 1}', "subscribe": "t"}, "endpoint: expected an address, or"),
         ({**STORE, "path": "/x"}, "take no path"),
     ],
