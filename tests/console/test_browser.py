@@ -101,6 +101,9 @@ def test_every_page_is_whole_and_asks_nobody_else(site: Site, context: BrowserCo
             page.goto(path)
             width = page.evaluate("document.documentElement.scrollWidth")
             assert width <= size["width"], f"{path} is {width} pixels wide"
+            search = page.locator("#search").bounding_box()
+            assert search is not None
+            assert search["y"] < 160, f"the search of {path} is {search['y']} pixels down"
         page.close()
     assert [text for text in complaints if "404" not in text] == []
     assert {url for url in asked if not url.startswith(f"{site.address}/")} == set()
