@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
-from aerobee_broker.delivery.receive.long_polling import LongPolling, poll_seconds
+from aerobee_broker.delivery.receive import long_polling
+from aerobee_broker.delivery.receive.long_polling import LongPolling, QueueWait, poll_seconds
 from aerobee_broker.errors import TooManyRequestsError
+from aerobee_broker.limits.wakes import Wakes
 
 
 class Source:
@@ -105,6 +107,46 @@ async def test_woken_receive_that_goes_away_passes_the_message_on(leaves: str) -
         assert await second == 1
     await asyncio.gather(first, return_exceptions=True)
     assert source.polling.waiting_count == 0
+
+
+@pytest.mark.parametrize("ends", ["arrivals", "the topic"])
+async def test_thousands_of_pulls_are_woken_in_many_steps(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every one looks once more after the last message, also after one that came while others were being woken."""
+    monkeypatch.setattr(long_polling, "_STEP_SECONDS", 0.0)  # one at a time
+    resolved, resolve = 0, Wakes.resolve
+
+    def counted(wakes: Wakes, future: asyncio.Future[bool], result: bool) -> None:
+        nonlocal resolved
+        resolved += 1
+        resolve(wakes, future, result)
+
+    monkeypatch.setattr(Wakes, "resolve", counted)
+    polling, count, number = LongPolling(), 500, 0
+    seen = [-1] * count
+
+    async def pull(index: int) -> None:
+        wait = QueueWait(polling, "topic", 0, "group", f"c{index}", 20.0)
+        while True:
+            seen[index] = number
+            if not await wait.wait():
+                return
+
+    pulls = [asyncio.create_task(pull(index)) for index in range(count)]
+    await settle()
+    for number in (1, 2, 3):
+        resolved = 0
+        if ends == "arrivals":
+            polling.arrived("topic", 0, number)
+        else:
+            polling.end_waits("topic")
+        assert resolved < count / 2
+        await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        while set(seen) != {3}:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+    polling.drain()
+    await asyncio.gather(*pulls)
+    assert polling.waiting_count == 0
 
 
 async def test_groups_and_topics_are_distinguished() -> None:

@@ -14,16 +14,20 @@ import asyncio
 import itertools
 import math
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import Final, TypeVar
 
 from aerobee_broker.errors import TooManyRequestsError
-from aerobee_broker.limits.wakes import Wakes
+from aerobee_broker.limits.wakes import AT_ONCE, Wakes
 
 WAITING_PER_GROUP_MAX: Final = 1024  # RocketMQ's limits
 WAITING_MAX: Final = 100_000
 SHORT_POLLING_SECONDS: Final = 1.0  # RocketMQ's shortPollingTimeMills, without long polling
 
 _NUMBERS: Final = itertools.count()
+_STEP_SECONDS: Final = 0.002  # of going through many lists before the loop does something else
+_T = TypeVar("_T")
 
 Place = str | tuple[str, int]
 """The source of the messages: the stored name of a topic, or of a topic and one of its queues."""
@@ -64,6 +68,7 @@ class LongPolling:
         self._waiting_per_group_max = waiting_per_group_max
         self._waiting_max = waiting_max
         self._draining = False
+        self._walked: dict[Place, bool] = {}  # places whose many lists are being woken; whether to do so once more
         self._wakes = Wakes()  # one arrival may wake thousands of pulls, and a connection that ends as many
         self.waiting_count = 0
 
@@ -137,10 +142,25 @@ class LongPolling:
         if lists is None:
             return
         if group is None:
-            for waiting in lists.values():
-                self._wake_next(waiting)
+            if len(lists) <= AT_ONCE:
+                for waiting in lists.values():
+                    self._wake_next(waiting)
+            elif place in self._walked:
+                self._walked[place] = True
+            else:
+                self._walk(place)
         elif (of_group := lists.get(group)) is not None:
             self._wake_next(of_group)
+
+    def _walk(self, place: Place) -> None:
+        """Wake the next of every list that is here now, in many steps of the loop, and once more if a message comes
+        meanwhile."""
+        self._walked[place] = False
+        _go_through(iter(list(self._lists.get(place, {}).values())), self._wake_next, lambda: self._has_walked(place))
+
+    def _has_walked(self, place: Place) -> None:
+        if self._walked.pop(place):
+            self._walk(place)
 
     def arrived(self, topic: str, queue_id: int, max_offset: int) -> None:
         """A listener for `MessageStore.arrival_listeners`."""
@@ -156,12 +176,15 @@ class LongPolling:
 
         Includes groups whose names begin with the group's name and a space.
         """
-        for place, lists in self._lists.items():
+        _go_through(self._waiters_of(topic, group), lambda waiter: self._wakes.resolve(waiter.future, True))
+
+    def _waiters_of(self, topic: str | None, group: str | None) -> Iterator[_Waiter]:
+        """Those of this topic and this group, or of all, while others come and go."""
+        for place, lists in list(self._lists.items()):
             if topic is None or topic == (place if isinstance(place, str) else place[0]):
-                for group_name, waiting in lists.items():
+                for group_name, waiting in list(lists.items()):
                     if group is None or group_name.partition(" ")[0] == group:
-                        for waiter in waiting.waiters:
-                            self._wakes.resolve(waiter.future, True)
+                        yield from list(waiting.waiters)
 
     def drain(self) -> None:
         """End every wait; none begins after this."""
@@ -191,6 +214,17 @@ class LongPolling:
                 del lists[group]
                 if not lists:
                     del self._lists[place]
+
+
+def _go_through(items: Iterator[_T], act: Callable[[_T], object], done: Callable[[], object] = lambda: None) -> None:
+    """Do something for each item: some now, the others in later steps of the loop, of which none takes long."""
+    ends = monotonic() + _STEP_SECONDS
+    for item in items:
+        act(item)
+        if monotonic() > ends:
+            asyncio.get_running_loop().call_soon(_go_through, items, act, done)
+            return
+    done()
 
 
 class QueueWait:
