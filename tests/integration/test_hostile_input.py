@@ -70,6 +70,10 @@ async def judged(tmp_path: Path, attack: Attack) -> Verdict:
     remoting, replicas = (f"127.0.0.1:{port}" for port in free_ports(2))
     if attack.target == "replicas":
         arguments += ["--role", "master", "--listen-remoting", remoting, "--listen-replicas", replicas]
+        if attack.is_signed:
+            secret, config = _secret(tmp_path), tmp_path / "settings.toml"
+            config.write_text(f'[peers]\naccess_key = "{ATTACKER}"\nsecret_key_file = "{secret}"\n')
+            arguments += ["--config", str(config)]
     elif attack.has_accounts:
         accounts = tmp_path / "accounts.toml"
         text = '[accounts.shop]\nsecret_key = "of the shop"\nadmin = true\n'
@@ -92,18 +96,36 @@ async def judged(tmp_path: Path, attack: Attack) -> Verdict:
 async def judged_name_server(tmp_path: Path, attack: Attack) -> Verdict:
     """What the attack does to `aerobee namesrv`."""
     log = tmp_path / "namesrv.log"
-    with name_server_process(tmp_path / "namesrv", log) as (address, pid):
+    arguments = ["--access-key", ATTACKER, "--secret-key-file", str(_secret(tmp_path))] if attack.is_signed else []
+    with name_server_process(tmp_path / "namesrv", log, arguments) as (address, pid):
         verdict = await judge_name_server(address, pid, log, attack)
     assert "Traceback" not in log.read_text(), log.read_text()[-6000:]
     return verdict
 
 
+def _secret(directory: Path) -> Path:
+    file = directory / "secret"
+    file.write_text(ATTACKER_SECRET)
+    return file
+
+
+@pytest.mark.skipif(ROUNDS == 1, reason="seconds; set AEROBEE_HOSTILE_ROUNDS=2")
+async def test_a_signed_attack_reaches_the_log(tmp_path: Path) -> None:
+    """The port for replicas takes the attacker's proof, so what is drawn comes to what lies behind it."""
+    found = (drawn(number) for number in range(1000))
+    attack = next(each for each in found if each.target == "replicas" and each.is_signed)
+    verdict = await judged(tmp_path, attack)
+    assert verdict.proofs == attack.connections
+    assert not verdict.harm, str(verdict)
+
+
 def test_signed_attacks_are_drawn_for_each_protocol() -> None:
-    """Before and after authentication, of gRPC and of remoting; the same ones for a seed."""
+    """Before and after authentication, of each port but that of metrics; the same ones for a seed."""
     found = [drawn(number) for number in range(60)]
     signed = [attack for attack in found if attack.is_signed]
     assert 5 < len(signed) < len(found)
     assert all(attack.has_accounts for attack in signed)
+    assert {attack.target for attack in map(drawn, range(200)) if attack.is_signed} == {"broker", "namesrv", "replicas"}
     for mark in (b"MQv2-HMAC-SHA1", b"AccessKey"):
         assert any(mark in b"".join(attack.sent(0)) for attack in signed)
         assert not any(mark in b"".join(attack.sent(0)) for attack in found if not attack.is_signed)

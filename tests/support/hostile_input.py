@@ -22,6 +22,7 @@ from aerobee_broker.front.frames import Setting
 from aerobee_broker.remoting_wire.codes import Request
 from aerobee_broker.remoting_wire.frame import Command, encode, encode_binary
 from aerobee_broker.remoting_wire.signature import PeerKey
+from aerobee_broker.replication.frames import ReplicaHandshake
 from aerobee_client import Credentials
 from aerobee_proto import v2
 from tests.support.http2_attacker import begin_of_tls, block, headers, message
@@ -38,7 +39,7 @@ STORED_TOPIC: Final = "large"
 STORED_KEY: Final = "key"
 """A topic that has messages with this key, enough for the largest answer to a query."""
 ATTACKER: Final = "attacker"
-ATTACKER_SECRET: Final = "of the attacker"
+ATTACKER_SECRET: Final = "that of the attacker"
 _WRITE: Final = 1 << 16
 Target = Literal["broker", "namesrv", "replicas", "metrics"]
 """A port: that of gRPC and remoting, of `aerobee namesrv`, of replicas, of metrics."""
@@ -62,7 +63,8 @@ class Attack:
     has_accounts: bool = False
     """Whether the broker has accounts."""
     is_signed: bool = False
-    """Whether one of them is the attacker's, who signs: it may use all topics and groups, and is no administrator."""
+    """Whether the attacker signs: with an account that may use all topics and groups, and is no administrator; to name
+    servers and ports for replicas with the secret of the cluster."""
     charged: tuple[str, int] | None = None
     """A kind of the ledger, and the least bytes of it that the attack must be charged at its peak."""
 
@@ -303,6 +305,19 @@ def _waiting_pulls(_: int) -> Iterator[bytes]:
         yield encode(Command(Request.PULL_MESSAGE, fields=fields | {"queueOffset": str(offset)})) * 8_000
 
 
+def _long_filters(number: int) -> Iterator[bytes]:
+    """Each pull has another SQL expression of the greatest length, which takes longest to compile."""
+    fields = {
+        **{"consumerGroup": "auditing", "topic": STORED_TOPIC, "queueId": "0", "maxMsgNums": "32", "sysFlag": "4"},
+        **{"commitOffset": "0", "queueOffset": "0", "subVersion": "1", "expressionType": "SQL92"},
+    }
+    texts = ",".join(["''"] * 1_340)
+    yield b"".join(
+        encode(Command(Request.PULL_MESSAGE, fields=fields | {"subscription": f"a{number}b{n} in ({texts})"}))
+        for n in range(200)
+    )
+
+
 def _remembered_heads(_: int) -> Iterator[bytes]:
     """A table of many small fields, and heads that consist of their indexes."""
     table = b"".join(stored_field(b"%c" % (97 + n % 26), b"%c" % (97 + n // 26)) for n in range(120))
@@ -536,6 +551,7 @@ NAMED: Final[tuple[Attack, ...]] = (
     Attack("subscriptions of megabytes", 40, _subscriptions, reads=True, stays_seconds=2),
     Attack("routes of many brokers", 10, _routes, reads=True, stays_seconds=2),
     Attack("settings whose answers are not read", 16, _unread_settings, stays_seconds=3),
+    Attack("pulls with long SQL filters", 2, _long_filters, reads=True, stays_seconds=3),
     Attack("all kinds together", 44, _together, stays_seconds=5),
     Attack("connections that send nothing", 3_000, _nothing, stays_seconds=2, charged=("connections", 2 << 20)),
     Attack("connections that only greet", 3_000, _greeting, stays_seconds=2, charged=("connections", 12 << 20)),
@@ -591,7 +607,7 @@ def drawn(seed: int) -> Attack:
     """An attack of elements at random, the same one for a seed."""
     dice = random.Random(seed)
     kind, target = dice.choice(_DRAWN)
-    is_signed = target == "broker" and random.Random(f"signed {seed}").random() < 0.3
+    is_signed = target != "metrics" and random.Random(f"signed {seed}").random() < 0.3
     whole = kind(dice, is_signed)
     manner = dice.choice(("whole", "whole", "cut", "slow", "bytes"))
     if manner == "cut":
@@ -733,13 +749,16 @@ def _drawn_remoting(dice: random.Random, is_signed: bool) -> bytes:
     return _repeated(dice, lambda _: one)
 
 
-def _drawn_replication(dice: random.Random, _: bool) -> bytes:
-    """Handshakes, proofs and reports of replicas."""
+def _drawn_replication(dice: random.Random, is_signed: bool) -> bytes:
+    """Handshakes, proofs and reports of replicas. `is_signed`: what follows the proof of the secret."""
     begin = dice.choice(
         (b"", b"AEROAUTH", b"AEROAUTH" + bytes(32), b"AEROAUTH" + bytes(64), struct.pack(">ihhq", 1, 0, 0, 2), bytes(8))
     )
     offset = dice.choice((0, 1, -1, 1 << 32, 1 << 40, (1 << 63) - 1))
     report = dice.choice((struct.pack(">q", offset), struct.pack(">iq", dice.choice((1, 2, 3)), offset)))
+    if is_signed:
+        begin = ReplicaHandshake(dice.choice((0, 1, 7, (1 << 31) - 1)), is_learner=dice.random() < 0.3).encode()
+        begin = begin[: dice.choice((0, len(begin), len(begin) - 1))]
     return begin + _repeated(dice, lambda _: report)
 
 

@@ -17,9 +17,11 @@ from typing import Final
 
 from aerobee_broker.remoting_wire.codes import Request
 from aerobee_broker.remoting_wire.frame import Command, encode
+from aerobee_broker.remoting_wire.signature import PeerKey
+from aerobee_broker.replication.authentication import NotAuthenticatedError, introduce
 from aerobee_client import ClientError, Credentials, Message, connect
 from aerobee_client.testing import BrokerProcess
-from tests.support.hostile_input import STORED_KEY, STORED_TOPIC, Attack
+from tests.support.hostile_input import ATTACKER, ATTACKER_SECRET, STORED_KEY, STORED_TOPIC, Attack
 
 GROWTH_MAX: Final = 256 << 20
 """The promise of docs/security.md: bytes of memory over the base, whatever clients send."""
@@ -27,7 +29,8 @@ STEP_SECONDS_MAX: Final = 0.1 if "AEROBEE_HOSTILE_ROUNDS" in os.environ else 0.3
 """Processor time between two firings of the loop's timer. Beside other tests on two threads of one core, the same step
 needs up to three times as much, so only `make test-hostile` judges by the promise."""
 _SEND_SECONDS: Final = 15.0  # for one write; a broker that stops reading ends the sending
-_BACK_SECONDS: Final = 30.0  # for the gauges to return
+_BACK_SECONDS: Final = 30.0  # for the gauges to return, or to come closer to their values of before
+_BACK_SECONDS_MAX: Final = 600.0  # for all of it: a busy machine takes minutes to handle what some attacks have sent
 _GAUGES: Final = re.compile(
     r"^(aerobee_(?:front_connections|front_calls|waiting_bytes|long_polls){[^}]*}) (\S+)$",
     re.MULTILINE,
@@ -46,6 +49,8 @@ class Verdict:
     """To the other client."""
     slowest_seconds: float = 0.0
     sent: int = 0
+    proofs: int = 0
+    """Of the secret of the cluster, which the attacked port has taken."""
     left_over: dict[str, float] = field(default_factory=dict)
     """Gauges that did not return to their value."""
     blocked_by: str = ""
@@ -269,8 +274,8 @@ async def _run(address: str, attack: Attack, verdict: Verdict, scale: float) -> 
 
 
 async def _attack(address: str, attack: Attack, number: int, verdict: Verdict) -> None:
-    if attack.tls:
-        await _attack_in_tls(address, attack, number, verdict)
+    if attack.tls or (attack.is_signed and attack.target == "replicas"):
+        await _attack_after_proof(address, attack, number, verdict)
         return
     loop = asyncio.get_running_loop()
     host, _, port = address.rpartition(":")
@@ -293,12 +298,17 @@ async def _attack(address: str, attack: Attack, number: int, verdict: Verdict) -
                 await asyncio.gather(reading, return_exceptions=True)
 
 
-async def _attack_in_tls(address: str, attack: Attack, number: int, verdict: Verdict) -> None:
+async def _attack_after_proof(address: str, attack: Attack, number: int, verdict: Verdict) -> None:
+    """After a handshake of TLS, or after the proof of the cluster's secret. The connection reads nothing."""
     host, _, port = address.rpartition(":")
-    with suppress(OSError, TimeoutError):
+    with suppress(OSError, TimeoutError, NotAuthenticatedError):
         async with asyncio.timeout(_SEND_SECONDS):
-            _, writer = await asyncio.open_connection(host, int(port), ssl=_TRUSTS_EVERYBODY)
+            context = _TRUSTS_EVERYBODY if attack.tls else None
+            reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
         try:
+            if attack.is_signed:
+                await introduce(reader, writer, PeerKey(ATTACKER, ATTACKER_SECRET.encode()))
+                verdict.proofs += 1
             for part in attack.sent(number):
                 writer.write(part)
                 await writer.drain()
@@ -316,12 +326,18 @@ async def _discard(connection: socket.socket) -> None:
 
 
 async def _not_returned(broker: BrokerProcess, before: Mapping[str, float]) -> dict[str, float]:
-    """Gauges above their value of before, and the other client's connection, after the longest wait."""
-    ends = time.monotonic() + _BACK_SECONDS
+    """Gauges above their value of before, and the other client's connection, when none has come closer to it for the
+    longest wait."""
+    gives_up, ends = time.monotonic() + _BACK_SECONDS_MAX, time.monotonic() + _BACK_SECONDS
+    least: dict[str, float] = {}
     while True:
         now = await asyncio.to_thread(gauges, broker)
         found = {name: value for name, value in now.items() if value > before.get(name, 0.0) + _kept(name)}
-        if not found or time.monotonic() > ends:
+        closer = {name: value for name, value in found.items() if value < least.get(name, float("inf"))}
+        if closer or least.keys() - found.keys():
+            ends = time.monotonic() + _BACK_SECONDS
+        least = {name: min(value, least.get(name, value)) for name, value in found.items()}
+        if not found or time.monotonic() > min(ends, gives_up):
             return found
         await asyncio.sleep(0.1)
 

@@ -43,11 +43,12 @@ from aerobee_store.tables.java_json import Bean
 from aerobee_store.tables.json_table import JsonTable, UnreadableTableError
 
 if TYPE_CHECKING:
-    from aerobee_broker.filters import property_search
+    from aerobee_broker.filters import property_search, sql_filter
     from aerobee_broker.filters.sql_filter import Expression
     from aerobee_store.records.record_batch import RecordBatch
 else:
     property_search = deferred("aerobee_broker.filters.property_search")
+    sql_filter = deferred("aerobee_broker.filters.sql_filter")
 
 _log = logging.getLogger(__name__)
 
@@ -179,7 +180,7 @@ class ConsumerFilters:
         """Add a subscription that begins now, in place of the group's present one; None if there are too many."""
         added = _Subscription(
             expression=expression,
-            compiled=_compiled(expression),
+            compiled=sql_filter.compile_expression(expression),
             mask=self._bloom.mask(topic, group),
             begin=self._store.positions[0],
             born_ms=now,
@@ -288,7 +289,7 @@ class ConsumerFilters:
         if kind != _SQL:
             return None
         try:
-            compiled = _compiled(expression)
+            compiled = sql_filter.compile_expression(expression)
         except InvalidFilterError as error:
             _log.info("SQL subscription is not loaded topic=%s group=%s cause=%s", topic, group, error)
             return None
@@ -296,12 +297,6 @@ class ConsumerFilters:
         used_ms = min(dead_ms or now, now - IN_USE_MS - 1)
         mask = self._bloom.mask(topic, group)
         return _Subscription(expression, compiled, mask, 0, born_ms, used_ms, client_version, fields.rest())
-
-
-def _compiled(expression: str) -> Expression:
-    from aerobee_broker.filters.sql_filter import compile_expression  # as late as in filters.filter_of
-
-    return compile_expression(expression)
 
 
 def _begin_anew(subscriptions: Iterable[_Subscription], physical_offset: int) -> None:

@@ -98,8 +98,8 @@ class PopRequests:
             count=self._settings.current.delivery.receive_count(count),
             invisible_ms=invisible_ms,
             wait_seconds=wait_seconds,
-            wanted=filter_of_subscription(
-                Subscription(topic, text(request, "exp", "*"), text(request, "expType", "TAG"), 0)
+            wanted=await filter_of_subscription(
+                Subscription(topic, text(request, "exp", "*"), text(request, "expType", "TAG"), 0), connection
             ),
             attempt_id=text(request, "attemptId", ""),
             queue_id=queue_id,

@@ -40,6 +40,9 @@ _NAMES: Final = {
     "offset-too-large": "OFFSET_OVERFLOW_BADLY",
 }
 
+_SHORT_EXPRESSION: Final = 128  # characters of SQL; most shorter ones are remembered, and none takes a millisecond
+_COMPILE_SECONDS: Final = 4e-6  # of processor for each character of SQL
+
 
 class PullRequests:
     """Answers PULL_MESSAGE and LITE_PULL_MESSAGE."""
@@ -73,7 +76,7 @@ class PullRequests:
         sys_flag = integer(request, "sysFlag", 0, bits=32)
         (await self._tables.group_in_use(group, [name])).check_may_consume()
         self._tables.topics.require(name).check_read_queue(queue_id)
-        wanted = self._filter(request, group, name, sys_flag)
+        wanted = await filter_of_subscription(self._subscription(request, group, name, sys_flag), connection)
         if sys_flag & _COMMIT and (commit := integer(request, "commitOffset", -1)) > 0:
             await self._offsets.commit(name, group, queue_id, commit)
         if (reset := self._offsets.pending_reset(name, group, queue_id)) is not None:
@@ -134,10 +137,10 @@ class PullRequests:
         }
         return answer(fields, code=code, remark=_NAMES[status])
 
-    def _filter(self, request: Command, group: str, topic: str, sys_flag: int) -> MessageFilter:
+    def _subscription(self, request: Command, group: str, topic: str, sys_flag: int) -> Subscription:
         if sys_flag & _HAS_SUBSCRIPTION:
             expression, kind = text(request, "subscription", "*"), text(request, "expressionType", "TAG")
-            return filter_of_subscription(Subscription(topic, expression, kind, 0))
+            return Subscription(topic, expression, kind, 0)
         consumers = self._clients.consumers(group)
         if consumers is None:
             raise RemotingError(
@@ -155,14 +158,18 @@ class PullRequests:
                 Answer.SUBSCRIPTION_NOT_LATEST,
                 f"the broker has an older subscription of group {group!r} to topic {topic!r}; send a heartbeat first",
             )
-        return filter_of_subscription(subscription)
+        return subscription
 
 
-def filter_of_subscription(subscription: Subscription) -> MessageFilter:
-    """The filter of a subscription. Raises errors that become SUBSCRIPTION_PARSE_FAILED."""
+async def filter_of_subscription(subscription: Subscription, connection: Connection) -> MessageFilter:
+    """The filter of a subscription; a long one is compiled in a turn of its own. Raises errors that become
+    SUBSCRIPTION_PARSE_FAILED."""
     if subscription.expression_type not in ("", "TAG", "SQL92"):
         raise RemotingError(
             Answer.SUBSCRIPTION_PARSE_FAILED,
             f"expression type {subscription.expression_type[:80]!r} is unknown; choose TAG or SQL92",
         )
-    return filter_of(subscription.expression or "*", is_sql=subscription.expression_type == "SQL92")
+    expression, is_sql = subscription.expression or "*", subscription.expression_type == "SQL92"
+    if is_sql and len(expression) > _SHORT_EXPRESSION:
+        await connection.next_turn(len(expression) * _COMPILE_SECONDS)
+    return filter_of(expression, is_sql=is_sql)

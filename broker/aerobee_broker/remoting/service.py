@@ -235,12 +235,12 @@ class RemotingService:
         self._deliveries.long_polling.end_client(connection.key)
 
 
-async def _check_client_config(request: Command, _: Connection) -> Command:
+async def _check_client_config(request: Command, connection: Connection) -> Command:
     """Check a consumer's filter; clients ask before they start."""
     data = body_object(request).get("subscriptionData")
     found: dict[str, object] = data if isinstance(data, dict) else {}
-    filter_of_subscription(
-        Subscription(member(found, "topic"), member(found, "subString"), member(found, "expressionType"), 0)
+    await filter_of_subscription(
+        Subscription(member(found, "topic"), member(found, "subString"), member(found, "expressionType"), 0), connection
     )
     return answer()
 
