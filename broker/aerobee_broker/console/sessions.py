@@ -43,7 +43,7 @@ class Sessions:
     def __init__(self, connect: Callable[[Credentials], Client], clock: Callable[[], float] = time.monotonic) -> None:
         self._connect = connect
         self._clock = clock
-        self._sessions: dict[str, Session] = {}  # in the order of their last use
+        self._sessions: dict[str, Session] = {}  # by their last use; no Recent, because ending one waits
         self._failures: Recent[str, deque[float]] = Recent(_ADDRESSES_MAX)
 
     def __len__(self) -> int:

@@ -241,6 +241,7 @@ class SendReader:
     """Reads requests, and learns the layouts of their messages."""
 
     def __init__(self) -> None:
+        # No Recent: the limit is that of all layouts together.
         self._known: dict[bytes, list[_Geometry]] = {}
         """By topic, and tag and size of the field after it."""
         self._layout_count = 0

@@ -46,6 +46,21 @@ def test_any_call_counts_as_a_heartbeat(clients: ClientRegistry, clock: ManualCl
     assert [client.client_id for client in clients.all()] == ["lively"]
 
 
+def test_the_client_with_the_oldest_call_makes_room(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
+    """As if it had gone: its memory is given back, and the listeners are called."""
+    monkeypatch.setattr(clients_module, "_CLIENTS_MAX", 2)
+    ledger, gone = Ledger(), list[str]()
+    clients = ClientRegistry(clock, ledger=ledger)
+    clients.gone_listeners.append(gone.append)
+    for client_id in ("a", "b", "a"):
+        clients.seen(client_id)
+    held = ledger.held
+    clients.seen("c")
+    assert gone == ["b"]
+    assert [client.client_id for client in clients.all()] == ["a", "c"]
+    assert ledger.held == held
+
+
 def test_termination(clients: ClientRegistry) -> None:
     """Termination takes effect at once. For an unknown client it does nothing."""
     gone: list[str] = []

@@ -24,7 +24,9 @@ Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWrite
 
 
 @asynccontextmanager
-async def serving(ledger: Ledger, *, security: Security = "plain") -> AsyncIterator[Connect]:
+async def serving(
+    ledger: Ledger, *, security: Security = "plain", config: FrontConfig | None = None
+) -> AsyncIterator[Connect]:
     """A front with a method that waits and one with a large answer; yields how to connect to it."""
 
     async def wait(request: bytes, context: Context) -> None:
@@ -38,7 +40,7 @@ async def serving(ledger: Ledger, *, security: Security = "plain") -> AsyncItera
         return ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 
     methods: dict[str, Method] = {"/s/Wait": ServerStream(wait), "/s/Answer": Unary(answer)}
-    front = Front(methods, FrontConfig(), FrontCounters(), ledger=ledger)
+    front = Front(methods, config or FrontConfig(), FrontCounters(), ledger=ledger)
     port = front.listen("127.0.0.1", 0, security, tls)
     try:
         yield lambda: asyncio.open_connection("127.0.0.1", port)
@@ -108,6 +110,24 @@ async def test_handshakes_are_held() -> None:
         writers = [await open_stream(connect, begin_of_tls()[:-1]) for _ in range(3)]
         await until(lambda: ledger.held_of_kind["handshakes"] == 3 * (55 << 10))
         for writer in writers:
+            writer.close()
+        await until(lambda: ledger.used == 0)
+
+
+async def test_the_oldest_handshake_makes_room() -> None:
+    """Beyond the limit of handshakes it ends, with its connection; the others go on."""
+    ledger = Ledger()
+    async with serving(ledger, security="tls", config=FrontConfig(handshake_count_max=2)) as connect:
+        connections = []
+        for _ in range(3):
+            connections.append(await connect())
+            connections[-1][1].write(begin_of_tls()[:-1])
+            count = min(len(connections), 2)
+            await until(lambda count=count: ledger.held_of_kind["handshakes"] == count * (55 << 10))  # type: ignore[misc]
+        (oldest, _), *others = connections
+        assert await oldest.read(1) == b""
+        assert not any(reader.at_eof() for reader, _ in others)
+        for _, writer in connections:
             writer.close()
         await until(lambda: ledger.used == 0)
 

@@ -38,6 +38,7 @@ def test_numbers_with_a_sign(text: str, number: int | None) -> None:
 
 def test_numbers_of_fewer_bits() -> None:
     assert [integer(str(number), 32) for number in (INT32_MAX, INT32_MAX + 1)] == [INT32_MAX, None]
+    assert [integer(str(number), 32) for number in (-INT32_MAX - 1, -INT32_MAX - 2)] == [-INT32_MAX - 1, None]
 
 
 @pytest.mark.parametrize(
