@@ -159,7 +159,6 @@ def source(directory: Path, *, size: int = 256 << 20) -> None:
         by_queue = files.option("readBy", "queue").load()
         rows.append(_row("  by queue", measured(lambda: _thrown_away(by_queue, count), CORES), plain))
         with broker_on(store, "async") as running:
-            _create_topics(running.endpoint, *map(topic, range(TOPICS)))
             frames = measured(lambda: _frames(running.endpoint), 1, server=running)
             rows.append(_row("gRPC, bytes alone", frames, plain))
             stream = measured(lambda: _plain_broker(running.endpoint, columns), 1, server=running)
@@ -417,7 +416,6 @@ def micro_batches(directory: Path, *, batches: int = 20) -> None:
         count = write_store(store, 4 << 20)
         each = -(-count // batches)
         with broker_on(store, "async") as running:
-            _create_topics(running.endpoint, *map(topic, range(TOPICS)))
             ways = {
                 "files": {"storePath": str(store)},
                 "broker": {"endpoint": running.endpoint},
