@@ -34,6 +34,7 @@ TOPIC: Final = "orders"
 GROUP: Final = "billing"
 SECONDS: Final = 120.0
 INVISIBLE_SECONDS: Final = 12  # RocketMQ's shortest are 10
+LONG_SECONDS: Final = 45  # also on a slow machine, not over when RocketMQ stops
 SEGMENT_SIZE: Final = 16 << 20
 FIRST_PORT: Final = 23_000  # below those that the system gives to clients
 
@@ -99,8 +100,11 @@ class Consumer(Protocol):
     acknowledged: set[str]
     """The bodies that were acknowledged, on whichever broker."""
 
-    async def receive(self, broker: Endpoints, count: int, *, finish: int = 0) -> set[str]:
-        """Receive this many messages, one by one, and acknowledge the first ones. Returns those left in flight."""
+    async def receive(
+        self, broker: Endpoints, count: int, *, finish: int = 0, seconds: int = INVISIBLE_SECONDS
+    ) -> set[str]:
+        """Receive this many messages, one by one, invisible for `seconds`, and acknowledge the first ones. Returns
+        those left in flight."""
 
     async def finish_until_retried(self, broker: Endpoints) -> None:
         """Acknowledge messages, one by one, until one of them has come again."""
@@ -115,9 +119,11 @@ class GrpcConsumer:
     def __init__(self, _: Path) -> None:
         self.acknowledged: set[str] = set()
 
-    async def receive(self, broker: Endpoints, count: int, *, finish: int = 0) -> set[str]:
+    async def receive(
+        self, broker: Endpoints, count: int, *, finish: int = 0, seconds: int = INVISIBLE_SECONDS
+    ) -> set[str]:
         left: set[str] = set()
-        async for message, finished in self._messages(broker.grpc, 1):
+        async for message, finished in self._messages(broker.grpc, 1, seconds):
             if finish > 0:
                 finish -= 1
                 await finished()
@@ -144,13 +150,13 @@ class GrpcConsumer:
         return found
 
     async def _messages(
-        self, endpoint: str, max_count: int
+        self, endpoint: str, max_count: int, seconds: int = INVISIBLE_SECONDS
     ) -> AsyncIterator[tuple[ReceivedMessage, Callable[[], Awaitable[None]]]]:
         async with asyncio.timeout(SECONDS), connect(endpoint) as client:
             consumer = client.simple_consumer(GROUP, {TOPIC: "*"})
             while True:
                 try:
-                    messages = await consumer.receive(max_count, wait_seconds=5, invisible_seconds=INVISIBLE_SECONDS)
+                    messages = await consumer.receive(max_count, wait_seconds=5, invisible_seconds=seconds)
                 except NotFoundError:  # the name server does not know the topic yet
                     await asyncio.sleep(0.5)
                     continue
@@ -170,10 +176,12 @@ class JavaConsumer:
         self.acknowledged: set[str] = set()
         self._home = home
 
-    async def receive(self, broker: Endpoints, count: int, *, finish: int = 0) -> set[str]:
+    async def receive(
+        self, broker: Endpoints, count: int, *, finish: int = 0, seconds: int = INVISIBLE_SECONDS
+    ) -> set[str]:
         received: set[str] = set()
         finished: set[str] = set()
-        async for told, body in self._told(broker, "receive", str(count), str(finish)):
+        async for told, body in self._told(broker, "receive", str(count), str(finish), seconds=seconds):
             if told == "received":
                 received.add(body)
             elif told == "acknowledged":
@@ -197,10 +205,14 @@ class JavaConsumer:
         return received
 
     async def _told(
-        self, broker: Endpoints, *story: str, missing: Collection[str] | None = None
+        self,
+        broker: Endpoints,
+        *story: str,
+        seconds: int = INVISIBLE_SECONDS,
+        missing: Collection[str] | None = None,
     ) -> AsyncIterator[tuple[str, str]]:
         """What the program prints: a word and a body. It is told to end once `missing` is empty."""
-        arguments = (broker.remoting, TOPIC, GROUP, str(INVISIBLE_SECONDS * 1000), *story)
+        arguments = (broker.remoting, TOPIC, GROUP, str(seconds * 1000), *story)
         command = prepare().command(self._home, "PopClient", *arguments)
         pipe = asyncio.subprocess.PIPE
         program = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=self._home)
@@ -243,7 +255,7 @@ async def fill_and_consume(broker: Endpoints, consumer: Consumer) -> None:
     await consumer.receive(broker, 8, finish=3)
     await consumer.finish_until_retried(broker)
     await send_all(broker.grpc, late)
-    await consumer.receive(broker, 3, finish=1)
+    await consumer.receive(broker, 3, finish=1, seconds=LONG_SECONDS)
 
 
 def test_a_store_goes_to_aerobee_and_back_twice(
@@ -265,7 +277,7 @@ def test_a_store_goes_to_aerobee_and_back_twice(
     with java(homes[2], 1, settings) as running:
         asyncio.run(consumer.receive_all(endpoints(running), held))
         asyncio.run(send_all(running.endpoint, names("o")))
-        asyncio.run(consumer.receive(endpoints(running), 5, finish=2))
+        asyncio.run(consumer.receive(endpoints(running), 5, finish=2, seconds=LONG_SECONDS))
         stop(running)
     with ours(homes[2], homes[3]) as (_, addresses):
         asyncio.run(consumer.receive_all(addresses, (names("n") | names("o")) - consumer.acknowledged))
