@@ -41,7 +41,6 @@ IMPATIENT: Final = {
     "limits.request_bytes_max": 80 << 20,
     "limits.waiting_bytes_max": 48 << 20,
     "front.connection_answer_size_max": 1 << 20,
-    "front.handshake_count_max": 5,
     "front.handshake_seconds": 3.0,
     "front.idle_seconds": 3.0,
     "front.keepalive_seconds": 1.0,
@@ -242,20 +241,6 @@ async def test_too_many_calls(impatient: BrokerProcess) -> None:
             assert connection.resets(20) == [ErrorCode.REFUSED_STREAM] * 20
 
     await attack(impatient, once, "stream_count_max")
-
-
-async def test_too_many_handshakes(impatient: BrokerProcess) -> None:
-    """The oldest ones end."""
-
-    def once() -> None:
-        before = refused(impatient, "handshake_count_max")
-        with ExitStack() as connections:
-            for _ in range(8):
-                connection = connections.enter_context(socket.create_connection(_address(impatient), timeout=60))
-                connection.sendall(begin_of_tls()[:100])
-            wait_until_refused(impatient, "handshake_count_max", before)
-
-    await attack(impatient, once, "handshake_count_max")
 
 
 async def test_too_many_connections(impatient: BrokerProcess) -> None:
