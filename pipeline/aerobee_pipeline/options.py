@@ -393,7 +393,8 @@ def _address(text: str) -> str:
     """OptionError for what cannot be the address of one broker."""
     if "," in text or ";" in text:
         raise OptionError(f"endpoint: {text!r} is a list of addresses; expected {_SEVERAL['endpoint']}")
-    if not text.startswith("unix:") and re.search(r":[0-9]+$", text) is None:
+    _, colon, port = text.rpartition(":")
+    if not text.startswith("unix:") and (not colon or decimal(port) is None):
         raise OptionError(f"endpoint: {text!r} has no port; expected HOST:PORT, such as 127.0.0.1:8081")
     return text
 
