@@ -105,15 +105,32 @@ class Broker:
             raise _BusyError(text)
         raise BrokerCallError(f"{self._address.endpoint}: {what}: {text}")
 
-    def name(self) -> str:
-        """The broker's own name."""
+    def name(self, topic: str) -> str:
+        """The broker's own name. An account that may not ask for it learns it from the route of its topic."""
+        found = self._status().name
+        if found:
+            return found
+        names = {queue.broker.name for queue in self._route(topic)}
+        if len(names) == 1:
+            return names.pop()
+        raise BrokerCallError(
+            f"{self._address.endpoint}: this account cannot learn the broker's name without view; "
+            'name the broker in the option endpoint: {"broker-a": "HOST:PORT"}'
+        )
 
-        def ask() -> str:
+    def wait(self) -> None:
+        """Return when the broker answers. Raises BrokerCallError if it does not."""
+        self._status()
+
+    def _status(self) -> admin_v1.GetBrokerStatusResponse:
+        """Empty for an account that may not see it."""
+
+        def ask() -> admin_v1.GetBrokerStatusResponse:
             answer = self._admin.GetBrokerStatus(
                 admin_v1.GetBrokerStatusRequest(), metadata=self.metadata(), timeout=self.timeout_seconds
             )
-            self.checked("broker status", answer.status)
-            return answer.name
+            self.checked("broker status", answer.status, v2.Code.FORBIDDEN)
+            return answer
 
         return self.tried("broker status", ask)
 
@@ -147,19 +164,22 @@ class Broker:
 
     def writable_queues(self, topic: str) -> list[int]:
         """The queues of a topic that accept messages. A broker that creates topics on first use creates this one."""
+        writable = (v2.Permission.WRITE, v2.Permission.READ_WRITE)
+        found = [queue.id for queue in self._route(topic) if queue.permission in writable]
+        if not found:
+            raise BrokerCallError(f"{self._address.endpoint}: topic {topic!r} has no writable queue")
+        return found
+
+    def _route(self, topic: str) -> list[v2.MessageQueue]:
         what = f"topic {topic!r}"
 
-        def ask() -> list[int]:
+        def ask() -> list[v2.MessageQueue]:
             request = v2.QueryRouteRequest(topic=v2.Resource(name=topic))
             answer = self._messaging.QueryRoute(request, metadata=self.metadata(), timeout=self.timeout_seconds)
             self.checked(what, answer.status)
-            writable = (v2.Permission.WRITE, v2.Permission.READ_WRITE)
-            return [queue.id for queue in answer.message_queues if queue.permission in writable]
+            return list(answer.message_queues)
 
-        found = self.tried(what, ask)
-        if not found:
-            raise BrokerCallError(f"{self._address.endpoint}: {what} has no writable queue")
-        return found
+        return self.tried(what, ask)
 
     def body_size_max(self) -> int:
         """The limit of a body in bytes, which the broker tells its producers."""

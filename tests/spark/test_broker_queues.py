@@ -68,7 +68,7 @@ def read(streams: Callable[[int], list[Any]], *, fails: bool = True) -> list[int
     queues._opened = SimpleNamespace(  # type: ignore[assignment]  # the calls of a broker that are used here
         records=SimpleNamespace(ReadRecords=read_records),
         metadata=tuple,
-        name=lambda: "b",
+        wait=lambda: None,
         checked=lambda what, status: None,
     )
     found = queues.read(WHOLE, None, fail_on_data_loss=fails)

@@ -11,8 +11,12 @@ from typing import Any
 
 import pytest
 
-from aerobee_client import Message, connect
+from aerobee_client import Credentials, Message, blocking, connect
 from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_pipeline.broker_channel import Address, Broker
+from aerobee_pipeline.offsets import Range
+from aerobee_pipeline.options import SourceOptions
+from aerobee_pipeline.reading.queue_access import open_access
 from aerobee_pipeline.worker_start import retry_worker_start
 from tests.spark.cluster import wait_for
 from tests.spark.test_file_stream import caught_up, run
@@ -71,6 +75,30 @@ def test_a_topic_as_a_data_frame(spark: Any, broker: BrokerProcess) -> None:
     late = spark.read.format("aerobee").options(**options).option("subscribe", "orders")
     late = late.option("startingTimestamp", middle).option("startingOffsetsByTimestampStrategy", "latest").load()
     assert late.count() == frame.where(f"unix_millis(storeTimestamp) >= {middle}").count()
+
+
+def test_an_account_that_may_only_read_its_topic(tmp_path: Path) -> None:
+    """It reads the topic with the broker's name, and waits for a restarting broker, though it may not see its state."""
+    (tmp_path / "broker").mkdir()
+    accounts, reader = tmp_path / "accounts.toml", tmp_path / "reader.toml"
+    writer = '[accounts.writer]\nsecret_key = "writer-secret"\npublish = ["orders"]\n'
+    accounts.write_text(f'{writer}[accounts.reader]\nsecret_key = "reader-secret"\nconsume = ["orders"]\n')
+    reader.write_text('access_key = "reader"\nsecret_key = "reader-secret"\n')
+    for file in (accounts, reader):
+        file.chmod(0o600)
+    with run_broker(tmp_path / "broker", ("--dev", "--accounts", str(accounts))) as broker:
+        with blocking.connect(broker.endpoint, credentials=Credentials("writer", "writer-secret")) as client:
+            client.producer().send_many([Message(topic="orders", body=b"%d" % number) for number in range(20)])
+        given = {"endpoint": broker.endpoint, "subscribe": "orders", "credentialsFile": str(reader)}
+        options = SourceOptions.parse(given, streaming=False)
+        access = open_access(options)
+        bounds = access.bounds(options.subscription)
+        assert {access.broker_name(queue) for queue in bounds} == {"aerobee"}
+        ranges = [Range(queue, found.start, found.end) for queue, found in bounds.items()]
+        rows = [row for item in ranges for _, rows in access.read(item, None, fail_on_data_loss=True) for row in rows]
+        assert len(rows) == 20
+        broker.restart()
+        Broker(Address(broker.endpoint, str(reader))).wait()
 
 
 def test_several_brokers_in_one_data_frame(spark: Any, broker: BrokerProcess, tmp_path: Path, checkpoint: str) -> None:

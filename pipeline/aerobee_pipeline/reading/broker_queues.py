@@ -49,7 +49,7 @@ class BrokersAccess:
         return self._brokers[item.queue.broker].read(item, tags, fail_on_data_loss=fail_on_data_loss)
 
     def broker_name(self, queue: Queue) -> str:
-        return self._brokers[queue.broker].broker_name()
+        return self._brokers[queue.broker].broker_name(queue.topic)
 
     def report(self, group: str, offsets: Mapping[Queue, int]) -> None:
         for queue, offset in offsets.items():
@@ -85,9 +85,9 @@ class BrokerQueues:
             self._opened = Broker(self._address)
         return self._opened
 
-    def broker_name(self) -> str:
-        """The name in the option `endpoint`, or the broker's own."""
-        return self._name or self._broker.name()
+    def broker_name(self, topic: str) -> str:
+        """The name in the option `endpoint`, or the broker's own. `topic`: one that the account may read."""
+        return self._name or self._broker.name(topic)
 
     def bounds(self, subscription: Subscription) -> dict[Queue, Bounds]:
         """The bounds of the selected queues; a missing topic has none."""
@@ -155,7 +155,7 @@ class BrokerQueues:
         """Return `failures` when the broker answers again. Raises BrokerCallError after too many."""
         if failures > self._options.retries:
             raise BrokerCallError(f"{self._endpoint}: {item.queue}, offset {position}: {detail}; {failures} attempts")
-        self._broker.name()  # waits until the broker answers, or raises
+        self._broker.wait()
         return failures
 
     def report(self, group: str, queue: Queue, offset: int) -> None:

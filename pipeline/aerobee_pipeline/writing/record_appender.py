@@ -108,5 +108,5 @@ class RecordAppender:
         self._failures += 1
         if not may_pass or self._failures > max(self._retries, 1):
             raise BrokerCallError(f"append of {len(self._pending)} requests: {detail}; {self._failures} attempts")
-        self._broker.name()  # waits until the broker answers, or raises
+        self._broker.wait()
         self._connect()
