@@ -553,8 +553,6 @@ class Deliveries:
             some = names[first : first + _DELETED_PER_STEP_MAX]
             self._forget(*(Removed("", name) for name in some))
             await self._store.delete_topics(some)  # in the same step, so that no message arrives in between
-            for name in some:
-                self.long_polling.wake(name)  # whoever waits for its messages learns that it is gone
         if names:
             await self._history.wait_stored(replicas=replicas)
 
