@@ -117,7 +117,9 @@ async def test_handshakes_are_held() -> None:
 async def test_the_oldest_handshake_makes_room() -> None:
     """Beyond the limit of handshakes it ends, with its connection; the others go on."""
     ledger = Ledger()
-    async with serving(ledger, security="tls", config=FrontConfig(handshake_count_max=2)) as connect:
+    async with serving(
+        ledger, security="tls", config=FrontConfig(handshake_count_max=2, handshake_seconds=600.0)
+    ) as connect:
         connections = []
         for _ in range(3):
             connections.append(await connect())
