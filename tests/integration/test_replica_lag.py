@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.connection import Connection
 from aerobee_broker.remoting_wire.errors import RemotingError
+from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.replication import replica as replica_module
 from aerobee_broker.replication.follower import Follower
 from aerobee_broker.replication.requests import ReplicationRequests
 from aerobee_store.log.commit_log import CommitLog
 from tests.support.remoting_client import send
-from tests.support.replicating import eventually, master, replica
+from tests.support.replicating import eventually, log_bytes, master, replica
 
 
 async def _refuse(*_: Any) -> None:
@@ -62,6 +64,46 @@ async def test_a_replica_knows_its_lag_without_epochs(tmp_path: Path, monkeypatc
         await eventually(caught_up)
         answered = await found.client.call(Request.GET_BROKER_EPOCH_CACHE)
         assert answered.code == Answer.REQUEST_CODE_NOT_SUPPORTED
+
+
+async def test_a_log_that_is_copied_without_epochs_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first record is asked for beside the stream, and has the properties that clients do not see."""
+    monkeypatch.setattr(ReplicationRequests, "epochs", _refuse)
+    async with master(tmp_path / "a") as found:
+        for body in (b"first", b"second"):
+            await send(found.client, "TBW102", body)
+        async with replica(tmp_path / "b", found.broker.remoting) as following:
+
+            async def caught_up() -> bool:
+                end = (await found.status())["masterCommitLogMaxOffset"]
+                return bool((await following.status())["haClientRuntimeInfo"]["maxOffset"] == end)
+
+            await eventually(caught_up)
+    assert log_bytes(tmp_path / "b") == log_bytes(tmp_path / "a") != b""
+
+
+async def test_a_master_that_refuses_to_tell_its_epochs_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that starts or is busy has epochs, so it is not taken for a RocketMQ."""
+    refusals = [Answer.SERVICE_NOT_AVAILABLE, Answer.SYSTEM_BUSY, Answer.NO_PERMISSION]
+    tell = ReplicationRequests.epochs
+
+    async def epochs(self: ReplicationRequests, request: Command, connection: Connection) -> Command:
+        if refusals:
+            raise RemotingError(refusals.pop(0), "not yet")
+        return await tell(self, request, connection)
+
+    monkeypatch.setattr(ReplicationRequests, "epochs", epochs)
+    async with master(tmp_path / "a") as found, replica(tmp_path / "b", found.broker.remoting) as following:
+        await send(found.client, "TBW102", b"first")
+
+        async def is_counted() -> bool:
+            return bool((await found.status())["inSyncSlaveNums"] == 1)
+
+        await eventually(is_counted)
+        assert not refusals
+        assert (await following.status())["haClientRuntimeInfo"]["lag"] == 0
 
 
 async def test_a_replica_whose_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

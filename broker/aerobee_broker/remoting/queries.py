@@ -7,7 +7,7 @@ from typing import Final
 
 from aerobee_broker.limits.loop_share import LoopShare, Steps
 from aerobee_broker.messages.key_query import COUNT_MAX, find_by_key
-from aerobee_broker.remoting.shown_records import shown_bytes
+from aerobee_broker.remoting.shown_records import AS_STORED, shown_bytes
 from aerobee_broker.remoting_wire.codes import Answer
 from aerobee_broker.remoting_wire.connection import Connection
 from aerobee_broker.remoting_wire.errors import RemotingError
@@ -69,6 +69,9 @@ class QueryRequests:
     async def by_place(self, request: Command, _: Connection) -> Command:
         """The message at a physical offset, which is the second half of the server's message id."""
         try:
-            return answer(body=shown_bytes(self._store, self._store.record_at(integer(request, "offset"))))
+            record = self._store.record_at(integer(request, "offset"))
+            if request.fields.get(AS_STORED) == "true":
+                return answer(body=self._store.record_bytes(record))
+            return answer(body=shown_bytes(self._store, record))
         except (RecordNotFoundError, CorruptRecordError) as error:
             raise RemotingError(Answer.SYSTEM_ERROR, str(error)) from None

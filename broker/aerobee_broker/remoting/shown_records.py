@@ -1,7 +1,8 @@
 """Records for remoting clients: as in the log, without the properties that only this broker needs.
 
 Clients get every property of a record. RocketMQ's own brokers store no checksum by default, and no marks of this one,
-so programs that print or copy the properties of a message must not find them.
+so programs that print or copy the properties of a message must not find them. A replica asks for a record as it is in
+the log (AS_STORED).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from aerobee_store.records import properties as p
 
 _TOTAL_SIZE: Final = struct.Struct(">i")
 _PROPERTIES_SIZE: Final = struct.Struct(">h")
+AS_STORED: Final = "asStored"
+"""A field of VIEW_MESSAGE_BY_ID, of this broker alone: "true" asks for the bytes of the log."""
 _HIDDEN: Final = (f"{p.CRC32}\x01".encode(), b"__AEROBEE_")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from aerobee_broker.errors import BrokerError
-from aerobee_broker.remoting.shown_records import shown_bytes
+from aerobee_broker.remoting.shown_records import AS_STORED
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection
 from aerobee_broker.remoting_wire.frame import Command
@@ -24,6 +24,9 @@ from aerobee_store.tables import java_json
 from aerobee_store.tables.java_json import JsonFormatError, ObjectMap
 
 ANSWER_SECONDS: Final = 5.0
+
+_NO_EPOCHS: Final = (Answer.SYSTEM_ERROR, Answer.REQUEST_CODE_NOT_SUPPORTED)
+"""Answers of RocketMQ's brokers that are not in controller mode, of release 5 and of release 4."""
 
 QueueEnds = dict[str, dict[int, int]]
 """Topic -> queue id -> the offset after the last message."""
@@ -45,10 +48,14 @@ class MasterEpochs(NamedTuple):
 
 async def epochs_of(master: Connection) -> MasterEpochs | None:
     """None: the master has no epochs, so it speaks the plain protocol. Raises BrokerError, TimeoutError and OSError."""
-    answered = await master.ask(Command(Request.GET_BROKER_EPOCH_CACHE), ANSWER_SECONDS)
-    if answered.code != Answer.SUCCESS:
+    code = Request.GET_BROKER_EPOCH_CACHE
+    answered = await master.ask(Command(code), ANSWER_SECONDS)
+    if answered.code in _NO_EPOCHS:
         return None
-    fields = JsonFields("epochs of the master", content_of(answered, Request.GET_BROKER_EPOCH_CACHE))
+    if answered.code != Answer.SUCCESS:  # it may be one that starts, or is busy
+        hint = "; compare peers.secret_key_file" if answered.code == Answer.NO_PERMISSION else ""
+        raise BrokerError(f"the master refused to tell its epochs (code {answered.code}): {answered.remark}{hint}")
+    fields = JsonFields("epochs of the master", content_of(answered, code))
     epochs = tuple(
         Epoch(
             checked_integer("epoch", item.get("epoch"), 0, INT64_MAX),
@@ -119,11 +126,15 @@ async def compare_last_record(store: MessageStore, master: Connection) -> None:
     last = _last_record(store)
     if last is None:
         return
-    fields = {"offset": str(last.physical_offset), "topic": last.topic}
-    answered = await master.ask(Command(Request.VIEW_MESSAGE_BY_ID, fields=fields), ANSWER_SECONDS)
-    same = (store.record_bytes(last), shown_bytes(store, last))  # RocketMQ hides nothing
-    if answered.code != Answer.SUCCESS or answered.body not in same:
+    answered = await _stored_at(master, last.physical_offset, topic=last.topic)
+    if answered.code != Answer.SUCCESS or answered.body != store.record_bytes(last):
         raise DivergedError(last.physical_offset, store.positions[0])
+
+
+async def _stored_at(master: Connection, physical_offset: int, **fields: str) -> Command:
+    """The answer with the record at an offset, byte for byte; RocketMQ's brokers hide no properties from anybody."""
+    fields = {"offset": str(physical_offset), AS_STORED: "true"} | fields
+    return await master.ask(Command(Request.VIEW_MESSAGE_BY_ID, fields=fields), ANSWER_SECONDS)
 
 
 def _last_record(store: MessageStore) -> record.Record | None:
@@ -146,7 +157,7 @@ async def begin(store: MessageStore, master: Connection, begin: int) -> None:
     if begin > 0:
         store.follower.begin_at(begin)
         return
-    first = await master.ask(Command(Request.VIEW_MESSAGE_BY_ID, fields={"offset": "0"}), ANSWER_SECONDS)
+    first = await _stored_at(master, 0)
     if first.code == Answer.SUCCESS and first.body:
         end = store.follower.receive(0, first.body)
         await store.wait_stored(end, durable=True)
