@@ -39,7 +39,7 @@ run: .venv/.run ## start a broker on a store under ./data (topics are created on
 	@echo "starting a broker on the store $(STORE); Ctrl-C stops it"
 	@exec $(BIN)/aerobee serve --dev --store $(STORE)
 
-test: .venv/.dev ## run the tests, in about five minutes; WORKERS=6: in more processes than four
+test: .venv/.dev ## run the tests, in eight to nine minutes on two cores; WORKERS=6: in more processes than four
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test-pythons: .venv/.dev ## run the tests on every supported Python of this machine; ARGS=tests/unit/store: a part
@@ -59,6 +59,7 @@ lint: .venv/.dev ## style, imports, spelling, generated code and pages
 	$(BIN)/python -m tests.support.blocking_wrappers --check
 	$(BIN)/python -m tests.support.module_map --check
 	$(BIN)/python -m tests.support.limits_page --check
+	$(BIN)/python -m tests.support.performance_plots --check
 	$(BIN)/python -m tests.support.rocketmq_page --check
 	$(BIN)/python -m tests.crossings.page --check
 	$(BIN)/python -m tests.support.reference_pages --check
@@ -75,10 +76,11 @@ packages: .venv/.dev ## build wheel and source archive in dist/, and try them in
 proto: .venv/.dev ## regenerate the code beside the .proto files
 	$(BIN)/python -m aerobee_proto.generate
 
-map: .venv/.dev ## write what is made from the code: the client's blocking classes; pages of rooms, modules, limits
+map: .venv/.dev ## write what is made from other files: the client's blocking classes; pages of rooms, modules, limits; plots
 	$(BIN)/python -m tests.support.blocking_wrappers
 	$(BIN)/python -m tests.support.module_map
 	$(BIN)/python -m tests.support.limits_page
+	$(BIN)/python -m tests.support.performance_plots
 	$(BIN)/python -m tests.support.rocketmq_page
 	$(BIN)/python -m tests.crossings.page
 	$(BIN)/python -m tests.support.reference_pages
