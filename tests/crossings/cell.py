@@ -60,6 +60,17 @@ class State(ABC):
         """What the broker needs besides a directory for its store: further arguments and settings."""
         return (), self.settings
 
+    def broker(self, directory: Path) -> BrokerProcess:
+        """The broker, which was not started yet."""
+        arguments, settings = self.prepare(directory)
+        return BrokerProcess(
+            directory / "store",
+            directory / "log",
+            arguments,
+            settings={**SETTINGS, "listen.remoting": "127.0.0.1:0", "listen.drain_seconds": 0.5, **settings},
+            moving_time=True,
+        )
+
     def begin(self, world: World) -> None:  # noqa: B027 - most states have none
         """What the state needs before the features are used."""
 
@@ -81,15 +92,8 @@ class World:
     def __init__(self, directory: Path, state: State) -> None:
         self.state = state
         self.directory = directory
-        arguments, settings = state.prepare(directory)
         self.credentials: Credentials | None = None
-        self.broker = BrokerProcess(
-            directory / "store",
-            directory / "log",
-            arguments,
-            settings={**SETTINGS, "listen.remoting": "127.0.0.1:0", "listen.drain_seconds": 0.5, **settings},
-            moving_time=True,
-        )
+        self.broker = state.broker(directory)
         self.cells: dict[str, Cell] = {}
         self._numbers = itertools.count(1)
 
