@@ -37,6 +37,7 @@ class OpenTelemetryHooks(Hooks):
         meter: Any = metrics.get_meter(_SCOPE, meter_provider=meter_provider)
         self._sends: Any = meter.create_histogram("messaging.client.operation.duration", "s", "sends")
         self._handles: Any = meter.create_histogram("messaging.process.duration", "s", "handlers")
+        # Limited by hand, in two lines: the broker's table for this is not the client's to import.
         self._open: OrderedDict[str, tuple[Any, float]] = OrderedDict()
 
     def before_send(self, message: Message) -> Message:

@@ -148,7 +148,8 @@ class BlockDecoder:
 
     def __init__(self, header_size_max: int) -> None:
         self._size_max = header_size_max * _HARD_FACTOR
-        self._entries: list[Field] = []  # the dynamic table, newest entry last
+        # The dynamic table, newest entry last. No Recent: HPACK limits its bytes, and indexes count from the newest.
+        self._entries: list[Field] = []
         self._entries_size = 0
         self._entries_size_max: int = HeaderTable.DEFAULT_SIZE
         self._heads: dict[bytes, RequestHead] = {}

@@ -36,7 +36,9 @@ class HttpServer(ThreadingMixIn, WSGIServer):
 
     def __init__(self, listener: socket.socket, application: WSGIApplication, reserved: ReservedDescriptors) -> None:
         self._free = threading.BoundedSemaphore(_CONNECTIONS_MAX)
-        self._silent: dict[int, Any] = {}  # connections that have not sent their request yet, oldest first
+        # Connections that have not sent their request yet, oldest first. No Recent: `_free` limits them together with
+        # those that are answered, and the oldest goes only if no thread is free.
+        self._silent: dict[int, Any] = {}
         self._reserved = reserved
         self._application = application
         self._scrapes = threading.BoundedSemaphore(_SCRAPES_MAX)

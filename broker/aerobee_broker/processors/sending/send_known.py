@@ -242,7 +242,7 @@ class SendReader:
 
     def __init__(self) -> None:
         # No Recent: the limit is that of all layouts together.
-        self._known: dict[bytes, list[_Geometry]] = {}
+        self._known: dict[bytes, list[_Geometry]] = {}  # no Recent: the limit is that of all layouts together
         """By topic, and tag and size of the field after it."""
         self._layout_count = 0
         self._credit = _CREDIT_MAX
