@@ -107,6 +107,14 @@ async def _sent(stub: Any, number: int) -> v2.Code.ValueType:
     return code
 
 
+async def _stopped_beside_a_client(broker: BrokerProcess) -> None:
+    """Tell the broker to stop, and wait for its end while a client stays connected."""
+    async with grpc.aio.insecure_channel(broker.endpoint) as channel:
+        assert await _sent(v2.MessagingServiceStub(channel), 1) == v2.Code.OK
+        os.kill(broker.pid, signal.SIGTERM)
+        await _end(broker)
+
+
 @pytest.mark.parametrize("separate", [True, False], ids=["a name server", "its own name server"])
 def test_a_leaving_broker_takes_messages_until_told_twice(tmp_path: Path, separate: bool) -> None:
     """It is gone from all routes and not ready, but takes the messages of clients that have older ones."""
@@ -146,28 +154,14 @@ def test_a_leaving_broker_ends_with_its_last_client(tmp_path: Path) -> None:
 
 def test_leaving_has_a_limit(tmp_path: Path) -> None:
     """A client that stays connected does not keep the broker alive."""
-
-    async def story(broker: BrokerProcess) -> None:
-        async with grpc.aio.insecure_channel(broker.endpoint) as channel:
-            assert await _sent(v2.MessagingServiceStub(channel), 1) == v2.Code.OK
-            os.kill(broker.pid, signal.SIGTERM)
-            await _end(broker)
-
     with _cluster(tmp_path, 0.3) as broker:
-        asyncio.run(story(broker))
+        asyncio.run(_stopped_beside_a_client(broker))
 
 
 def test_a_broker_without_others_stops_at_once(tmp_path: Path) -> None:
     """Its clients have nowhere to go: the wait would only keep them from the next start."""
-
-    async def story(broker: BrokerProcess) -> None:
-        async with grpc.aio.insecure_channel(broker.endpoint) as channel:
-            assert await _sent(v2.MessagingServiceStub(channel), 1) == v2.Code.OK
-            os.kill(broker.pid, signal.SIGTERM)
-            await _end(broker)
-
     with run_broker(tmp_path, settings={"listen.leave_seconds": _LONG}) as broker:
-        asyncio.run(story(broker))
+        asyncio.run(_stopped_beside_a_client(broker))
 
 
 def _permit(broker: BrokerProcess, permission: v2.Permission.ValueType) -> None:

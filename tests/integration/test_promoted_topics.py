@@ -26,6 +26,15 @@ async def _topics(found: RunningReplica) -> set[str]:
     return set(json_body(await found.client.call(Request.GET_ALL_TOPIC_CONFIG))["topicConfigTable"])
 
 
+async def _copied(following: RunningReplica, topic: str) -> None:
+    """Return once the replica has the topic."""
+
+    async def copied() -> bool:
+        return topic in await _topics(following)
+
+    await eventually(copied)
+
+
 async def _everything(found: Master, following: RunningReplica) -> None:
     end = json_body(await found.client.call(Request.GET_BROKER_RUNTIME_INFO))["table"]["commitLogMaxOffset"]
     await following.follows_to(int(end))
@@ -47,11 +56,7 @@ async def test_a_topic_that_was_not_copied_is_restored(tmp_path: Path, monkeypat
     async with master(tmp_path / "a") as found:
         await _store(found, "early")
         async with replica(tmp_path / "b", found.broker.remoting) as following:
-
-            async def copied() -> bool:
-                return "early" in await _topics(following)
-
-            await eventually(copied)
+            await _copied(following, "early")
             message_id = await _store(found, "late")
             await _everything(found, following)
             assert "late" not in await _topics(following)
@@ -74,11 +79,7 @@ async def test_a_deleted_topic_is_not_restored(
         async with AsyncExitStack() as stack:
             following = await stack.enter_async_context(replica(tmp_path / "b", found.broker.remoting))
             await _everything(found, following)
-
-            async def copied() -> bool:
-                return "deleted" in await _topics(following)
-
-            await eventually(copied)
+            await _copied(following, "deleted")
             async with connect(found.broker.endpoint) as client:
                 await client.admin.delete_topic("deleted")
 
@@ -101,11 +102,7 @@ async def test_queues_of_a_deleted_topic_are_deleted(tmp_path: Path, monkeypatch
         await _store(found, "again")
         async with replica(tmp_path / "b", found.broker.remoting) as following:
             await _everything(found, following)
-
-            async def copied() -> bool:
-                return "again" in await _topics(following)
-
-            await eventually(copied)
+            await _copied(following, "again")
             async with connect(found.broker.endpoint) as client:
                 await client.admin.delete_topic("again")
 
@@ -115,7 +112,7 @@ async def test_queues_of_a_deleted_topic_are_deleted(tmp_path: Path, monkeypatch
             await eventually(gone)
             message_id = await _store(found, "again")
             await _everything(found, following)
-            await eventually(copied)
+            await _copied(following, "again")
             await following.promote()
     assert _ids(tmp_path / "b", "again") == [message_id]
 
@@ -130,11 +127,7 @@ async def test_a_topic_deleted_and_made_again_between_two_copies_is_deleted(
         async with AsyncExitStack() as stack:
             following = await stack.enter_async_context(replica(tmp_path / "b", found.broker.remoting))
             await _everything(found, following)
-
-            async def copied() -> bool:
-                return "again" in await _topics(following)
-
-            await eventually(copied)
+            await _copied(following, "again")
             await stack.aclose()
             async with connect(found.broker.endpoint) as client:
                 await client.admin.delete_topic("again")

@@ -13,14 +13,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = (
-    "proto/aerobee_proto",
-    "store/aerobee_store",
-    "broker/aerobee_broker",
-    "client/aerobee_client",
-    "pipeline/aerobee_pipeline",
-)
+from tests.support.imports import PACKAGES, ROOT
+
 _BEGIN, _END = "<!-- made by `make map` -->", "<!-- end of what `make map` makes -->"
 _HEAD = """# Modules
 

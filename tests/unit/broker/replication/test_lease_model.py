@@ -15,11 +15,12 @@ violation.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
+
+from tests.support.reachable import reachable
 
 Record = tuple[int, int, int]
 """Epoch, broker, and a unique number."""
@@ -256,19 +257,12 @@ def _with(state: State, number: int, broker: Broker) -> State:
 
 def _explore(model: Model) -> tuple[int, int]:
     """Visit every reachable state; return the number of states and the maximum number of answered messages."""
-    start = model.start()
-    seen = {start}
-    waiting = deque(seen)
-    answered = 0
-    while waiting:
-        state = waiting.popleft()
+    states = answered = 0
+    for state in reachable(model.start(), model.next):
+        states += 1
         model.check(state)
         answered = max(answered, len(state.answered))
-        for following in model.next(state):
-            if following not in seen:
-                seen.add(following)
-                waiting.append(following)
-    return len(seen), answered
+    return states, answered
 
 
 _TWO = Model(Rules(), count=2, appends=2, takes=1, changes=2)

@@ -14,7 +14,6 @@ The invariants:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -22,6 +21,7 @@ import pytest
 
 from aerobee_broker.replication.epochs import common_end
 from aerobee_broker.replication.frames import Epoch
+from tests.support.reachable import reachable
 
 Entry = tuple[int, int]
 """The node that wrote it, and a unique number."""
@@ -218,18 +218,11 @@ def _last(node: Node) -> int:
 
 def _explore(model: Model) -> tuple[int, int]:
     """Visit every reachable state; return the number of states and the maximum number of answered messages."""
-    start = model.start()
-    seen = {start}
-    waiting = deque(seen)
-    answered = 0
-    while waiting:
-        state = waiting.popleft()
+    states = answered = 0
+    for state in reachable(model.start(), model.next):
+        states += 1
         answered = max(answered, len(state.answered))
-        for following in model.next(state):
-            if following not in seen:
-                seen.add(following)
-                waiting.append(following)
-    return len(seen), answered
+    return states, answered
 
 
 _TWO = Model(Rules(), acks=1, node_count=2, appends=2, promotions=2, demotions=2, cuts=1)

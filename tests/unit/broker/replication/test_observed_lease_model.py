@@ -13,11 +13,12 @@ violation.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
+
+from tests.support.reachable import reachable
 
 _TICKS = 2  # the duration of the lease
 
@@ -154,18 +155,12 @@ def _look(broker: Broker, version: int) -> Broker:
 
 def _explore(model: Model) -> tuple[int, set[int]]:
     """Visit every reachable state; return the number of states, and which brokers served in any of them."""
-    seen = {model.start()}
-    waiting = deque(seen)
-    served: set[int] = set()
-    while waiting:
-        state = waiting.popleft()
+    states, served = 0, set[int]()
+    for state in reachable(model.start(), model.next):
+        states += 1
         model.check(state)
         served |= {place for place, broker in enumerate(state.brokers) if model.serves(broker)}
-        for following in model.next(state):
-            if following not in seen:
-                seen.add(following)
-                waiting.append(following)
-    return len(seen), served
+    return states, served
 
 
 def test_at_most_one_broker_serves() -> None:
