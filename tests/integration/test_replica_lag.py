@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -106,8 +107,9 @@ async def test_a_master_that_refuses_to_tell_its_epochs_is_asked_again(
         assert (await following.status())["haClientRuntimeInfo"]["lag"] == 0
 
 
-async def test_a_replica_whose_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its master answers without it. It says how much it lacks and why, and is promoted by force only."""
+@pytest.fixture
+def fill(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From its call on, replicas have no space on their disks."""
     append = CommitLog.append_copied
     is_full = False
 
@@ -116,14 +118,23 @@ async def test_a_replica_whose_disk_is_full(tmp_path: Path, monkeypatch: pytest.
             raise OSError(errno.ENOSPC, "No space left on device")
         append(self, data)
 
+    def fill() -> None:
+        nonlocal is_full
+        is_full = True
+
     monkeypatch.setattr(CommitLog, "append_copied", append_copied)
+    return fill
+
+
+async def test_a_replica_whose_disk_is_full(tmp_path: Path, fill: Callable[[], None]) -> None:
+    """Its master answers without it. It says how much it lacks and why, and is promoted by force only."""
     async with AsyncExitStack() as followers, AsyncExitStack() as masters:
         found = await masters.enter_async_context(master(tmp_path / "a", acks="none"))
         following = await followers.enter_async_context(replica(tmp_path / "b", found.broker.remoting))
         await following.lacks_nothing()
         assert (await send(found.client, "TBW102", b"first")).code == Answer.SUCCESS
         await following.follows_to((await found.status())["masterCommitLogMaxOffset"])
-        is_full = True
+        fill()
         for _ in range(3):
             assert (await send(found.client, "TBW102", bytes(1000))).code == Answer.SUCCESS
 
@@ -142,5 +153,29 @@ async def test_a_replica_whose_disk_is_full(tmp_path: Path, monkeypatch: pytest.
         assert "--force" in (refused.remark or "")
         promoted = await following.client.call(Request.NOTIFY_BROKER_ROLE_CHANGED, {**order, "force": "true"})
         assert promoted.code == Answer.SUCCESS, promoted.remark
+        async with asyncio.timeout(60):
+            await following.promoted
+
+
+async def test_a_full_replica_lacks_nothing_that_was_answered(tmp_path: Path, fill: Callable[[], None]) -> None:
+    """Its master waits for it, so it has not answered with success what the replica could not store."""
+    async with (
+        master(tmp_path / "a", acks="1", ack_timeout_seconds=0.2) as found,
+        replica(tmp_path / "b", found.broker.remoting) as following,
+    ):
+        await following.lacks_nothing()
+        assert (await send(found.client, "TBW102", b"first")).code == Answer.SUCCESS
+        fill()
+        answered = await send(found.client, "TBW102", bytes(1000))
+        assert answered.code in (Answer.FLUSH_SLAVE_TIMEOUT, Answer.SLAVE_NOT_AVAILABLE)
+
+        async def promotes() -> bool:
+            info = (await following.status())["haClientRuntimeInfo"]
+            if "no space left" not in info["lastError"]:
+                return False
+            order: dict[str, object] = {"masterBrokerId": 1}
+            return (await following.client.call(Request.NOTIFY_BROKER_ROLE_CHANGED, order)).code == Answer.SUCCESS
+
+        await eventually(promotes)
         async with asyncio.timeout(60):
             await following.promoted

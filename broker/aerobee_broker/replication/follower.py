@@ -158,13 +158,13 @@ class Follower:
         end = None
         for unit in units:
             self._note_epoch(unit)
+            self._confirmed = max(self._confirmed, unit.confirmed)  # also if this disk has no space for the bytes
             if unit.body:
                 if unit.offset and not self._store.positions[0]:
                     self._store.follower.begin_at(unit.offset)  # the master's log begins at that offset now
                 end = self._store.follower.receive(unit.offset, unit.body)
             else:
                 self.caught_up.set()
-            self._confirmed = max(self._confirmed, unit.confirmed)
             self.master_end = max(self.master_end, unit.offset + len(unit.body), unit.confirmed)
         if end is not None:
             await self._store.wait_stored(end, durable=True)
