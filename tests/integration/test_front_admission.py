@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -175,3 +176,34 @@ async def test_the_size_limit_of_a_stream_is_that_of_the_method(kind: str, limit
             await call.read()
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert judged.judges[limit].handled == [size_max]
+
+
+@pytest.mark.parametrize("kind", ["unary", "stream", "both"])
+async def test_a_long_gzip_message_is_decompressed_in_turns(kind: str, judged: Judged) -> None:
+    """Several at once, whole and in order, up to the limit of the method; a larger one is refused as without gzip."""
+    size_max, judge = METHOD_SIZES["below"], judged.judges["below"]
+    text = random.Random(1).randbytes(size_max // 2 + 1).hex().encode()
+    options: Any = {"metadata": (("x-name", "me"),), "compression": grpc.Compression.Gzip, "timeout": 60}
+    async with _serving("native", judged.methods()) as address, grpc.aio.insecure_channel(address) as open_channel:
+        channel: Any = open_channel
+        if kind == "both":
+            call = channel.stream_stream("/below/both")(**options)
+            for size in (size_max, 100_000, 5):
+                await call.write(text[:size])
+            assert [await call.read() for _ in range(3)] == [b"me sent %d" % n for n in (size_max, 100_000, 5)]
+            await call.write(text)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert judge.handled == [size_max, 100_000, 5]
+            return
+
+        async def answer(request: bytes) -> bytes:
+            if kind == "unary":
+                return bytes(await channel.unary_unary("/below/unary")(request, **options))
+            return bytes(await channel.unary_stream("/below/stream")(request, **options).read())
+
+        answers = await asyncio.gather(answer(text[:size_max]), answer(text[:100_000]), answer(text), answer(b"x" * 9))
+    assert (answers[0], answers[1], answers[3]) == (b"me sent %d" % size_max, b"me sent 100000", b"me sent 9")
+    assert answers[2].endswith(b"is above %d" % size_max)
+    assert sorted(judge.handled) == [9, 100_000, size_max]

@@ -318,6 +318,33 @@ def _long_filters(number: int) -> Iterator[bytes]:
     )
 
 
+def _long_filters_of_grpc(number: int) -> Iterator[bytes]:
+    """The same in receives, of which most wait until earlier ones give their memory back."""
+    texts = ",".join(["''"] * 1_340)
+    padding = b"\x9a\x3f" + _varint(100_000) + bytes(100_000)  # an unknown field
+    of_call = block(f"{MESSAGING}/ReceiveMessage", (b"x-mq-client-id", b"filters"), (b"grpc-timeout", b"30S"))
+    yield GREETING
+    for n in range(400):
+        wait = v2.ReceiveMessageRequest(group=v2.Resource(name="auditing"), long_polling_timeout=v2.Duration(seconds=2))
+        wait.message_queue.topic.name = STORED_TOPIC
+        wait.invisible_duration.FromSeconds(30)
+        wait.filter_expression.type = v2.FilterType.SQL
+        wait.filter_expression.expression = f"a{number}b{n} in ({texts})"
+        yield headers(1 + 2 * n, of_call) + message(1 + 2 * n, wait.SerializeToString() + padding)
+
+
+def _large_gzip(number: int) -> Iterator[bytes]:
+    """Sends of the greatest size in hexadecimal digits, which take longest to decompress."""
+    body = random.Random(number).randbytes((16 << 20) // 2 - 4_096).hex().encode()
+    request = v2.SendMessageRequest(messages=[v2.Message(topic=v2.Resource(name="t"), body=body)])
+    packed = prefixed(gzip.compress(request.SerializeToString(), 1), compressed=True)
+    of_call = block(f"{MESSAGING}/SendMessage", (b"grpc-encoding", b"gzip"), (b"x-mq-client-id", b"gzip"))
+    yield GREETING
+    for n in range(6):
+        yield headers(1 + 2 * n, of_call)
+        yield from split(data(1 + 2 * n, packed, ended=True))
+
+
 def _remembered_heads(_: int) -> Iterator[bytes]:
     """A table of many small fields, and heads that consist of their indexes."""
     table = b"".join(stored_field(b"%c" % (97 + n % 26), b"%c" % (97 + n // 26)) for n in range(120))
@@ -552,6 +579,8 @@ NAMED: Final[tuple[Attack, ...]] = (
     Attack("routes of many brokers", 10, _routes, reads=True, stays_seconds=2),
     Attack("settings whose answers are not read", 16, _unread_settings, stays_seconds=3),
     Attack("pulls with long SQL filters", 2, _long_filters, reads=True, stays_seconds=3),
+    Attack("receives with long SQL filters", 2, _long_filters_of_grpc, reads=True, stays_seconds=6),
+    Attack("large gzip sends", 4, _large_gzip, reads=True, stays_seconds=6),
     Attack("all kinds together", 44, _together, stays_seconds=5),
     Attack("connections that send nothing", 3_000, _nothing, stays_seconds=2, charged=("connections", 2 << 20)),
     Attack("connections that only greet", 3_000, _greeting, stays_seconds=2, charged=("connections", 12 << 20)),

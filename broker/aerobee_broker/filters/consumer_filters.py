@@ -158,7 +158,7 @@ class ConsumerFilters:
                 bitmaps[row] |= subscription.mask
         return [bitmap.to_bytes(self._bloom.size, "little") for bitmap in bitmaps]
 
-    def bits(self, topic: str, group: str, expression: str) -> FilterBits | None:
+    def bits(self, topic: str, group: str, expression: str, condition: Expression) -> FilterBits | None:
         """The bits of a subscription that is in use now; None if it is not among the known ones, and cannot be, as in a
         light queue."""
         if is_light(topic):
@@ -168,7 +168,7 @@ class ConsumerFilters:
         if known is None or known.expression != expression:
             if known is not None and now - known.used_ms <= IN_USE_MS:
                 return None  # consumers of the group disagree, or one has just changed its expression
-            known = self._add(topic, group, expression, now)
+            known = self._add(topic, group, expression, condition, now)
             if known is None:
                 return None
         known.used_ms = now
@@ -176,11 +176,11 @@ class ConsumerFilters:
 
     # --- the subscriptions --------------------------------------------------------------------------------------
 
-    def _add(self, topic: str, group: str, expression: str, now: int) -> _Subscription | None:
+    def _add(self, topic: str, group: str, expression: str, compiled: Expression, now: int) -> _Subscription | None:
         """Add a subscription that begins now, in place of the group's present one; None if there are too many."""
         added = _Subscription(
             expression=expression,
-            compiled=sql_filter.compile_expression(expression),
+            compiled=compiled,
             mask=self._bloom.mask(topic, group),
             begin=self._store.positions[0],
             born_ms=now,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from aerobee_broker.errors import InvalidFilterError
+from aerobee_broker.limits.loop_share import LoopShare
 from aerobee_store import MessageStore, ReadResult, Record
 from aerobee_store.deferred import deferred
 from aerobee_store.records.message_fields import is_for
@@ -24,6 +25,7 @@ else:
     # To make its parser takes a tenth of the broker's start.
     sql_filter = deferred("aerobee_broker.filters.sql_filter")
 
+_SHORT_SQL: Final = 128  # characters; none takes a millisecond to compile
 TAGS_LENGTH_MAX: Final = 16_384  # characters of an expression
 _TAGS_LENGTH_CACHED_MAX: Final = 256  # keeps the cache below 8 MiB for any expressions
 READ_BYTES_MAX: Final = 4 << 20  # bytes of records per read
@@ -64,7 +66,7 @@ class MessageFilter(Struct, frozen=True):
     def announce(self, store: MessageStore, topic: str, group: str) -> None:
         """Make known that the group uses the filter, before there is a message: the next ones are marked for it."""
         if self.condition is not None and store.filter_bitmaps is not None:
-            store.filter_bitmaps.bits(topic, group, self.expression)
+            store.filter_bitmaps.bits(topic, group, self.expression, self.condition)
 
     def read(
         self,
@@ -88,7 +90,7 @@ class MessageFilter(Struct, frozen=True):
                 return replace(result, records=[record for record in result.records if is_for(record, group)])
             return result
         bitmaps = store.filter_bitmaps
-        bits = bitmaps.bits(topic, group, self.expression) if bitmaps is not None else None
+        bits = bitmaps.bits(topic, group, self.expression, self.condition) if bitmaps is not None else None
         if bits is not None:
             marks = store.may_match(topic, queue_id, queue_offset, _BITMAPS_MAX, bits)
             if not all(marks):
@@ -185,6 +187,13 @@ class MessageFilter(Struct, frozen=True):
 
 
 EVERYTHING: Final = MessageFilter()
+
+
+async def filter_in_turn(expression: str, share: LoopShare, *, is_sql: bool) -> MessageFilter:
+    """Like `filter_of`. Long SQL, which takes milliseconds to compile, waits for its turn."""
+    if is_sql and len(expression) > _SHORT_SQL:
+        return await share.whole(partial(filter_of, expression, is_sql=True))
+    return filter_of(expression, is_sql=is_sql)
 
 
 def filter_of(expression: str, *, is_sql: bool = False) -> MessageFilter:

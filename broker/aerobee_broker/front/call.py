@@ -23,6 +23,7 @@ from aerobee_broker.front.grpc_wire import (
     HEADERS,
     OK_TRAILERS,
     CallHead,
+    GzipMessage,
     MessageReader,
     MessageTooLargeError,
     message_prefix,
@@ -51,6 +52,8 @@ MESSAGE_SIZE_MAX: Final = 4 << 20  # a request to a method without a limit of it
 _UNREAD_SIZE_MAX: Final = 1 << 20  # bytes of requests that a handler has not read; beyond it the client waits
 _UNSENT_SIZE_MAX: Final = 256 << 10  # bytes of answers that the client has not read; beyond it the handler waits
 _MESSAGE_OVERHEAD: Final = 64  # bytes of a message in memory
+_PIECE_SECONDS: Final = 0.002  # of processor, for a piece of a compressed message
+_TOO_MANY_BYTES: Final = "too many bytes of requests are in progress; try again later"
 _COPIED_SIZE_MAX: Final = 64 << 10  # an answer up to this size is joined with its prefix; a larger one is not copied
 
 
@@ -118,7 +121,7 @@ class Call:
         if self._admission is not None:
             size_max = self._admission.request_size_max
         self._reader = MessageReader(head.encoding, size_max)
-        self._requests: deque[bytes] = deque()
+        self._requests: deque[bytes | GzipMessage] = deque()
         self._requests_ended = False
         self._unread_size = 0
         self._kept = 0  # bytes counted as kept for this call
@@ -184,12 +187,15 @@ class Call:
             if ended:
                 _resolve(self._read_waiter)
         elif ended:
-            self._start(self._method.call(self._requests.pop(), self))
+            request = self._requests.pop()
+            if isinstance(request, bytes):
+                self._start(self._method.call(request, self))
+            else:
+                self._start(self._when_plain(self._method, request))
         elif self._admission is not None and self._reader.size:
             self._start(self._when_there_is_room(self._method, self._admission))
         if not self._count_kept():
-            text = "too many bytes of requests are in progress; try again later"
-            self._abort(CallAbortedError(StatusCode.RESOURCE_EXHAUSTED, text))
+            self._abort(CallAbortedError(StatusCode.RESOURCE_EXHAUSTED, _TOO_MANY_BYTES))
 
     async def _when_there_is_room(self, method: Unary | ServerStream, admission: Admission) -> Any:
         """The handler of a request that arrives in pieces. The rest is requested when the byte budget admits it."""
@@ -202,8 +208,39 @@ class Call:
         self._connection.flush_soon()
         while not self._requests_ended:
             await self._wait_for_requests()
-        request = self._requests.pop()
-        return await method.call(request, self)
+        return await self._when_plain(method, self._requests.pop())
+
+    async def _when_plain(self, method: Unary | ServerStream, request: bytes | GzipMessage) -> Any:
+        """The handler of a request that is decompressed first."""
+        try:
+            plain = await self._plain(request)
+        except MessageTooLargeError as error:
+            if self._admission is None:
+                raise
+            return _Refusal(self._admission.too_large(error.size))
+        return await method.call(plain, self)
+
+    async def _plain(self, message: bytes | GzipMessage) -> bytes:
+        """The message without compression. One message of all connections at a time is decompressed, piece by piece.
+        Raises CallAbortedError."""
+        if isinstance(message, bytes):
+            return message
+        turns = self._connection.turns
+        pieces = []
+        try:
+            async with turns.long_work:
+                for piece in message.pieces():
+                    pieces.append(piece)
+                    self._unread_size += len(piece)
+                    if not self._count_kept():
+                        raise CallAbortedError(StatusCode.RESOURCE_EXHAUSTED, _TOO_MANY_BYTES)
+                    await turns.next(_PIECE_SECONDS)
+                return b"".join(pieces)
+        except MessageTooLargeError:
+            self._connection.counters.refused["message_size_max"] += 1
+            raise
+        finally:
+            self._unread_size -= len(message)
 
     def _count_kept(self) -> bool:
         """Count the bytes kept of this call's request. Returns whether they are within the bounds."""
@@ -321,7 +358,13 @@ class Call:
             if self._requests_ended or self._over:
                 return None
             await self._wait_for_requests()
-        request = self._requests.popleft()
+        message = self._requests.popleft()
+        try:
+            request = await self._plain(message)
+        except CallAbortedError as error:
+            self._abort(error)
+        if self._over:
+            return None
         self._unread_size -= len(request) + _MESSAGE_OVERHEAD
         self._count_kept()
         if self._stream.held and self._unread_size <= _UNREAD_SIZE_MAX // 2:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import zlib
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 from urllib.parse import quote_from_bytes
@@ -24,6 +25,8 @@ from aerobee_store.records.decimals import decimal
 PREFIX_SIZE: Final = 5
 _JOINED_SIZE: Final = 2 << 10  # bytes of a part that is joined with others
 _PIECE_SIZE: Final = 64 << 10  # bytes of joined parts
+_EXPANDED_PIECE_SIZE: Final = 256 << 10  # decompressed bytes, which take up to 1.6 ms
+_SHORT_SIZE: Final = 4 << 10  # bytes of gzip that become at most _EXPANDED_SIZE_MIN, in a millisecond
 _EXPANSION_MAX: Final = 100  # decompressed bytes for each received one, above ...
 _EXPANDED_SIZE_MIN: Final = 1 << 20  # ... this many; text has 10, 4 MiB of one byte 1,000
 _GZIP: Final = 16 + zlib.MAX_WBITS
@@ -173,8 +176,9 @@ class MessageReader:
         self._missing = PREFIX_SIZE  # bytes until the next step: the prefix, or prefix and message
         self.size = 0
 
-    def feed(self, data: bytes | memoryview) -> list[bytes]:
-        """The messages that `data` completes. Raises CallAbortedError for invalid or too large messages."""
+    def feed(self, data: bytes | memoryview) -> list[bytes | GzipMessage]:
+        """The messages that `data` completes; those that take long to decompress as they are. Raises CallAbortedError
+        for invalid or too large messages."""
         if not self.size:
             length = len(data) - PREFIX_SIZE
             if 0 <= length <= self._size_max and data[0] == 0 and int.from_bytes(data[1:PREFIX_SIZE], "big") == length:
@@ -200,7 +204,7 @@ class MessageReader:
         else:
             parts.append(bytearray(data))
 
-    def _joined(self, data: bytes | memoryview) -> list[bytes]:
+    def _joined(self, data: bytes | memoryview) -> list[bytes | GzipMessage]:
         """The message that `data` completes, and any further messages in it. It is copied once."""
         rest = self.size - self._missing
         parts: list[bytes | bytearray | memoryview] = [*self._parts]
@@ -213,9 +217,9 @@ class MessageReader:
         message = b"".join(parts)
         return [message, *self._split(data[len(data) - rest :])] if rest else [message]
 
-    def _split(self, data: bytes | memoryview) -> list[bytes]:
+    def _split(self, data: bytes | memoryview) -> list[bytes | GzipMessage]:
         """The messages in `data`, which begins with a message; the rest is kept."""
-        messages: list[bytes] = []
+        messages: list[bytes | GzipMessage] = []
         begin, size = 0, len(data)
         missing = PREFIX_SIZE
         while size - begin >= PREFIX_SIZE:
@@ -227,7 +231,7 @@ class MessageReader:
                 missing = PREFIX_SIZE + length
                 break
             message = bytes(data[begin + PREFIX_SIZE : end])
-            messages.append(self._decompressed(data[begin], message) if data[begin] else message)
+            messages.append(self._compressed(data[begin], message) if data[begin] else message)
             begin = end
         self.size = size - begin
         self._missing = missing
@@ -235,22 +239,50 @@ class MessageReader:
             self._parts.append(data[begin:] if begin else data)
         return messages
 
-    def _decompressed(self, flag: int, message: bytes) -> bytes:
+    def _compressed(self, flag: int, data: bytes) -> bytes | GzipMessage:
         if flag != 1 or self._encoding != b"gzip":
             raise CallAbortedError(
                 StatusCode.INTERNAL, "a compressed message on a stream without grpc-encoding; set it to gzip"
             )
+        message = GzipMessage(data, self._size_max)
+        return b"".join(message.pieces()) if len(data) <= _SHORT_SIZE else message
+
+
+class GzipMessage:
+    """A message as it was received. `len` is its compressed size."""
+
+    __slots__ = ("_data", "_message_size_max")
+
+    def __init__(self, data: bytes, message_size_max: int) -> None:
+        self._data = data
+        self._message_size_max = message_size_max
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def pieces(self) -> Iterator[bytes]:
+        """The message, in pieces that take a millisecond or two each. Raises CallAbortedError for an invalid or too
+        large one."""
+        size_max = min(self._message_size_max, max(_EXPANDED_SIZE_MIN, _EXPANSION_MAX * len(self._data)))
         decompressor = zlib.decompressobj(_GZIP)
-        size_max = min(self._size_max, max(_EXPANDED_SIZE_MIN, _EXPANSION_MAX * len(message)))
-        try:
-            plain = decompressor.decompress(message, size_max + 1)
-        except zlib.error:
-            raise CallAbortedError(StatusCode.INTERNAL, "a message that is not valid gzip") from None
-        if len(plain) > self._size_max:
-            raise MessageTooLargeError(len(plain), self._size_max)
-        if len(plain) > size_max:
-            text = f"a message that gzip made more than {_EXPANSION_MAX} times smaller; send it without gzip"
-            raise CallAbortedError(StatusCode.RESOURCE_EXHAUSTED, text)
+        size = 0
+        for begin in range(0, len(self._data), _PIECE_SIZE):
+            left = self._data[begin : begin + _PIECE_SIZE]
+            while left and not decompressor.eof:
+                try:
+                    piece = decompressor.decompress(left, _EXPANDED_PIECE_SIZE)
+                except zlib.error:
+                    raise CallAbortedError(StatusCode.INTERNAL, "a message that is not valid gzip") from None
+                left = decompressor.unconsumed_tail
+                size += len(piece)
+                self._check_size(size, size_max)
+                yield piece
         if not decompressor.eof:
             raise CallAbortedError(StatusCode.INTERNAL, "a compressed message that ends too early")
-        return plain
+
+    def _check_size(self, size: int, size_max: int) -> None:
+        if size > self._message_size_max:
+            raise MessageTooLargeError(size, self._message_size_max)
+        if size > size_max:
+            text = f"a message that gzip made more than {_EXPANSION_MAX} times smaller; send it without gzip"
+            raise CallAbortedError(StatusCode.RESOURCE_EXHAUSTED, text)

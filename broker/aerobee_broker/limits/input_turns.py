@@ -30,7 +30,18 @@ GoesOn = Callable[[float], bool]
 class InputTurns:
     """The line of one event loop."""
 
-    __slots__ = ("_counts", "_line", "_loop", "_owed", "_served_at", "_spent", "_started", "_task_seconds", "is_full")
+    __slots__ = (
+        "_counts",
+        "_line",
+        "_loop",
+        "_owed",
+        "_served_at",
+        "_spent",
+        "_started",
+        "_task_seconds",
+        "is_full",
+        "long_work",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -43,6 +54,8 @@ class InputTurns:
         self._task_seconds = _TASK_SECONDS_MIN
         self.is_full = False
         """Whether a connection with input has to wait in line."""
+        self.long_work = asyncio.Lock()
+        """For work in many turns that takes memory meanwhile: one task at a time does such."""
 
     def started(self, count: int) -> bool:
         """A turn has started so many tasks. Returns whether it is over: the tasks are the work of the next step."""

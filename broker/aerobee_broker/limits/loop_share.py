@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from math import inf
-from typing import Final
+from typing import Final, TypeVar
 
 SHARE: Final = 0.25  # of one processor; enough for a search in columns to skip some 300,000 messages per second
 _BURST_SECONDS: Final = 0.02  # of CPU time that may be used without a pause after an idle period
@@ -20,14 +21,17 @@ STEP_SIZE: Final = 256 << 10  # bytes per step: about a millisecond
 READ_COUNT: Final = 64  # messages per read within a step
 _PIECE_SIZE: Final = 4 << 10  # bytes that take as long as the fixed cost of a piece
 
+_Result = TypeVar("_Result")
+
 
 class LoopShare:
     """The share of one event loop. Each step is paid for after it ran, in order."""
 
-    __slots__ = ("_begun_seconds", "_paid_at", "_share")
+    __slots__ = ("_begun_seconds", "_paid_at", "_share", "_whole")
 
     def __init__(self, share: float = SHARE) -> None:
         self._share = share
+        self._whole = asyncio.Lock()
         self._begun_seconds = 0.0  # of prepaid work that has begun in this step of the loop
         self._paid_at = -inf  # when all steps so far are paid for, in loop time, whose zero means nothing
 
@@ -55,6 +59,16 @@ class LoopShare:
 
     def _next_step(self) -> None:
         self._begun_seconds = 0.0
+
+    async def whole(self, work: Callable[[], _Result]) -> _Result:
+        """Do work of some milliseconds that cannot be divided into steps, behind all such work that waits. It is paid
+        for as a step; who is cancelled while it waits pays nothing."""
+        async with self._whole:
+            started = step_started()
+            try:
+                return work()
+            finally:
+                await self.pause(started)
 
     async def pause(self, started: float, *, until: float | None = None, prepaid: float = 0.0) -> None:
         """Let other tasks run after a step that began when `step_started` returned this number.

@@ -19,7 +19,7 @@ from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.receive.long_polling import QueueWait, poll_seconds
 from aerobee_broker.delivery.receive.queue_pull import QueuePull
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.filters.message_filter import READ_BYTES_MAX, filter_of
+from aerobee_broker.filters.message_filter import READ_BYTES_MAX, filter_in_turn
 from aerobee_broker.limits.byte_budget import Share
 from aerobee_broker.messages.message_mapping import timestamp_ms, to_wire_message
 from aerobee_broker.processors.receive import duration_ms
@@ -72,7 +72,9 @@ class PullProcessor:
         topic, queue_id = await self._queue(request.message_queue, client)
         (await self._tables.group_in_use(group, [topic])).check_may_consume()
         expression = request.filter_expression
-        wanted = filter_of(expression.expression, is_sql=expression.type == v2.FilterType.SQL)
+        wanted = await filter_in_turn(
+            expression.expression, self._deliveries.loop_share, is_sql=expression.type == v2.FilterType.SQL
+        )
         low, high = self._store.queue_range(topic, queue_id)
         if not low <= request.offset <= high:
             text = f"offset {request.offset} is not within the queue's {low}..{high}; go on at next_offset"

@@ -15,7 +15,7 @@ from aerobee_broker.delivery.receive.long_polling import poll_seconds
 from aerobee_broker.delivery.receive.receive_plan import ReceiveRequest
 from aerobee_broker.delivery.receive.selection import DeliveredMessage
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.filters.message_filter import filter_of
+from aerobee_broker.filters.message_filter import filter_in_turn
 from aerobee_broker.limits.byte_budget import Share
 from aerobee_broker.messages.message_mapping import to_wire_message
 from aerobee_broker.messages.wire_fields import varint
@@ -70,7 +70,7 @@ class ReceiveProcessor:
         topic_config.check_readable()
         if group not in self._tables.groups:
             await self._tables.group_in_use(group, [topic, *subscribed_topics(client)])
-        wanted = self._wanted(request, client, topic, group, remaining_seconds)
+        wanted = await self._wanted(request, client, topic, group, remaining_seconds)
         messages = await self._deliveries.receive(wanted, memory)
         handles = [message.receipt_handle for message in messages]
         if messages and if_lost is not None:
@@ -121,7 +121,7 @@ class ReceiveProcessor:
         for record in records:
             received.milliseconds.observe(max(0, now_ms - record.store_timestamp))
 
-    def _wanted(
+    async def _wanted(
         self,
         request: v2.ReceiveMessageRequest,
         client: Client,
@@ -132,6 +132,9 @@ class ReceiveProcessor:
         """The request within the limits of the broker."""
         config, expression = self._settings.current.delivery, request.filter_expression
 
+        wanted = await filter_in_turn(
+            expression.expression, self._deliveries.loop_share, is_sql=expression.type == v2.FilterType.SQL
+        )
         asked = duration_ms(request.long_polling_timeout) / 1000 if request.HasField("long_polling_timeout") else None
         reserve = config.poll_reserve_seconds if asked is not None else self._reserve_seconds(client)
 
@@ -146,7 +149,7 @@ class ReceiveProcessor:
             invisible_ms=None if request.auto_renew else self._invisible_ms(request),
             wait_seconds=seconds(asked),
             look_seconds=seconds(None),
-            wanted=filter_of(expression.expression, is_sql=expression.type == v2.FilterType.SQL),
+            wanted=wanted,
             attempt_id=request.attempt_id,
             queue_id=request.message_queue.id if request.auto_renew and request.message_queue.id >= 0 else None,
         )

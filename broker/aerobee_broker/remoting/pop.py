@@ -99,7 +99,8 @@ class PopRequests:
             invisible_ms=invisible_ms,
             wait_seconds=wait_seconds,
             wanted=await filter_of_subscription(
-                Subscription(topic, text(request, "exp", "*"), text(request, "expType", "TAG"), 0), connection
+                Subscription(topic, text(request, "exp", "*"), text(request, "expType", "TAG"), 0),
+                self._deliveries.loop_share,
             ),
             attempt_id=text(request, "attemptId", ""),
             queue_id=queue_id,

@@ -12,7 +12,8 @@ from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.receive.long_polling import QueueWait
 from aerobee_broker.delivery.receive.queue_pull import MEMORY_WAIT_SECONDS, QueuePull
-from aerobee_broker.filters.message_filter import MessageFilter, filter_of
+from aerobee_broker.filters.message_filter import MessageFilter, filter_in_turn
+from aerobee_broker.limits.loop_share import LoopShare
 from aerobee_broker.remoting.clients import RemotingClients, Subscription
 from aerobee_broker.remoting.offset_events import OffsetEvents
 from aerobee_broker.remoting.offsets import OffsetRequests
@@ -39,9 +40,6 @@ _NAMES: Final = {
     "offset-at-end": "OFFSET_OVERFLOW_ONE",
     "offset-too-large": "OFFSET_OVERFLOW_BADLY",
 }
-
-_SHORT_EXPRESSION: Final = 128  # characters of SQL; most shorter ones are remembered, and none takes a millisecond
-_COMPILE_SECONDS: Final = 4e-6  # of processor for each character of SQL
 
 
 class PullRequests:
@@ -76,7 +74,9 @@ class PullRequests:
         sys_flag = integer(request, "sysFlag", 0, bits=32)
         (await self._tables.group_in_use(group, [name])).check_may_consume()
         self._tables.topics.require(name).check_read_queue(queue_id)
-        wanted = await filter_of_subscription(self._subscription(request, group, name, sys_flag), connection)
+        wanted = await filter_of_subscription(
+            self._subscription(request, group, name, sys_flag), self._deliveries.loop_share
+        )
         if sys_flag & _COMMIT and (commit := integer(request, "commitOffset", -1)) > 0:
             await self._offsets.commit(name, group, queue_id, commit)
         if (reset := self._offsets.pending_reset(name, group, queue_id)) is not None:
@@ -161,15 +161,12 @@ class PullRequests:
         return subscription
 
 
-async def filter_of_subscription(subscription: Subscription, connection: Connection) -> MessageFilter:
-    """The filter of a subscription; a long one is compiled in a turn of its own. Raises errors that become
-    SUBSCRIPTION_PARSE_FAILED."""
+async def filter_of_subscription(subscription: Subscription, share: LoopShare) -> MessageFilter:
+    """The filter of a subscription. Raises errors that become SUBSCRIPTION_PARSE_FAILED."""
     if subscription.expression_type not in ("", "TAG", "SQL92"):
         raise RemotingError(
             Answer.SUBSCRIPTION_PARSE_FAILED,
             f"expression type {subscription.expression_type[:80]!r} is unknown; choose TAG or SQL92",
         )
     expression, is_sql = subscription.expression or "*", subscription.expression_type == "SQL92"
-    if is_sql and len(expression) > _SHORT_EXPRESSION:
-        await connection.next_turn(len(expression) * _COMPILE_SECONDS)
-    return filter_of(expression, is_sql=is_sql)
+    return await filter_in_turn(expression, share, is_sql=is_sql)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from aerobee_broker.config import Address
 from aerobee_broker.front.protocol_detection import DetectedProtocol
+from aerobee_broker.limits.loop_share import LoopShare
 from aerobee_broker.listening.peers import Peers
 from aerobee_broker.namesrv.registrar import own_topics
 from aerobee_broker.namesrv.requests import LOCAL, WIPED_FILE, KvConfig, NameServerRequests, WritePermissions
@@ -99,7 +101,7 @@ class RemotingService:
             Request.UPDATE_CONSUMER_OFFSET: self._offsets.update,
             Request.LOCK_BATCH_MQ: self.clients.lock,
             Request.UNLOCK_BATCH_MQ: self.clients.unlock,
-            Request.CHECK_CLIENT_CONFIG: _check_client_config,
+            Request.CHECK_CLIENT_CONFIG: partial(_check_client_config, deliveries.loop_share),
             **{code: self._with_own_routes(handler) for code, handler in name_server.handlers.items()},
         }
 
@@ -235,12 +237,12 @@ class RemotingService:
         self._deliveries.long_polling.end_client(connection.key)
 
 
-async def _check_client_config(request: Command, connection: Connection) -> Command:
+async def _check_client_config(share: LoopShare, request: Command, _: Connection) -> Command:
     """Check a consumer's filter; clients ask before they start."""
     data = body_object(request).get("subscriptionData")
     found: dict[str, object] = data if isinstance(data, dict) else {}
     await filter_of_subscription(
-        Subscription(member(found, "topic"), member(found, "subString"), member(found, "expressionType"), 0), connection
+        Subscription(member(found, "topic"), member(found, "subString"), member(found, "expressionType"), 0), share
     )
     return answer()
 

@@ -12,7 +12,7 @@ units in the additional queues of a message: any subscription may match them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from aerobee_store.records.record_batch import RecordBatch
@@ -50,5 +50,6 @@ class FilterBitmaps(Protocol):
     def of_records(self, topic: str, batch: RecordBatch) -> Sequence[bytes]:
         """The bitmap of each of these records, which are being appended."""
 
-    def bits(self, topic: str, group: str, expression: str) -> FilterBits | None:
-        """The bits of this subscription, which is in use now. None: every message may match."""
+    def bits(self, topic: str, group: str, expression: str, condition: Any) -> FilterBits | None:
+        """The bits of this subscription, which is in use now. None: every message may match. `condition`: the
+        compiled expression."""

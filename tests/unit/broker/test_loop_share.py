@@ -121,3 +121,23 @@ async def test_a_turn_ends_after_some_milliseconds_of_work(monkeypatch: pytest.M
         await turns.next()
     task.cancel()
     assert others == 100 // 6
+
+
+async def test_work_in_one_piece_is_done_by_one_task_at_a_time() -> None:
+    """In order, one in a step of the loop; who was cancelled while it waited has paid nothing."""
+    share = LoopShare(1.0)
+    done: list[int] = []
+
+    async def work(number: int) -> None:
+        await share.whole(lambda: done.append(number))
+
+    tasks = [asyncio.create_task(work(number)) for number in range(4)]
+    await asyncio.sleep(0)
+    assert done == [0]
+    tasks[2].cancel()
+    await asyncio.wait(tasks)
+    assert done == [0, 1, 3]
+    with pytest.raises(ZeroDivisionError):
+        await share.whole(lambda: 1 / 0)
+    await asyncio.wait_for(work(4), 60)  # an error does not keep the others waiting
+    assert done[-1] == 4

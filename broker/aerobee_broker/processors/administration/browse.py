@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.errors import ForbiddenError, InvalidFilterError, InvalidRequestError
-from aerobee_broker.filters.message_filter import EVERYTHING, MessageFilter, filter_of
+from aerobee_broker.filters.message_filter import EVERYTHING, MessageFilter, filter_in_turn
 from aerobee_broker.limits.loop_share import LoopShare, Steps, Turns
 from aerobee_broker.messages.message_mapping import timestamp_ms, to_wire_message
 from aerobee_broker.processors.administration.wire import OK, clear_body, may_read_bodies, page_count, resource
@@ -72,8 +72,8 @@ def _text_of(record: Record) -> bytes:
     return body.lower()
 
 
-def wanted_messages(
-    client: Client, topic: str, expression: v2.FilterExpression, text: str
+async def wanted_messages(
+    client: Client, topic: str, expression: v2.FilterExpression, text: str, share: LoopShare
 ) -> tuple[MessageFilter, MessageText | None]:
     """What a search selects by. Raises InvalidFilterError, InvalidRequestError, and ForbiddenError for a text whose
     search would tell what the caller may not read."""
@@ -81,7 +81,7 @@ def wanted_messages(
     if expression.expression:
         if expression.type not in (v2.FilterType.TAG, v2.FilterType.SQL):
             raise InvalidFilterError(f"filter type {expression.type} is unknown; give TAG or SQL")
-        selection = filter_of(expression.expression, is_sql=expression.type == v2.FilterType.SQL)
+        selection = await filter_in_turn(expression.expression, share, is_sql=expression.type == v2.FilterType.SQL)
     if not text:
         return selection, None
     if not may_read_bodies(client, topic):
@@ -283,7 +283,7 @@ class MessageBrowser:
         topic = self._tables.topics.require(request.topic).name
         if request.body_size_max < 0:
             raise InvalidRequestError(v2.Code.BAD_REQUEST, "body_size_max is negative; give 0 or more")
-        selection, text = wanted_messages(client, topic, request.filter, request.text)
+        selection, text = await wanted_messages(client, topic, request.filter, request.text, self._loop_share)
         hidden = request.include_bodies and not may_read_bodies(client, topic)
         search = Search(self._store, self._loop_share, topic, selection, text, oldest_first=request.oldest_first)
         for queue_id, begin, end in self._ranges(topic, request):

@@ -89,7 +89,7 @@ class MessageTail:
         self, request: admin_v1.TailMessagesRequest, client: Client, _context: Context
     ) -> AsyncGenerator[admin_v1.TailMessagesResponse, None]:
         """The stream of responses. Raises TopicNotFoundError, also when the topic is deleted meanwhile."""
-        wanted = self._wanted(request, client)
+        wanted = await self._wanted(request, client)
         if self._count >= TAILS_MAX:
             raise TooManyRequestsError(f"{TAILS_MAX} tails run already; end one of them, or try again later")
         self._count += 1
@@ -99,7 +99,7 @@ class MessageTail:
         finally:
             self._count -= 1
 
-    def _wanted(self, request: admin_v1.TailMessagesRequest, client: Client) -> _Wanted:
+    async def _wanted(self, request: admin_v1.TailMessagesRequest, client: Client) -> _Wanted:
         topic = self._tables.topics.require(request.topic).name
         for name, value, maximum in (
             ("rate_max", request.rate_max, RATE_MAX),
@@ -108,7 +108,7 @@ class MessageTail:
         ):
             if not 0 <= value <= maximum:
                 raise InvalidRequestError(v2.Code.BAD_REQUEST, f"{name} is {value}; give 0 to {maximum}")
-        selection, text = wanted_messages(client, topic, request.filter, request.text)
+        selection, text = await wanted_messages(client, topic, request.filter, request.text, self._loop_share)
         hidden = request.include_bodies and not may_read_bodies(client, topic)
         return _Wanted(
             topic=topic,

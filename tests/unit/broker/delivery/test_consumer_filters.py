@@ -13,6 +13,7 @@ import pytest
 from aerobee_broker.filters import consumer_filters
 from aerobee_broker.filters.bloom_filter import BloomFilter
 from aerobee_broker.filters.message_filter import filter_of
+from aerobee_broker.filters.sql_filter import compile_expression
 from aerobee_store.tables import java_json
 from tests.support.filtered_store import FILE, FilteredStore
 
@@ -316,7 +317,9 @@ def test_an_edited_file_is_not_trusted(edit: str) -> None:
     run.append(*colors(100, 10))
     run.close()
     data = run.disk.contents()[FILE]
-    begin = f'"billing":{run.filters.bits("orders", "billing", BLUE).begin}'.encode()  # type: ignore[union-attr]
+    bits = run.filters.bits("orders", "billing", BLUE, compile_expression(BLUE))
+    assert bits is not None
+    begin = f'"billing":{bits.begin}'.encode()
     assert begin in data
     changed = {
         "expression": data.replace(b"'blue'", b"'red'"),

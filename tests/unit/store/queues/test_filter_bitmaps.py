@@ -48,7 +48,7 @@ class Reds:
     def of_records(self, topic: str, batch: RecordBatch) -> Sequence[bytes]:
         return [self.of_message(topic, batch.record(row).properties) for row in range(len(batch))]
 
-    def bits(self, topic: str, group: str, expression: str) -> FilterBits | None:
+    def bits(self, topic: str, group: str, expression: str, condition: object) -> FilterBits | None:
         raise AssertionError("the store does not ask")
 
 
