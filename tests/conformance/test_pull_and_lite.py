@@ -20,7 +20,7 @@ def queue_of(topic: str) -> v2.MessageQueue:
 async def test_190_pull(client: RawClient, topic: str, group: str) -> None:
     """Status, messages, next offset.
 
-    At the end there are none; beyond it the answer is ILLEGAL_OFFSET with a valid offset.
+    At the end there are none; beyond it the answer is ILLEGAL_OFFSET with a valid offset, even with a polling time.
     """
     await client.create_topic(topic)
     await client.sent(message(topic, "a"), message(topic, "b"), message(topic, "c"))
@@ -28,12 +28,14 @@ async def test_190_pull(client: RawClient, topic: str, group: str) -> None:
         (1, ["status", "message", "message", "next_offset"], Code.OK, 3),
         (3, ["status", "next_offset"], Code.MESSAGE_NOT_FOUND, 3),
         (4, ["status", "next_offset"], Code.ILLEGAL_OFFSET, 3),
+        ((1 << 63) - 1, ["status", "next_offset"], Code.ILLEGAL_OFFSET, 3),
         (-1, ["status", "next_offset"], Code.ILLEGAL_OFFSET, 0),
+        (-(1 << 63), ["status", "next_offset"], Code.ILLEGAL_OFFSET, 0),
     ):
         request = v2.PullMessageRequest(
             group=resource(group), message_queue=queue_of(topic), offset=offset, batch_size=32
         )
-        request.long_polling_timeout.FromMilliseconds(0)
+        request.long_polling_timeout.FromSeconds(15 if code == Code.ILLEGAL_OFFSET else 0)
         call = client.stub.PullMessage(request, metadata=client.metadata, timeout=20)
         responses = [response async for response in call]
         assert [response.WhichOneof("content") for response in responses] == kinds

@@ -209,19 +209,6 @@ def test_a_port_in_use_touches_no_store(home: Path, aerobee_broker: BrokerProces
     assert f"listen.metrics: cannot listen on {aerobee_broker.metrics}" in line
 
 
-def test_a_store_in_use_by_another_broker(home: Path) -> None:
-    """The first broker keeps running; the second changes nothing."""
-    config = ["--dev", "--config", str(home / "aerobee.toml")]
-    with run_broker(home, config) as broker:
-        command = [sys.executable, "-m", "aerobee_broker", "serve", "--store", str(home / "store"), *config]
-        free = ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
-        ended = subprocess.run([*command, *free], capture_output=True, timeout=60, text=True)
-        assert ended.returncode == 1
-        assert "another process has this store open; stop it, or name another directory" in ended.stderr
-        assert len(ended.stderr.splitlines()) == 1
-        asyncio.run(_send_one(broker.endpoint))
-
-
 async def _send_one(endpoint: str, retry_seconds: float = 30.0) -> None:
     async with connect(endpoint, retry_seconds=retry_seconds) as client:
         await client.producer().send(Message(topic="orders", body=b"one more"))

@@ -243,7 +243,9 @@ class TestServe:
             before = content(first.store)
             ended = serve(first.store)
             assert ended.returncode == 1
-            assert str(first.store) in error_line(ended)
+            line = error_line(ended)
+            assert str(first.store) in line
+            assert "another process has this store open; stop it, or name another directory" in line
             assert content(first.store) == before
             Shell(first.endpoint).text("topic", "list")
 

@@ -110,25 +110,6 @@ async def test_too_far_ahead(tmp_path: Path) -> None:
         assert (await send(broker, "later", delivery_timestamp=at(50))).status.code == Code.OK
 
 
-async def test_recalled_message_is_never_delivered(tmp_path: Path) -> None:
-    """The recall answers OK with the id, once. The message is not delivered, even after a restart; the other one is."""
-    async with in_process_broker(tmp_path / "store") as broker:
-        await create_topics(broker)
-        handles = {}
-        for body in (b"a", b"b"):
-            response = await send(broker, "later", body, delivery_timestamp=at(1.2))
-            handles[body] = response.entries[0].recall_handle
-        answer = await recall(broker, "later", handles[b"a"])
-        assert (answer.status.code, answer.message_id) == (Code.OK, "id-a")
-        assert (await recall(broker, "later", handles[b"a"])).status.code == Code.BAD_REQUEST
-    async with in_process_broker(tmp_path / "store") as broker:
-        assert (await recall(broker, "later", handles[b"a"])).status.code == Code.BAD_REQUEST
-        received = [item.body for item in await receive(broker, "later")]
-        received += [item.body for item in await receive(broker, "later", 0.5)]
-        assert received == [b"b"]
-        assert (await recall(broker, "later", handles[b"b"])).status.code == Code.BAD_REQUEST
-
-
 async def test_bad_handles(broker: InProcessBroker) -> None:
     """Malformed, of another topic, or of a message that never existed: BAD_REQUEST, which SDKs report as an error."""
     response = await send(broker, "other", delivery_timestamp=at(60))

@@ -113,14 +113,6 @@ async def test_fields_of_a_pulled_message(client: RawClient) -> None:
     assert (system.queue_id, system.queue_offset, system.HasField("receipt_handle")) == (0, 0, False)
 
 
-@pytest.mark.parametrize(("offset", "next_offset"), [(-1, 0), (-(1 << 63), 0), (4, 3), ((1 << 63) - 1, 3)])
-async def test_an_offset_outside_the_queue(client: RawClient, offset: int, next_offset: int) -> None:
-    """ILLEGAL_OFFSET at once, even with a polling time, and the nearest offset that exists."""
-    topic = await client.create_topic("orders")
-    await client.sent(*(message(topic, f"{n}") for n in range(3)))
-    assert await pulled(client, topic, offset, wait=15) == (Code.ILLEGAL_OFFSET, [], next_offset)
-
-
 async def test_filters(client: RawClient) -> None:
     """Filters by tag and by SQL; `next_offset` is behind the skipped messages."""
     topic = await client.create_topic("orders")
