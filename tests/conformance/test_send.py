@@ -60,10 +60,10 @@ async def test_083_batch(client: RawClient, topic: str, group: str) -> None:
 
 
 async def test_084_transaction_id(client: RawClient, topic: str) -> None:
-    """It is not empty, because clients end their transactions with it."""
+    """It is not empty, because clients end their transactions with it; it is the message's id."""
     await client.create_topic(topic, Type.TRANSACTION)
     [entry] = await client.sent(message(topic, message_type=Type.TRANSACTION))
-    assert entry.transaction_id
+    assert entry.transaction_id == entry.message_id != ""
 
 
 async def test_085_recall_handles(client: RawClient, topic: str) -> None:
