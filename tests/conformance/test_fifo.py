@@ -111,12 +111,15 @@ async def test_157_repeated_attempt(client: RawClient, topic: str, group: str, a
     assert (await client.receive(topic, group, attempt_id="next", auto_renew=auto_renew, wait=5)).bodies == ["g:2"]
 
 
-async def test_158_new_attempt(client: RawClient, topic: str, group: str) -> None:
+@pytest.mark.parametrize("auto_renew", [False, True])
+async def test_158_new_attempt(client: RawClient, topic: str, group: str, auto_renew: bool) -> None:
     """Another id is a different receive: it finds nothing while the messages are in flight."""
     await start(client, topic, group, "g:0", "g:1")
-    assert (await client.receive(topic, group, count=1, attempt_id="one", wait=5)).bodies == ["g:0"]
+    first = await client.receive(topic, group, count=1, attempt_id="one", auto_renew=auto_renew, wait=5)
+    assert first.bodies == ["g:0"]
     for attempt_id in ("two", "", None):
-        assert (await client.receive(topic, group, attempt_id=attempt_id)).code == Code.MESSAGE_NOT_FOUND
+        received = await client.receive(topic, group, attempt_id=attempt_id, auto_renew=auto_renew)
+        assert received.code == Code.MESSAGE_NOT_FOUND
 
 
 async def test_159_acknowledgement_wakes(client: RawClient, topic: str, group: str) -> None:
@@ -149,4 +152,5 @@ async def test_161_settings(client: RawClient, topic: str, group: str) -> None:
     await client.create_group(f"{group}-standard", fifo=False)
     for name, fifo in ((group, True), (f"{group}-standard", False)):
         async with client.other().telemetry() as stream:
-            assert (await stream.told(**consumer_settings(name, topic))).subscription.fifo is fifo
+            subscription = (await stream.told(**consumer_settings(name, topic))).subscription
+            assert (subscription.HasField("fifo"), subscription.fifo) == (True, fifo)

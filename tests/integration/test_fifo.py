@@ -187,36 +187,7 @@ async def test_one_message_group_stays_in_one_queue_in_the_order_of_its_sends(ta
         assert bodies == [f"{group}.{number}" for number in range(5)]
 
 
-async def test_messages_that_a_fifo_topic_refuses(talk: Conversation) -> None:
-    """Another message type conflicts with the topic; a group name that is blank or too long is illegal.
-
-    Nothing of such a request is stored.
-    """
-    await talk.create()
-    await talk.send_in_order("g" * 63, "fits")
-    assert (await talk.send(("plain", None))).status.code == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
-    for illegal in ("g" * 64, "é" * 32, "   ", "a\nb"):
-        assert (await talk.send(("fine", "g"), ("bad", illegal))).status.code == Code.ILLEGAL_MESSAGE_GROUP
-    topic = admin_v1.Topic(name="normal", accept_message_types=[v2.MessageType.NORMAL])
-    await talk.broker.administration.CreateTopic(admin_v1.CreateTopicRequest(topic=topic), metadata=metadata())
-    normal = await talk.send(("ordered", "g"), topic="normal")
-    assert normal.status.code == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
-    assert told(await talk.receive()) == [("fits", 1)]
-
-
 # Settings and assignments
-
-
-async def test_settings_of_an_orderly_group_say_fifo(talk: Conversation) -> None:
-    """The settings of another group do not."""
-    await talk.create()
-    assert (await told_settings(talk.broker, consumer_settings(TOPIC), "c")).subscription.fifo
-    await talk.broker.administration.CreateGroup(
-        admin_v1.CreateGroupRequest(group=admin_v1.Group(name="standard")), metadata=metadata()
-    )
-    standard = await told_settings(talk.broker, consumer_settings(TOPIC, group="standard"), "d")
-    assert standard.subscription.HasField("fifo")
-    assert not standard.subscription.fifo
 
 
 async def test_a_group_that_a_consumer_of_a_fifo_topic_creates_is_orderly(talk: Conversation) -> None:
@@ -256,61 +227,6 @@ async def test_assignment_of_an_orderly_group_has_every_queue(talk: Conversation
 # Delivery
 
 
-async def test_one_consumer_gets_a_message_group_in_the_order_of_its_sends(talk: Conversation) -> None:
-    """The order holds for every batch size."""
-    await talk.create()
-    bodies = [f"m{number}" for number in range(30)]
-    await talk.send_in_order("g", *bodies)
-    got: list[str] = []
-    for count in (1, 7, 2, 20):
-        batch = await talk.receive(count)
-        got += [body for body, _ in told(batch)]
-        await talk.acknowledge(*batch)
-    assert got == bodies
-
-
-async def test_a_message_waits_for_the_previous_one_of_its_group(talk: Conversation) -> None:
-    """It waits until that one is acknowledged."""
-    await talk.create()
-    await talk.send_in_order("g", "first", "second")
-    first = await talk.receive(1)
-    assert await talk.receive(1) == []
-    await talk.acknowledge(*first)
-    assert told(await talk.receive(1)) == [("second", 1)]
-
-
-async def test_two_consumers_never_have_one_message_group_at_once(talk: Conversation) -> None:
-    """Every message group keeps its order, and no consumer gets messages of a group that the other is processing."""
-    await talk.create(queue_count=2)
-    groups = [f"group-{number}" for number in range(5)]
-    for number in range(10):
-        await talk.send(*[(f"{group}.{number}", group) for group in groups])
-    working: set[str] = set()
-    done: dict[str, list[int]] = defaultdict(list)
-
-    async def consume(client_id: str) -> int:
-        count = 0
-        while sum(map(len, done.values())) < 50:
-            batch = await talk.receive(3, client_id=client_id, wait=0.2)
-            mine = {message.system_properties.message_group for message in batch}
-            assert not mine & working
-            working.update(mine)
-            for message in batch:
-                await asyncio.sleep(0.002)
-                group, _, number = message.body.decode().partition(".")
-                done[group].append(int(number))
-                if message is [m for m in batch if m.system_properties.message_group == group][-1]:
-                    working.discard(group)
-                await talk.acknowledge(message)
-                count += 1
-        return count
-
-    async with asyncio.timeout(60):
-        counts = await asyncio.gather(consume("one"), consume("two"))
-    assert dict(done) == {group: list(range(10)) for group in groups}
-    assert all(counts)
-
-
 async def test_message_groups_progress_independently(talk: Conversation) -> None:
     """Groups of one queue, messages without a group, and later messages do not wait for each other."""
     await talk.create(queue_count=1)
@@ -334,19 +250,6 @@ async def test_redelivery_begins_at_the_first_unacknowledged_message(talk: Conve
     assert told(again) == [("m1", 2)]
     await talk.acknowledge(*again)
     assert told(await talk.receive(32, wait=20)) == [("m3", 1)]
-
-
-async def test_the_same_attempt_gets_the_same_messages_again(talk: Conversation) -> None:
-    """The delivery attempt does not rise, and another attempt id gets nothing; for both kinds of consumers."""
-    await talk.create()
-    for seconds in (20.0, None):
-        await talk.send_in_order("g", "m0", "m1")
-        first = await talk.receive(seconds=seconds, attempt_id=f"lost {seconds}")
-        assert told(first) == [("m0", 1), ("m1", 1)]
-        assert await talk.receive(seconds=seconds, attempt_id=f"new {seconds}") == []
-        again = await talk.receive(seconds=seconds, attempt_id=f"lost {seconds}")
-        assert told(again) == [("m0", 1), ("m1", 1)]
-        await talk.acknowledge(*again)
 
 
 async def test_a_cancelled_receive_does_not_cost_an_attempt(talk: Conversation) -> None:
