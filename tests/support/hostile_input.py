@@ -8,6 +8,7 @@ broker.
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import random
@@ -318,6 +319,15 @@ def _long_filters(number: int) -> Iterator[bytes]:
     )
 
 
+def _batch_acknowledgement(_: int) -> Iterator[bytes]:
+    """Bits without number, of which none is set."""
+    entry = {"t": STORED_TOPIC, "c": "auditing", "r": "0", "so": 0, "q": 0, "pt": 1, "it": 1}
+    zeros = base64.b64encode(bytes(4_096)).decode()
+    body = _json({"acks": [entry | {"b": zeros}] * 700})
+    for _ in range(3):
+        yield encode(_request(Request.BATCH_ACK_MESSAGE, {}, body))
+
+
 def _long_filters_of_grpc(number: int) -> Iterator[bytes]:
     """The same in receives, of which most wait until earlier ones give their memory back."""
     texts = ",".join(["''"] * 1_340)
@@ -580,6 +590,7 @@ NAMED: Final[tuple[Attack, ...]] = (
     Attack("settings whose answers are not read", 16, _unread_settings, stays_seconds=3),
     Attack("pulls with long SQL filters", 2, _long_filters, reads=True, stays_seconds=3),
     Attack("receives with long SQL filters", 2, _long_filters_of_grpc, reads=True, stays_seconds=6),
+    Attack("a batch of acknowledgements without bits", 1, _batch_acknowledgement, reads=True, stays_seconds=3),
     Attack("large gzip sends", 4, _large_gzip, reads=True, stays_seconds=6),
     Attack("all kinds together", 44, _together, stays_seconds=5),
     Attack("connections that send nothing", 3_000, _nothing, stays_seconds=2, charged=("connections", 2 << 20)),

@@ -32,6 +32,7 @@ from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.receive.receive_plan import ReceiveRequest
 from aerobee_broker.delivery.receive.selection import DeliveredMessage
 from aerobee_broker.errors import InvalidReceiptHandleError
+from aerobee_broker.limits.loop_share import Turns
 from aerobee_broker.recent import Recent
 from aerobee_broker.remoting.clients import Subscription
 from aerobee_broker.remoting.pull import filter_of_subscription
@@ -55,6 +56,7 @@ _POP_CK: Final = "POP_CK"
 _EXTRA_INFO_FIELDS: Final = 8
 _REVIVE_QUEUE: Final = 0
 _BATCH_ENTRIES_MAX: Final = 10_000
+_HANDLES_AT_ONCE: Final = 1_000  # acknowledged in one step of the event loop, which takes some ten milliseconds
 _BITS_SIZE_MAX: Final = 4096  # bytes
 _CHANGED_MAX: Final = 100_000
 
@@ -246,7 +248,9 @@ class PopRequests:
         acknowledge."""
         by_group: dict[tuple[str, str], list[str]] = {}
         count = 0
+        turns = Turns()
         for entry in objects(body_object(request), "acks", count_max=_BATCH_ENTRIES_MAX):
+            await turns.next()
             topic, group = _either(entry, "t", "topic"), _either(entry, "c", "consumerGroup")
             self._tables.topics.require(topic)
             self._tables.groups.require(group)
@@ -267,8 +271,10 @@ class PopRequests:
         if not count:
             raise RemotingError(Answer.NO_MESSAGE, "the request acknowledges nothing; set bits in b")
         for (topic, group), handles in by_group.items():
-            errors = await self._deliveries.acknowledge(topic, group, handles)
-            self._counters.received_by(topic, group).acknowledged += errors.count(None)
+            for begin in range(0, len(handles), _HANDLES_AT_ONCE):
+                await turns.next()
+                errors = await self._deliveries.acknowledge(topic, group, handles[begin : begin + _HANDLES_AT_ONCE])
+                self._counters.received_by(topic, group).acknowledged += errors.count(None)
         return answer()
 
     async def change_invisible(self, request: Command, _: Connection) -> Command:
@@ -350,6 +356,5 @@ def _bits(encoded: str) -> Iterator[int]:
             Answer.INVALID_PARAMETER, f"b is not base64 of at most {_BITS_SIZE_MAX} bytes; encode the bits so"
         )
     for index, byte in enumerate(data):
-        for bit in range(8):
-            if byte >> bit & 1:
-                yield index * 8 + bit
+        if byte:
+            yield from (index * 8 + bit for bit in range(8) if byte >> bit & 1)
