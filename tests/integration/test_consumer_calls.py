@@ -1,4 +1,4 @@
-"""Calls of consumers as protocol messages without gRPC: the protocol's rules for them."""
+"""Calls of consumers as protocol messages without gRPC: rules beyond those of the conformance items."""
 
 from __future__ import annotations
 
@@ -12,20 +12,14 @@ import pytest
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.errors import (
     BrokerError,
-    GroupNotFoundError,
-    IllegalGroupError,
-    IllegalTopicError,
     InvalidReceiptHandleError,
     InvalidRequestError,
-    TopicNotFoundError,
 )
 from aerobee_broker.processors.statuses import status_of
-from aerobee_broker.tables.topics import Permission, TopicConfig
 from aerobee_proto import v2
 from aerobee_store import Message
 from aerobee_store.testing import ManualClock
 from tests.support.delivery_harness import GROUP, TOPIC, Harness
-from tests.support.saved_tables import saved
 
 Code = v2.Code
 Responses = list[v2.ReceiveMessageResponse]
@@ -113,23 +107,6 @@ def change(handle: str, milliseconds: int) -> v2.ChangeInvisibleDurationRequest:
 # --- ReceiveMessage -----------------------------------------------------------------------------------------
 
 
-async def test_stream_is_status_messages_delivery_time(harness: Harness) -> None:
-    """The responses come in this order, with one message each."""
-    await harness.send("hello", "b")
-    responses = await call(harness, request())
-    kinds = [response.WhichOneof("content") for response in responses]
-    assert kinds == ["status", "message", "message", "delivery_timestamp"]
-    assert responses[0].status.code == Code.OK
-    assert responses[-1].delivery_timestamp.ToMilliseconds() == harness.clock.now_ms()
-
-
-async def test_nothing_is_message_not_found_after_the_polling_time(harness: Harness) -> None:
-    """The answer also has the delivery time."""
-    responses = await call(harness, request(wait=0.05))
-    assert [response.WhichOneof("content") for response in responses] == ["status", "delivery_timestamp"]
-    assert responses[0].status.code == Code.MESSAGE_NOT_FOUND
-
-
 async def test_answer_comes_before_the_deadline(tmp_path: Path) -> None:
     """The answer is in time even if the polling time equals the deadline or the client sets none."""
     harness = await Harness.start(tmp_path / "store", ManualClock(), poll_reserve_seconds=30.0)
@@ -166,78 +143,6 @@ async def test_old_clients_keep_half_of_their_request_timeout(
     assert (sum(waits_of) > 0.1) == waits
 
 
-async def test_delivered_message_has_all_fields(harness: Harness) -> None:
-    """A message has a handle, attempt, upper-case MD5, encoding, queue and times."""
-    await harness.send("hello")
-    [message] = await receive(harness)
-    system = message.system_properties
-    assert message.topic.name == TOPIC
-    assert system.receipt_handle
-    assert system.delivery_attempt == 1
-    assert (system.body_digest.type, system.body_digest.checksum) == (
-        v2.DigestType.MD5,
-        "5D41402ABC4B2A76B9719D911017C592",
-    )
-    assert system.body_encoding == v2.Encoding.IDENTITY
-    assert (system.queue_id, system.queue_offset) == (0, 0)
-    assert system.HasField("store_timestamp")
-    assert system.HasField("born_timestamp")
-
-
-@pytest.mark.parametrize(("asked", "given"), [(-1, 1), (0, 1), (1, 1), (2, 2), (32, 32), (1000, 32)])
-async def test_batch_size_is_bounded_on_both_sides(harness: Harness, asked: int, given: int) -> None:
-    """A value below 1 or above the limit is clamped, not refused."""
-    await harness.send(*(f"m{i}" for i in range(40)))
-    assert len(await receive(harness, request(batch_size=asked))) == given
-
-
-@pytest.mark.parametrize("invisible", [None, 0.0, -5.0, 0.999, 12 * 3600 + 1])
-async def test_invisible_duration_outside_its_limits_is_refused(harness: Harness, invisible: float | None) -> None:
-    """Without auto-renew, a duration from 1 s to 12 h is required."""
-    assert await code_of(harness, request(invisible=invisible)) == Code.ILLEGAL_INVISIBLE_TIME
-
-
-@pytest.mark.parametrize("invisible", [1.0, 12 * 3600.0])
-async def test_invisible_duration_at_its_limits_is_accepted(harness: Harness, invisible: float) -> None:
-    """The range includes both ends."""
-    await harness.send("a")
-    assert len(await receive(harness, request(invisible=invisible))) == 1
-
-
-async def test_auto_renew_needs_no_invisible_duration(harness: Harness) -> None:
-    """Push consumers do not set one."""
-    await harness.send("a")
-    assert len(await receive(harness, request(invisible=None, auto_renew=True))) == 1
-
-
-async def test_queue_of_the_request_is_ignored(harness: Harness) -> None:
-    """A client that always names queue 0 receives from all queues."""
-    await harness.send("a", queue_id=0)
-    await harness.send("b", queue_id=1)
-    assert sorted(message.body for message in await receive(harness, request(queue_id=0))) == [b"a", b"b"]
-
-
-@pytest.mark.parametrize(
-    ("expression", "expected"),
-    [
-        ("", ["a", "b", "none", "upper"]),
-        ("*", ["a", "b", "none", "upper"]),
-        ("a||b", ["a", "b"]),
-        (" a || b || ", ["a", "b"]),
-        ("a", ["a"]),
-        ("c", []),
-    ],
-)
-async def test_tag_expressions(harness: Harness, expression: str, expected: list[str]) -> None:
-    """Tags are trimmed and case-sensitive; a message without a tag matches only `all`."""
-    await harness.send("a", tag="a")
-    await harness.send("b", tag="b")
-    await harness.send("upper", tag="A")
-    await harness.send("none")
-    messages = await receive(harness, request(expression=expression))
-    assert sorted(message.body.decode() for message in messages) == expected
-
-
 async def test_filters_that_cannot_be_honoured_are_refused(harness: Harness) -> None:
     """An incomplete SQL expression, and tags that consist only of separators."""
     sql = request(expression="a >")
@@ -245,23 +150,6 @@ async def test_filters_that_cannot_be_honoured_are_refused(harness: Harness) -> 
     assert await code_of(harness, sql) == Code.ILLEGAL_FILTER_EXPRESSION
     for expression in (" || ", "||", "&&", " && || "):
         assert await code_of(harness, request(expression=expression)) == Code.ILLEGAL_FILTER_EXPRESSION
-
-
-@pytest.mark.parametrize(
-    ("made", "error"),
-    [
-        (request(topic="a b"), IllegalTopicError),
-        (request(topic="rmq_sys_AEROBEE_DELIVERY"), IllegalTopicError),
-        (request(group=""), IllegalGroupError),
-        (request(group="g" * 121), IllegalGroupError),
-        (request(group="g" * 120), GroupNotFoundError),
-        (request(topic="unknown"), TopicNotFoundError),
-    ],
-)
-async def test_names_are_checked(harness: Harness, made: v2.ReceiveMessageRequest, error: type[BrokerError]) -> None:
-    """Names are validated before anything else happens."""
-    with pytest.raises(error):
-        await call(harness, made)
 
 
 async def test_small_messages_are_written_together(harness: Harness) -> None:
@@ -275,12 +163,6 @@ async def test_small_messages_are_written_together(harness: Harness) -> None:
     received = harness.counters.received_by(TOPIC, GROUP)
     assert (received.messages, received.milliseconds.count) == (4, 4)
     assert received.bytes == sum(response.ByteSize() for step in steps[1:3] for response in step)
-
-
-async def test_topic_that_cannot_be_read_is_forbidden(harness: Harness) -> None:
-    """The topic's permission is write-only."""
-    saved(harness.tables.topics).update(TopicConfig(name=TOPIC, permission=Permission.WRITE))
-    assert await code_of(harness, request()) == Code.FORBIDDEN
 
 
 async def test_all_messages_of_an_incomplete_answer_are_redelivered_at_once(
@@ -343,22 +225,7 @@ async def test_acknowledgement_works_for_an_unknown_client(harness: Harness) -> 
     assert answer.status.code == Code.OK
 
 
-# --- ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue -----------------------------------------------
-
-
-@pytest.mark.parametrize("milliseconds", [0, 5])
-async def test_tiny_durations_redeliver_at_once(harness: Harness, milliseconds: int) -> None:
-    """One official client sends 0, or a number of seconds as milliseconds."""
-    await harness.send("a")
-    [message] = await receive(harness)
-    handle = message.system_properties.receipt_handle
-    answer = await harness.acknowledge_processor.change_invisible(change(handle, milliseconds), harness.client())
-    assert answer.status.code == Code.OK
-    assert answer.receipt_handle not in ("", handle)
-    await harness.advance(milliseconds / 1000)
-    [again] = await receive(harness)
-    assert again.system_properties.delivery_attempt == 2
-    assert again.topic.name == TOPIC
+# --- ChangeInvisibleDuration --------------------------------------------------------------------------------
 
 
 async def test_an_expired_handle_is_refused_like_by_rocketmq(harness: Harness) -> None:
@@ -388,23 +255,3 @@ async def test_durations_outside_the_limits_are_refused(harness: Harness, millis
     assert (
         await harness.acknowledge_processor.acknowledge(ack(harness, handle), harness.client())
     ).status.code == Code.OK
-
-
-async def test_forwarded_message_names_its_origin(harness: Harness) -> None:
-    """A group reads it like any message; its origin has its own field."""
-    await harness.send("a")
-    [message] = await receive(harness)
-    forward = v2.ForwardMessageToDeadLetterQueueRequest(
-        group=v2.Resource(name=GROUP),
-        topic=v2.Resource(name=TOPIC),
-        receipt_handle=message.system_properties.receipt_handle,
-        message_id="id-a",
-    )
-    answer = await harness.acknowledge_processor.forward(forward, harness.client())
-    assert answer.status.code == Code.OK
-    [dead] = await receive(harness, request(topic=f"%DLQ%{GROUP}", group="audit"))
-    origin = dead.system_properties.dead_letter_queue
-    assert (origin.topic, origin.message_id) == (TOPIC, "id-a")
-    assert dead.body == b"a"
-    with pytest.raises(InvalidReceiptHandleError):
-        await harness.acknowledge_processor.forward(forward, harness.client())
