@@ -319,6 +319,18 @@ def _long_filters(number: int) -> Iterator[bytes]:
     )
 
 
+def _new_topics(number: int) -> Iterator[bytes]:
+    """Each message makes a topic of its own."""
+    of_call = block(f"{MESSAGING}/SendMessage", (b"x-mq-client-id", b"topics"))
+    yield GREETING
+    for n in range(1_000):
+        one = v2.Message(topic=v2.Resource(name=f"new-{number}-{n}"), body=b"x")
+        one.system_properties.message_id = f"{number:016}{n:016}"
+        yield headers(1 + 2 * n, of_call) + message(
+            1 + 2 * n, v2.SendMessageRequest(messages=[one]).SerializeToString()
+        )
+
+
 def _batch_acknowledgement(_: int) -> Iterator[bytes]:
     """Bits without number, of which none is set."""
     entry = {"t": STORED_TOPIC, "c": "auditing", "r": "0", "so": 0, "q": 0, "pt": 1, "it": 1}
@@ -591,6 +603,7 @@ NAMED: Final[tuple[Attack, ...]] = (
     Attack("pulls with long SQL filters", 2, _long_filters, reads=True, stays_seconds=3),
     Attack("receives with long SQL filters", 2, _long_filters_of_grpc, reads=True, stays_seconds=6),
     Attack("a batch of acknowledgements without bits", 1, _batch_acknowledgement, reads=True, stays_seconds=3),
+    Attack("messages to new topics", 4, _new_topics, reads=True, stays_seconds=20),
     Attack("large gzip sends", 4, _large_gzip, reads=True, stays_seconds=6),
     Attack("all kinds together", 44, _together, stays_seconds=5),
     Attack("connections that send nothing", 3_000, _nothing, stays_seconds=2, charged=("connections", 2 << 20)),

@@ -105,6 +105,7 @@ class _Steps:
         self._next = 0  # the number of the next point
         self._rings: dict[Subject, list[_Ring]] = {}
         self._before: Sample | None = None
+        self._full_at = -1  # the point at which no subject was idle: thousands of others may come with it
 
     def take(self, sample: Sample) -> None:
         before, self._before = self._before, sample
@@ -134,7 +135,8 @@ class _Steps:
     def _rings_of(self, subject: Subject, number: int) -> list[_Ring] | None:
         rings = self._rings.get(subject)
         if rings is None:
-            if len(self._rings) > SUBJECTS_MAX and not self._forget_idle(number):
+            if len(self._rings) > SUBJECTS_MAX and (self._full_at == number or not self._forget_idle(number)):
+                self._full_at = number
                 return None
             # Counters count from the start, so that a figure was 0 before its first change; a level was unknown.
             begin = max(0, number - len(self._times) + 1)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from math import isnan, nan
 
+import pytest
+
 from aerobee_broker.watching.history import (
     BROKER,
     MINUTES_COUNT,
+    RATES,
     SECONDS_COUNT,
     SUBJECTS_MAX,
     History,
     Sample,
     Subject,
+    _Ring,
 )
 
 TOPIC: Subject = ("topic", "orders")
@@ -99,6 +103,26 @@ def test_the_number_of_subjects_is_bounded() -> None:
     assert history.seconds(TOPIC, 1)[1]["messages_in"] == [1.0]
     assert history.seconds(("topic", "t1"), 0)[1]["messages_in"] == [0.0] * 69
     assert history.seconds(BROKER, 0)[1]["messages_in"] == [1.0] * 69
+
+
+def test_subjects_that_find_no_place_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that makes thousands of topics must not make each of them a search through all others."""
+    looks = 0
+    is_idle_since = _Ring.is_idle_since
+
+    def counted(ring: _Ring, number: int) -> bool:
+        nonlocal looks
+        looks += 1
+        return is_idle_since(ring, number)
+
+    monkeypatch.setattr(_Ring, "is_idle_since", counted)
+    history = History()
+    for second in range(3):
+        busy: dict[Subject, tuple[float, ...]] = {
+            ("topic", f"t{number}"): (float(second), 1.0, 0.0) for number in range(4 * SUBJECTS_MAX)
+        }
+        history.take(sample(second, {BROKER: (float(second),) * 5, **busy}))
+    assert 0 < looks <= 2 * 2 * len(RATES["topic"]) * (SUBJECTS_MAX + 1)  # two points, of seconds and of minutes
 
 
 def test_levels_may_be_unknown() -> None:
