@@ -240,15 +240,6 @@ async def test_message_is_invisible_to_its_group_until_its_time_ends(start: Star
     assert second.record.queue_offset == first.record.queue_offset
 
 
-async def test_other_group_gets_the_message_independently(start: Start) -> None:
-    """Each group has its own state."""
-    harness = await start()
-    await harness.send("a")
-    [message] = await harness.receive()
-    assert await harness.acknowledge(message) == [True]
-    assert bodies(await harness.receive(group="audit")) == ["a"]
-
-
 async def test_acknowledged_message_is_never_redelivered(start: Start) -> None:
     """It does not come after its invisible time, a crash or a clean restart."""
     harness = await start()
@@ -339,43 +330,6 @@ async def test_filter_that_matches_nothing_does_not_lose_later_messages(start: S
 # --- Handles ------------------------------------------------------------------------------------------------
 
 
-async def test_second_acknowledgement_is_accepted(start: Start) -> None:
-    """A client repeats it after losing the answer."""
-    harness = await start()
-    await harness.send("a")
-    [message] = await harness.receive()
-    assert await harness.acknowledge(message, message) == [True, True]
-    assert await harness.acknowledge(message) == [True]
-
-
-async def test_expired_handle_is_refused(start: Start) -> None:
-    """A late consumer cannot acknowledge a message that another consumer holds now."""
-    harness = await start()
-    await harness.send("a")
-    [old] = await harness.receive(seconds=10)
-    await harness.advance(10)
-    assert await harness.acknowledge(old) == [False]
-    [new] = await harness.receive()
-    assert await harness.acknowledge(old) == [False]
-    assert await harness.acknowledge(new) == [True]
-
-
-async def test_foreign_handles_are_refused(start: Start) -> None:
-    """Handles of another group, of another topic or malformed: each entry has its own result."""
-    harness = await start()
-    saved(harness.tables.topics).create(TopicConfig.of_type("invoices", queue_count=1))
-    await harness.send("a")
-    [message] = await harness.receive()
-    assert await harness.acknowledge(message, group="audit") == [False]
-    await harness.receive(group="audit")
-    assert await harness.acknowledge(message, group="audit") == [False]
-    assert await harness.acknowledge(message, topic="invoices") == [False]
-    forged = message.receipt_handle[:-1] + ("0" if message.receipt_handle[-1] != "0" else "1")
-    texts = ["", "x", "é" * 42, forged, message.receipt_handle]
-    results = await harness.deliveries.acknowledge(TOPIC, GROUP, texts)
-    assert [type(result) for result in results] == [InvalidReceiptHandleError] * 4 + [type(None)]
-
-
 async def test_change_of_invisible_time_gives_a_new_handle(start: Start) -> None:
     """The old handle is invalid, the new one acknowledges, and the time starts at the change."""
     harness = await start()
@@ -393,36 +347,7 @@ async def test_change_of_invisible_time_gives_a_new_handle(start: Start) -> None
     assert await harness.receive() == []
 
 
-async def test_invisible_time_of_zero_redelivers_at_once(start: Start) -> None:
-    """A nack without delay: the waiting receive gets the message as attempt 2."""
-    harness = await start()
-    await harness.send("a")
-    [message] = await harness.receive()
-    waiting = asyncio.create_task(harness.receive(wait=20, client_id="other"))
-    await asyncio.sleep(0)
-    await harness.deliveries.change_invisible(TOPIC, GROUP, message.receipt_handle, 0)
-    async with asyncio.timeout(60):
-        assert attempts(await waiting) == {"a": 2}
-
-
 # --- Long polling -------------------------------------------------------------------------------------------
-
-
-async def test_arrival_ends_a_wait(start: Start) -> None:
-    """A waiting receive gets the message when it is stored, not at its timeout."""
-    harness = await start()
-    waiting = asyncio.create_task(harness.receive(wait=20))
-    await asyncio.sleep(0.01)
-    await harness.send("a")
-    async with asyncio.timeout(60):
-        assert bodies(await waiting) == ["a"]
-
-
-async def test_wait_ends_empty_after_its_time(start: Start) -> None:
-    """No message arrived."""
-    harness = await start()
-    async with asyncio.timeout(60):
-        assert await harness.receive(wait=0.05) == []
 
 
 async def test_expiry_ends_a_wait(start: Start) -> None:
