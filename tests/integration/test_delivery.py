@@ -330,6 +330,17 @@ async def test_filter_that_matches_nothing_does_not_lose_later_messages(start: S
 # --- Handles ------------------------------------------------------------------------------------------------
 
 
+async def test_a_handle_expires_with_its_time_and_not_with_the_timer(start: Start) -> None:
+    """The invisible time is over, and the timer has not run yet: the acknowledgement is refused all the same."""
+    harness = await start()
+    await harness.send("a", "b")
+    acknowledged, changed = await harness.receive(seconds=10)
+    harness.clock.advance(10)
+    assert await harness.acknowledge(acknowledged) == [False]
+    with pytest.raises(InvalidReceiptHandleError):
+        await harness.deliveries.change_invisible(TOPIC, GROUP, changed.receipt_handle, 10_000)
+
+
 async def test_change_of_invisible_time_gives_a_new_handle(start: Start) -> None:
     """The old handle is invalid, the new one acknowledges, and the time starts at the change."""
     harness = await start()
