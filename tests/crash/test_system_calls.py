@@ -17,7 +17,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -36,7 +35,7 @@ from tests.support.struck_store import TOPIC, body, config
 
 IS_LONG = "AEROBEE_CRASH_CYCLES" in os.environ
 SEED = seeds.seed("AEROBEE_CRASH_SEED")
-SAMPLE_SECONDS: Final = 4.0  # for each workload of the short run
+SAMPLE: Final = 30  # points of each workload in the short run
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600 if IS_LONG else 120)]
 
@@ -70,6 +69,7 @@ class Told:
     refused: int = 0
     surprises: list[str] = field(default_factory=list)
     removals_failed: int = 0
+    warned: list[str] = field(default_factory=list)
     done: bool = False
 
     @classmethod
@@ -96,6 +96,8 @@ class Told:
                 told.surprises.append(rest)
             elif word == "removals-failed":
                 told.removals_failed = int(rest)
+            elif word == "warned":
+                told.warned.append(rest)
             told.done |= word == "done"
         return told
 
@@ -238,12 +240,9 @@ def test_each_system_call_fails_or_is_the_last_before_a_kill(workload: str, stru
     dice = random.Random(SEED)
     dice.shuffle(points)
     ends: Counter[tuple[str, str]] = Counter()
-    missed = tried = 0
-    began = time.monotonic()
-    for call, strike, n in points:
-        if not IS_LONG and tried and time.monotonic() - began > SAMPLE_SECONDS:
-            break
-        tried += 1
+    missed = 0
+    tried = points if IS_LONG else points[:SAMPLE]
+    for call, strike, n in tried:
         what = f"{workload}: {strike} at call {n} of {call} (seed {SEED})"
         store, told, trace, status = struck.run(workload, f"{call}:{STRIKES[strike]}:when={n}")
         hit = "(INJECTED)" in trace if strike != "kill" else "killed by SIGKILL" in trace
@@ -254,10 +253,14 @@ def test_each_system_call_fails_or_is_the_last_before_a_kill(workload: str, stru
         ends[strike, end] += 1
         if call in _SYNCS and strike != "kill":
             # ENOSPC while a segment is created: the segment is removed, and messages are refused until one is created.
+            # ENOSPC while the bounds of the queues are saved: a warning, as the older bounds count.
             was_reported = told.errors or told.removals_failed or told.refused
-            assert was_reported or (strike == "ENOSPC" and was_removed(trace)), f"{what}: not reported\n{trace}"
+            is_harmless = was_removed(trace) or any(
+                line.startswith("bounds of the queues not saved") for line in told.warned
+            )
+            assert was_reported or (strike == "ENOSPC" and is_harmless), f"{what}: not reported\n{trace}"
         shutil.rmtree(store, ignore_errors=True)  # a child killed early has not created it
     counts = ", ".join(f"{strike} {end} {count}" for (strike, end), count in sorted(ends.items()))
     kinds = " ".join(f"{call}={calls[call]}" for call in CALLS)
-    print(f"{workload}: {len(points)} points ({kinds}), tried {tried}, not reached {missed}: {counts}")
-    assert tried - missed >= min(len(points), 5)
+    print(f"{workload}: {len(points)} points ({kinds}), tried {len(tried)}, not reached {missed}: {counts}")
+    assert len(tried) - missed >= min(len(points), 5)

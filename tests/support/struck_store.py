@@ -14,6 +14,7 @@ it does its work and reports on the socket, one per line,
     refused NAME TEXT  the store took no message, and the work went on
     surprise TEXT      any other exception was raised
     removals-failed N  failed removals, as counted by retention
+    warned TEXT        a warning of the log
     done               the work ended
 
 No report uses a system call that tests interrupt: lines are sent with `sendto`.
@@ -163,6 +164,17 @@ class Worker:
                 await services
 
 
+class _Warnings(logging.Handler):
+    """Tells the test of each warning."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell(f"warned {record.getMessage()}")
+
+
 def _child(workload: str, directory: Path, link: socket.socket) -> None:
     mutex = threading.Lock()
 
@@ -170,6 +182,8 @@ def _child(workload: str, directory: Path, link: socket.socket) -> None:
         with mutex:
             link.sendall(line.replace("\n", " ").encode() + b"\n")
 
+    logging.disable(logging.NOTSET)
+    logging.basicConfig(handlers=[_Warnings(tell)])
     signal.sigwait({signal.SIGUSR1})
     Worker(directory, tell).run(workload)
 
