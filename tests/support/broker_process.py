@@ -39,7 +39,7 @@ class BrokerProcess:
         self._identity = Peers.load(self._peers)
         self._log = directory / f"{name}.log"
         self._config = directory / f"{name}.toml"
-        self._config.write_text(config + _section(self._peers))
+        self._config.write_text(config + peers_section(self._peers))
         self.grpc, self.remoting, self.metrics, self.replicas = (f"127.0.0.1:{port}" for port in free_ports(4))
         self.process: asyncio.subprocess.Process | None = None
 
@@ -170,6 +170,7 @@ def peer_arguments(peers: PeersConfig) -> list[str]:
     return [part for name, path in found if path is not None for part in (f"--{name.replace('_', '-')}", str(path))]
 
 
-def _section(peers: PeersConfig) -> str:
+def peers_section(peers: PeersConfig) -> str:
+    """The section of a settings file for what brokers prove to each other; empty if they prove nothing."""
     lines = [f'{name} = "{path}"' for name in _PROOFS if (path := getattr(peers, name)) is not None]
     return "\n".join(["\n[peers]", *lines, ""]) if lines else ""

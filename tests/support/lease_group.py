@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from aerobee_broker.config import Address
+from aerobee_broker.config.peers import PeersConfig
+from aerobee_broker.listening.peers import Peers
 from aerobee_broker.remoting_wire.codes import Request
 from aerobee_client.testing import AddressKeeper
+from tests.support.broker_process import peers_section
 from tests.support.etcd import free_ports, running_etcd
 from tests.support.kube_apiserver import running_kube_apiserver
 from tests.support.kubernetes import ApiServer, running_stand_in
@@ -42,6 +45,8 @@ class Member:
     namesrv: str = ""
     lease_settings: str = ""
     """Further lines of the section `replication`: those of a lease that is not in etcd."""
+    peers: PeersConfig = field(default_factory=PeersConfig)
+    """The section of that name, for the broker and for those who ask for its status."""
     remoting: Address = field(default_factory=lambda: Address("127.0.0.1", free_ports(1)[0]))
     grpc: Address = field(default_factory=lambda: Address("127.0.0.1", free_ports(1)[0]))
     listen_replicas: Address = field(default_factory=lambda: Address("127.0.0.1", free_ports(1)[0]))
@@ -62,6 +67,7 @@ class Member:
             f"[replication]\nbroker_id = {self.broker_id}\nlease_seconds = {self.lease_seconds}\n"
             f"in_sync_seconds = {self.in_sync_seconds}\n"
             f'advertise = "{self.advertise}"\n{self.lease_settings}[listen]\ndrain_seconds = 0.5\n'
+            + peers_section(self.peers)
         )
         listen = ("--listen", str(self.grpc), "--metrics", "127.0.0.1:0")
         command = [
@@ -87,7 +93,9 @@ class Member:
         """The broker's status; empty if it does not answer."""
         with suppress(OSError, TimeoutError, EOFError):
             async with asyncio.timeout(_ANSWER_SECONDS):
-                client = await RemotingClient.connect(self.remoting)
+                identity = Peers.load(self.peers)
+                client = await RemotingClient.connect(self.remoting, identity.context_to(self.remoting.host))
+                client.sign = identity.sign
                 try:
                     answered = await client.call(Request.GET_BROKER_HA_STATUS)
                     return json_body(answered) if answered.code == 0 else {}

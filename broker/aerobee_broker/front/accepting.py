@@ -289,7 +289,8 @@ class PeerPort:
         """A broker with a wrong certificate must be found; a stranger must not fill the log."""
         if self._loop.time() - self._warned_at >= _WARNING_SECONDS:
             self._warned_at = self._loop.time()
-            _log.warning("connection not accepted port=%d address=%s cause=%s", self.number, host, error)
+            cause = str(error) or "the other side ended the TLS handshake; it may not accept peers.certificate"
+            _log.warning("connection not accepted port=%d address=%s cause=%s", self.number, host, cause)
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)

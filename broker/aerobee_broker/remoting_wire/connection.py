@@ -205,6 +205,10 @@ class Connection(asyncio.Protocol):
         self._pause_or_resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        hint = ""
+        if self._begun is not None and self._transport is not None and self._transport.get_extra_info("sslcontext"):
+            # TLS 1.3 tells who connects of a completed handshake before the other side has seen the certificate.
+            hint = "; the other side may not accept peers.certificate, and its log says why"
         self._transport = None
         self._reader = FrameReader()
         self.holdings.close()
@@ -214,7 +218,7 @@ class Connection(asyncio.Protocol):
             self._idle_timer.cancel()
         for asked in self._asked.values():
             if not asked.done():
-                asked.set_exception(PeerGoneError("the connection ended before the answer came"))
+                asked.set_exception(PeerGoneError(f"the connection ended before the answer came{hint}"))
         self._server.closed(self)
 
     # --- For handlers -----------------------------------------------------------------------------------------
