@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from aerobee_broker.config import BrokerConfig
+from tests.support.kube_apiserver import administered_kube_apiserver
+from tests.support.kubernetes import NAMESPACE
 from tests.support.programs import HELM, go_program
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +52,16 @@ def test_the_chart_has_no_findings() -> None:
     """Strictly linted, with the defaults and with everything turned on."""
     helm("lint", "--strict", str(CHART))
     helm("lint", "--strict", str(CHART), "--set", "dev=true,secretName=accounts,storage.className=local,image.tag=1")
+
+
+def test_a_server_of_kubernetes_accepts_the_objects(tmp_path: Path) -> None:
+    """A real API server refuses none of them, pods included, with the defaults and with everything turned on."""
+    everything = ("dev=true,secretName=accounts,storage.className=local,settings.store.retention_hours=48",)
+    with administered_kube_apiserver(tmp_path) as (_, administrator):
+        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+        administrator.apply(account, NAMESPACE)
+        for each in (*rendered().values(), *rendered(*everything).values()):
+            assert administrator.refusal(each, NAMESPACE) == "", each["kind"]
 
 
 def test_the_defaults_are_the_manifest() -> None:

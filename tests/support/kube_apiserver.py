@@ -24,13 +24,8 @@ from tests.support.programs import kube_apiserver, without
 _SECONDS: Final = 300.0
 ADMINISTRATOR_TOKEN: Final = "token-of-the-administrator"
 _LEASES: Final = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
-_PLURALS: Final = {
-    "Namespace": "namespaces",
-    "ServiceAccount": "serviceaccounts",
-    "Role": "roles",
-    "RoleBinding": "rolebindings",
-    "Lease": "leases",
-}
+_PLURALS: Final = {"NetworkPolicy": "networkpolicies"}
+"""Of the kinds that do not only get an "s"."""
 _RULE: Final = {
     "apiGroups": ["coordination.k8s.io"],
     "resources": ["leases"],
@@ -69,17 +64,50 @@ class Administrator:
 
     def apply(self, document: dict[str, Any], namespace: str = "") -> None:
         """Create an object of a manifest."""
-        group, _, version = document["apiVersion"].rpartition("/")
-        place = f"/apis/{group}/{version}" if group else f"/api/{version}"
-        if namespace:
-            place += f"/namespaces/{namespace}"
-        self.call("POST", f"{place}/{_PLURALS[document['kind']]}", document)
+        self.call("POST", _place(document, namespace), document)
+
+    def refusal(self, document: dict[str, Any], namespace: str) -> str:
+        """Why the server would not create an object, unknown fields included; empty if it would. It keeps nothing.
+
+        A StatefulSet is tried out with its pod, which the server otherwise looks at when a controller makes it.
+        """
+        documents = [document] if document["kind"] != "StatefulSet" else [document, _first_pod(document)]
+        for each in documents:
+            try:
+                self.call("POST", f"{_place(each, namespace)}?dryRun=All&fieldValidation=Strict", each)
+            except urllib.error.HTTPError as error:
+                with error:
+                    return str(json.loads(error.read())["message"])
+        return ""
 
     def token(self, namespace: str, account: str) -> str:
         """A new token of a service account, which the API server issues."""
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
         return str(self.call("POST", path, request)["status"]["token"])
+
+
+def _place(document: dict[str, Any], namespace: str) -> str:
+    """The path of the objects of a document's kind."""
+    group, _, version = document["apiVersion"].rpartition("/")
+    kind = document["kind"]
+    place = f"/apis/{group}/{version}" if group else f"/api/{version}"
+    if namespace:
+        place += f"/namespaces/{namespace}"
+    return f"{place}/{_PLURALS.get(kind, kind.lower() + 's')}"
+
+
+def _first_pod(document: dict[str, Any]) -> dict[str, Any]:
+    """The pod that the controller of StatefulSets makes, in which claims are volumes."""
+    specification = document["spec"]
+    template = specification["template"]
+    claims = [
+        {"name": each["metadata"]["name"], "persistentVolumeClaim": {"claimName": each["metadata"]["name"]}}
+        for each in specification.get("volumeClaimTemplates", ())
+    ]
+    pod = {**template["spec"], "volumes": [*template["spec"].get("volumes", ()), *claims]}
+    name = document["metadata"]["name"] + "-0"
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {**template["metadata"], "name": name}, "spec": pod}
 
 
 @contextmanager
