@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
@@ -10,7 +11,7 @@ from aerobee_broker.console import bodies, words
 from aerobee_broker.console.drawing.charts import Line, chart, nice_top, sparkline
 from aerobee_broker.console.drawing.life import EVENTS_MAX, life_of
 from aerobee_broker.console.drawing.timeline import draw
-from aerobee_broker.console.rendering import rate
+from aerobee_broker.console.rendering import rate, size
 from aerobee_proto import admin_v1
 
 _Event = admin_v1.TimelineEvent
@@ -32,6 +33,27 @@ def timeline(
         if until is not None:
             each.invisible_until.FromMilliseconds(until)
     return found
+
+
+@pytest.mark.parametrize(
+    ("largest", "names"),
+    [
+        (90, ["100", "75", "50", "25", "0"]),
+        (20, ["20", "15", "10", "5", "0"]),
+        (21, ["25", "18.8", "12.5", "6.25", "0"]),
+        (0.5, ["0.5", "0.38", "0.25", "0.12", "0"]),
+    ],
+)
+def test_the_numbers_of_an_axis_have_no_decimals_that_are_zero(largest: float, names: list[str]) -> None:
+    """Not 100 above 75.0."""
+    drawn = str(chart("Rate", [0, 1000], [Line("in", [0.0, largest])], rate))
+    assert re.findall(r'text-anchor="end">([\d.]+)<', drawn) == names
+
+
+def test_sizes_on_an_axis_are_whole() -> None:
+    """Not 20.0 KiB."""
+    drawn = str(chart("Bytes", [0, 1000], [Line("in", [0.0, 20_000.0])], size, of_bytes=True))
+    assert re.findall(r">([\d.]+ (?:KiB|bytes))</text>", drawn) == ["20 KiB", "15 KiB", "10 KiB", "5 KiB", "0 bytes"]
 
 
 def test_a_delivery_that_is_acknowledged() -> None:

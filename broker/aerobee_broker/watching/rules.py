@@ -6,6 +6,7 @@ restarts, or is a replica cannot be judged by a master that runs.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Literal
 
@@ -70,7 +71,12 @@ class Rule(Struct, frozen=True):
     severity: Severity
     hold_seconds: float
     next_step: str
+    """For commands of the finding's group, GROUP stands for its name."""
     look: Callable[[Facts], Iterator[Finding]]
+
+    def next_step_for(self, finding: Finding) -> str:
+        """What to do next, with commands that can be typed as they are."""
+        return self.next_step.replace("GROUP", shlex.quote(finding.group)) if finding.group else self.next_step
 
     @property
     def runbook(self) -> str:
@@ -203,7 +209,7 @@ RULES: Final = (
         "AerobeeConsumersLate",
         "warning",
         300,
-        "See with `aerobee group describe` whether consumers are connected and acknowledge; then add consumers.",
+        "See with `aerobee group describe GROUP` whether consumers are connected and acknowledge; then add consumers.",
         _late,
     ),
     Rule(

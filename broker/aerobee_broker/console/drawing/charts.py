@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +23,7 @@ _BOTTOM: Final = 20  # for the times
 _LINES: Final = 4
 _SMALL: Final = (120, 28)
 _POINTS_MAX: Final = 240  # about as many as the picture has pixels; more are joined
+_NOTHING_AFTER_POINT: Final = re.compile(r"\.0+(?!\d)")
 _STEPS: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 
@@ -104,7 +106,7 @@ def _axes(times: Sequence[int], text: Callable[[float], str], top: float, width:
         parts.append(
             Markup('<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(_LEFT, _WIDTH - 4, y, y)
         )
-        value = text(top * (_LINES - number) / _LINES)
+        value = _NOTHING_AFTER_POINT.sub("", text(top * (_LINES - number) / _LINES))
         parts.append(Markup('<text class="axis" x="{}" y="{:.1f}" text-anchor="end">{}</text>').format(
             _LEFT - 6, y + 4, value))  # fmt: skip
     for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):

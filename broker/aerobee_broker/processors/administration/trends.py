@@ -66,7 +66,7 @@ class Trends:
                     name=problem.rule.name,
                     severity=_SEVERITIES[problem.rule.severity],
                     summary=problem.finding.summary,
-                    next_step=problem.rule.next_step,
+                    next_step=problem.rule.next_step_for(problem.finding),
                     runbook=problem.rule.runbook,
                     since_timestamp=timestamp(problem.since_ms),
                     topic=problem.finding.topic,

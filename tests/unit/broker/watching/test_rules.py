@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from aerobee_broker.watching import rules
 from aerobee_broker.watching.backlog import Backlog
-from aerobee_broker.watching.rules import RULES, Facts, Judge
+from aerobee_broker.watching.rules import RULES, Facts, Finding, Judge
 from aerobee_broker.watching.trend import seconds_until
 from aerobee_broker.watching.watch import percentile_99
 
@@ -116,6 +116,15 @@ def test_every_rule_has_a_runbook() -> None:
         assert f"#### {rule.name}\n" in page
         assert rule.runbook == f"operating.md#{rule.name.lower()}"
         assert rule.next_step.endswith(".")
+
+
+def test_a_next_step_can_be_typed_as_it_is() -> None:
+    """The commands have the name of the group that is meant, quoted where a shell needs it."""
+    (dead,) = (rule for rule in RULES if rule.name == "AerobeeDeadLetters")
+    (late,) = (rule for rule in RULES if rule.name == "AerobeeConsumersLate")
+    assert "`aerobee dlq list billing`" in dead.next_step_for(Finding("", group="billing"))
+    assert "`aerobee dlq resend 'a|b'`" in dead.next_step_for(Finding("", group="a|b"))
+    assert "`aerobee group describe billing`" in late.next_step_for(Finding("", topic="orders", group="billing"))
 
 
 def test_nothing_is_wrong_with_a_well_broker() -> None:
