@@ -109,23 +109,33 @@ class RecordBatch:
         view = memoryview(buffer)
         if end is None or end > len(view):
             end = len(view)
-        found = None if sizes is None else starts_by_sizes(view, start, end, record_size_max, count_max, sizes)
-        start_of, size_of, stride, position = found or find_starts(view, start, end, record_size_max, count_max)
-        # Copied once, unless slicing can probably be avoided.
-        source = None if stride else sliceable(view, start, position, len(start_of))
+        incomplete = -1
         while True:
-            columns = columns_of(
-                view, start_of, size_of, stride, base_physical_offset, placed, require_property_crc, check_crc, source
-            )
-            if not isinstance(columns, int):
+            found = None if sizes is None else starts_by_sizes(view, start, end, record_size_max, count_max, sizes)
+            start_of, size_of, stride, position = found or find_starts(view, start, end, record_size_max, count_max)
+            # Copied once, unless slicing can probably be avoided.
+            source = None if stride else sliceable(view, start, position, len(start_of))
+            while True:
+                columns = columns_of(
+                    view,
+                    start_of,
+                    size_of,
+                    stride,
+                    base_physical_offset,
+                    placed,
+                    require_property_crc,
+                    check_crc,
+                    source,
+                )
+                if not isinstance(columns, int):
+                    break
+                position = int(start_of[columns])
+                start_of, size_of = start_of[:columns], size_of[:columns]
+            count = len(start_of)
+            if count == count_max:
+                place_in_log = position if base_physical_offset is None else base_physical_offset + position
+                stop = ScanStop(StopReason.LIMIT, position, place_in_log, 0, f"{count} records were asked for")
                 break
-            position = int(start_of[columns])
-            start_of, size_of = start_of[:columns], size_of[:columns]
-        count = len(start_of)
-        if count == count_max:
-            place_in_log = position if base_physical_offset is None else base_physical_offset + position
-            stop = ScanStop(StopReason.LIMIT, position, place_in_log, 0, f"{count} records were asked for")
-        else:
             last = record_codec.peek(
                 view,
                 position,
@@ -136,8 +146,12 @@ class RecordBatch:
                 require_property_crc=require_property_crc,
                 record_size_max=record_size_max,
             )
-            assert isinstance(last, ScanStop), f"columns and scalar check disagree about the record at {position}"
-            stop = last
+            if isinstance(last, ScanStop):
+                stop = last
+                break
+            # Another process, whose log this is, has completed the record meanwhile.
+            assert position != incomplete, f"columns and scalar check disagree about the record at {position}"
+            incomplete = position
         return cls(buffer=view, start=start_of, size=size_of, stop=stop, _source=source, **columns)
 
     def __len__(self) -> int:

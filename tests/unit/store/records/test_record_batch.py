@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import mmap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +63,25 @@ def test_the_known_index_entries() -> None:
     assert hashes.tolist() == [131000623, 2746024, 2746025, 2746024]
     rows, hashes = RecordBatch.parse(VECTORS[5].encoded, base_physical_offset=4096).index_hashes()
     assert (rows.tolist(), hashes.tolist()) == ([0, 0], [2746025, 120035676])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_record_that_another_process_completes_meanwhile(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """The log of a running broker: incomplete where the columns look, and complete where the scalar check does."""
+    log = log_of([Message("topic", 0, bytes([number]) * 100) for number in range(1 + count)])
+    seen = bytearray(log)
+    first = RecordBatch.parse(log, base_physical_offset=0, count_max=1).end
+    seen[first + 50 :] = bytes(len(log) - first - 50)
+    peek = record.peek
+
+    def later(*arguments: Any, **named: Any) -> record.RecordHeader | ScanStop:
+        seen[:] = log
+        return peek(*arguments, **named)
+
+    monkeypatch.setattr(record, "peek", later)
+    batch = RecordBatch.parse(seen, base_physical_offset=0)
+    assert len(batch) == 1 + count
+    assert batch.stop.reason is StopReason.END_OF_DATA
 
 
 @pytest.mark.parametrize("buffer", [b"", b"\x00", bytes(3), bytes(200), b"\xff" * 7, b"\xff" * 200])
