@@ -57,6 +57,15 @@ class Bounds:
     start: int
     end: int
 
+    def sample(self, count: int) -> list[int]:
+        """At most so many of its offsets, evenly distributed, with the first and the last; at least two if there are
+        two."""
+        last = self.end - 1
+        if last < self.start:
+            return []
+        steps = max(min(count - 1, last - self.start), 1)
+        return sorted({self.start + (last - self.start) * number // steps for number in range(steps + 1)})
+
 
 def nested(offsets: Mapping[Queue, int]) -> dict[str, dict[str, dict[str, int]]]:
     """Topic -> broker -> queue -> offset, with sorted keys."""

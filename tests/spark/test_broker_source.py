@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from aerobee_pipeline.broker_channel import Address, Broker
 from aerobee_pipeline.offsets import Range
 from aerobee_pipeline.options import SourceOptions
 from aerobee_pipeline.reading.queue_access import open_access
+from aerobee_pipeline.session import PUSHDOWN_SETTING
 from aerobee_pipeline.worker_start import retry_worker_start
 from tests.spark.cluster import wait_for
 from tests.spark.test_file_stream import caught_up, run
@@ -208,3 +210,61 @@ def test_latest_with_a_live_producer_and_a_restarted_broker(spark: Any, tmp_path
         assert len(rows) == len(set(rows))
         assert set(rows) == expected - first
         assert len(rows) >= 120
+
+
+@pytest.fixture
+def pushdown(spark: Any) -> Iterator[None]:
+    spark.conf.set(PUSHDOWN_SETTING, "true")
+    yield
+    spark.conf.unset(PUSHDOWN_SETTING)
+
+
+@pytest.mark.usefixtures("pushdown")
+@pytest.mark.parametrize("by", ["broker", "queue", "log", "auto"])
+def test_the_clock_of_the_broker_moves(spark: Any, moved: BrokerProcess, by: str) -> None:
+    """Ahead by a day while it runs, and back while it is stopped: filters on store time miss no message."""
+    place = {"endpoint": moved.endpoint} if by == "broker" else {"storePath": str(moved.store), "readBy": by}
+    options = {**place, "subscribe": "moved", "pushdown": "true"}
+    frame = spark.read.format("aerobee").options(**options).load()
+    times = {
+        int(row.body.split()[1]): row.t for row in frame.selectExpr("body", "unix_millis(storeTimestamp) t").collect()
+    }
+    assert set(times) == set(range(900))
+    assert max(times[number] for number in range(300)) < min(times[number] for number in range(600, 900))
+    ahead = min(times[number] for number in range(300, 600)) - 1000
+    assert ahead > max(times[number] for number in range(600, 900))
+    limit = f"timestamp '{datetime.fromtimestamp(ahead / 1000, UTC):%Y-%m-%d %H:%M:%S.%f}'"
+    assert numbers(frame.where(f"storeTimestamp >= {limit}")) == list(range(300, 600))
+    assert numbers(frame.where(f"storeTimestamp < {limit}")) == [*range(300), *range(600, 900)]
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker with messages of three times in one queue: now, a day ahead, and now again."""
+    with run_broker(tmp_path_factory.mktemp("moved"), moving_time=True) as broker:
+        broker.create_topic("moved", queue_count=1)
+        send(broker, "moved", 300)
+        broker.advance(86_400)
+        send(broker, "moved", 300, first=300)
+        broker.stop()
+        broker.start(clock_moved_seconds=-86_400 + 60)
+        send(broker, "moved", 300, first=600)
+        yield broker
+
+
+def test_a_stream_goes_on_while_the_clock_of_the_broker_moves(spark: Any, tmp_path: Path, checkpoint: str) -> None:
+    """Offsets alone decide: each message once, whatever its time."""
+    rows: list[tuple[Any, ...]] = []
+    with run_broker(tmp_path, moving_time=True) as broker:
+        broker.create_topic("moved", queue_count=1)
+        reader = spark.readStream.format("aerobee").options(endpoint=broker.endpoint, subscribe="moved")
+        frame = reader.options(startingOffsets="earliest", maxOffsetsPerTrigger=40).load().select("body")
+        for number, move in enumerate((0, 86_400, -86_400)):
+            if move > 0:
+                broker.advance(move)
+            elif move < 0:
+                broker.stop()
+                broker.start(clock_moved_seconds=move)
+            send(broker, "moved", 100, first=100 * number)
+            run(frame, checkpoint, rows)
+    assert sorted(int(body.split()[1]) for (body,) in rows) == list(range(300))

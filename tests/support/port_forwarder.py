@@ -13,7 +13,7 @@ class PortForwarder:
 
     def __init__(self, target: str, delay_seconds: float = 0.0) -> None:
         self._delay_seconds = delay_seconds  # of a connection's first bytes, like a slow link or a busy machine
-        self._host, _, self._port = target.rpartition(":")
+        self._target = target
         self._loop = asyncio.new_event_loop()
         self._connections: set[asyncio.Task[None]] = set()
         self._loses_answers = False
@@ -32,6 +32,11 @@ class PortForwarder:
     def hold_answers_after(self, size: int) -> None:
         """Forward about this many further bytes of what the target sends, and hold the rest back, like a slow link."""
         self._answer_bytes_left = size
+
+    def move(self, target: str) -> None:
+        """Forward to another address from now on, like a virtual address after a fail-over."""
+        self._target = target
+        self.reset()
 
     def reset(self) -> None:
         """Break all connections; new ones work in both directions."""
@@ -52,7 +57,8 @@ class PortForwarder:
         there_writer: asyncio.StreamWriter | None = None
         try:
             await asyncio.sleep(self._delay_seconds)
-            there_reader, there_writer = await asyncio.open_connection(self._host, int(self._port))
+            host, _, port = self._target.rpartition(":")
+            there_reader, there_writer = await asyncio.open_connection(host, int(port))
             await asyncio.gather(
                 self._copy(reader, there_writer, answers=False), self._copy(there_reader, writer, answers=True)
             )

@@ -20,6 +20,9 @@ from aerobee_store.records.record_batch import RecordBatch
 _log = logging.getLogger(__name__)
 
 _TOPICS_A_CALL: Final = 500
+# Messages of a queue whose store times are asked for, and of all queues: each is a call.
+_SAMPLED_PLACES: Final = 32
+_SAMPLED_MESSAGES: Final = 512
 
 
 class BrokersAccess:
@@ -37,8 +40,9 @@ class BrokersAccess:
     def offset_at(self, queue: Queue, bounds: Bounds, timestamp_ms: int) -> int | None:
         return self._brokers[queue.broker].offset_at(queue, bounds, timestamp_ms)
 
-    def times_rise(self) -> bool:
-        return True
+    def rising(self, bounds: Mapping[Queue, Bounds]) -> set[Queue]:
+        places = min(max(_SAMPLED_MESSAGES // max(len(bounds), 1), 2), _SAMPLED_PLACES)
+        return {queue for queue, its in bounds.items() if self._brokers[queue.broker].times_rise(queue, its, places)}
 
     def size_of(self, item: Range) -> int | None:
         return None
@@ -119,6 +123,14 @@ class BrokerQueues:
         self._broker.checked(str(queue), topic.status)
         at = topic.queues[0].timestamp_queue_offset
         return at if at < bounds.end else None
+
+    def times_rise(self, queue: Queue, bounds: Bounds, places: int) -> bool:
+        """Whether the store times of so many messages of a queue rise."""
+        times: list[int] = []
+        for offset in bounds.sample(places):
+            for messages, rows in self.read(Range(queue, offset, offset + 1), None, fail_on_data_loss=False):
+                times += messages.store_timestamp[rows].tolist()
+        return times == sorted(times)
 
     def read(
         self, item: Range, tags: frozenset[str] | None, *, fail_on_data_loss: bool

@@ -245,11 +245,13 @@ def _narrow(
     ends: Offsets,
 ) -> None:
     """Move starts and ends to the store times that conditions ask for."""
-    if not any(condition.column == "storeTimestamp" for condition in wanted.conditions) or not access.times_rise():
+    if not any(condition.column == "storeTimestamp" for condition in wanted.conditions):
         return
-    for queue, its in bounds.items():
-        if not queue_is_selected(wanted.conditions, queue.topic, queue.queue_id):
-            continue
+    selected = {
+        queue: its for queue, its in bounds.items() if queue_is_selected(wanted.conditions, queue.topic, queue.queue_id)
+    }
+    for queue in access.rising(selected):
+        its = bounds[queue]
         for offsets, time, side in ((starts, window.since_ms, max), (ends, window.until_ms, min)):
             if LogWindow.is_bounded(time):
                 at = access.offset_at(queue, its, time)

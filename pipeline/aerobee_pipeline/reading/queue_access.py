@@ -22,8 +22,8 @@ class QueueAccess(Protocol):
     def offset_at(self, queue: Queue, bounds: Bounds, timestamp_ms: int) -> int | None:
         """The first message stored at or after a time; None if there is none."""
 
-    def times_rise(self) -> bool:
-        """Whether `offset_at` can be trusted to exclude messages."""
+    def rising(self, bounds: Mapping[Queue, Bounds]) -> set[Queue]:
+        """The queues of these in which a sample of the store times rises, so that `offset_at` may exclude messages."""
 
     def size_of(self, item: Range) -> int | None:
         """About how many bytes a range has; None if that is not known before reading."""
@@ -65,8 +65,8 @@ class StoresAccess:
     def offset_at(self, queue: Queue, bounds: Bounds, timestamp_ms: int) -> int | None:
         return self._open[queue.broker].offset_at(queue, bounds, timestamp_ms)
 
-    def times_rise(self) -> bool:
-        return all(queues.times_rise() for queues in self._open.values())
+    def rising(self, bounds: Mapping[Queue, Bounds]) -> set[Queue]:
+        return {queue for queue, its in bounds.items() if self._open[queue.broker].times_rise(queue, its)}
 
     def size_of(self, item: Range) -> int | None:
         return self._open[item.queue.broker].size_of(item)

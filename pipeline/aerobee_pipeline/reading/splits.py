@@ -248,12 +248,6 @@ def _time_at(log: LogScan, segment: MappedFile, physical_offset: int) -> int:
     return 0 if isinstance(header, ScanStop) else header.store_timestamp
 
 
-def times_rise(files: StoreFiles) -> bool:
-    """Whether the first records of the segments have rising store times: the clock was not set back far."""
-    times = [time for _, time in _used_segments(files, log_scan(files)) if time]
-    return all(first <= after for first, after in pairwise(times))
-
-
 def _used_segments(files: StoreFiles, log: LogScan) -> list[tuple[MappedFile, int]]:
     """The segments that are not empty, each with the store time of its first record; 0 if that is not valid."""
     used: list[tuple[MappedFile, int]] = []

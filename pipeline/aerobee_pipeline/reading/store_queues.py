@@ -17,7 +17,7 @@ from aerobee_pipeline.errors import DataLossError
 from aerobee_pipeline.offsets import Bounds, Queue, Range
 from aerobee_pipeline.options import Subscription
 from aerobee_pipeline.reading.decode import Rows, expanded, gather
-from aerobee_pipeline.reading.splits import store_files, times_rise
+from aerobee_pipeline.reading.splits import store_files
 from aerobee_store.errors import CorruptRecordError
 from aerobee_store.log.commit_log import DamagedRange
 from aerobee_store.log.mapped_file import MappedFile
@@ -35,6 +35,8 @@ _UNITS_AT_ONCE: Final = 1 << 14
 # A sample of a queue's units tells the size of its messages.
 _SAMPLED_PLACES: Final = 32
 _SAMPLED_UNITS: Final = 32
+# Messages of a queue whose store times tell whether a search by time may exclude others.
+_SAMPLED_TIMES: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,17 @@ class StoreQueues:
                 found[Queue(topic, self._broker, queue_id)] = self._batch_bounds(files)
         return found
 
-    def times_rise(self) -> bool:
-        """Whether the log's times rise, as far as its segments show."""
-        return times_rise(self._files)
+    def times_rise(self, queue: Queue, bounds: Bounds) -> bool:
+        """Whether the store times of a sample of a queue's messages rise."""
+        files = self._files.queues.get((queue.topic, queue.queue_id))
+        if files is None:
+            times = self._batch_units(self._files.batch_queues[queue.topic, queue.queue_id])["store_timestamp"]
+            return bool((times[1:] >= times[:-1]).all())
+        sample = [
+            self._store_time(int(files.read(offset, 1)[0]["physical_offset"]))
+            for offset in bounds.sample(_SAMPLED_TIMES)
+        ]
+        return sample == sorted(sample)
 
     def size_of(self, item: Range) -> int:
         """About how many bytes of the log and the queue a range takes, from a sample of its units."""
