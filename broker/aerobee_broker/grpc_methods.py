@@ -45,6 +45,7 @@ from aerobee_broker.remoting.service import RemotingService
 from aerobee_broker.services import admin_service, aerobee_admin_service, messaging_service, record_service
 from aerobee_broker.services.admin_service import AdminService
 from aerobee_broker.services.aerobee_admin_service import Administration, aerobee_admin_methods
+from aerobee_broker.services.listings import Listings
 from aerobee_broker.services.messaging_service import MessagingProcessors, MessagingService
 from aerobee_broker.services.record_service import RecordService
 from aerobee_broker.services.requests import RequestLimits
@@ -102,6 +103,7 @@ def grpc_methods(
         hang_up,
     )
     remoting.administer(administration.topics, administration.groups, runtime_settings, parts.broker_stats, operations)
+    listings = Listings()
     admin = AdminService(
         accounts=parts.accounts,
         counters=parts.counters,
@@ -109,11 +111,12 @@ def grpc_methods(
         administration=administration,
         query=QueryProcessor(parts.store, parts.tables, parts.deliveries),
         operations=operations,
+        listings=listings,
     )
     return {
         **MessagingService(parts, limits, _messaging_processors(parts, route, send)).methods(),
         **admin.methods(),
-        **aerobee_admin_methods(administration, parts.counters, limits, parts.accounts, operations),
+        **aerobee_admin_methods(administration, parts.counters, limits, parts.accounts, operations, listings),
         **_record_service(parts, limits, draining).methods(),
         **health_methods(SERVICES, leaving),
         **reflection_methods(SERVICES, draining),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from aerobee_broker.processors.administration import clients
 from aerobee_proto import admin_v1, v2
 from aerobee_store.testing.travelling_clock import TravellingClock
 from tests.conformance.raw_client import RawClient, consumer_settings, message, producer_settings, resource, timestamp
@@ -111,14 +112,14 @@ async def test_list_and_describe_subscriptions(harness: Harness) -> None:
         ).subscription_info
         assert not info.subscription_consistency
         assert info.expression.expression == "new", "of the one that said it last"
-        clients = await harness.ok("DescribeSubscription", v2.DescribeSubscriptionRequest(group=resource(GROUP)))
+        described = await harness.ok("DescribeSubscription", v2.DescribeSubscriptionRequest(group=resource(GROUP)))
         found = {
             each.client_info.client_id: (
                 each.client_info.language,
                 each.subscription_info.expression.expression,
                 each.subscription_info.last_update_timestamp.ToMilliseconds(),
             )
-            for each in clients.client_subscription_info
+            for each in described.client_subscription_info
         }
         assert found.keys() == {one.client_id, two.client_id}
         assert [found[each.client_id][:2] for each in (one, two)] == [("JAVA", "paid || new"), ("GO", "new")]
@@ -131,6 +132,23 @@ async def test_list_and_describe_subscriptions(harness: Harness) -> None:
     assert await harness.refused("ListSubscription", v2.ListSubscriptionRequest(group=resource("nobody"))) == (
         Code.CONSUMER_GROUP_NOT_FOUND
     )
+
+
+async def test_an_answer_that_clients_could_not_take_is_refused(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These calls have no pages; the refusal says what to ask for instead."""
+    monkeypatch.setattr(clients, "LISTING_SIZE_MAX", 1)
+    async with harness.client.telemetry() as stream:
+        await stream.told(**_subscriptions(orders="*"))
+        for method, request, advice in (
+            ("ListSubscription", v2.ListSubscriptionRequest(), "name a topic or a group"),
+            ("DescribeSubscription", v2.DescribeSubscriptionRequest(), "name a topic and a group"),
+            ("ListConsumerConnection", v2.ListConsumerConnectionRequest(group=resource(GROUP)), "has pages"),
+        ):
+            answer = await getattr(harness.admin, method)(request, timeout=20)
+            assert answer.status.code == Code.BAD_REQUEST
+            assert advice in answer.status.message
 
 
 async def test_delete_subscription(harness: Harness) -> None:

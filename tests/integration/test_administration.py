@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aerobee_broker.processors.administration import clients
 from aerobee_proto import admin_v1, v2
 from aerobee_store.records.properties import offset_message_id
 from aerobee_store.testing.travelling_clock import TravellingClock
@@ -424,6 +426,25 @@ class TestConnections:
             request.page_token = first.next_page_token
             second = await harness.ok("ListConnections", request)
             assert [len(first.connections), len(second.connections), second.next_page_token] == [1, 1, ""]
+
+    async def test_a_page_of_connections_ends_at_its_size(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Their settings may be large; a page has one connection at least, and none is left out."""
+        monkeypatch.setattr(clients, "LISTING_SIZE_MAX", 1)
+        others = [harness.client.other("GO") for _ in range(3)]
+        async with AsyncExitStack() as streams:
+            for each in others:
+                await (await streams.enter_async_context(each.telemetry())).told(**consumer_settings(GROUP, TOPIC))
+            found, request = [], admin_v1.ListConnectionsRequest(group=GROUP)
+            while True:
+                answer = await harness.ok("ListConnections", request)
+                found += [each.client_id for each in answer.connections]
+                assert len(answer.connections) == 1
+                if not answer.next_page_token:
+                    break
+                request.page_token = answer.next_page_token
+            assert found == sorted(each.client_id for each in others)
 
 
 class TestStatus:

@@ -41,6 +41,7 @@ SHORT = {
     "producer groups",
     "tiny remoting frames",
     "replicas that do not read",
+    "subscriptions that are listed",
     "a heartbeat of empty lists",
     "a compressed registration of bare keys to a broker",
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import itertools
 import json
 import random
 import struct
@@ -18,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from google.protobuf.message import Message
+
 from aerobee_broker.front import frames
 from aerobee_broker.front.frames import Setting
 from aerobee_broker.remoting_wire.codes import Request
@@ -25,10 +28,11 @@ from aerobee_broker.remoting_wire.frame import Command, encode, encode_binary
 from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.replication.frames import ReplicaHandshake
 from aerobee_client import Credentials
-from aerobee_proto import v2
+from aerobee_proto import admin_v1, v2
 from tests.support.http2_attacker import begin_of_tls, block, headers, message
 
 MESSAGING: Final = "/apache.rocketmq.v2.MessagingService"
+ADMINISTRATION: Final = "/aerobee.v1.AdminService"
 SEND: Final = block(f"{MESSAGING}/SendMessage")
 SEND_GZIP: Final = block(f"{MESSAGING}/SendMessage", (b"grpc-encoding", b"gzip"))
 RECEIVE: Final = block(f"{MESSAGING}/ReceiveMessage")
@@ -548,6 +552,53 @@ def _unread_settings(number: int) -> Iterator[bytes]:
         yield headers(1 + 2 * n, of_call) + data(1 + 2 * n, command * 4)
 
 
+def _listed_subscriptions(_: int) -> Iterator[bytes]:
+    """The most subscriptions of a client, and each call that compares those of a group."""
+    settings = v2.Settings(client_type=v2.ClientType.PUSH_CONSUMER)
+    settings.subscription.group.name = "listed"
+    for n in range(4_096):
+        settings.subscription.subscriptions.add(topic=v2.Resource(name=f"t{n}")).expression.expression = "*"
+    group = v2.Resource(name="listed")
+    asked: tuple[tuple[str, Message], ...] = (
+        ("apache.rocketmq.v2.Admin/ListSubscription", v2.ListSubscriptionRequest()),
+        ("apache.rocketmq.v2.Admin/ListSubscription", v2.ListSubscriptionRequest(group=group)),
+        ("apache.rocketmq.v2.Admin/DescribeSubscription", v2.DescribeSubscriptionRequest()),
+        ("apache.rocketmq.v2.Admin/ListConsumerConnection", v2.ListConsumerConnectionRequest(group=group)),
+        ("aerobee.v1.AdminService/ListGroupStatus", admin_v1.ListGroupStatusRequest(page_size=1_000)),
+        ("aerobee.v1.AdminService/ListConnections", admin_v1.ListConnectionsRequest(topic="t4095")),
+        ("aerobee.v1.AdminService/DescribeGroup", admin_v1.DescribeGroupRequest(name="listed")),
+        ("aerobee.v1.AdminService/DescribeTopic", admin_v1.DescribeTopicRequest(name=STORED_TOPIC)),
+    )
+    yield GREETING
+    command = prefixed(v2.TelemetryCommand(settings=settings).SerializeToString())
+    for n in range(8):
+        of_call = block(f"{MESSAGING}/Telemetry", (b"x-mq-client-id", b"listed-%d" % n))
+        yield headers(1 + 2 * n, of_call) + data(1 + 2 * n, command)
+    for n, (path, request) in enumerate(asked * 4, 8):
+        yield headers(1 + 2 * n, block(f"/{path}")) + message(1 + 2 * n, request.SerializeToString())
+
+
+def _listed_tables(number: int) -> Iterator[bytes]:
+    """Many topics and groups, and the calls that look at all of them, in each order."""
+    yield GREETING
+    stream = itertools.count(1, 2)
+    begin = block(f"{ADMINISTRATION}/CreateTopic"), block(f"{ADMINISTRATION}/CreateGroup")
+    for n in range(2_000):
+        topic = admin_v1.CreateTopicRequest(topic=admin_v1.Topic(name=f"t-{number}-{n}", read_queue_count=4))
+        group = admin_v1.CreateGroupRequest(group=admin_v1.Group(name=f"g-{number}-{n}"))
+        yield headers(at := next(stream), begin[0]) + message(at, topic.SerializeToString())
+        yield headers(at := next(stream), begin[1]) + message(at, group.SerializeToString())
+    ordered: list[tuple[str, Message]] = []
+    for topic_order in admin_v1.TopicOrder.values():
+        ordered.append(("ListTopicStatus", admin_v1.ListTopicStatusRequest(order=topic_order, page_size=1_000)))
+    for group_order in admin_v1.GroupOrder.values():
+        ordered.append(("ListGroupStatus", admin_v1.ListGroupStatusRequest(order=group_order, page_size=1_000)))
+    for name, listing in ordered * 10:
+        yield headers(at := next(stream), block(f"{ADMINISTRATION}/{name}")) + message(at, listing.SerializeToString())
+    for name in ("ListTopics", "ListGroups", "ListConnections", "ListDeadLetterQueues", "ListTraffic", "GetProblems"):
+        yield headers(at := next(stream), block(f"{ADMINISTRATION}/{name}")) + message(at, b"")
+
+
 def _together(number: int) -> Iterator[bytes]:
     """All that makes the broker keep something, at the same time."""
     kinds = (
@@ -605,6 +656,8 @@ NAMED: Final[tuple[Attack, ...]] = (
     Attack("a batch of acknowledgements without bits", 1, _batch_acknowledgement, reads=True, stays_seconds=3),
     Attack("messages to new topics", 4, _new_topics, reads=True, stays_seconds=20),
     Attack("large gzip sends", 4, _large_gzip, reads=True, stays_seconds=6),
+    Attack("subscriptions that are listed", 2, _listed_subscriptions, reads=True, stays_seconds=8),
+    Attack("topics and groups that are listed", 4, _listed_tables, reads=True, stays_seconds=20),
     Attack("all kinds together", 44, _together, stays_seconds=5),
     Attack("connections that send nothing", 3_000, _nothing, stays_seconds=2, charged=("connections", 2 << 20)),
     Attack("connections that only greet", 3_000, _greeting, stays_seconds=2, charged=("connections", 12 << 20)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from math import inf
 from typing import Final, TypeVar
 
@@ -21,6 +21,7 @@ STEP_SIZE: Final = 256 << 10  # bytes per step: about a millisecond
 READ_COUNT: Final = 64  # messages per read within a step
 _PIECE_SIZE: Final = 4 << 10  # bytes that take as long as the fixed cost of a piece
 
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
@@ -127,6 +128,14 @@ class Turns:
         if self.is_over:
             await asyncio.sleep(0)
             self._started = step_started()
+
+
+async def in_turns(items: Iterable[_Item]) -> AsyncIterator[_Item]:
+    """The items, each with the time that it takes: other tasks run between them."""
+    turns = Turns()
+    for item in items:
+        await turns.next()
+        yield item
 
 
 step_started: Final = time.thread_time

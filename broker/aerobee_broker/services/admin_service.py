@@ -12,6 +12,7 @@ from aerobee_broker.front.methods import Method
 from aerobee_broker.processors.query import QueryProcessor
 from aerobee_broker.services.aerobee_admin_service import Administration
 from aerobee_broker.services.audit import audited
+from aerobee_broker.services.listings import Listings
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import AnonymousIdentity, service_methods
 from aerobee_broker.tables.operations import Operations
@@ -33,6 +34,7 @@ class AdminService:
         administration: Administration,
         query: QueryProcessor,
         operations: Operations,
+        listings: Listings,
     ) -> None:
         self._identify = AnonymousIdentity(accounts)
         self._counters = counters
@@ -40,6 +42,7 @@ class AdminService:
         self._administration = administration
         self._query = query
         self._operations = operations
+        self._listings = listings
 
     def methods(self) -> dict[str, Method]:
         administration = self._administration
@@ -49,15 +52,19 @@ class AdminService:
             self._counters,
             self._limits,
             unary={
+                **self._listings.in_order(
+                    {
+                        "ListSubscription": administration.clients.list_subscriptions,
+                        "DescribeSubscription": administration.clients.describe_subscriptions,
+                        "DescribeGroupAccumulation": administration.accumulation.describe,
+                        "ListConsumerConnection": administration.clients.list_consumer_connections,
+                        "GetConsumerRunningInfo": administration.clients.consumer_running_info,
+                        "QueryTimeSpan": administration.accumulation.time_span,
+                    }
+                ),
                 "DescribeTopicStatus": administration.topics.describe_topic_status,
-                "ListSubscription": administration.clients.list_subscriptions,
-                "DescribeSubscription": administration.clients.describe_subscriptions,
-                "DescribeGroupAccumulation": administration.accumulation.describe,
-                "ListConsumerConnection": administration.clients.list_consumer_connections,
                 "QueryMessage": self._query_message,
-                "GetConsumerRunningInfo": administration.clients.consumer_running_info,
                 "GetTopicRoute": administration.topics.topic_route,
-                "QueryTimeSpan": administration.accumulation.time_span,
                 "GetProxyRuntimeStats": administration.status.runtime_stats,
                 **audited(
                     {

@@ -25,6 +25,7 @@ from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.processors.administration.trends import Trends
 from aerobee_broker.processors.administration.waiting import WaitingMessages
 from aerobee_broker.services.audit import audited
+from aerobee_broker.services.listings import Listings
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import AnonymousIdentity, service_methods
 from aerobee_broker.tables.operations import Operations
@@ -58,6 +59,7 @@ def aerobee_admin_methods(
     limits: RequestLimits,
     accounts: Accounts | None,
     operations: Operations,
+    listings: Listings,
 ) -> dict[str, Method]:
     """One line per method."""
     return service_methods(
@@ -66,21 +68,25 @@ def aerobee_admin_methods(
         counters,
         limits,
         unary={
-            "ListTopics": administration.topics.list_topics,
-            "DescribeTopic": administration.topics.describe_topic,
-            "ListGroups": administration.groups.list_groups,
-            "DescribeGroup": administration.groups.describe_group,
+            **listings.in_order(
+                {
+                    "ListTopics": administration.topics.list_topics,
+                    "DescribeTopic": administration.topics.describe_topic,
+                    "ListGroups": administration.groups.list_groups,
+                    "DescribeGroup": administration.groups.describe_group,
+                    "ListTraffic": administration.status.list_traffic,
+                    "ListConnections": administration.clients.list_connections,
+                    "ListDeadLetterQueues": administration.dead_letters.list_queues,
+                    "ListTopicStatus": administration.overview.list_topics,
+                    "ListGroupStatus": administration.overview.list_groups,
+                }
+            ),
             "GetBrokerStatus": administration.status.broker_status,
             "GetStoreStatus": administration.status.store_status,
             "ListBrokers": administration.status.list_brokers,
-            "ListTraffic": administration.status.list_traffic,
-            "ListConnections": administration.clients.list_connections,
             "DescribeMessage": administration.messages.describe,
-            "ListDeadLetterQueues": administration.dead_letters.list_queues,
             "ListDeadLetters": administration.dead_letters.list_letters,
             "GetConfiguration": administration.configuration.get,
-            "ListTopicStatus": administration.overview.list_topics,
-            "ListGroupStatus": administration.overview.list_groups,
             "ListDelayedMessages": administration.waiting.list_delayed,
             "ListTransactions": administration.waiting.list_transactions,
             "ListOperations": administration.inventory.list_operations,

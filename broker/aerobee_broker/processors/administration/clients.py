@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final, Protocol
 
+from google.protobuf.message import Message
 from msgspec import Struct
 
 from aerobee_broker.clients.naming import group_name, subscribed_topics, topic_name
@@ -17,9 +18,10 @@ from aerobee_broker.clients.registry import Client, ClientRegistry
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import ClientNotConnectedError, InvalidRequestError
+from aerobee_broker.limits.loop_share import Turns, in_turns
 from aerobee_broker.messages.key_query import find_by_message_id
 from aerobee_broker.messages.message_mapping import to_wire_message
-from aerobee_broker.processors.administration.wire import OK, TURN_COUNT, page_of, resource, timestamp
+from aerobee_broker.processors.administration.wire import LISTING_SIZE_MAX, OK, page_of, resource, timestamp
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import split_light_topic_name
@@ -96,21 +98,28 @@ class ClientAdministration:
     async def list_connections(
         self, request: admin_v1.ListConnectionsRequest, _: Client
     ) -> admin_v1.ListConnectionsResponse:
-        ids = []
-        for number, client in enumerate(self._clients.all()):
+        ids, turns = [], Turns()
+        for client in self._clients.all():
+            await turns.next()
             if (
                 (not request.client_id or client.client_id == request.client_id)
                 and (not request.group or client.group == request.group)
                 and (not request.topic or request.topic in client.topics or request.topic in subscribed_topics(client))
             ):
                 ids.append(client.client_id)
-            if number % TURN_COUNT == TURN_COUNT - 1:
-                await asyncio.sleep(0)
         ids += self._others.ids(request.client_id, request.group, request.topic)
         page, token = page_of(sorted(set(ids)), request.page_size, request.page_token)
-        found = (self._connection(client_id) for client_id in page)
-        shown = [connection for connection in found if connection is not None]
-        return admin_v1.ListConnectionsResponse(status=OK, connections=shown, next_page_token=token)
+        response, size = admin_v1.ListConnectionsResponse(status=OK, next_page_token=token), 0
+        for number, client_id in enumerate(page):
+            await turns.next()
+            connection = self._connection(client_id)
+            if connection is not None:
+                size += connection.ByteSize()
+                if size > LISTING_SIZE_MAX and response.connections:
+                    response.next_page_token = page[number - 1]
+                    break
+                response.connections.append(connection)
+        return response
 
     def _connection(self, client_id: str) -> admin_v1.Connection | None:
         client = self._clients.get(client_id)
@@ -126,18 +135,22 @@ class ClientAdministration:
         connected = self._clients.of_group(group)
         if request.HasField("topic"):
             topic = self._tables.topics.require(topic_name(request.topic, client)).name
-            connected = [each for each in connected if topic in subscribed_topics(each)]
+            connected = [each async for each in in_turns(connected) if topic in subscribed_topics(each)]
         if request.HasField("liteTopic"):
             lite = self._deliveries.lite
             connected = [
                 each
-                for each in connected
+                async for each in in_turns(connected)
                 if any(
                     request.liteTopic in lite.names(parent, group, each.client_id) for parent in subscribed_topics(each)
                 )
             ]
-        found = sorted(connected, key=lambda each: each.client_id)
-        return v2.ListConsumerConnectionResponse(status=OK, client_info=[_client_info(each) for each in found])
+        response, size = v2.ListConsumerConnectionResponse(status=OK), 0
+        async for each in in_turns(sorted(connected, key=lambda each: each.client_id)):
+            info = _client_info(each)
+            size = _counted(size, info, "ListConnections of aerobee.v1.AdminService has pages")
+            response.client_info.append(info)
+        return response
 
     async def consumer_running_info(
         self, request: v2.GetConsumerRunningInfoRequest, client: Client
@@ -164,14 +177,14 @@ class ClientAdministration:
         for subscribed in _subscriptions(found):
             topics.append(subscribed.topic)
             info.subscriptions[subscribed.topic].CopyFrom(subscribed.expression)
-        self._add_queues(info, found, topics)
+        await self._add_queues(info, found, set(topics))
         return v2.GetConsumerRunningInfoResponse(status=OK, consumer_running_info=info)
 
-    def _add_queues(self, info: v2.ConsumerRunningInfo, found: Client, topics: list[str]) -> None:
+    async def _add_queues(self, info: v2.ConsumerRunningInfo, found: Client, topics: set[str]) -> None:
         """Add the queues of these topics, with the messages that the client holds in each."""
         broker = v2.Broker(name=self._config.name)
         assert found.group is not None, "_connected compares it"
-        for status in self._deliveries.status(found.group):
+        async for status in in_turns(self._deliveries.status(found.group)):
             parent, lite_topic = split_light_topic_name(status.topic) or (status.topic, None)
             if parent not in topics or (
                 lite_topic is not None
@@ -250,28 +263,31 @@ class ClientAdministration:
     ) -> v2.ListSubscriptionResponse:
         """Admin.ListSubscription: by group and topic, in order. Lists all without either."""
         topic, group = self._scope(request, client)
-        found = [info async for info, _ in self._infos(topic, group)]
-        return v2.ListSubscriptionResponse(status=OK, subscription_info=found)
+        response, size = v2.ListSubscriptionResponse(status=OK), 0
+        async for info, _ in self._infos(topic, group):
+            size = _counted(size, info, "name a topic or a group")
+            response.subscription_info.append(info)
+        return response
 
     async def describe_subscriptions(
         self, request: v2.DescribeSubscriptionRequest, client: Client
     ) -> v2.DescribeSubscriptionResponse:
         """Admin.DescribeSubscription: the same for connected clients, each with its own expression."""
         topic, group = self._scope(request, client)
-        found = []
+        response, size = v2.DescribeSubscriptionResponse(status=OK), 0
         async for info, clients in self._infos(topic, group):
-            for subscribed in clients:
+            async for subscribed in in_turns(clients):
                 own = v2.SubscriptionInfo()
                 own.CopyFrom(info)
                 own.expression.CopyFrom(subscribed.expression)
                 own.message_model = _message_model(subscribed.client)
                 self._set_updated(own, subscribed.client)
-                found.append(
-                    v2.DescribeSubscriptionResponse.ClientSubscriptionInfo(
-                        client_info=_client_info(subscribed.client), subscription_info=own
-                    )
+                of_client = v2.DescribeSubscriptionResponse.ClientSubscriptionInfo(
+                    client_info=_client_info(subscribed.client), subscription_info=own
                 )
-        return v2.DescribeSubscriptionResponse(status=OK, client_subscription_info=found)
+                size = _counted(size, of_client, "name a topic and a group")
+                response.client_subscription_info.append(of_client)
+        return response
 
     async def delete_subscription(
         self, request: v2.DeleteSubscriptionRequest, client: Client
@@ -282,7 +298,7 @@ class ClientAdministration:
         """
         topic = self._tables.topics.require(topic_name(request.topic, client)).name
         group = self._tables.groups.require(group_name(request.group, client)).name
-        connected = [each for each in self._clients.of_group(group) if _may_read(each, topic)]
+        connected = [each async for each in in_turns(self._clients.of_group(group)) if _may_read(each, topic)]
         if connected:
             raise InvalidRequestError(
                 v2.Code.FORBIDDEN,
@@ -324,27 +340,30 @@ class ClientAdministration:
                 by_group.setdefault(each.group, []).append(each)
         # Includes clients that connected but have not received yet.
         groups = {*by_group, *(config.name for config in self._tables.groups)} if group is None else {group}
-        for number, name in enumerate(sorted(groups)):
-            if number % TURN_COUNT == TURN_COUNT - 1:
-                await asyncio.sleep(0)
+        async for name in in_turns(sorted(groups)):
             if is_system_group(name):
                 continue
             connected = sorted(by_group.get(name, ()), key=lambda client: client.client_id)
             topics = {(split_light_topic_name(each) or (each,))[0] for each in self._tables.offsets.topics_of(name)}
-            topics.update(read for each in connected for read in subscribed_topics(each))
-            consistent = agree(connected)
-            for found in sorted(topics if topic is None else topics & {topic}):
-                subscribed = [said for each in connected for said in _subscriptions(each) if said.topic == found]
-                yield self._info(name, found, connected, subscribed, consistent), subscribed
+            by_topic: dict[str, list[_Subscribed]] = {}
+            async for each in in_turns(connected):
+                async for subscribed in in_turns(_subscriptions(each)):
+                    by_topic.setdefault(subscribed.topic, []).append(subscribed)
+            topics.update(by_topic)
+            consistent = await agree(connected)
+            is_unknown = any(each.settings is None for each in connected)  # such a client may read every topic
+            async for found in in_turns(sorted(topics if topic is None else topics & {topic})):
+                of_topic = by_topic.get(found, [])
+                yield self._info(name, found, of_topic, consistent, online=is_unknown or bool(of_topic)), of_topic
 
     def _info(
-        self, group: str, topic: str, connected: list[Client], subscribed: list[_Subscribed], consistent: bool
+        self, group: str, topic: str, subscribed: list[_Subscribed], consistent: bool, *, online: bool
     ) -> v2.SubscriptionInfo:
         """If clients disagree, the expression is the most recent one."""
         info = v2.SubscriptionInfo(
             group=resource(group),
             topic=resource(topic),
-            online=any(_may_read(each, topic) for each in connected),
+            online=online,
             message_model=v2.MessageModel.CLUSTERING,
             subscription_consistency=consistent,
         )
@@ -413,7 +432,8 @@ def _subscriptions(client: Client) -> Iterator[_Subscribed]:
     """The subscriptions in the client's settings; none without settings."""
     if client.settings is None or client.group is None:
         return
-    for topic, entry in zip(subscribed_topics(client), client.settings.subscription.subscriptions, strict=True):
+    for entry in client.settings.subscription.subscriptions:
+        topic = topic_name(entry.topic, client)
         yield _Subscribed(client, topic, entry.expression if entry.HasField("expression") else _EVERYTHING)
 
 
@@ -422,11 +442,24 @@ def _may_read(client: Client, topic: str) -> bool:
     return client.settings is None or topic in subscribed_topics(client)
 
 
-def agree(connected: list[Client]) -> bool:
+async def agree(connected: list[Client]) -> bool:
     """Whether the clients with known settings have equal subscriptions."""
-    said = {
-        frozenset((each.topic, each.meaning) for each in _subscriptions(client))
-        for client in connected
-        if client.settings is not None
-    }
-    return len(said) <= 1
+    first: frozenset[tuple[str, tuple[int, str]]] | None = None
+    async for client in in_turns(connected):
+        if client.settings is not None:
+            said = frozenset([(each.topic, each.meaning) async for each in in_turns(_subscriptions(client))])
+            if first is None:
+                first = said
+            elif said != first:
+                return False
+    return True
+
+
+def _counted(size: int, part: Message, advice: str) -> int:
+    """The size of an answer with one part more. Raises InvalidRequestError if clients cannot take it."""
+    size += part.ByteSize()
+    if size > LISTING_SIZE_MAX:
+        raise InvalidRequestError(
+            v2.Code.BAD_REQUEST, f"the answer is larger than {LISTING_SIZE_MAX >> 20} MiB; {advice}"
+        )
+    return size

@@ -12,11 +12,12 @@ from aerobee_broker.clients.registry import Client, ClientRegistry
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.receive.lite import LITE_QUEUE_ID
 from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.limits.loop_share import in_turns
 from aerobee_broker.messages.message_mapping import timestamp_ms
 from aerobee_broker.messages.validation import check_lite_topic
 from aerobee_broker.processors.administration.accumulation import Accumulation
 from aerobee_broker.processors.administration.clients import connection_to_wire
-from aerobee_broker.processors.administration.wire import OK, group_to_wire, page_of
+from aerobee_broker.processors.administration.wire import LISTING_SIZE_MAX, OK, group_to_wire, page_of
 from aerobee_broker.tables.consumer_groups import (
     CustomizedRetry,
     ExponentialRetry,
@@ -110,15 +111,15 @@ class GroupAdministration:
     async def describe_group(self, request: admin_v1.DescribeGroupRequest, _: Client) -> admin_v1.DescribeGroupResponse:
         group = self._tables.groups.require(request.name)
         queues, topics = await self._accumulation.of_group(group.name, self._timer.stats.pending)
-        return admin_v1.DescribeGroupResponse(
-            status=OK,
-            group=group_to_wire(group),
-            queues=queues,
-            topics=topics,
-            clients=[
-                connection_to_wire(client, self._clients, self._clock) for client in self._clients.of_group(group.name)
-            ],
-        )
+        response = admin_v1.DescribeGroupResponse(status=OK, group=group_to_wire(group), queues=queues, topics=topics)
+        size = 0
+        async for client in in_turns(self._clients.of_group(group.name)):
+            connection = connection_to_wire(client, self._clients, self._clock)
+            size += connection.ByteSize()
+            if size > LISTING_SIZE_MAX:
+                break
+            response.clients.append(connection)
+        return response
 
     # --- Other offsets ----------------------------------------------------------------------------------------
 

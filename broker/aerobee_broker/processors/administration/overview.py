@@ -108,14 +108,13 @@ class Overview:
         for client in self._clients.all():
             if client.group is not None:
                 connected.setdefault(client.group, []).append(client)
-        statuses: dict[str, admin_v1.GroupStatus | None] = {}
 
         def status(name: str) -> admin_v1.GroupStatus | None:
-            if name not in statuses:
-                statuses[name] = self._group(name, traffic, connected.get(name, []))
-            return statuses[name]
+            return self._group(name, traffic, connected.get(name, []))
 
         page, token = await self._page(names, _group_key(request.order, status), status, request)
+        for found in page:
+            found.subscriptions_differ = not await agree(connected.get(found.group.name, []))
         return admin_v1.ListGroupStatusResponse(status=OK, groups=page, next_page_token=token, total_count=len(names))
 
     async def _page(
@@ -230,7 +229,6 @@ class Overview:
             client_count=len(connected) + self._others.count(name),
             topic_count=sum(1 for topic in topics if not is_own_topic(topic)),
             dead_letter_count=max(high - low, 0) - self._deleted_letters.count(name, low, high),
-            subscriptions_differ=not agree(connected),
         )
         if total.oldest_ms is not None:
             status.oldest_timestamp.CopyFrom(timestamp(total.oldest_ms))

@@ -12,6 +12,7 @@ from aerobee_broker.clients.registry import Client, ClientRegistry
 from aerobee_broker.config import Settings
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.limits.loop_share import in_turns
 from aerobee_broker.messages.admission import ACCEPTED_TYPES
 from aerobee_broker.processors.administration.wire import (
     OK,
@@ -147,11 +148,9 @@ class TopicAdministration:
                 queue.last_store_timestamp.CopyFrom(timestamp(stored))
             queues.append(queue)
         groups = set(self._tables.offsets.groups_of(topic.name))
-        groups.update(
-            client.group
-            for client in self._clients.all()
-            if client.group is not None and topic.name in subscribed_topics(client)
-        )
+        async for client in in_turns(self._clients.all()):
+            if client.group is not None and topic.name in subscribed_topics(client):
+                groups.add(client.group)
         shown = sorted(group for group in groups if not is_system_group(group))
         return admin_v1.DescribeTopicResponse(status=OK, topic=topic_to_wire(topic), queues=queues, groups=shown)
 

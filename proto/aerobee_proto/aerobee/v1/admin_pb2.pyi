@@ -904,7 +904,7 @@ class DescribeGroupResponse(_message.Message):
 
     @_builtins.property
     def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___Connection]:
-        """Connected now."""
+        """Connected now, those of the first 4 MiB; ListConnections has all."""
 
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupTopicStatus]:
