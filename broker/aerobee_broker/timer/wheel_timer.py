@@ -314,7 +314,7 @@ class Timer:
                 looked += 1
                 if looked >= _COPIES_MAX:
                     break
-        if not found:
+        if not found or await self._was_delivered(topic, message_id, deliver_ms):
             raise MessageNotPendingError(f"no delayed message {message_id!r} is waiting for topic {topic!r}")
         now_ms = self._check_not_over(topic, message_id, deliver_ms)  # the search may have taken a while
         properties = {
@@ -330,6 +330,18 @@ class Timer:
         # In the same step: it will not be delivered from now on, even if the recall is not enqueued in time.
         self._state.recalls.add(topic, message_id, max(self._state.floor(deliver_ms - 1), self._state.slot_ms))
         await self._store.wait_stored(place.end)
+
+    async def _was_delivered(self, topic: str, message_id: str, deliver_ms: int) -> bool:
+        """Whether the message is in its topic, although it is not due: the clock went back since then. What was stored
+        at its time or later is in the future, so the index has nothing of that time otherwise."""
+        found = newest_with_key(self._store, self._loop_share, topic, message_id, begin=deliver_ms)
+        async with aclosing(found) as records:
+            async for record in records:
+                values = record.properties
+                is_of_it = record.unique_key == message_id and values.get(p.TIMER_DELIVER_MS) == str(deliver_ms)
+                if is_of_it and p.TIMER_DEQUEUE_MS in values:
+                    return True
+        return False
 
     def _check_not_over(self, topic: str, message_id: str, deliver_ms: int) -> int:
         """The delivery time. Raises MessageNotPendingError if the message was recalled or is due."""

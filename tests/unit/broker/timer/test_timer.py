@@ -498,6 +498,27 @@ async def test_delivered_message_is_not_recalled_after_the_clock_went_back(
     assert await recall(harness, "b", later)
 
 
+@pytest.mark.parametrize("crash", [False, True])
+async def test_it_is_not_recalled_after_later_starts_either(start: Start, crash: bool) -> None:
+    """The files of the timer were made again, without the delivered message, and the slots after that are done."""
+    harness = await start()
+    due = await harness.send("a", 60)
+    await harness.advance(61)
+    assert harness.bodies() == ["a"]
+    harness.clock.advance(-3600)
+    for _ in range(3):
+        if crash:
+            harness = await harness.next_life(harness.disk.kill())
+        else:
+            await harness.stop()
+            harness = await harness.next_life(harness.disk)
+        await harness.advance(120)
+        await harness.save()
+    assert not await recall(harness, "a", due)
+    later = await harness.send("b", 60)
+    assert await recall(harness, "b", later)
+
+
 async def test_a_slot_is_not_done_before_its_messages_are_durable() -> None:
     """After a power cut with async flush, the message is due again or already in the log."""
     store = replace(STORE, flush="async", flush_interval_seconds=3600.0)
