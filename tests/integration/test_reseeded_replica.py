@@ -131,6 +131,26 @@ async def test_it_copies_the_log_again_and_can_be_promoted(tmp_path: Path) -> No
         assert await _queue_range(b, "Expired") == (2, 3), "readers have the offsets before"
 
 
+async def test_what_was_deleted_stays_deleted_in_the_new_copy(tmp_path: Path) -> None:
+    """The master dies when the copies are exchanged, so nobody can tell the replica afterwards."""
+    async with _pair(tmp_path) as pair:
+        a, b = pair.master, pair.replica
+        await a.start()
+        assert await a.send(b"deleted", "Again") == Answer.SUCCESS
+        client = await a.connect()
+        assert (await client.call(Request.DELETE_TOPIC_IN_BROKER, {"topic": "Again"})).code == Answer.SUCCESS
+        await client.close()
+        assert await a.send(b"made again", "Again") == Answer.SUCCESS
+        await b.start()
+        while "replaces the old one" not in b.log:  # noqa: ASYNC110 - it happens in another process
+            await asyncio.sleep(0.001)
+        await b.kill()
+        await a.kill()
+        await b.start()
+        await b.promote("--force")
+        assert await b.bodies("Again") == [b"made again"]
+
+
 async def test_an_incomplete_copy_survives_every_end(tmp_path: Path) -> None:
     """The replica is killed, and then the master; the old messages stay, and nothing is called 0 bytes behind."""
     async with _pair(tmp_path) as pair:

@@ -23,6 +23,7 @@ A promoted replica creates such topics again (`restore_topics`).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -51,6 +52,7 @@ _log = logging.getLogger(__name__)
 TABLES_FILE: Final = "replicationTables"
 """A file in the store of a replica that has copied all tables of its master at least once."""
 _ANSWER_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 0.05
 _NO_LOG: Final = 1 << 62  # the master's timer log is not copied; the wheel is rebuilt from the topic
 _NO_MODES: Final[dict[str, object]] = {"messageRequestModeMap": {}}
 
@@ -90,6 +92,7 @@ class Metadata:
             str, DeletedTopic
         ] = {}  # of the master, not done here because the log does not reach there
         self._deletions_heard: tuple[Connection, MessageStore, int] | None = None  # up to which place in the log
+        self._deletions_followed: tuple[MessageStore, int] = store, -1  # up to which place in the log
 
     async def copy(self, master: Connection) -> None:
         """Request all tables, apply and save changes. Raises BrokerError, TimeoutError and OSError."""
@@ -168,8 +171,8 @@ class Metadata:
 
     async def _asked_topics(self, master: Connection) -> dict[str, object]:
         """The master's topics; notes the deletions that come with them."""
-        heard, after = self._deletions_heard, 0
-        if heard is not None and heard[:2] == (master, self.followed):
+        heard, followed, after = self._deletions_heard, self.followed, 0
+        if heard is not None and heard[:2] == (master, followed):
             after = heard[2]
         else:
             self._deletions.clear()  # they may be those of another log
@@ -182,15 +185,23 @@ class Metadata:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise BrokerError(f"the master answered with deletions that cannot be read: {error!r}") from error
         self._deletions |= new
-        self._deletions_heard = master, self.followed, max((after, *(each.physical_offset for each in new.values())))
+        self._deletions_heard = master, followed, max((after, *(each.physical_offset for each in new.values())))
         return content
 
     async def follow_deletions(self) -> None:
         """Delete what the master is known to have deleted, as far as the log reaches."""
+        followed, dispatched = self.followed, self.followed.positions[3]
         try:
-            self._deletions = await self.followed.follow_deletions(self._deletions)
+            self._deletions = await followed.follow_deletions(self._deletions)
+            if self._deletions_heard is not None and self._deletions_heard[1] is followed:
+                self._deletions_followed = followed, dispatched
         except SyncTimeoutError as error:
             _log.warning("queues of deleted topics not removed, retried later cause=%s", error)
+
+    async def deletions_followed(self, copy: MessageStore, end: int) -> None:
+        """Return once nothing is left in this copy of the log of what its master had deleted before `end`."""
+        while self._deletions_followed[0] is not copy or self._deletions_followed[1] < end:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def _copy_checkpoint(self, master: Connection) -> None:
         """A master without a timer refuses, or answers zeros."""

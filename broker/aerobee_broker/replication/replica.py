@@ -437,7 +437,7 @@ class ReplicaBroker:
         """Fill the new copy up to this physical offset. Raises as `_follow`."""
         self._metadata.followed = copy
         following = asyncio.create_task(self._follow(master, copy, epochs, is_learner=True), name="new-copy-follower")
-        complete = asyncio.create_task(new_copy.reached(copy, end), name="new-copy-complete")
+        complete = asyncio.create_task(self._complete(copy, end), name="new-copy-complete")
         try:
             await asyncio.wait((following, complete), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -447,6 +447,12 @@ class ReplicaBroker:
             await asyncio.wait((following, complete))
         if complete.cancelled():
             following.result()
+
+    async def _complete(self, copy: MessageStore, end: int) -> None:
+        """Return once the new copy has everything up to this physical offset, and nothing that was deleted: the old
+        copy's record of deletions goes with it, and the master may not be there any more to tell."""
+        await new_copy.reached(copy, end)
+        await self._metadata.deletions_followed(copy, end)
 
     async def _discard_copy(self) -> None:
         """Remove the new copy, if there is one: it is not needed, or cannot be continued."""
