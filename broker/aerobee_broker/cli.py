@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
-from typing import Final
+from typing import Any, Final, NoReturn
 
 from aerobee_broker.commands.terminal import contexts
 from aerobee_broker.commands.terminal.options import CommandError, HelpFormatter, add_debug, complete_advice
@@ -31,6 +32,7 @@ _MODULES: Final = {
 }
 _WITHOUT_CONTEXT: Final = ("serve", "namesrv", "store", "context", "version")
 """Commands that use no broker, or whose environment has another meaning."""
+_CHOICE: Final = re.compile(r"(?<=invalid choice: )'([^']*)' \(choose from (.*)\)")
 _EXAMPLES = """\
 examples:
   aerobee serve --dev                       start a development broker on 127.0.0.1:8081
@@ -49,7 +51,7 @@ examples:
 
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """The parser of the whole command line, or of one command alone, which takes a fifth of the time."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="aerobee",
         description="A durable message broker that speaks RocketMQ 5's protocol and keeps RocketMQ's store.",
         epilog=_EXAMPLES,
@@ -61,6 +63,33 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     for module in dict.fromkeys(_MODULES.values()) if command is None else (_MODULES[command],):
         import_module(f"aerobee_broker.commands.{module}").add_parser(commands)
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Names the word that was probably meant. argparse makes the parsers of commands of the same class."""
+
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Nothing is left over by the parser of a command, whose usage then helps; that of the whole has no options."""
+        parsed, rest = super().parse_known_args(args, namespace)
+        if rest and self._subparsers is None:
+            known = [name for name in self._option_string_actions if name.startswith("--")]
+            meant = _similar(rest[0].partition("=")[0], known)
+            hint = f"did you mean {meant}?" if meant else f"`{self.prog} --help` shows what it takes"
+            self.error(f"unrecognized arguments: {' '.join(rest)}; {hint}")
+        return parsed, rest
+
+    def error(self, message: str) -> NoReturn:
+        choice = _CHOICE.search(message)
+        if choice and (meant := _similar(choice[1], re.findall(r"[\w.-]+", choice[2]))):
+            message = f"{message[: choice.start()]}{choice[1]!r}; did you mean {meant}?"
+        super().error(message)
+
+
+def _similar(word: str, known: Sequence[str]) -> str:
+    """The known words that are alike; empty if there are none."""
+    from difflib import get_close_matches
+
+    return " or ".join(get_close_matches(word, known, n=2, cutoff=0.7))
 
 
 class _PrintVersion(argparse.Action):
@@ -83,10 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except CommandError as error:
             print(f"aerobee: {error}", file=sys.stderr)
             return error.exit_code
-    parser = build_parser(command)
-    parsed, rest = parser.parse_known_args(arguments)
-    if rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}; `aerobee COMMAND --help` shows what a command takes")
+    parsed = build_parser(command).parse_args(arguments)
     parsed.command_names, parsed.build_parser = list(_MODULES), build_parser  # for completion
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a damaged store contains text that no terminal can show
@@ -108,7 +134,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         line = complete_advice(" ".join(error_line(error).split()), parsed)
         print(f"aerobee: {line}", file=sys.stderr)
-        return error.exit_code if isinstance(error, CommandError) else 1
+        return _exit_code(error)
+
+
+def _exit_code(error: Exception) -> int:
+    from aerobee_client import NotFoundError
+
+    if isinstance(error, CommandError):
+        return error.exit_code
+    return 3 if any(isinstance(cause, NotFoundError) for cause in _leaves(error)) else 1
 
 
 def error_line(error: Exception) -> str:

@@ -550,7 +550,11 @@ class Admin:
             request.page_size = 0 if left is None else min(left, _STATUS_PAGE_COUNT)
             page = await self.browse_page(request)
             if page.bodies_hidden:
-                raise ForbiddenError(v2.Code.FORBIDDEN, f"this account may not read the bodies of topic {topic!r}")
+                raise ForbiddenError(
+                    v2.Code.FORBIDDEN,
+                    f"this account may not read the bodies of topic {topic!r}; "
+                    "ask an operator to add the name to its consume",
+                )
             for found in page.messages:
                 yield stored_message(found.message)
             if left is not None:

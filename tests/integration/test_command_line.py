@@ -48,7 +48,7 @@ class TestTopicsAndGroups:
         assert shell.json("topic", "update", "orders", "--queues", "5")["readQueueCount"] == 5
         assert "deleted" in shell.text("topic", "delete", "orders")
         assert "orders" not in [topic["name"] for topic in shell.json("topic", "list")]
-        assert "aerobee topic create orders" in shell.error("topic", "describe", "orders")
+        assert "aerobee topic create orders" in shell.error("topic", "describe", "orders", code=3)
 
     def test_a_group_from_creation_to_deletion(self, shell: Shell) -> None:
         """The same for a consumer group."""
@@ -60,7 +60,7 @@ class TestTopicsAndGroups:
         assert shell.json("group", "describe", "billing")["group"]["maxAttempts"] == 5
         shell.text("group", "delete", "billing")
         assert "billing" not in [group["name"] for group in shell.json("group", "list")]
-        assert "does not exist" in shell.error("group", "describe", "billing")
+        assert "does not exist" in shell.error("group", "describe", "billing", code=3)
 
     def test_an_invalid_name(self, shell: Shell) -> None:
         """The error includes the broker's reason."""
@@ -180,7 +180,7 @@ class TestMessages:
 
     def test_an_unknown_topic(self, shell: Shell) -> None:
         """A query does not create topics; the error says how to create one."""
-        assert "aerobee topic create absent" in shell.error("query", "absent", "--key", "k")
+        assert "aerobee topic create absent" in shell.error("query", "absent", "--key", "k", code=3)
 
     def test_refusals_of_the_broker_are_printed(self, shell: Shell) -> None:
         """An empty body violates the protocol; the error names the rule."""

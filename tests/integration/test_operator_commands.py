@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from aerobee_broker.commands.terminal import output
 from aerobee_client import Message, connect
 from aerobee_client.testing import BrokerProcess
 from tests.support.shell import Shell
@@ -79,7 +80,7 @@ class TestGroups:
         assert (listed["lag"], listed["inflight"], listed["ready"]) == (5, 2, 3)
         assert "lagging" in shell.text("group", "lag", "slow")
         assert "slow" in shell.text("group", "lag")
-        assert "aerobee group create absent" in shell.error("group", "lag", "absent")
+        assert "aerobee group create absent" in shell.error("group", "lag", "absent", code=3)
         backlog = shell.lines("query", "lagging", "--backlog", "slow")
         assert [each["queueOffset"] for each in backlog] == [0, 1, 2, 3, 4]
         assert shell.lines("query", "lagging", "--backlog", "slow", "--end", "1h") == []
@@ -144,10 +145,10 @@ class TestClientsAndSubscriptions:
         shell.text("subscription", "delete", "watched", "watchers")
         assert shell.json("subscription", "list", "--group", "watchers") == []
         assert "client list" in shell.error("client", "describe", client_id, code=3)
-        assert "client list" in shell.error("client", "stacks", client_id)
+        assert "client list" in shell.error("client", "stacks", client_id, code=3)
         verify = ("--group", "watchers", "--topic", "watched", "--id", "x")
-        assert "client list" in shell.error("client", "verify", client_id, *verify)
-        assert "client list" in shell.error("client", "reconnect", client_id)
+        assert "client list" in shell.error("client", "verify", client_id, *verify, code=3)
+        assert "client list" in shell.error("client", "reconnect", client_id, code=3)
 
 
 class TestDeadLetters:
@@ -205,7 +206,7 @@ class TestMessages:
         (found,) = shell.lines("query", "told", "--id", later["messageId"], "--timeline")
         assert [event["kind"] for event in found["events"]] == ["BORN", "DELAYED"]
         assert "delayed" in shell.text("query", "told", "--id", later["messageId"], "--timeline")
-        assert "no message" in shell.error("query", "told", "--id", "absent", "--timeline")
+        assert "no message" in shell.error("query", "told", "--id", "absent", "--timeline", code=3)
         assert "no such message" in shell.error("query", "told", "--key", "absent", "--timeline", code=3)
 
     def test_receive_with_an_sql_condition(self, shell: Shell) -> None:
@@ -255,11 +256,23 @@ class TestBroker:
         assert source("store.retention_hours") == ("24", "saved")
         assert "retention_hours" in shell.text("config", "show", "--changed")
         assert "cannot change while the broker runs" in shell.error("config", "set", "store.flush=async")
-        assert "config show" in shell.error("config", "show", "nonsense")
+        assert "config show" in shell.error("config", "show", "nonsense", code=3)
         shell.text("config", "unset", "store.retention_hours")
         assert source("store.retention_hours") == ("72", "default")
         assert "DEBUG" in shell.text("config", "log-level", "debug")
         assert "INFO" in shell.json("config", "log-level", "info")["remark"]
+
+    @pytest.mark.parametrize("width", [80, 120])
+    def test_every_setting_is_one_line(self, shell: Shell, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Long values are cut, and columns left out, before 150 settings become blocks of lines."""
+        monkeypatch.setattr(output, "terminal_width", lambda: width)
+        code, out, _ = shell.run("config", "show")  # a note says which columns are left out
+        lines = out.splitlines()
+        assert code == 0
+        assert len(lines) == 2 + len(shell.json("config", "show"))
+        assert max(map(len, lines)) <= width
+        assert lines[0].split()[:2] == ["setting", "value"]
+        assert "source" in lines[0]
 
 
 class TestWaitingMessages:

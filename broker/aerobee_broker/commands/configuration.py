@@ -129,7 +129,8 @@ def _print(arguments: argparse.Namespace, settings: list[admin_v1.Setting]) -> i
             for setting in settings
         ),
         empty="all settings are at their defaults",
-        least=("at run time", "default"),
+        cut=("default", "value"),
+        least=("at run time", "default", "unit"),
     )
     return 0
 

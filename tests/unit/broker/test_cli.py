@@ -177,10 +177,33 @@ class TestUsage:
         assert captured.out == ""
         assert "Traceback" not in captured.err
 
-    def test_an_unknown_option_refers_to_the_help(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """The error names the option and refers to the help."""
-        assert exit_code("store", "dump", "dir", "--odd") == 2
-        assert "unrecognized arguments: --odd; `aerobee COMMAND --help` shows" in capsys.readouterr().err
+    @pytest.mark.parametrize(
+        ("arguments", "error"),
+        [
+            (
+                "store dump dir --odd",
+                "aerobee store dump: error: unrecognized arguments: --odd; `aerobee store dump --help` shows",
+            ),
+            (
+                "serve --listen-grpc x:1",
+                "serve: error: unrecognized arguments: --listen-grpc x:1; did you mean --listen-replicas or --listen?",
+            ),
+            (
+                "send orders x --tga=paid",
+                "aerobee send: error: unrecognized arguments: --tga=paid; did you mean --tag?",
+            ),
+            ("receivve orders", "aerobee: error: argument COMMAND: invalid choice: 'receivve'; did you mean receive?"),
+            ("topic lisst", "aerobee topic: error: argument COMMAND: invalid choice: 'lisst'; did you mean list?"),
+            ("serve --flush asyncc", "argument --flush: invalid choice: 'asyncc'; did you mean async or sync?"),
+            ("topic xyz", "invalid choice: 'xyz' (choose from"),
+        ],
+    )
+    def test_an_unknown_word_refers_to_the_one_that_was_meant(
+        self, arguments: str, error: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Else to the help of the command, or to all choices."""
+        assert exit_code(*arguments.split()) == 2
+        assert error in capsys.readouterr().err
 
     def test_the_endpoint_comes_from_the_environment(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: str

@@ -92,7 +92,7 @@ def test_advice_names_the_broker(
     """The advice in an error works when copied: it creates the topic on the same broker."""
     monkeypatch.delenv("AEROBEE_ENDPOINT", raising=False)
     with run_broker(tmp_path, []) as broker:
-        assert main(["send", "orders", "hello", "--endpoint", broker.endpoint]) == 1
+        assert main(["send", "orders", "hello", "--endpoint", broker.endpoint]) == 3
         advised = capsys.readouterr().err.partition("with: ")[2].partition(" (")[0]
         assert advised == f"aerobee topic create orders --endpoint {broker.endpoint}"
         assert main(shlex.split(advised)[1:]) == 0

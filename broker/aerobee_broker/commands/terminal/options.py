@@ -240,11 +240,15 @@ async def _not_found(client: Client, error: NotFoundError) -> Exception:
             names = [group.name for group in await client.admin.list_groups()]
     except ClientError:  # one who may not see the names
         return error
-    similar = get_close_matches(named[2], names, n=3, cutoff=0.6)
-    if not similar:
+    if not names:
         return error
-    meant = " or ".join(map(repr, similar))
-    return CommandError(f"{named[1]} {named[2]!r} does not exist; did you mean {meant}?")
+    kind, name = named.groups()
+    similar = get_close_matches(name, names, n=3, cutoff=0.6)
+    if similar:
+        hint = f"did you mean {' or '.join(map(repr, similar))}?"
+    else:
+        hint = f"list all with: aerobee {kind} list; or create it with: aerobee {kind} create {name}"
+    return CommandError(f"{kind} {name!r} does not exist; {hint}", exit_code=3)
 
 
 def _credentials(arguments: argparse.Namespace) -> Credentials | None:
