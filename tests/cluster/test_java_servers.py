@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from pathlib import Path
@@ -9,9 +10,13 @@ from typing import Final
 
 import pytest
 
+from aerobee_broker.config import Address
+from aerobee_broker.remoting_wire.codes import Answer, Request
 from tests.cluster.conftest import MARKS, serve
 from tests.cluster.java_program import Release, java_server, prepare_servers
 from tests.support.name_server import our_name_server
+from tests.support.remoting_client import RemotingClient
+from tests.support.replicating import eventually
 
 pytestmark = MARKS
 
@@ -41,6 +46,18 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+async def _has_a_route(name_server: str, topic: str) -> None:
+    """Wait until a name server knows a broker with this topic."""
+    client = await RemotingClient.connect(Address.parse(name_server))
+
+    async def has_one() -> bool:
+        answer = await client.call(Request.GET_ROUTE_INFO_BY_TOPIC, {"topic": topic})
+        return answer.code == Answer.SUCCESS
+
+    await eventually(has_one)
+    await client.close()
 
 
 def _admin(release: Release, home: Path, address: str, *lines: str) -> str:
@@ -85,8 +102,9 @@ def test_a_java_broker_registers_with_our_name_server(release: Release, servers:
             "maxIndexNum": 4000,
         }
         with java_server(servers, tmp_path / "broker", _BROKER, settings):
-            done = release.run(tmp_path / "home", "RemotingStories", address, "push")
-            assert "ok push" in done.stdout, done.stdout[-2000:] + done.stderr[-3000:]
+            asyncio.run(_has_a_route(address, "TBW102"))  # release 5 is ready before its registration is
+            done = release.run(tmp_path / "home", "RemotingStories", address, "send")
+            assert "ok send" in done.stdout, done.stdout[-2000:] + done.stderr[-3000:]
             printed = _admin(release, tmp_path / "admin", address, "clusterList", "topicList")
             assert f"127.0.0.1:{port}" in printed
-            assert "JavaPush" in printed
+            assert "JavaSend" in printed
