@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -72,10 +73,41 @@ def submitted(store: str) -> Any:
         spark.stop()
 
 
+def keep(master: str, endpoint: str, directory: str, me: str, other: str) -> Any:
+    """One of two jobs on a cluster that keep the same tables at once. A conflict ends a run, and another follows.
+
+    Returns how many runs of each table ended with a conflict.
+    """
+    from aerobee_pipeline import local_session
+    from aerobee_pipeline.jobs import TableOptions, keep_table
+    from aerobee_pipeline.tables.table import TableConflictError
+    from tests.spark.cluster import wait_for
+    from tests.spark.follow_topic import SETTINGS
+
+    settings = {**SETTINGS, "spark.cores.max": "1", "spark.executor.cores": "1"}
+    spark = local_session("keep", master=master, settings=settings)
+    conflicts = dict.fromkeys(("delta", "iceberg"), 0)
+    try:
+        for kind in conflicts:
+            table = TableOptions(to=kind, warehouse=f"{directory}/lake", rows_per_commit=20)
+            (Path(directory) / f"{kind}-{me}").touch()
+            wait_for((Path(directory) / f"{kind}-{other}").exists, "the other job")
+            while True:
+                try:
+                    keep_table(spark, {"endpoint": endpoint}, "original", table)
+                    break
+                except TableConflictError:
+                    conflicts[kind] += 1
+        return conflicts
+    finally:
+        spark.stop()
+
+
 if __name__ == "__main__":
     programs: dict[str, Callable[..., Any]] = {
         "count": count,
         "connect": connect,
+        "keep": keep,
         "submitted": submitted,
     }
     print("result " + json.dumps(programs[sys.argv[1]](*sys.argv[2:])), flush=True)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ import pytest
 
 import aerobee_pipeline
 from aerobee_client.testing import run_broker
+from aerobee_pipeline.tables.formats import open_table
+from aerobee_pipeline.tables.warehouse import Warehouse
 from tests.spark.cluster import SECONDS, connect_server, environment, spark_class
 from tests.spark.stores import orders, write
+from tests.spark.test_broker_source import send
 
 HERE = Path(__file__).parents[2]
 COUNT = 60
@@ -32,7 +36,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(command: list[str], **variables: str) -> dict[str, Any]:
     """The result that a program printed."""
     done = subprocess.run(
-        command, env={**environment(), **variables}, cwd=HERE, capture_output=True, text=True, timeout=SECONDS * 2
+        command, env={**environment(), **variables}, cwd=HERE, capture_output=True, text=True, timeout=SECONDS * 4
     )
     found = re.search(r"^result (.*)$", done.stdout, re.MULTILINE)
     assert found is not None, (done.stdout[-2000:], done.stderr[-4000:])
@@ -92,3 +96,20 @@ def test_submitted_to_a_cluster(store: Path, master: str, tmp_path: Path) -> Non
     assert (found["master"], found["count"], found["audit"]) == (master, COUNT, 0)
     assert all("aerobee.zip" in path for path in found["packages"])
     assert str(aerobee_pipeline.__file__) not in found["packages"]
+
+
+@pytest.mark.timeout(1200)
+def test_two_jobs_keep_one_table_on_a_cluster(master: str, tmp_path: Path) -> None:
+    """Both begin at once, with no table yet, and want every commit: each message is in the table once."""
+    (tmp_path / "broker").mkdir()
+    with run_broker(tmp_path / "broker") as broker:
+        send(broker, "original", 80)
+        orders_of_names = (("one", "other"), ("other", "one"))
+        with ThreadPoolExecutor() as pool:
+            jobs = [pool.submit(run, program("keep", master, broker.endpoint, tmp_path, *n)) for n in orders_of_names]
+            conflicts = [job.result() for job in jobs]
+    print("runs that ended with a conflict:", conflicts)
+    for kind in ("delta", "iceberg"):
+        table: Any = open_table(kind, Warehouse.of(str(tmp_path / "lake")), "original")
+        rows = table._table.to_pyarrow_table() if kind == "delta" else table._table.scan().to_arrow()
+        assert sorted(int(body.split()[1]) for body in rows["body"].to_pylist()) == list(range(80)), kind
