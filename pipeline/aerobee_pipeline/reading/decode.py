@@ -275,6 +275,10 @@ def gather(buffer: pa.Buffer, start: Rows, end: Rows, rows: Rows | None = None) 
     return values.take(index if isinstance(index, pa.Array) else pa.array(index))
 
 
+def _joined(buffer: memoryview, start: Rows, end: Rows) -> pa.Buffer:
+    return gather(pa.py_buffer(buffer), start, end).buffers()[2].slice(0, int((end - start).sum()))
+
+
 def text(values: pa.Array) -> pa.Array:
     """Binary values as strings. Bytes that are not UTF-8 become U+FFFD, as in every RocketMQ reader."""
     try:
@@ -303,6 +307,7 @@ def _times(column: npt.NDArray[Any], rows: Rows | None) -> pa.Array:
 
 
 def _property(batch: RecordBatch, rows: Rows | None, name: str) -> pa.Array:
+    batch.keep_properties(_joined)
     source, having, start, end = batch.property_places(name)
     if len(having) == len(batch) and rows is None:
         return text(gather(pa.py_buffer(source), start, end))
@@ -312,6 +317,7 @@ def _property(batch: RecordBatch, rows: Rows | None, name: str) -> pa.Array:
 
 
 def _property_map(batch: RecordBatch, rows: Rows | None) -> pa.Array:
+    batch.keep_properties(_joined)
     source, owner, name_start, name_end, value_start, value_end = batch.all_property_places()
     buffer = pa.py_buffer(source)
     names = text(gather(buffer, name_start, name_end)).dictionary_encode()

@@ -65,6 +65,15 @@ class PropertyPairs:
         self._take(_CLOSE.join(strings), size)
 
     @classmethod
+    def gathered(cls, joined: ReadableBuffer, size: Integers) -> PropertyPairs:
+        """The same for strings that are joined already, each with one byte before it, whatever it is."""
+        data = np.frombuffer(bytearray(b"".join((_PADDING, joined, _CLOSE))), np.uint8)
+        data[len(_PADDING) + np.cumsum(size + 1) - (size + 1)] = _PROPERTY_SEPARATOR
+        pairs = cls.__new__(cls)
+        pairs._take(bytes(data), size)
+        return pairs
+
+    @classmethod
     def of_one_size(cls, buffer: memoryview, start: int, stride: int, size: Integers) -> PropertyPairs:
         """The same for strings of one size, at least one, that begin every `stride` bytes: one copy."""
         count, width = len(size), int(size[0])

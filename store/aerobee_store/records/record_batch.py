@@ -10,7 +10,7 @@ record_columns.py finds the records, property_pairs.py reads their properties.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -46,6 +46,8 @@ _HOST_V4_SIZE: Final = 8
 _HOST_V4: Final = np.dtype("V8")
 _HOST_V6: Final = np.dtype("V20")
 _RECONSUME_TIMES_BEFORE_BODY: Final = 16  # four bytes; then prepared_transaction_offset and body_size
+Gather = Callable[[memoryview, Integers, Integers], ReadableBuffer]
+"""The ranges [start, end) of a buffer, in order and without overlap, one after another."""
 # Flags of records that are in no queue, or have another layout.
 _UNUSUAL_FLAGS: Final = (
     record_codec.SYS_FLAG_PREPARED | record_codec.SYS_FLAG_BORN_HOST_V6 | record_codec.SYS_FLAG_STORE_HOST_V6
@@ -339,9 +341,18 @@ class RecordBatch:
         hashes[hashes == 1 << 31] = 0
         return record, hashes
 
-    def keep_properties(self) -> None:
-        """Copy the property strings, so that tags and keys can still be read after the buffer is reused."""
-        self._property_pairs()
+    def keep_properties(self, gather: Gather | None = None) -> None:
+        """Copy the property strings, so that tags and keys can still be read after the buffer is reused.
+
+        `gather`: a faster way to join many ranges than slices of the buffer.
+        """
+        if gather is None or self._pairs is not None or self._same_layout or not len(self):
+            self._property_pairs()
+            return
+        start = self.properties_start
+        joined = gather(self.buffer, start - 1, start + self.properties_size)  # the byte before each is not used
+        object.__setattr__(self, "_pairs", PropertyPairs.gathered(joined, self.properties_size))
+        object.__setattr__(self, "_source", None)
 
     def properties_contain(self, part: bytes) -> bool:
         """Whether these bytes occur anywhere in the property strings: one fast search in all of them."""

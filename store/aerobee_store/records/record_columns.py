@@ -15,7 +15,7 @@ import struct
 from array import array
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any, Final
 
 import numpy as np
@@ -121,13 +121,14 @@ def find_starts(
             run = 0
     positions: list[int] = []
     append = positions.append
-    while position <= last and left > 0:
+    for _ in repeat(None, left):  # faster than counting
+        if position > last:
+            break
         (size,) = size_at(view, position)
-        if not size_min <= size <= size_max:
+        if size < size_min or size > size_max:
             break
         append(position)
         position += size
-        left -= 1
     if position > end:
         position = positions.pop()  # the record ends after the available bytes
     uniform = np.arange(start, start + run * stride, stride or 1, dtype=np.int64)

@@ -442,6 +442,27 @@ def test_positions_of_properties() -> None:
     assert pairs == [(0, b"a", b"b"), (0, b"KEYS", b"k\x01l"), (0, b"a", b"c"), (2, b"KEYS", b"m")]
 
 
+def test_properties_that_a_caller_gathers() -> None:
+    """They are the same, byte for byte, as those that the batch copies itself."""
+    texts = (b"TAGS\x01a\x02", b"", b"KEYS\x01k\x01l\x02UNIQ_KEY\x01u", b"\x02x\x01y", b"TAGS\x01" + b"x" * 3000)
+    log = log_of([raw(text) for text in texts])
+    calls: list[int] = []
+
+    def gather(buffer: memoryview, start: Any, end: Any) -> bytes:
+        calls.append(len(start))
+        return b"".join(buffer[a:b] for a, b in zip(start.tolist(), end.tolist(), strict=True))
+
+    own, gathered = (RecordBatch.parse(log, base_physical_offset=0) for _ in range(2))
+    gathered.keep_properties(gather)
+    assert calls == [len(texts)]
+    for name in ("TAGS", "KEYS", "UNIQ_KEY", "x"):
+        expected, found = own.property_places(name), gathered.property_places(name)
+        assert found[0] == expected[0]
+        assert [column.tolist() for column in found[1:]] == [column.tolist() for column in expected[1:]]
+    gathered.keep_properties(gather)
+    assert calls == [len(texts)], "once for a batch"
+
+
 def test_hosts_and_deliveries_of_all_kinds_of_records() -> None:
     """The fields whose place depends on IPv6 hosts equal the decoded ones."""
     log = log_of([Message("t", 0, b"x", reconsume_times=3)])
