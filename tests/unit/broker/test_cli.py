@@ -31,7 +31,8 @@ def commands(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> Ite
                 yield from commands(sub_parser, (*path, name))
 
 
-COMMANDS = [(), *commands(build_parser())]
+PARSER = build_parser()  # reading an argument does not change it
+COMMANDS = [(), *commands(PARSER)]
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ class TestHelp:
         """Every example of every command parses, without the explanation that follows it."""
         import shlex
 
-        parser = build_parser()
+        parser = PARSER
         for name in path:
             (action,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
             parser = action.choices[name]
@@ -88,14 +89,14 @@ class TestHelp:
         for line in lines:
             words = shlex.split(line.strip().split("   ")[0])
             command = itertools.takewhile(lambda word: word not in ("|", "<", ">"), words)
-            build_parser().parse_args(list(command)[1:])
+            PARSER.parse_args(list(command)[1:])
 
     def test_one_command_alone_is_parsed_as_among_all(self) -> None:
         """The table names the right module for each command."""
         for name in {path[0] for path in COMMANDS if path}:
             alone, all_of_them = (
                 next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction)).choices
-                for parser in (build_parser(name), build_parser())
+                for parser in (build_parser(name), PARSER)
             )
             assert len(alone) <= 2
             assert alone[name].format_help() == all_of_them[name].format_help()
