@@ -8,13 +8,15 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from aerobee_client import InternalServerError, Message, connect
 from aerobee_client.testing import BrokerProcess, run_broker
+from tests.support.shell import Shell
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -65,19 +67,51 @@ def home(written: Path, tmp_path: Path) -> Path:
 
 def serve(home: Path, *arguments: str) -> str:
     """The last line of a broker that does not start; it must change nothing below `home`."""
-    before = content(home)
-    command = [sys.executable, "-m", "aerobee_broker", "serve", "--store", str(home / "store")]
-    free = ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--config", str(home / "aerobee.toml")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AEROBEE_")}
-    ended = subprocess.run([*command, *free, *arguments], capture_output=True, timeout=60, env=environment)
+    command = [sys.executable, "-m", "aerobee_broker", *_arguments(home), *arguments]
+    with _unchanged(home):
+        ended = subprocess.run(command, capture_output=True, timeout=60, env=environment)
     text = ended.stderr.decode()
     assert ended.returncode == 1, (ended.returncode, text)
     assert ended.stdout == b""
-    assert content(home) == before, "it has changed something"
+    assert "Traceback" not in text
     (line,) = (line for line in text.splitlines() if " INFO " not in line and " WARNING " not in line)
+    return _one_reason(line)
+
+
+@pytest.fixture
+def refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """The same as `serve` of `home`, without a process of its own, which would be most of the time."""
+    for name in os.environ:
+        if name.startswith("AEROBEE_"):
+            monkeypatch.delenv(name)
+    # The limits of this process remain those of the tests.
+    monkeypatch.setattr("aerobee_broker.commands.serve.prepare_process", lambda: None)
+
+    def run(*arguments: str) -> str:
+        with _unchanged(home):
+            return _one_reason(Shell("").error(*_arguments(home), *arguments))
+
+    return run
+
+
+def _arguments(home: Path) -> list[str]:
+    return [
+        *("serve", "--store", str(home / "store"), "--config", str(home / "aerobee.toml")),
+        *("--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"),
+    ]
+
+
+@contextmanager
+def _unchanged(home: Path) -> Iterator[None]:
+    before = content(home)
+    yield
+    assert content(home) == before, "it has changed something"
+
+
+def _one_reason(line: str) -> str:
     assert line.startswith("aerobee: ")
     assert "internal error" not in line
-    assert "Traceback" not in text
     return line
 
 
@@ -112,10 +146,10 @@ def content(directory: Path) -> dict[str, str]:
         (b"[delivery]\ninvisible_seconds_min = 1e9", "delivery.invisible_seconds_min"),
     ],
 )
-def test_an_invalid_configuration(home: Path, text: bytes, words: str) -> None:
+def test_an_invalid_configuration(home: Path, refused: Callable[..., str], text: bytes, words: str) -> None:
     """The line names the file or the setting."""
     (home / "aerobee.toml").write_bytes(text)
-    assert words in serve(home)
+    assert words in refused()
 
 
 def test_a_log_that_another_process_writes(home: Path) -> None:
@@ -148,10 +182,10 @@ def test_a_migration_beside_rocketmq_leaves_its_log_alone(written: Path, tmp_pat
 
 
 @pytest.mark.parametrize("text", [bytes(range(256)) * 8, b"brokerName = \xff\xfe\0\n", b"\x1b[2J = 1\n"])
-def test_a_file_that_is_not_a_broker_conf(home: Path, text: bytes) -> None:
+def test_a_file_that_is_not_a_broker_conf(home: Path, refused: Callable[..., str], text: bytes) -> None:
     """Bytes that no properties file contains were taken for unknown keys and printed unescaped to the terminal."""
     (home / "broker.conf").write_bytes(text)
-    line = serve(home, "--rocketmq-conf", str(home / "broker.conf"))
+    line = refused("--rocketmq-conf", str(home / "broker.conf"))
     assert "broker.conf" in line
     assert "not a properties file" in line
     assert line.isprintable()
@@ -169,11 +203,11 @@ def test_another_segment_size(home: Path) -> None:
 
 @pytest.mark.parametrize("table", ["topics", "consumerOffset", "subscriptionGroup"])
 @pytest.mark.parametrize("damage", [b"{", b"[]", b"\xff\xfe", b'{"a": [1, 2'])
-def test_a_table_without_a_readable_copy(home: Path, table: str, damage: bytes) -> None:
+def test_a_table_without_a_readable_copy(home: Path, refused: Callable[..., str], table: str, damage: bytes) -> None:
     """A damaged table is neither taken for empty nor overwritten: the line names the file and what to do."""
     for suffix in ("", ".bak"):
         (home / "store" / "config" / f"{table}.json{suffix}").write_bytes(damage)
-    line = serve(home)
+    line = refused()
     assert f"{table}.json" in line
     assert "repair" in line or "correct" in line
 
@@ -182,10 +216,10 @@ def test_a_table_without_a_readable_copy(home: Path, table: str, damage: bytes) 
     ("name", "words"),
     [("commitlog/notes.txt", "not a file of this store"), ("commitlog/1", "not a file of this store")],
 )
-def test_a_foreign_file_in_the_log(home: Path, name: str, words: str) -> None:
+def test_a_foreign_file_in_the_log(home: Path, refused: Callable[..., str], name: str, words: str) -> None:
     """The line says that the file is not the store's, and the file stays as it is."""
     (home / "store" / name).write_text("mine")
-    assert words in serve(home)
+    assert words in refused()
 
 
 @pytest.mark.parametrize("name", ["commitlog", "lock"])
@@ -331,27 +365,26 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["topics", "subscriptionGroup", "both", "RocketMQ's"])
-def test_a_lost_table_is_refused_and_built_again(home: Path, lost: str) -> None:
+def test_a_lost_table_is_refused_and_built_again(home: Path, refused: Callable[..., str], lost: str) -> None:
     """It is not taken for an empty one; with a store of RocketMQ, only the queues tell that there was a table."""
     store = home / "store"
     pattern = {"both": "[ts]*", "RocketMQ's": "topics"}.get(lost, lost)
     for path in (store / "config").glob(f"{pattern}.json*"):
         if path.suffix != ".crc" or lost == "RocketMQ's":
             path.unlink()
-    line = serve(home)
+    line = refused()
     assert "topics.json" in line or "subscriptionGroup.json" in line
     assert "missing" in line
     assert "--tables" in line
-    command = [sys.executable, "-m", "aerobee_broker", "store"]
+    shell = Shell("")
     if lost != "RocketMQ's":
-        verified = subprocess.run([*command, "verify", str(store)], capture_output=True, text=True, check=False)
-        assert verified.returncode == 1, verified.stdout
-        assert "missing, although" in verified.stdout
-    rebuild = [*command, "rebuild", str(store), "--tables"]
-    planned = subprocess.run(rebuild, capture_output=True, text=True, check=True)
-    assert "not done" in planned.stdout
-    assert serve(home) == line, "a plan changes nothing"
-    subprocess.run([*rebuild, "--apply"], capture_output=True, check=True)
+        code, verified, _ = shell.run("store", "verify", str(store))
+        assert code == 1, verified
+        assert "missing, although" in verified
+    rebuild = ("store", "rebuild", str(store), "--tables")
+    assert "not done" in shell.text(*rebuild)
+    assert refused() == line, "a plan changes nothing"
+    shell.text(*rebuild, "--apply")
 
     async def received(endpoint: str) -> set[bytes]:
         async with connect(endpoint) as client:
