@@ -1,6 +1,7 @@
 """The fixture for every test: `aerobee_broker`, a real broker as a child process."""
 
 import gc
+import os
 
 import hypothesis
 import pytest
@@ -21,6 +22,10 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("aerobee")
+
+# numpy's linear algebra, which nothing here uses, starts threads in every process: a tenth of what the start of a
+# command costs. Hundreds of processes inherit this.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Nothing collected is garbage: looking for it takes a quarter of the collection, and later a part of every test.
 gc.disable()
