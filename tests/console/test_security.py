@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from aerobee_broker.config import AuthConfig
@@ -115,11 +117,16 @@ async def test_a_viewer_sees_everything_and_changes_nothing(tmp_path: Path) -> N
     """Forms are not shown, and the broker refuses a form that is sent nevertheless."""
     async with guarded(tmp_path) as (visitor, operator):
         await visitor.sign_in("viewer")
-        for address in ("/", "/topics", "/topics/orders", "/groups", "/groups/billing"):
+        opened = pages_of(await visitor.get("/"))
+        assert {"/topics", "/dead-letters", "/transactions", "/settings"} < set(opened)
+        assert not {"/accounts", "/changes"} & set(opened)
+        for address in (*opened, "/topics/orders", "/groups/billing"):
             page = await visitor.get(address)
             assert page.status_code == 200, address
             assert '<form method="post" action="/logout"' in page.text
             assert page.text.count('method="post"') == 1, address
+        for address in ("/accounts", "/changes"):
+            assert (await visitor.get(address)).status_code == 403
         page = await visitor.post("/topics/orders/delete", {"confirm": "orders"})
         assert page.status_code == 403
         assert "needs an account with admin = true" in text_of(page)
@@ -135,9 +142,15 @@ async def test_an_account_of_a_program_sees_its_own(tmp_path: Path) -> None:
         assert 'href="/groups/billing"' in page.text
         assert (await visitor.get("/topics/orders")).status_code == 200
         assert (await visitor.get("/groups/billing")).status_code == 200
+        assert pages_of(page) == ["/"]
         page = await visitor.get("/topics")
         assert page.status_code == 403
         assert "Not permitted" in text_of(page)
+
+
+def pages_of(page: httpx.Response) -> list[str]:
+    """The addresses in the navigation of a page."""
+    return re.findall(r'<li><a href="([^"]+)"', page.text.partition("</nav>")[0])
 
 
 async def test_forms_of_other_sites_do_nothing(tmp_path: Path) -> None:

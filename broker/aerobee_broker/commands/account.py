@@ -20,7 +20,13 @@ _EXAMPLES = """\
 
 
 def add_parser(commands: Commands) -> None:
-    parser = new_command(commands, "account", "show accounts and their rights", examples=_EXAMPLES)
+    parser = new_command(
+        commands,
+        "account",
+        "show accounts and their rights",
+        details="They are changed in the file of `aerobee serve --accounts`, which a broker reads again while it runs.",
+        examples=_EXAMPLES,
+    )
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     whoami = new_command(
         actions, "whoami", "show the account of the caller", _whoami, examples="  aerobee account whoami"

@@ -17,7 +17,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from aerobee_broker.console.drawing import charts
-from aerobee_broker.console.navigation import NAVIGATION
 from aerobee_broker.console.settings import ConsoleSettings
 from aerobee_broker.console.visit import segment
 from aerobee_broker.units import counted, size_text, span_text
@@ -46,7 +45,6 @@ def make_environment(settings: ConsoleSettings) -> Environment:
     environment.globals.update(
         asset=lambda name: f"{settings.base_path}/static/{version}/{name}",
         settings=settings,
-        navigation=NAVIGATION,
         now=lambda: int(time.time() * 1000),
         sparkline=charts.sparkline,
         chart=charts.chart,

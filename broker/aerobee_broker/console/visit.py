@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from aerobee_broker.console import notes
 from aerobee_broker.console.forms import Fields
+from aerobee_broker.console.navigation import Links, navigation
 from aerobee_broker.console.protection import form_token
 from aerobee_broker.console.sessions import Session, Sessions
 from aerobee_broker.console.settings import ConsoleSettings
@@ -77,17 +78,23 @@ class Visit:
         return self.identity.account.access_key
 
     @property
+    def _is_operator(self) -> bool:
+        return not self.identity.accounts_required or self.identity.account.admin
+
+    @property
     def may_change(self) -> bool:
         """Whether forms of operators are shown. The broker decides about each call nevertheless."""
-        return not self.console.settings.read_only and (
-            not self.identity.accounts_required or self.identity.account.admin
-        )
+        return not self.console.settings.read_only and self._is_operator
 
     @property
     def may_look(self) -> bool:
         """Whether the account may look at everything."""
-        account = self.identity.account
-        return not self.identity.accounts_required or account.admin or account.view
+        return self._is_operator or self.identity.account.view
+
+    @property
+    def navigation(self) -> list[tuple[str, Links]]:
+        """The pages that the account can open."""
+        return navigation(looks=self.may_look, operates=self._is_operator)
 
     def may_send(self, topic: str) -> bool:
         """Whether the form for a message is shown."""
