@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
@@ -22,7 +23,7 @@ from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import v2
 from tests.support.name_server import our_name_server
 from tests.support.official_sdks import PYTHON
-from tests.support.remoting_client import RemotingClient, json_body
+from tests.support.remoting_client import RemotingClient, json_body, pull_fields
 from tests.support.sdk_program import SdkProgram, create_topic, numbered
 
 _TOPIC: Final = "orders"
@@ -162,6 +163,47 @@ def test_a_broker_without_others_stops_at_once(tmp_path: Path) -> None:
     """Its clients have nowhere to go: the wait would only keep them from the next start."""
     with run_broker(tmp_path, settings={"listen.leave_seconds": _LONG}) as broker:
         asyncio.run(_stopped_beside_a_client(broker))
+
+
+async def _long_polls(broker: BrokerProcess) -> int:
+    def ask() -> int:
+        with urllib.request.urlopen(f"http://{broker.metrics}/metrics", timeout=_SECONDS) as answer:
+            lines = answer.read().decode().splitlines()
+        return round(float(next(line.split()[-1] for line in lines if line.startswith("aerobee_long_polls{"))))
+
+    return await asyncio.to_thread(ask)
+
+
+def test_who_waits_for_a_message_is_answered_that_there_is_none(tmp_path: Path) -> None:
+    """At once when the broker drains, over either protocol, and not with an error when its time is over."""
+    request = v2.ReceiveMessageRequest(group=v2.Resource(name="billing"), batch_size=1, auto_renew=True)
+    request.message_queue.topic.name = _TOPIC
+    request.long_polling_timeout.FromSeconds(30)
+    popped = {
+        **{"consumerGroup": "billing", "topic": _TOPIC, "queueId": -1, "exp": "*", "expType": "TAG", "order": "false"},
+        **{"maxMsgNums": 1, "invisibleTime": 60_000, "initMode": 0},
+        **{"pollTime": 30_000, "bornTime": int(time.time() * 1000)},
+    }
+
+    async def story(broker: BrokerProcess) -> None:
+        client = await RemotingClient.connect(Address.parse(broker.endpoint))
+        async with grpc.aio.insecure_channel(broker.endpoint) as channel:
+            stub = v2.MessagingServiceStub(channel)
+            received = stub.ReceiveMessage(request, metadata=_METADATA, timeout=_SECONDS)
+            pulled = client.begin(Request.PULL_MESSAGE, pull_fields(_TOPIC, sys_flag=6, suspendTimeoutMillis=30_000))
+            waiting = (pulled, client.begin(Request.POP_MESSAGE, popped))
+            await _until(lambda: _long_polls(broker), 3)
+            os.kill(broker.pid, signal.SIGTERM)
+            statuses = [answer.status.code async for answer in received if answer.HasField("status")]
+            assert statuses == [v2.Code.MESSAGE_NOT_FOUND]
+            assert [(await each).code for each in waiting] == [Answer.PULL_NOT_FOUND, Answer.POLLING_TIMEOUT]
+        await client.close()
+        await _end(broker)
+
+    with run_broker(tmp_path, settings={"listen.drain_seconds": 15.0}) as broker:
+        create_topic(broker, _TOPIC, "normal")
+        broker.create_group("billing")
+        asyncio.run(story(broker))
 
 
 def _permit(broker: BrokerProcess, permission: v2.Permission.ValueType) -> None:

@@ -180,9 +180,14 @@ async def test_bounds_of_waiting_receives() -> None:
 
 
 async def test_after_a_drain_no_receive_waits() -> None:
-    """A stopping broker answers at once."""
+    """A stopping broker answers at once, also receives that wait already."""
     polling = LongPolling()
+    waiting = asyncio.create_task(polling.wait("t", "g", "c", 20))
+    await settle()
     polling.drain()
+    await settle()
+    assert waiting.done()
+    assert waiting.result() is False
     assert await polling.wait("t", "g", "c", 20) is False
 
 
