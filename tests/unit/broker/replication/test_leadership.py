@@ -17,9 +17,11 @@ from aerobee_broker.replication.etcd import EtcdLease
 from aerobee_broker.replication.in_sync_set import InSyncSet
 from aerobee_broker.replication.leadership import Leadership, is_member, note_member
 from aerobee_broker.replication.lease import Claim, Holder, LeaseView
+from aerobee_broker.replication.master_broker import MasterBroker
 from aerobee_broker.server import _lease
+from aerobee_store import Message, MessageStore
 from aerobee_store.disk.file_system import DiskFileSystem
-from aerobee_store.errors import ConfigError, ReplicaMissingError, ReplicaTimeoutError
+from aerobee_store.errors import ConfigError, ReplicaMissingError, ReplicaTimeoutError, StoreRefusalError
 from aerobee_store.running_flags import RunningState
 from tests.support.memory_lease import LeaseState, MemoryLease
 
@@ -276,3 +278,21 @@ def test_keys_in_etcd_begin_with_the_prefix(tmp_path: Path) -> None:
     assert isinstance(lease, EtcdLease)
     assert base64.b64decode(lease._claim_key) == b"/mine/blue/a/claim"
     assert base64.b64decode(lease._holder_key) == b"/mine/blue/a/holder"
+
+
+async def test_a_master_whose_lease_is_lost_stores_nothing_more(tmp_path: Path) -> None:
+    """Not even what it would answer with an error: another broker's log continues elsewhere."""
+    config = BrokerConfig.tiny(tmp_path, replication=ReplicationConfig(acks="all"))
+    leadership = Leadership(MemoryLease(1), 1, 10)
+    assert await leadership.take(await leadership.look(), last_epoch=0)
+    with MessageStore.open(config.store) as store:
+        master = await MasterBroker.open(config, store, leadership)
+        keeping = asyncio.create_task(master.keep_lease())
+        store.append([Message("T", 0, b"stored")])
+        end = store.positions[0]
+        leadership.lose("another broker took it")
+        await keeping
+        with pytest.raises(StoreRefusalError, match="the lease of this master has expired"):
+            store.append([Message("T", 0, b"refused")])
+        assert store.positions[0] == end
+        await master.stop()
