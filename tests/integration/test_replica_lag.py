@@ -18,6 +18,8 @@ from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.replication import replica as replica_module
 from aerobee_broker.replication.follower import Follower
 from aerobee_broker.replication.requests import ReplicationRequests
+from aerobee_store.durability.log_flush import Durability
+from aerobee_store.errors import SyncTimeoutError
 from aerobee_store.log.commit_log import CommitLog
 from tests.support.remoting_client import send
 from tests.support.replicating import eventually, log_bytes, master, replica
@@ -155,6 +157,27 @@ async def test_a_replica_whose_disk_is_full(tmp_path: Path, fill: Callable[[], N
         assert promoted.code == Answer.SUCCESS, promoted.remark
         async with asyncio.timeout(60):
             await following.promoted
+
+
+async def test_a_replica_whose_disk_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on after a sync that has taken too long, and reports nothing that is not on its disk."""
+    wait_flushed, sync_timeouts = Durability.wait_flushed, 0
+
+    async def wait_long(self: Durability, end: int) -> None:
+        nonlocal sync_timeouts
+        task = asyncio.current_task()
+        if sync_timeouts < 2 and task is not None and task.get_name() == "replica-connection":
+            sync_timeouts += 1
+            raise SyncTimeoutError("the disk has not confirmed a sync within 5 s")
+        await wait_flushed(self, end)
+
+    monkeypatch.setattr(Durability, "wait_flushed", wait_long)
+    async with master(tmp_path / "a") as found, replica(tmp_path / "b", found.broker.remoting) as following:
+        for number in range(3):
+            assert (await send(found.client, "TBW102", b"%d" % number)).code == Answer.SUCCESS
+            await following.follows_to((await found.status())["masterCommitLogMaxOffset"])
+        assert sync_timeouts == 2
+    assert log_bytes(tmp_path / "a") == log_bytes(tmp_path / "b")
 
 
 async def test_a_full_replica_lacks_nothing_that_was_answered(tmp_path: Path, fill: Callable[[], None]) -> None:

@@ -65,7 +65,7 @@ from aerobee_broker.replication.master_log import (
 from aerobee_broker.replication.metadata import Metadata
 from aerobee_broker.replication.requests import ReplicationRequests, diverged_tails
 from aerobee_broker.tables.table_files import BatchTopics, Tables
-from aerobee_store import LogMismatchError, MessageStore, StoreFullError
+from aerobee_store import LogMismatchError, MessageStore, StoreFullError, SyncTimeoutError
 from aerobee_store.clock import Clock
 from aerobee_store.durability import log_cut, reseed
 from aerobee_store.running_flags import RunningFlags
@@ -316,7 +316,7 @@ class ReplicaBroker:
                     f"or keep it"
                 )
                 has_diverged = True
-            except (OSError, TimeoutError, BrokerError, LogMismatchError, StoreFullError) as error:
+            except (OSError, TimeoutError, BrokerError, LogMismatchError, StoreFullError, SyncTimeoutError) as error:
                 self._note(str(error) or type(error).__name__)
             if self._ended.done():
                 return
