@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any, Final, NoReturn
 
 from aerobee_broker.commands.terminal import contexts
-from aerobee_broker.commands.terminal.options import CommandError, HelpFormatter, add_debug, complete_advice
+from aerobee_broker.commands.terminal.options import NOT_FOUND, CommandError, HelpFormatter, add_debug, complete_advice
 
 # Each command with its module in `commands/`, in the order of the help.
 _MODULES: Final = {
@@ -142,7 +142,7 @@ def _exit_code(error: Exception) -> int:
 
     if isinstance(error, CommandError):
         return error.exit_code
-    return 3 if any(isinstance(cause, NotFoundError) for cause in _leaves(error)) else 1
+    return NOT_FOUND if any(isinstance(cause, NotFoundError) for cause in _leaves(error)) else 1
 
 
 def error_line(error: Exception) -> str:

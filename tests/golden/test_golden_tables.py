@@ -383,7 +383,9 @@ def whoami() -> admin_v1.WhoAmIResponse:
 
 def told() -> int:
     kinds = admin_v1.TimelineEvent.Kind
-    found = admin_v1.MessageTimeline(message=message(1, b'{"amount": 12}'))
+    found = admin_v1.MessageTimeline(
+        message=message(1, b'{"amount": 12, "currency": "EUR", "customer": "ada lovelace", "urgent": true}')
+    )
     events = (
         (kinds.STORED, "", 0, ""),
         (kinds.DELIVERED, "billing", 1, CLIENT),

@@ -248,7 +248,7 @@ async def _not_found(client: Client, error: NotFoundError) -> Exception:
         hint = f"did you mean {' or '.join(map(repr, similar))}?"
     else:
         hint = f"list all with: aerobee {kind} list; or create it with: aerobee {kind} create {name}"
-    return CommandError(f"{kind} {name!r} does not exist; {hint}", exit_code=3)
+    return CommandError(f"{kind} {name!r} does not exist; {hint}", exit_code=NOT_FOUND)
 
 
 def _credentials(arguments: argparse.Namespace) -> Credentials | None:

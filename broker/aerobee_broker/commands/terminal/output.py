@@ -89,6 +89,12 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
+def print_cut(line: str) -> None:
+    """Print a line at once, as far as it fits the terminal."""
+    width = terminal_width()
+    print(line if width is None else shortened(line, width), flush=True)
+
+
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     """Print names and values, one per line; in a terminal, long values go on below themselves, between words."""
     shown = [(name, _cell(value)) for name, value in facts]
@@ -236,8 +242,7 @@ def print_message_line(arguments: argparse.Namespace, message: StoredMessage) ->
         tag = f" [{message.tag}]" if message.tag else ""
         place = f"{message.queue_id}:{message.queue_offset}"
         line = f"{short_time_text(message.store_timestamp)} {place:>8}{tag} {body_text(message.body)}"
-        width = terminal_width()
-        print(line if width is None else shortened(line, width), flush=True)
+        print_cut(line)
 
 
 def protobuf_json(message: ProtobufMessage) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def _print(found: admin_v1.MessageTimeline, *, history: bool) -> None:
     from aerobee_client.messages.message import stored_message
 
     message = stored_message(found.message)
-    print(f"message {message.message_id} of {message.topic}: {output.body_text(message.body)}")
+    output.print_cut(f"message {message.message_id} of {message.topic}: {output.body_text(message.body)}")
     output.print_table(
         ("when", "what", "group", "attempt", "until", "details", "client"),
         (
