@@ -344,6 +344,39 @@ def _batch_acknowledgement(_: int) -> Iterator[bytes]:
         yield encode(_request(Request.BATCH_ACK_MESSAGE, {}, body))
 
 
+def _popped(_: int) -> Iterator[bytes]:
+    """Messages, pops of all of them in few writes, and acknowledgements with a bit for each."""
+    sent = {
+        **{
+            "a": "PG",
+            "b": "popped",
+            "c": "TBW102",
+            "d": "4",
+            "e": "0",
+            "f": "0",
+            "g": "0",
+            "h": "0",
+            "i": "",
+            "j": "0",
+        },
+        **{"k": "false", "m": "false"},
+    }
+    yield encode(Command(Request.SEND_MESSAGE_V2, fields=sent, body=b"x"))  # makes the topic
+    for _ in range(20):
+        yield encode(Command(Request.SEND_MESSAGE_V2, fields=sent, body=b"x", flag=2)) * 500
+    yield heartbeat_of_consumer("auditing", "c")
+    popped = {
+        **{"consumerGroup": "auditing", "topic": "popped", "queueId": "0", "maxMsgNums": "32", "bornTime": "0"},
+        **{"invisibleTime": "600000", "pollTime": "0", "initMode": "0", "exp": "*", "expType": "TAG"},
+    }
+    for _ in range(4):
+        yield encode(Command(Request.POP_MESSAGE, fields=popped)) * 80
+    bits = base64.b64encode(b"\xff" * 1_250).decode()
+    entry = {"t": "popped", "c": "auditing", "r": "0", "so": 0, "q": 0, "pt": 1 << 50, "it": 1, "b": bits}
+    for _ in range(3):
+        yield encode(_request(Request.BATCH_ACK_MESSAGE, {}, _json({"acks": [entry]})))
+
+
 def _long_filters_of_grpc(number: int) -> Iterator[bytes]:
     """The same in receives, of which most wait until earlier ones give their memory back."""
     texts = ",".join(["''"] * 1_340)
@@ -654,6 +687,7 @@ NAMED: Final[tuple[Attack, ...]] = (
     Attack("pulls with long SQL filters", 2, _long_filters, reads=True, stays_seconds=3),
     Attack("receives with long SQL filters", 2, _long_filters_of_grpc, reads=True, stays_seconds=6),
     Attack("a batch of acknowledgements without bits", 1, _batch_acknowledgement, reads=True, stays_seconds=3),
+    Attack("messages popped and acknowledged", 1, _popped, reads=True, stays_seconds=5, pause_seconds=0.1),
     Attack("messages to new topics", 4, _new_topics, reads=True, stays_seconds=20),
     Attack("large gzip sends", 4, _large_gzip, reads=True, stays_seconds=6),
     Attack("subscriptions that are listed", 2, _listed_subscriptions, reads=True, stays_seconds=8),
