@@ -278,7 +278,7 @@ def tables() -> MemoryFileSystem:
                 table.create(TopicConfig.of_type(f"late-{number}"))
             else:
                 table.create(GroupConfig(name=f"late-{number}"))
-            change = table.unsaved_change()
+            change = table.unsaved_change()()
             changing.append(changing.encode(change.after, change.data_version, change.items))
             table.mark_saved(revision + 1)
     return disk

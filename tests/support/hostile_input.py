@@ -60,6 +60,8 @@ class Attack:
     reads: bool = False
     tls: bool = False
     """Whether the connections use TLS, and read nothing."""
+    record_size: int = 0
+    """With TLS, of one record; all of them are sent at once. 0: each write is a record."""
     stays_seconds: float = 1.0
     """How long the connections stay after their last byte."""
     pause_seconds: float = 0.0
@@ -426,6 +428,10 @@ def _greeting(_: int) -> Iterator[bytes]:
     yield GREETING
 
 
+def _many_acknowledgements(_: int) -> Iterator[bytes]:
+    yield GREETING + frames.frame(frames.SETTINGS, frames.ACK, 0, b"") * 20_000
+
+
 def _begun_remoting(_: int) -> Iterator[bytes]:
     yield struct.pack(">i", 100)
 
@@ -632,6 +638,21 @@ def _listed_tables(number: int) -> Iterator[bytes]:
         yield headers(at := next(stream), block(f"{ADMINISTRATION}/{name}")) + message(at, b"")
 
 
+def _read_tables(number: int) -> Iterator[bytes]:
+    """Many topics and groups by one request each, and requests for whole tables."""
+    names = [f"{number}-{n}" for n in range(1_250)]
+    topics = [{"topicName": name, "readQueueNums": 4, "writeQueueNums": 4, "perm": 6} for name in names]
+    yield encode(_request(Request.UPDATE_AND_CREATE_TOPIC_LIST, {}, _json({"topicConfigList": topics})))
+    groups = [{"groupName": name} for name in names]
+    yield encode(_request(Request.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP_LIST, {}, _json({"groupConfigList": groups})))
+    asked = (
+        *(Request.GET_ALL_TOPIC_CONFIG, Request.GET_ALL_SUBSCRIPTION_GROUP_CONFIG),
+        *(Request.GET_ALL_CONSUMER_OFFSET, Request.GET_SYSTEM_TOPIC_LIST_FROM_BROKER),
+    )
+    for code in asked * 2:
+        yield encode(_request(code, {}))
+
+
 def _together(number: int) -> Iterator[bytes]:
     """All that makes the broker keep something, at the same time."""
     kinds = (
@@ -692,6 +713,7 @@ NAMED: Final[tuple[Attack, ...]] = (
     Attack("large gzip sends", 4, _large_gzip, reads=True, stays_seconds=6),
     Attack("subscriptions that are listed", 2, _listed_subscriptions, reads=True, stays_seconds=8),
     Attack("topics and groups that are listed", 4, _listed_tables, reads=True, stays_seconds=20),
+    Attack("tables that are read", 8, _read_tables, reads=True, stays_seconds=20, pause_seconds=0.3),
     Attack("all kinds together", 44, _together, stays_seconds=5),
     Attack("connections that send nothing", 3_000, _nothing, stays_seconds=2, charged=("connections", 2 << 20)),
     Attack("connections that only greet", 3_000, _greeting, stays_seconds=2, charged=("connections", 12 << 20)),
@@ -703,6 +725,7 @@ NAMED: Final[tuple[Attack, ...]] = (
         tls=True,
         charged=("connections", 20 << 20),
     ),
+    Attack("records of a byte in TLS", 1, _many_acknowledgements, stays_seconds=2, tls=True, record_size=1),
     Attack("connections that begin a frame", 3_000, _begun_remoting, stays_seconds=2, charged=("connections", 9 << 20)),
     Attack(
         "replicas that do not read", 80, _unread_log, stays_seconds=4, target="replicas", charged=("unsent", 20 << 20)

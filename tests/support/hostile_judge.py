@@ -21,7 +21,7 @@ from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.replication.authentication import NotAuthenticatedError, introduce
 from aerobee_client import ClientError, Credentials, Message, connect
 from aerobee_client.testing import BrokerProcess
-from tests.support.hostile_input import ATTACKER, ATTACKER_SECRET, STORED_KEY, STORED_TOPIC, Attack
+from tests.support.hostile_input import ATTACKER, ATTACKER_SECRET, STORED_KEY, STORED_TOPIC, Attack, split
 
 GROWTH_MAX: Final = 256 << 20
 """The promise of docs/security.md: bytes of memory over the base, whatever clients send."""
@@ -274,6 +274,9 @@ async def _run(address: str, attack: Attack, verdict: Verdict, scale: float) -> 
 
 
 async def _attack(address: str, attack: Attack, number: int, verdict: Verdict) -> None:
+    if attack.record_size:
+        await asyncio.to_thread(_attack_in_records, address, attack, number, verdict)
+        return
     if attack.tls or (attack.is_signed and attack.target == "replicas"):
         await _attack_after_proof(address, attack, number, verdict)
         return
@@ -296,6 +299,27 @@ async def _attack(address: str, attack: Attack, number: int, verdict: Verdict) -
             if reading is not None:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
+
+
+def _attack_in_records(address: str, attack: Attack, number: int, verdict: Verdict) -> None:
+    """In TLS records of one size, which are made first and sent at once. Blocking."""
+    host, _, port = address.rpartition(":")
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = _TRUSTS_EVERYBODY.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with socket.create_connection((host, int(port)), _SEND_SECONDS) as connection, suppress(OSError):
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                connection.sendall(outgoing.read())
+                incoming.write(connection.recv(1 << 16))
+        for part in split(b"".join(attack.sent(number)), attack.record_size):
+            tls.write(part)
+        records = outgoing.read()
+        connection.sendall(records)
+        verdict.sent += len(records)
+        time.sleep(attack.stays_seconds)
 
 
 async def _attack_after_proof(address: str, attack: Attack, number: int, verdict: Verdict) -> None:

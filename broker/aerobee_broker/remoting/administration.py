@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Settings, setting_of_rocketmq, setting_text
 from aerobee_broker.errors import TableFormatError
-from aerobee_broker.limits.loop_share import Turns
+from aerobee_broker.limits.loop_share import Turns, in_turns
 from aerobee_broker.processors.administration.groups import GroupAdministration
 from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.remoting.offsets import OffsetRequests
@@ -43,6 +44,7 @@ from aerobee_store import ConfigError, MessageStore
 from aerobee_store.clock import Clock
 from aerobee_store.queues.topic_removal import deletions_to_json
 from aerobee_store.records.decimals import decimal
+from aerobee_store.tables import java_json
 from aerobee_store.tables.java_json import Bean, ObjectMap
 from aerobee_store.timer.checkpoint import TimerCheckpoint
 
@@ -78,6 +80,7 @@ class AdministrationRequests:
         self._groups = groups
         self._runtime_settings = runtime_settings
         self._deleted_letters = deleted_letters
+        self._many = asyncio.Lock()  # requests of any number of topics, groups or offsets run one at a time
         self.handlers: dict[int, Handler] = {
             Request.UPDATE_AND_CREATE_TOPIC: self.update_topic,
             Request.UPDATE_AND_CREATE_TOPIC_LIST: self.update_topics,
@@ -130,23 +133,24 @@ class AdministrationRequests:
 
     async def update_topics(self, request: Command, _: Connection) -> Command:
         """Create or change many topics; those before one that is refused are kept."""
-        topics, turns = [], Turns()
-        for item in objects(body_object(request), "topicConfigList"):
-            await turns.next()
-            try:
-                topics.append(TopicConfig.from_json(member(item, "topicName"), item))
-            except TableFormatError as error:
-                raise RemotingError(Answer.INVALID_PARAMETER, str(error).partition(";")[0]) from None
-        try:
-            for topic in topics:
+        async with self._many:
+            topics, turns = [], Turns()
+            for item in objects(body_object(request), "topicConfigList"):
                 await turns.next()
-                existing = self._tables.topics.latest(topic.name)
-                changes = AttributeChanges.of(topic.attributes.items())
-                self._put_topic(
-                    replace(topic, attributes=changes.applied(None if existing is None else existing.attributes))
-                )
-        finally:
-            await self._tables.save_topics()
+                try:
+                    topics.append(TopicConfig.from_json(member(item, "topicName"), item))
+                except TableFormatError as error:
+                    raise RemotingError(Answer.INVALID_PARAMETER, str(error).partition(";")[0]) from None
+            try:
+                for topic in topics:
+                    await turns.next()
+                    existing = self._tables.topics.latest(topic.name)
+                    changes = AttributeChanges.of(topic.attributes.items())
+                    self._put_topic(
+                        replace(topic, attributes=changes.applied(None if existing is None else existing.attributes))
+                    )
+            finally:
+                await self._tables.save_topics()
         return answer()
 
     def _put_topic(self, topic: TopicConfig) -> None:
@@ -170,25 +174,24 @@ class AdministrationRequests:
         them has no `+` before its name. A replica of Aerobee also asks for deletions: of topics, those at a later place
         in the log than it has heard of, and of dead letters."""
         table = self._tables.topics
-        shown: Iterable[TopicConfig] = table
-        if connection.is_fast:
-            shown = (
-                replace(each, attributes={f"+{name}": text for name, text in each.attributes.items()}) for each in table
-            )
-        topics = {topic.name: topic.to_json() for topic in shown}
+        topics = tuple(table)
         deletions: dict[str, object] = {}
         if (after := request.fields.get(DELETIONS_AFTER)) is not None:
             heard = decimal(after) or 0
             new = {name: each for name, each in self._store.deleted_topics.items() if each.physical_offset > heard}
             deletions = {DELETED_TOPICS: deletions_to_json(new), DELETED_DEAD_LETTERS: self._deleted_letters.to_json()}
-        body = Bean(
-            **deletions,
-            dataVersion=table.version.to_json(),
-            mappingDataVersion=Bean(counter=0, stateVersion=0, timestamp=0),
-            topicConfigTable=topics,
-            topicQueueMappingDetailMap={},
-        )
-        return answer({"totalTopicNum": len(topics)}, body=body)
+        version, is_fast = table.version.to_json(), connection.is_fast
+
+        def content() -> Bean:
+            return Bean(
+                **deletions,
+                dataVersion=version,
+                mappingDataVersion=Bean(counter=0, stateVersion=0, timestamp=0),
+                topicConfigTable={each.name: (_for_changes(each) if is_fast else each).to_json() for each in topics},
+                topicQueueMappingDetailMap={},
+            )
+
+        return answer({"totalTopicNum": len(topics)}, body=await self._written(lambda: content))
 
     async def system_topics(self, _request: Command, _: Connection) -> Command:
         names = dict.fromkeys(topic.name for topic in self._tables.topics if is_system_topic(topic.name))
@@ -205,12 +208,13 @@ class AdministrationRequests:
 
     async def update_groups(self, request: Command, _: Connection) -> Command:
         """Create or change many groups; those before one that is refused are kept."""
-        groups = [_group_of(item) for item in objects(body_object(request), "groupConfigList")]
-        try:
-            for group in groups:
-                self._put_group(group)
-        finally:
-            await self._tables.save_groups()
+        async with self._many:
+            groups = [_group_of(item) async for item in in_turns(objects(body_object(request), "groupConfigList"))]
+            try:
+                async for group in in_turns(groups):
+                    self._put_group(group)
+            finally:
+                await self._tables.save_groups()
         return answer()
 
     def _put_group(self, group: GroupConfig) -> None:
@@ -233,12 +237,24 @@ class AdministrationRequests:
         return answer(body=self._tables.groups.require(text(request, "group")).to_json())
 
     async def all_groups(self, _request: Command, _: Connection) -> Command:
-        return answer(body=self._tables.groups.snapshot())
+        return answer(body=await self._written(self._tables.groups.content))
 
     # --- Offsets ----------------------------------------------------------------------------------------------
 
     async def all_offsets(self, _request: Command, _: Connection) -> Command:
-        return answer(body=self._tables.offsets.snapshot())
+        def take() -> Callable[[], object]:
+            content = self._tables.offsets.snapshot()
+            return lambda: content
+
+        return answer(body=await self._written(take))
+
+    async def _written(self, take: Callable[[], Callable[[], object]]) -> bytes:
+        """The JSON of a whole table, which may have any size: one is written at a time, in another thread.
+
+        `take` is called when its turn has come, and what it returns in that thread."""
+        async with self._many:
+            content = take()
+            return await asyncio.to_thread(lambda: java_json.dumps(content(), pretty=False))
 
     async def delay_offsets(self, _request: Command, _: Connection) -> Command:
         return answer(body=self._level_delay.snapshot())
@@ -347,3 +363,8 @@ def _group_of(body: dict[str, object]) -> GroupConfig:
         return GroupConfig.from_json(name, body)
     except TableFormatError as error:
         raise RemotingError(Answer.INVALID_PARAMETER, str(error).partition(";")[0]) from None
+
+
+def _for_changes(topic: TopicConfig) -> TopicConfig:
+    """The topic with its attributes as changes that set them."""
+    return replace(topic, attributes={f"+{name}": text for name, text in topic.attributes.items()})

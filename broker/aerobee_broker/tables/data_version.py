@@ -229,10 +229,23 @@ class NamedTable(VersionedTable, ABC, Generic[_Item]):
         if not self._unsaved:
             self.mark_saved(self._revision.current)
 
-    def unsaved_change(self) -> TableChange:
-        """The changes that `mark_saved` has not confirmed."""
-        items = {name: self._latest[name].to_json() if name in self._latest else None for name in self._unsaved}
-        return TableChange(self._version.counter - self._revision.unsaved, self._version.to_json(), Bean(items))
+    @property
+    def unsaved_count(self) -> int:
+        """Items with changes that `mark_saved` has not confirmed."""
+        return len(self._unsaved)
+
+    def unsaved_change(self) -> Callable[[], TableChange]:
+        """A function that returns the changes so far that `mark_saved` has not confirmed; it may be called in another
+        thread."""
+        items = [(name, self._latest.get(name)) for name in self._unsaved]
+        after, version = self._version.counter - self._revision.unsaved, self._version.to_json()
+
+        def change() -> TableChange:
+            return TableChange(
+                after, version, Bean((name, None if item is None else item.to_json()) for name, item in items)
+            )
+
+        return change
 
     def content(self) -> Callable[[], Bean]:
         """A function that returns the current content of the file; it may be called in another thread."""

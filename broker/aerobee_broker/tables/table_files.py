@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
@@ -98,6 +99,11 @@ class SavedOffsets(SavedTable):
         return self._in_disk_thread(self._file.save, self._offsets.snapshot())
 
 
+_ENCODED_AT_ONCE: Final = 64
+"""Changed topics or groups that are encoded in a step of the event loop, which takes a millisecond. One request may
+change thousands; neither the loop nor the disk thread has time for these."""
+
+
 class SavedNames(SavedTable):
     """Topics or groups: a save writes only the changes."""
 
@@ -108,12 +114,19 @@ class SavedNames(SavedTable):
         self._names = table
         self._file = file
 
-    def _write(self) -> Awaitable[object]:
-        change = self._names.unsaved_change()
-        line = self._file.encode(change.after, change.data_version, change.items)
+    async def _write(self) -> None:
+        is_large = self._names.unsaved_count > _ENCODED_AT_ONCE
+        change, content = self._names.unsaved_change(), self._names.content()
+
+        def encode() -> bytes:
+            found = change()
+            return self._file.encode(found.after, found.data_version, found.items)
+
+        line = await asyncio.to_thread(encode) if is_large else encode()
         if self._file.fits(line):
-            return self._in_disk_thread(self._file.append, line)
-        return self._write_all()
+            await self._in_disk_thread(self._file.append, line)
+        else:
+            await self._in_disk_thread(self._file.save, content)
 
     def _write_all(self) -> Awaitable[object]:
         return self._in_disk_thread(self._file.save, self._names.content())
