@@ -416,6 +416,7 @@ class TestWatching:
                 figures = {series.name: list(series.values) for series in broker.series}
                 if sum(figures["messages_in"]) and sum(figures["acknowledged"]):
                     break
+                await asyncio.sleep(0.05)
         assert len(broker.times) == len(figures["messages_in"])
         assert list(broker.times) == sorted(set(broker.times))
         assert broker.step.ToSeconds() == 1
@@ -447,10 +448,10 @@ class TestWatching:
         await harness.send(TOPIC, "bad")
         await harness.raw.receive(TOPIC, GROUP, invisible=10, wait=5)
         await harness.clock.advance(11)
-        await harness.raw.receive(TOPIC, GROUP)
         async with asyncio.timeout(60):
             while not (problems := await harness.client.admin.problems()):
-                pass
+                await harness.raw.receive(TOPIC, GROUP, wait=0)
+                await harness.clock.advance(1)
         assert [(problem.name, problem.group) for problem in problems] == [("AerobeeDeadLetters", GROUP)]
         assert "aerobee dlq list" in problems[0].next_step
         assert problems[0].runbook == "operating.md#aerobeedeadletters"
@@ -668,8 +669,8 @@ class TestRemoving:
         """Its waiting receive ends and it leaves the list; with its next call it is back."""
         waiting = asyncio.ensure_future(harness.raw.receive(TOPIC, GROUP, wait=60, timeout=90))
         async with asyncio.timeout(60):
-            while not (connected := [each async for each in harness.client.admin.connections()]):
-                pass
+            while not (connected := [each async for each in harness.client.admin.connections()]):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
             await asyncio.sleep(0.2)
             await harness.client.admin.disconnect_client(connected[0].client_id)
             assert (await waiting).messages == []

@@ -173,8 +173,8 @@ async def test_messages_with_a_delay_level_are_shown(tmp_path: Path) -> None:
         await clock.advance(2.0)
         store = {"storage_type": "local", "storage_medium": "disk"}
         async with asyncio.timeout(60):
-            while (shown := await scrape(broker)).get(("aerobee_level_delay_delivered_total", labels(**store))) != 1:
-                pass
+            while (shown := await scrape(broker)).get(("aerobee_level_delay_delivered_total", labels(**store))) != 1:  # noqa: ASYNC110 - scraped
+                await asyncio.sleep(0.01)
     assert shown["aerobee_level_delay_waiting_messages", labels(level="1", **store)] == 0
     assert shown["aerobee_level_delay_waiting_messages", labels(level="4", **store)] == 1
     assert shown["aerobee_level_delay_lost_total", labels(**store)] == 0
