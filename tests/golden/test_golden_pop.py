@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -85,7 +85,7 @@ async def test_all_that_is_not_acknowledged_comes_once(tmp_path: Path, name: str
     async with serving(store) as (_, client, _):
         found = await received(client)
         if end == "killed":
-            shutil.copytree(store, tmp_path / "killed")
+            _copy(store, tmp_path / "killed")
     assert set(bodies(found)) == ALL - ACKNOWLEDGED[name]
     assert {message.topic for message in found} == {TOPIC}
     assert max(message.delivery_attempt for message in found) == (
@@ -139,6 +139,11 @@ async def test_pop_consumers_acknowledge_messages_of_retry_topics(tmp_path: Path
         clock.advance(700)
         assert records((await client.call(Request.POP_MESSAGE, _pop(clock))).body) == []
         await client.close()
+
+
+def _copy(store: Path, target: Path) -> None:
+    """Copy a store. Its files are as large as RocketMQ's, and mostly holes."""
+    subprocess.run(["cp", "-R", "--sparse=always", store, target], check=True)
 
 
 def _pop(clock: ManualClock) -> dict[str, object]:
