@@ -30,10 +30,10 @@ from tests.benchmarks import (
 from tests.benchmarks.report import machine
 
 PARTS: Mapping[str, tuple[Callable[..., None], Mapping[str, Any]]] = {
-    "unary-send": (unary_send.run, {"seconds": 0.1, "levels": (4,), "flush_modes": ("async",)}),
+    "unary-send": (unary_send.run, {"seconds": 0.05, "levels": (4,), "flush_modes": ("async",)}),
     "front": (
         front.run,
-        {"seconds": 0.1, "levels": (4,), "flush_modes": ("async",), "with_go": False, "with_rocketmq": False},
+        {"seconds": 0.05, "levels": (4,), "flush_modes": ("async",), "with_go": False, "with_rocketmq": False},
     ),
     "acknowledge": (acknowledge.run, {"messages": 64, "one_by_one": 64, "with_go": False}),
     "end-to-end": (broker_end_to_end.run, {"messages": 64, "sdk_messages": 32, "flush_modes": ("async",)}),
@@ -42,7 +42,7 @@ PARTS: Mapping[str, tuple[Callable[..., None], Mapping[str, Any]]] = {
     "topics": (broker_topics.run, {"topics": 20, "clients": 10, "hold_seconds": 0.2}),
     "long-polls": (broker_long_polls.run, {"polls": 100, "messages": 5, "idle_seconds": 0.2}),
     "topic-creation": (broker_topic_creation.run, {"topics": 40, "parts": 2}),
-    "scrapes": (broker_scrapes.run, {"topics": 20, "seconds": 0.3}),
+    "scrapes": (broker_scrapes.run, {"topics": 20, "seconds": 0.1}),
     "startup": (startup.run, {"starts": 1, "rest_seconds": 0.1}),
 }
 """Each part, and its arguments for the short form."""

@@ -112,7 +112,7 @@ def send_many(
     table(f"SendMessage: {messages} messages a request, {in_flight} requests in flight", head, rows)
 
 
-_SHORT: Mapping[str, Any] = {"seconds": 0.2, "messages": 50, "fronts": ("native",)}
+_SHORT: Mapping[str, Any] = {"seconds": 0.05, "messages": 50, "fronts": ("native",)}
 PARTS: Mapping[str, tuple[Callable[..., None], Mapping[str, Any]]] = {
     "append": (append, _SHORT),
     "read": (read, _SHORT),
