@@ -52,11 +52,13 @@ class Marks(Struct):
     done: set[int] = field(default_factory=set)
     relocated: dict[int, int] = field(default_factory=dict)  # those that left early -> the time of their slot
     by_rocketmq: dict[Name, int] = field(default_factory=dict)  # -> how often the last copy was stored again
+    latest_ms: int = 0  # when the last copy was stored
 
     def note(self, record: Record) -> None:
         """Note the message of which a record with TIMER_DEQUEUE_MS, somewhere in its properties, is a copy."""
         if p.TIMER_DEQUEUE_MS not in record.properties:
             return
+        self.latest_ms = max(self.latest_ms, record.store_timestamp)
         if TIMER_ORIGIN not in record.properties:
             copied = _roll_count(record) if record.topic == TIMER_TOPIC else _DELIVERED
             if (name := _name(record)) is not None:
@@ -144,6 +146,8 @@ class TimerState(Struct):
         marks.done.update(marks.relocated.keys() - self.relocated.keys())
         self.done = marks.done
         self.by_rocketmq = marks.by_rocketmq
+        # After an orderly stop the opening of the store has read no record, and knows no time of the last one.
+        self.recovered_until_ms = max(self.recovered_until_ms, marks.latest_ms)
 
     def note_relocated(self, queue_offset: int, slot_ms: int) -> None:
         """Record that this message is now pending under another queue offset."""

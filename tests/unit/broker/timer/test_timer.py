@@ -519,6 +519,22 @@ async def test_it_is_not_recalled_after_later_starts_either(start: Start, crash:
     assert await recall(harness, "b", later)
 
 
+@pytest.mark.parametrize("is_saved", [False, True])
+async def test_a_delivery_is_not_repeated_after_the_timer_could_not_be_saved(start: Start, is_saved: bool) -> None:
+    """The store was closed in order afterwards, so nothing of the log is read again when it is opened."""
+    harness = await start()
+    await harness.send("a", 1.5)
+    if is_saved:
+        await harness.save()
+    await harness.advance(2.25)
+    assert harness.bodies() == ["a"]
+    await harness.abandon()
+    harness.store.close()
+    harness = await harness.next_life(harness.disk)
+    await harness.advance(10)
+    assert harness.bodies() == ["a"]
+
+
 async def test_a_slot_is_not_done_before_its_messages_are_durable() -> None:
     """After a power cut with async flush, the message is due again or already in the log."""
     store = replace(STORE, flush="async", flush_interval_seconds=3600.0)
