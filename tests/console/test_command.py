@@ -97,7 +97,7 @@ def test_missing_packages_are_named(capsys: pytest.CaptureFixture[str], monkeypa
     """With the command that installs them."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["console"]) == 1
-    assert "pip install 'aerobee[console]'" in capsys.readouterr().err
+    assert "pip install '.[console]'" in capsys.readouterr().err
 
 
 def test_the_default_address_is_this_machine_only() -> None:

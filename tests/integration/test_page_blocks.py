@@ -107,6 +107,12 @@ def test_a_console_block_has_commands_that_exist(block: Block) -> None:
             check(words)
 
 
+def test_no_message_advises_an_index_that_does_not_have_the_package() -> None:
+    """Errors and help name the clone, as pages do."""
+    sources = [file for part in ("broker", "client", "pipeline", "store") for file in (ROOT / part).rglob("*.py")]
+    assert [str(file) for file in sources if re.search(r"pip install '?aerobee\b", file.read_text("utf-8"))] == []
+
+
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_indented_commands_parse(page: Path) -> None:
     """Lines of ours in blocks without a language parse; nothing is installed from an index that does not have it."""

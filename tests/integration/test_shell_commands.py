@@ -239,7 +239,7 @@ def test_a_person_at_the_terminal_sees_what_serves(tmp_path: Path) -> None:
             "durability  sync",
             "clients     127.0.0.1:",
             "metrics     http://",
-            "console     none; start one with: aerobee console --endpoint 127.0.0.1:",
+            "console     none; start one with: ",
             "to stop     Ctrl",
         ):
             assert name in text, text

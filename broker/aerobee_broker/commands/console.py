@@ -93,7 +93,7 @@ def require_packages() -> None:
 
     missing = [name for name in ("starlette", "jinja2", "uvicorn") if find_spec(name) is None]
     if missing:
-        raise CommandError(f"the console needs {', '.join(missing)}; install them with: pip install 'aerobee[console]'")
+        raise CommandError(f"the console needs {', '.join(missing)}; install them with: pip install '.[console]'")
 
 
 async def _serve(settings: ConsoleSettings, address: Address, *, until_input_ends: bool) -> None:

@@ -244,17 +244,17 @@ def _announce(config: BrokerConfig, listening: Listening, metrics: Address) -> N
     remoting = "" if listening.remoting is None else f" remoting={listening.remoting}"
     print(f"ready grpc={listening.grpc} metrics={metrics}{tls}{remoting}", flush=True)
     if sys.stderr.isatty():
-        for name, value in banner(config, listening, metrics):
-            print(f"{name:<12}{value}", file=sys.stderr)
         command = "aerobee"
         if shutil.which(command) is None and not sys.argv[0].endswith(".py"):
-            command = sys.argv[0]  # as the command was called, so that the next line can be copied
+            command = sys.argv[0]  # as the command was called, so that the lines can be copied
+        for name, value in banner(config, listening, metrics, command):
+            print(f"{name:<12}{value}", file=sys.stderr)
         heading = "next, in another terminal:"
         for number, line in enumerate(first_steps(config, listening.grpc, command)):
             print(f"{heading if number == 0 else '':{len(heading)}}  {line}", file=sys.stderr)
 
 
-def banner(config: BrokerConfig, listening: Listening, metrics: Address) -> list[tuple[str, str]]:
+def banner(config: BrokerConfig, listening: Listening, metrics: Address, command: str) -> list[tuple[str, str]]:
     """What a person at the terminal wants to know of a broker that serves."""
     from aerobee_broker.processors.administration.status import broker_version
 
@@ -269,15 +269,15 @@ def banner(config: BrokerConfig, listening: Listening, metrics: Address) -> list
     ]
     if listening.remoting is not None:
         found.append(("remoting", f"{listening.remoting} (clients of RocketMQ 4)"))
-    found += [("metrics", f"http://{metrics}/metrics"), ("console", _console_text(config, listening.grpc))]
+    found += [("metrics", f"http://{metrics}/metrics"), ("console", _console_text(config, listening.grpc, command))]
     return [*found, ("to stop", "Ctrl-C")]
 
 
-def _console_text(config: BrokerConfig, broker: Address) -> str:
+def _console_text(config: BrokerConfig, broker: Address, command: str) -> str:
     """Where a browser finds the console, or how to get one."""
     address = config.listen.console
     if address is None:
-        return "none; start one with: aerobee console" + _endpoint_option(broker)
+        return f"none; start one with: {command} console{_endpoint_option(broker)}"
     if address.port == 0:
         return 'on a free port; the line "ready console=..." will name it'
     return f"http://{address.dialled}/"

@@ -58,7 +58,7 @@ def test_the_endpoint_can_be_dialled(listening: str, endpoint: str) -> None:
 @pytest.mark.parametrize(
     ("console", "text"),
     [
-        (None, "none; start one with: aerobee console --endpoint 127.0.0.1:9000"),
+        (None, "none; start one with: env/bin/aerobee console --endpoint 127.0.0.1:9000"),
         ("127.0.0.1:8090", "http://127.0.0.1:8090/"),
         ("0.0.0.0:8090", "http://127.0.0.1:8090/"),
         ("[::]:8090", "http://[::1]:8090/"),
@@ -69,7 +69,8 @@ def test_the_banner_names_the_console(console: str | None, text: str) -> None:
     """As a browser on this machine finds it; a broker without one says how to start it."""
     listen = ListenConfig(console=None if console is None else Address.parse(console))
     settings = BrokerConfig(store=StoreConfig(directory=Path("data")), listen=listen)
-    facts = dict(banner(settings, Listening(grpc=Address("0.0.0.0", 9000)), Address("127.0.0.1", 5557)))
+    listening = Listening(grpc=Address("0.0.0.0", 9000))
+    facts = dict(banner(settings, listening, Address("127.0.0.1", 5557), "env/bin/aerobee"))
     assert facts["console"] == text
 
 
