@@ -92,7 +92,7 @@ def measured(work: Callable[[], int], cores: int, *, repeats: int = 2, server: S
 
 
 def _cpu_seconds(left_out: Server | None) -> dict[int, float]:
-    """CPU time of this process and its descendants, by process."""
+    """CPU time of this process and its descendants, by process, with that of its children that have ended."""
     parents: dict[int, list[int]] = {}
     times: dict[int, float] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -102,7 +102,7 @@ def _cpu_seconds(left_out: Server | None) -> dict[int, float]:
             continue
         process = int(path.parent.name)
         parents.setdefault(int(fields[1]), []).append(process)
-        times[process] = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+        times[process] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     found, waiting = {}, [os.getpid()]
     while waiting:
         process = waiting.pop()
@@ -113,9 +113,9 @@ def _cpu_seconds(left_out: Server | None) -> dict[int, float]:
 
 
 def _cpu_since(before: Mapping[int, float], left_out: Server | None) -> float:
-    """CPU time since then. Ended processes do not count: Spark ends idle workers."""
-    now = _cpu_seconds(left_out)
-    return sum(max(seconds - before.get(process, 0.0), 0.0) for process, seconds in now.items())
+    """CPU time since then. The time of a process that ends becomes its parent's, so the sum has the ended ones, too:
+    each stream has a process of its own."""
+    return sum(_cpu_seconds(left_out).values()) - sum(before.values())
 
 
 _HEAD = ("source", "rows/s", "per core", "of plain", "CPU a row", "plain's CPU of it", "broker's CPU a row")
