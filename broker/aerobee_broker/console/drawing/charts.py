@@ -23,7 +23,7 @@ _BOTTOM: Final = 20  # for the times
 _LINES: Final = 4
 _SMALL: Final = (120, 28)
 _POINTS_MAX: Final = 240  # about as many as the picture has pixels; more are joined
-_NOTHING_AFTER_POINT: Final = re.compile(r"\.0+(?![0-9])")
+_NOTHING_AFTER_POINT: Final = re.compile(r"\.0+(?= |$)")
 _STEPS: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 
