@@ -13,6 +13,7 @@ from typing import ClassVar, Final
 from aerobee_client import Credentials
 from tests.crossings import replicated
 from tests.crossings.cell import ENDED, State, World
+from tests.model.promises import LATE_MS
 from tests.support import golden
 
 _DAY: Final = 86_400
@@ -171,7 +172,6 @@ class TableUnsaved(State):
     """The tables cannot be saved, at which the broker may end; then it is started again where they can."""
 
     name = "table-unsaved"
-    _late_ms: ClassVar = 10_000  # by how much a busy machine may deliver and save later than a message is due
     answers = ENDED | {"INTERNAL_ERROR", "INTERNAL_SERVER_ERROR", "SYSTEM_ERROR"}
     moves_time = False
 
@@ -185,7 +185,7 @@ class TableUnsaved(State):
         world.broker.kill()
         left_ms = world.broker.now_ms()
         for cell in world.cells.values():
-            cell.promises.level_unsaved(self._entered_ms - self._late_ms, left_ms)
+            cell.promises.level_unsaved(self._entered_ms - LATE_MS, left_ms)
         tables = world.broker.store / "config"
         tables.unlink()
         tables.with_name("away").rename(tables)
@@ -199,7 +199,7 @@ class OfRocketMQ(Killed):
 
     def prepare(self, directory: Path) -> tuple[Sequence[str], Mapping[str, object]]:
         golden.unpack_pop("in-flight", directory)
-        return (), {"store.segment_size": 16 << 20, "store.queue_file_size": 300_000 * 20}
+        return (), golden.POP_SIZES
 
 
 STATES: Final[tuple[State, ...]] = (

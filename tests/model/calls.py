@@ -178,13 +178,22 @@ class Calls:
 
     def receive(self, group: str, topic: str, *, count: int, hidden_seconds: int) -> list[Delivery]:
         """Receive what there is, without waiting."""
+        call = self.begin_receive(group, topic, count=count, hidden_seconds=hidden_seconds)
+        return self.end_receive(call, group)
+
+    def begin_receive(self, group: str, topic: str, *, count: int, hidden_seconds: int, wait_ms: int = 1) -> Any:
+        """Receive, but read the answers with `end_receive`."""
         request = v2.ReceiveMessageRequest(group=v2.Resource(name=group), batch_size=count)
         request.message_queue.topic.name = topic
         request.invisible_duration.FromSeconds(hidden_seconds)
-        request.long_polling_timeout.FromMilliseconds(1)
+        request.long_polling_timeout.FromMilliseconds(wait_ms)
+        return self._stub.ReceiveMessage(request, metadata=self._metadata(), timeout=_SECONDS)
+
+    def end_receive(self, call: Any, group: str) -> list[Delivery]:
+        """What a receive is answered with."""
         deliveries = []
         try:
-            for answer in self._stub.ReceiveMessage(request, metadata=self._metadata(), timeout=_SECONDS):
+            for answer in call:
                 if answer.HasField("status"):
                     self._note("ReceiveMessage", code_name(answer.status.code))
                 elif answer.HasField("message"):
@@ -246,7 +255,13 @@ class Calls:
             delivery_attempt=delivery.attempt,
             max_delivery_attempts=delivery.attempt,
         )
-        self._answer("ForwardMessageToDeadLetterQueue", request)
+        answer = self._answer("ForwardMessageToDeadLetterQueue", request)
+        outcome = Promise.PERHAPS
+        if answer is not None and answer.status.code == Code.OK:
+            outcome = Promise.YES
+        elif answer is not None and answer.status.code not in _UNDECIDED:
+            outcome = Promise.NO
+        self._promises.buried(group, delivery.message_id, outcome)
 
     def pop(self, group: str, topic: str, *, count: int, hidden_seconds: int) -> list[Delivery]:
         """Receive by RocketMQ's POP, without waiting."""
@@ -280,6 +295,13 @@ class Calls:
             is_done = answer is not None and answer.code == Answer.SUCCESS
             if answer is None or is_done or answer.code in _UNDECIDED_ANSWERS:
                 self._promises.finished(group, [delivery.message_id], Promise.YES if is_done else Promise.PERHAPS)
+
+    def hide_popped(self, group: str, topic: str, delivery: Delivery, seconds: int) -> None:
+        """Change the invisible time of such a message, whose handle is used up by this."""
+        self.remoting(
+            Request.CHANGE_MESSAGE_INVISIBLE_TIME,
+            _popped(group, topic, delivery) | {"invisibleTime": seconds * 1000},
+        )
 
     def pull(self, group: str, topic: str, queue_id: int) -> set[str]:
         """The ids of all messages of a queue, read by RocketMQ's pull without a position."""

@@ -8,10 +8,13 @@
     order     A message of a message group comes only when all earlier ones of it are finished, or before it in the
               same answer.
     doubled   A message is stored once; one with a delay level twice, if it fell due while the progress of its level
-              could not be saved.
+              could not be saved, or after the last copy of the tables of a replica that takes over.
     attempts  Each delivery of a message to a group has a higher attempt than the one before.
     hidden    A message is not delivered again before its invisible time is over.
-    dead      A message that a group did not finish in all its attempts is one of its dead letters.
+    dead      A message that a group did not finish in all its attempts is one of its dead letters. One that a consumer
+              has moved there, with an answer, is not delivered to the group again, and is seen until an operator
+              deletes it. One that is sent again comes again, to this group alone.
+    read      Readers by offset find all messages of a topic, and none that was refused, deleted, recalled or early.
     kept      A setting, or the offset that a group has committed, is the last one that was answered. A replica that
               takes over may have an earlier one, back to the last copy of the tables.
     deleted   A message of a deleted topic is not delivered from a topic of the same name that was made afterwards, and
@@ -27,7 +30,7 @@ not. Attempts count on from those that the replica has.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import Enum
@@ -116,6 +119,8 @@ class GroupState:
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
     copies: dict[str, tuple[int, int]] = field(default_factory=dict)  # of messages that may be stored once more
     attempts: dict[str, int] = field(default_factory=dict)
+    spent: set[str] = field(default_factory=set)  # messages that were delivered for the last time
+    resent: set[str] = field(default_factory=set)  # dead letters that an operator has sent again
     hidden_until_ms: dict[str, int] = field(default_factory=dict)
 
 
@@ -145,6 +150,8 @@ class Kept:
         self.possible |= self._copied
 
 
+LATE_MS: Final = 10_000
+"""By how much a busy machine may deliver and save later than a message is due."""
 NO_OFFSET: Final = -1
 """The offset of a group that has committed none."""
 
@@ -171,8 +178,13 @@ class Promises:
         self._incarnations: dict[str, int] = {}
         self._returned: dict[str, int] = {}  # the oldest incarnation of a topic that a promotion may have brought back
         self._copied = _Copied()
+        self._copied_ms = 0  # when it was
         self.setting = Kept(0)
-        """A setting that an operator changes."""
+        """A setting of a group that an operator changes."""
+        self.queue_count = Kept(0)
+        """A setting of a topic that an operator changes."""
+        self.letters: dict[tuple[str, str], Kept] = {}
+        """Group and message -> whether it is one of the dead letters: 1 or 0."""
         self.offsets: dict[tuple[str, int], Kept] = {}
         """Topic and queue -> what a group that only pulls has committed there."""
 
@@ -274,17 +286,20 @@ class Promises:
     def copied(self) -> None:
         """The replica has all that was answered, and the tables."""
         self._copied = _Copied(deepcopy(self.sent), deepcopy(self.groups), dict(self._incarnations))
-        for kept in (self.setting, *self.offsets.values()):
+        self._copied_ms = self.now_ms
+        for kept in self._kept():
             kept.copied()
 
     def replica_is_new(self) -> None:
         """The replica has begun with another store, of which nothing is known."""
         self._copied = _Copied()
+        self._copied_ms = 0
 
     def taken_over(self, *, has_answered: bool) -> None:
         """The replica serves as the master; `has_answered`: with everything that was answered."""
         copied = self._copied
-        for kept in (self.setting, *self.offsets.values()):
+        self.level_unsaved(min(self._copied_ms, self.now_ms) - LATE_MS, self.latest_ms + LATE_MS)
+        for kept in self._kept():
             kept.taken_over()
         for topic, incarnation in self._incarnations.items():
             if (oldest := copied.incarnations.get(topic, 0)) < incarnation:
@@ -308,6 +323,68 @@ class Promises:
                     else Promise.PERHAPS
                     for each in state.finished | before.finished
                 }
+
+    def _kept(self) -> Iterator[Kept]:
+        yield from (self.setting, self.queue_count)
+        yield from self.offsets.values()
+        yield from self.letters.values()
+
+    # --- Dead letters
+
+    def buried(self, group: str, message_id: str, promise: Promise) -> None:
+        """A consumer moves a message to the dead letters; NO: nothing has happened."""
+        if promise is Promise.NO:
+            return
+        self.finished(group, [message_id], promise)
+        if message_id in self.groups[group].resent:
+            return
+        letter = self.letters.setdefault((group, message_id), Kept(0))
+        letter.attempted(1)
+        if promise is Promise.YES:
+            letter.answered(1)
+
+    def listed(self, group: str, message_ids: set[str]) -> None:
+        """These are the dead letters of the group."""
+        for (owner, message_id), letter in self.letters.items():
+            if owner == group and int(message_id in message_ids) not in letter.possible:
+                what = "is seen again" if message_id in message_ids else "is gone"
+                self.violations.append(f"the dead letter {message_id} of {group} {what}")
+        self.finished(group, message_ids, Promise.PERHAPS)
+
+    def may_be_resent(self, message_id: str) -> bool:
+        """Whether its topic is the one that it was sent to."""
+        sent = self.sent[message_id]
+        return sent.incarnation == self._incarnations.get(sent.topic, 0) and sent.topic not in self._returned
+
+    def resent(self, group: str, message_id: str, promise: Promise) -> None:
+        """An operator sends a dead letter again; it may become one again, and is not judged as one any more."""
+        state = self.groups[group]
+        state.resent.add(message_id)
+        self.letters.pop((group, message_id), None)
+        if promise is Promise.YES:
+            state.finished.pop(message_id, None)
+        else:
+            state.finished[message_id] = Promise.PERHAPS
+        state.hidden_until_ms.pop(message_id, None)
+
+    # --- Readers
+
+    def read(self, topic: str, message_ids: set[str]) -> None:
+        """A reader by offset has found these in all queues of a topic."""
+        wanted = {
+            sent.message_id for sent in self.stored() if sent.topic == topic and sent.kind not in _WAITS_ELSEWHERE
+        }
+        self.violations += [f"a reader of {topic} misses {name}" for name in sorted(wanted - message_ids)]
+        for name in sorted(message_ids):
+            sent = self.sent.get(name)
+            if sent is None:
+                self.violations.append(f"a reader of {topic} finds {name}, which nobody sent")
+                continue
+            self.violations += [
+                f"a reader of {topic} finds {name}, {reason}: {sent}"
+                for reason, is_true in self._never(sent).items()
+                if is_true
+            ]
 
     def stored(self) -> list[Sent]:
         """The messages that are in a topic which exists."""
@@ -334,26 +411,36 @@ class Promises:
         is_copy = sent.message_id in self._stored_again and state.places.get(sent.message_id, place) != place
         if is_copy and state.copies.setdefault(sent.message_id, place) == place:
             return
-        reasons = {
-            "which was refused": sent.stored is Promise.NO,
-            "of a deleted topic": sent.kind not in _WAITS_ELSEWHERE and sent.incarnation < self._oldest(sent.topic),
+        reasons = self._never(sent) | {
             "of another topic": sent.topic != state.topic,
             "which it had finished": state.finished.get(sent.message_id) is Promise.YES,
+            f"as attempt {delivery.attempt} of {state.max_attempts}": delivery.attempt > state.max_attempts,
+        }
+        if is_one := sent.message_id not in state.resent:
+            reasons |= {
+                "twice in one answer": sent.message_id in here,
+                f"as attempt {delivery.attempt} again": delivery.attempt <= state.attempts.get(sent.message_id, 0),
+                "while it was invisible": self.now_ms < state.hidden_until_ms.get(sent.message_id, 0),
+            }
+        self.violations += [f"{name}, {reason}: {sent}" for reason, is_true in reasons.items() if is_true]
+        state.attempts[sent.message_id] = delivery.attempt
+        if delivery.attempt >= state.max_attempts:
+            state.spent.add(sent.message_id)
+        if is_one and state.places.setdefault(sent.message_id, place) != place:
+            self.violations.append(f"{name}, stored twice: also at {state.places[sent.message_id]}")
+        if state.ordered and sent.message_group:
+            self._judge_order(state, sent, here, name)
+
+    def _never(self, sent: Sent) -> dict[str, bool]:
+        """The reasons for which no group and no reader may get a message."""
+        return {
+            "which was refused": sent.stored is Promise.NO,
+            "of a deleted topic": sent.kind not in _WAITS_ELSEWHERE and sent.incarnation < self._oldest(sent.topic),
             "before its time": sent.due_ms > self.latest_ms,
             "which was recalled": sent.recalled is Promise.YES,
             "which was rolled back": sent.rolled_back is Promise.YES,
             "before its commit": sent.kind is Kind.TRANSACTION and sent.committed is Promise.NO,
-            "twice in one answer": sent.message_id in here,
-            f"as attempt {delivery.attempt} of {state.max_attempts}": delivery.attempt > state.max_attempts,
-            f"as attempt {delivery.attempt} again": delivery.attempt <= state.attempts.get(sent.message_id, 0),
-            "while it was invisible": self.now_ms < state.hidden_until_ms.get(sent.message_id, 0),
         }
-        self.violations += [f"{name}, {reason}: {sent}" for reason, is_true in reasons.items() if is_true]
-        state.attempts[sent.message_id] = delivery.attempt
-        if state.places.setdefault(sent.message_id, place) != place:
-            self.violations.append(f"{name}, stored twice: also at {state.places[sent.message_id]}")
-        if state.ordered and sent.message_group:
-            self._judge_order(state, sent, here, name)
 
     def _oldest(self, topic: str) -> int:
         """The oldest incarnation of a topic whose messages may be delivered."""
@@ -368,9 +455,14 @@ class Promises:
                 and other.stored is Promise.YES
                 and other.message_id not in state.finished
                 and other.message_id not in here
+                and not self._may_be_dead(state, other)
             ):
                 self.violations.append(f"{name} before {other.message_id} of the same message group")
                 return
+
+    def _may_be_dead(self, state: GroupState, sent: Sent) -> bool:
+        """Whether its last attempt is over."""
+        return sent.message_id in state.spent and self.now_ms >= state.hidden_until_ms.get(sent.message_id, 0)
 
 
 def body_of(message_id: str) -> bytes:

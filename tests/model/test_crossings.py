@@ -15,8 +15,8 @@ from hypothesis.stateful import initialize, rule
 
 from aerobee_client.testing import BrokerProcess
 from tests.model.calls import SETTINGS, Calls
-from tests.model.client_rules import ClientRules, explore
-from tests.support import seeds
+from tests.model.client_rules import SEEDS, ClientRules, explore
+from tests.support import golden, seeds
 
 _DAY: Final = 86_400
 pytestmark = pytest.mark.timeout(14_400 if seeds.FRESH else 900)  # a busy machine may need minutes
@@ -27,11 +27,16 @@ class Crossings(ClientRules):
 
     flush: ClassVar[str] = "sync"
 
-    @initialize()
-    def begin(self) -> None:
-        path = self.prepare()
+    @initialize(seed=SEEDS, of_rocketmq=st.booleans())
+    def begin(self, seed: int, of_rocketmq: bool) -> None:
+        """`of_rocketmq`: on a store that RocketMQ wrote, with messages of its POP consumers in flight."""
+        path = self.prepare(seed)
+        settings = {**SETTINGS, "listen.leave_seconds": 0.0, "listen.drain_seconds": 0.5}
+        if of_rocketmq:
+            golden.unpack_pop("in-flight", path)
+            settings |= golden.POP_SIZES
         arguments = ("--dev", "--flush", self.flush)
-        self.broker = BrokerProcess(path / "store", path / "log", arguments, settings=SETTINGS, moving_time=True)
+        self.broker = BrokerProcess(path / "store", path / "log", arguments, settings=settings, moving_time=True)
         self.is_full = False
         self.broker.start()
         self.calls = Calls(self.broker.endpoint, self.promises)
@@ -58,12 +63,14 @@ class Crossings(ClientRules):
 
     @rule(seconds=st.sampled_from([0, 0, 0, 120, 400 * _DAY, -3600, -30 * _DAY]), orderly=st.booleans())
     def restart(self, seconds: int, orderly: bool) -> None:
-        """A restart with the clock elsewhere."""
+        """A restart with the clock elsewhere, and with space on the disk."""
         self.note(f"restart({seconds!r}, {orderly!r})")
         if orderly:
             assert self.broker.stop() == 0, self.broker.log_text()[-3000:]
         else:
             self.broker.kill()
+        self.look_at_clock()  # at which it ended: it may have delivered until then
+        self.is_full = False
         self._start(seconds)
 
     @rule(is_full=st.booleans(), orderly=st.booleans())
@@ -75,7 +82,12 @@ class Crossings(ClientRules):
         else:
             self.broker.kill()
         self.is_full = is_full
-        self._start(0, {"store.disk_full_ratio": 1e-9 if is_full else 1.0})
+        self._start(0)
+
+    @rule(is_running=st.booleans())
+    def restore_backup(self, is_running: bool) -> None:
+        self.note(f"restore_backup({is_running!r})")
+        self._restore_backup(is_running=is_running)
 
     # --- What the rules of clients need
 
@@ -85,14 +97,16 @@ class Crossings(ClientRules):
     def heal(self) -> None:
         if self.is_full or not self.broker.running:
             self.broker.kill()
-            self._start(0, {"store.disk_full_ratio": 1.0})
+            self.is_full = False
+            self._start(0)
 
     @property
     def takes_changes(self) -> bool:
         return not self.is_full
 
-    def _start(self, seconds: float, settings: dict[str, object] | None = None) -> None:
-        self.broker.start(clock_moved_seconds=seconds, settings=settings or {})
+    def _start(self, seconds: float) -> None:
+        ratio = 1e-9 if self.is_full else 1.0
+        self.broker.start(clock_moved_seconds=seconds, settings={"store.disk_full_ratio": ratio})
         self.connect()
 
 

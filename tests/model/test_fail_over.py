@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_store.tools.backup import backup
 from tests.model.calls import SETTINGS, Calls
-from tests.model.client_rules import explore
+from tests.model.client_rules import SEEDS, explore
 from tests.model.promises import Kind
 from tests.model.two_brokers import DAY, TwoBrokers
 from tests.support import seeds
@@ -32,9 +33,9 @@ pytestmark = pytest.mark.timeout(14_400 if seeds.FRESH else 900)  # a busy machi
 class FailOver(TwoBrokers):
     """An operator promotes the replica."""
 
-    @initialize(acks=st.sampled_from(["1", "1", "none"]))
-    def begin(self, acks: str) -> None:
-        self.path = self.prepare()
+    @initialize(seed=SEEDS, acks=st.sampled_from(["1", "1", "none"]))
+    def begin(self, seed: int, acks: str) -> None:
+        self.path = self.prepare(seed)
         self.acks = acks
         settings = {
             **SETTINGS,
@@ -98,12 +99,13 @@ class FailOver(TwoBrokers):
         self.note("replica_catches_up()")
         self._catch_up()
 
-    @rule(is_old=st.booleans())
-    def replica_begins_anew(self, is_old: bool) -> None:
-        """Its store is empty, or one that ends before the first segment that its master still has."""
-        self.note(f"replica_begins_anew({is_old!r})")
+    @rule(source=st.sampled_from(["nothing", "old", "backup"]))
+    def replica_begins_anew(self, source: str) -> None:
+        """Its store is empty, or one that ends before the first segment that its master still has, or a backup of its
+        master's."""
+        self.note(f"replica_begins_anew({source!r})")
         self.other.kill()
-        self._begin_anew(is_old=is_old)
+        self._begin_anew(source)
 
     # --- The master
 
@@ -111,7 +113,13 @@ class FailOver(TwoBrokers):
     def master_restarts(self, seconds: int, orderly: bool, is_full: bool) -> None:
         self.note(f"master_restarts({seconds!r}, {orderly!r}, {is_full!r})")
         self.end(self.broker, "stop" if orderly else "kill")
+        self.look_at_clock()  # at which it ended: it may have delivered until then
         self._serve(seconds, is_full=is_full)
+
+    @rule(is_running=st.booleans())
+    def master_restores_backup(self, is_running: bool) -> None:
+        self.note(f"master_restores_backup({is_running!r})")
+        self._restore_backup(is_running=is_running)
 
     # --- Fail-over
 
@@ -169,15 +177,17 @@ class FailOver(TwoBrokers):
             self.other.has_all_of(self.broker)
         except DivergedError:
             self.other.kill()
-            self._begin_anew(is_old=False)
+            self._begin_anew("nothing")
             self.other.has_all_of(self.broker)
         self.look_at_clock()
         self.promises.copied()
         self.is_whole = self.is_known = True
 
-    def _begin_anew(self, *, is_old: bool) -> None:
+    def _begin_anew(self, source: str) -> None:
         shutil.rmtree(self.other.store, ignore_errors=True)
-        if is_old:
+        if source == "backup":
+            backup(self.broker.store, self.other.store)
+        elif source == "old":
             shutil.copytree(self.old_copy, self.other.store)
             self.end(self.broker, "stop")
             (self.broker.store / "commitlog" / f"{0:020}").unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from tests.model.calls import SETTINGS, Calls
-from tests.model.client_rules import explore
+from tests.model.client_rules import SEEDS, explore
 from tests.model.promises import Kind
 from tests.model.two_brokers import TwoBrokers
 from tests.support import kubernetes, seeds
@@ -31,9 +31,9 @@ pytestmark = pytest.mark.timeout(14_400 if seeds.FRESH else 900)  # a busy machi
 class LeaseFailOver(TwoBrokers):
     """Whoever holds the lease serves; `broker` is the one that did last."""
 
-    @initialize()
-    def begin(self) -> None:
-        path = self.prepare()
+    @initialize(seed=SEEDS)
+    def begin(self, seed: int) -> None:
+        path = self.prepare(seed)
         self.stack = ExitStack()
         self.api = kubernetes.StandIn({kubernetes.TOKEN: {"get", "create", "update"}})
         access = self.stack.enter_context(kubernetes.serving(path, self.api)).settings(_NAME)

@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+POP_SIZES: Final[Mapping[str, object]] = {"store.segment_size": 16 << 20, "store.queue_file_size": 300_000 * 20}
+"""Sizes of the files in the stores of `unpack_pop`, as settings of a broker."""
 CASES_DIRECTORY: Final = Path(__file__).parents[1] / "golden" / "cases"
 
 Host = tuple[str, int]
