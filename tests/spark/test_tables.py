@@ -11,8 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent, ManifestWriterV2
 from pyiceberg.typedef import Record
+from sqlalchemy.exc import OperationalError
 
 from aerobee_pipeline.errors import OptionError
 from aerobee_pipeline.offsets import Queue
@@ -20,6 +22,7 @@ from aerobee_pipeline.reading.schema import arrow_schema
 from aerobee_pipeline.tables import formats
 from aerobee_pipeline.tables.data_files import DayFiles, joined
 from aerobee_pipeline.tables.formats import open_table
+from aerobee_pipeline.tables.iceberg import open_catalog
 from aerobee_pipeline.tables.table import NewFile, TableChangedError, TopicTable
 from aerobee_pipeline.tables.warehouse import Warehouse
 from tests.spark.rest_catalog import rest_catalog
@@ -328,3 +331,21 @@ def test_formats_and_catalogs_that_do_not_exist(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(formats.PACKAGES, "iceberg", "no_such_package")
     with pytest.raises(OptionError, match=r"'iceberg' needs the package no_such_package: pip install"):
         open_table("iceberg", Warehouse.of(str(tmp_path)), "t")
+
+
+def test_a_catalog_that_two_jobs_create_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that comes second finds the tables of the other when it tries again."""
+    create_tables = SqlCatalog.create_tables
+    calls: list[SqlCatalog] = []
+
+    def create(catalog: SqlCatalog) -> None:
+        create_tables(catalog)
+        calls.append(catalog)
+        if len(calls) == 1:
+            raise OperationalError(
+                "CREATE TABLE iceberg_tables", None, Exception("table iceberg_tables already exists")
+            )
+
+    monkeypatch.setattr(SqlCatalog, "create_tables", create)
+    assert open_catalog(Warehouse.of(str(tmp_path)), None).list_namespaces() == []
+    assert calls

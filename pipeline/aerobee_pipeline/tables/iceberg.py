@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -27,13 +28,13 @@ _PROPERTIES: Final = {
 _DIRECTORIES: Final = ("data", "metadata")
 """What a table has below its place; anything else, such as a catalog, is not its own."""
 _EPOCH: Final = date(1970, 1, 1)
+_CATALOG_ATTEMPTS: Final = 3  # one for each table of a catalog of SQL, and one more
 
 
 def open_catalog(warehouse: Warehouse, uri: str | None) -> Any:
     """The catalog: `http(s)://` is REST, other URIs are databases; None: `catalog.db` in a warehouse that is a
     directory."""
     from pyiceberg.catalog.rest import RestCatalog
-    from pyiceberg.catalog.sql import SqlCatalog
 
     if uri is None:
         if not warehouse.is_local:
@@ -45,7 +46,21 @@ def open_catalog(warehouse: Warehouse, uri: str | None) -> Any:
         uri = f"sqlite:///{warehouse.uri}/catalog.db"
     if uri.startswith(("http://", "https://")):
         return RestCatalog("aerobee", uri=uri, **warehouse.iceberg_options())
-    return SqlCatalog("aerobee", uri=uri, warehouse=warehouse.file_uri, **warehouse.iceberg_options())
+    return _sql_catalog(uri, warehouse)
+
+
+def _sql_catalog(uri: str, warehouse: Warehouse) -> Any:
+    """The catalog in a database. Of two jobs that make its tables at once one fails, and finds them the next time."""
+    from pyiceberg.catalog.sql import SqlCatalog
+    from sqlalchemy.exc import DBAPIError
+
+    for attempt in range(_CATALOG_ATTEMPTS):
+        try:
+            return SqlCatalog("aerobee", uri=uri, warehouse=warehouse.file_uri, **warehouse.iceberg_options())
+        except DBAPIError:
+            if attempt + 1 == _CATALOG_ATTEMPTS:
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 class IcebergTopicTable:
@@ -96,7 +111,10 @@ class IcebergTopicTable:
             raise TableChangedError(f"{self._place.uri}: {error}") from error
 
     def _create(self, schema: pa.Schema) -> None:
-        self._catalog.create_namespace_if_not_exists(NAMESPACE)
+        from sqlalchemy.exc import IntegrityError
+
+        with suppress(IntegrityError):  # another job has just created it
+            self._catalog.create_namespace_if_not_exists(NAMESPACE)
         with (
             self._catalog.create_table_transaction(
                 self._name, schema=schema, location=self._place.file_uri, properties=_PROPERTIES
