@@ -119,9 +119,11 @@ class TestTopics:
 
     async def test_bytes_of_a_long_queue_are_estimated(self, harness: Harness) -> None:
         """Beyond 1024 messages a sample stands for all, and says so; it is close if sizes repeat."""
-        await harness.send(TOPIC, *("short" if number % 2 else "x" * 1000 for number in range(600)))
+        producer = harness.client.producer()
+        messages = [Message(topic=TOPIC, body=b"short" if number % 2 else b"x" * 1000) for number in range(600)]
+        await producer.send_many(messages)
         [exact] = [each async for each in harness.client.admin.topic_status()]
-        await harness.send(TOPIC, *("short" if number % 2 else "x" * 1000 for number in range(600)))
+        await producer.send_many(messages)
         [estimated] = [each async for each in harness.client.admin.topic_status()]
         assert (exact.bytes_estimated, estimated.bytes_estimated) == (False, True)
         assert estimated.bytes == pytest.approx(2 * exact.bytes, rel=0.05)
