@@ -88,6 +88,11 @@ def refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     # The limits of this process remain those of the tests.
     monkeypatch.setattr("aerobee_broker.commands.serve.prepare_process", lambda: None)
 
+    def started(*_: object) -> None:
+        raise AssertionError("the broker has started")
+
+    monkeypatch.setattr("aerobee_broker.commands.serve._announce", started)
+
     def run(*arguments: str) -> str:
         with _unchanged(home):
             return _one_reason(Shell("").error(*_arguments(home), *arguments))
