@@ -7,6 +7,7 @@ happens. The lease is in a stand-in for Kubernetes, in this process.
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -165,12 +166,12 @@ class LeaseFailOver(TwoBrokers):
             lease["metadata"]["resourceVersion"] = str(self.api.revision)
 
     def _in_sync_elsewhere(self) -> bool:
-        """Whether `other` may become the master."""
-        status = self._status(self.other)
-        while status and not status["leaseEpoch"]:  # it has not looked yet
-            time.sleep(0.05)
-            status = self._status(self.other)
-        return status.get("brokerId") in status.get("leaseInSync", ())
+        """Whether `other` may become the master: by the lease, of which a broker's own view is older."""
+        if not self.other.running or self.other.is_paused:
+            return False
+        with self.api.lock:
+            claim = json.loads(self.api.leases[_NAME]["metadata"]["annotations"]["aerobee/claim"])
+        return self._status(self.other).get("brokerId") in claim["inSync"]
 
     def _find_master(self) -> None:
         deadline = time.monotonic() + SECONDS
