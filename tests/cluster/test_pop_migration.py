@@ -309,8 +309,8 @@ def test_a_replica_is_promoted(tmp_path: Path, settings: Mapping[str, object], c
             # The replica asks for the master's address from time to time, and the master may be up for the first time.
             until(lambda: log_of(copy) == log_of(home / "store"), "the replica does not follow")
             until(lambda: offsets_of(promoted.remoting) == offsets_of(running.broker), "offsets are not copied")
-            stop(running)
-            until(lambda: log_of(copy) == log_of(home / "store"), "the logs differ")
+            stop(running)  # it does not wait for the replica, and may store more for its retry topic meanwhile
+            assert log_of(home / "store").startswith(log_of(copy))
             stack.close()
             command = [sys.executable, "-m", "aerobee_broker", "promote", "--remoting", promoted.remoting]
             done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
