@@ -384,7 +384,7 @@ async def _open_parts(process: _Process, store: MessageStore, tables: Tables, se
     clients.producer_listeners.append(transactions.producer_ready)
     await asyncio.to_thread(transactions.open)
     await asyncio.to_thread(timer.open)
-    level_delay = LevelDelay(store, clock)
+    level_delay = LevelDelay(store, clock, deliveries.loop_share)
     await asyncio.to_thread(level_delay.open)
     consumer_filters = ConsumerFilters(store, clock, config.delivery) if config.delivery.filter_bitmaps else None
     if consumer_filters is not None:

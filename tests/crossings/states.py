@@ -13,7 +13,6 @@ from typing import ClassVar, Final
 from aerobee_client import Credentials
 from tests.crossings import replicated
 from tests.crossings.cell import ENDED, State, World
-from tests.model.promises import LATE_MS
 from tests.support import golden
 
 _DAY: Final = 86_400
@@ -176,16 +175,12 @@ class TableUnsaved(State):
     moves_time = False
 
     def enter(self, world: World) -> None:
-        self._entered_ms = world.broker.now_ms()
         tables = world.broker.store / "config"
         tables.rename(tables.with_name("away"))
         tables.touch()
 
     def leave(self, world: World) -> None:
         world.broker.kill()
-        left_ms = world.broker.now_ms()
-        for cell in world.cells.values():
-            cell.promises.level_unsaved(self._entered_ms - LATE_MS, left_ms)
         tables = world.broker.store / "config"
         tables.unlink()
         tables.with_name("away").rename(tables)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from aerobee_broker.config.timer import TimerConfig
+from aerobee_broker.limits.loop_share import LoopShare
 from aerobee_broker.timer.level_delay import LevelDelay
 from aerobee_broker.timer.wheel_timer import Timer
 from aerobee_store import MessageStore, StoreConfig
@@ -37,7 +38,7 @@ class Delays:
         self.clock = clock
         config = replace(config_of(case), disk_headroom=0)
         self.store = MessageStore.open(config, clock=clock)
-        self.levels = LevelDelay(self.store, clock)
+        self.levels = LevelDelay(self.store, clock, LoopShare())
         self.timer = Timer(self.store, clock, TimerConfig())
         self.levels.open()
         self.timer.open()
@@ -131,7 +132,7 @@ async def test_other_levels(tmp_path: Path) -> None:
     config = replace(StoreConfig.tiny(tmp_path), delay_levels_seconds=(3, 90_000))
     clock = ManualClock(1_700_000_000_000)
     with MessageStore.open(config, clock=clock) as store:
-        levels = LevelDelay(store, clock)
+        levels = LevelDelay(store, clock, LoopShare())
         messages = [levels.delayed(Message("orders", 2, b"m"), level) for level in (1, 2, 9)]
         assert [message.queue_id for message in messages] == [0, 1, 1]
         store.append(messages)

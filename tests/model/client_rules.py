@@ -30,7 +30,7 @@ from aerobee_client.testing import BrokerProcess
 from aerobee_proto import v2
 from aerobee_store.tools.backup import backup
 from tests.model.calls import Calls
-from tests.model.promises import LATE_MS, Delivery, Kind, Promise, Promises, Sent
+from tests.model.promises import Delivery, Kind, Promise, Promises, Sent
 
 TOPICS: Final = {
     Kind.NORMAL: ("normal", v2.MessageType.NORMAL),
@@ -332,7 +332,6 @@ class ClientRules(RuleBasedStateMachine):
     def no_table_is_saved(self, attempts: int, queue_id: int) -> None:
         """The tables cannot be saved for a while, at which the broker may end; then it is killed."""
         self.note(f"no_table_is_saved({attempts!r}, {queue_id!r})")
-        entered_ms = self.broker.now_ms()
         tables = self.broker.store / "config"
         tables.rename(tables.with_name("away"))
         tables.touch()
@@ -343,7 +342,6 @@ class ClientRules(RuleBasedStateMachine):
         for kind in (Kind.NORMAL, Kind.DELAY, Kind.TRANSACTION):
             self.calls.send(self.messages(kind, 1, 2, 0))
         self.broker.kill()
-        self.promises.level_unsaved(entered_ms - LATE_MS, self.broker.now_ms())
         tables.unlink()
         tables.with_name("away").rename(tables)
         self.revive()

@@ -7,8 +7,7 @@
               or rolled back.
     order     A message of a message group comes only when all earlier ones of it are finished, or before it in the
               same answer.
-    doubled   A message is stored once; one with a delay level twice, if it fell due while the progress of its level
-              could not be saved, or after the last copy of the tables of a replica that takes over.
+    doubled   A message is stored once.
     attempts  Each delivery of a message to a group has a higher attempt than the one before.
     hidden    A message is not delivered again before its invisible time is over.
     dead      A message that a group did not finish in all its attempts is one of its dead letters. One that a consumer
@@ -117,7 +116,6 @@ class GroupState:
     delivered: set[str] = field(default_factory=set)
     finished: dict[str, Promise] = field(default_factory=dict)
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
-    copies: dict[str, tuple[int, int]] = field(default_factory=dict)  # of messages that may be stored once more
     attempts: dict[str, int] = field(default_factory=dict)
     spent: set[str] = field(default_factory=set)  # messages that were delivered for the last time
     resent: set[str] = field(default_factory=set)  # dead letters that an operator has sent again
@@ -150,8 +148,6 @@ class Kept:
         self.possible |= self._copied
 
 
-LATE_MS: Final = 10_000
-"""By how much a busy machine may deliver and save later than a message is due."""
 NO_OFFSET: Final = -1
 """The offset of a group that has committed none."""
 
@@ -174,11 +170,9 @@ class Promises:
         self.violations: list[str] = []
         self.latest_ms = 0  # the latest time that the broker's clock has shown
         self.now_ms = 0  # what it showed last
-        self._stored_again: set[str] = set()  # messages that may be stored once more
         self._incarnations: dict[str, int] = {}
         self._returned: dict[str, int] = {}  # the oldest incarnation of a topic that a promotion may have brought back
         self._copied = _Copied()
-        self._copied_ms = 0  # when it was
         self.setting = Kept(0)
         """A setting of a group that an operator changes."""
         self.queue_count = Kept(0)
@@ -212,13 +206,6 @@ class Promises:
                     sent.due_ms = min(sent.due_ms, now_ms + sent.level_ms)
         self.now_ms = now_ms
         self.latest_ms = max(self.latest_ms, now_ms)
-
-    def level_unsaved(self, begin_ms: int, end_ms: int) -> None:
-        """The progress of delay levels could not be saved from `begin_ms` to `end_ms`: what fell due then was stored,
-        and is stored once more."""
-        self._stored_again |= {
-            name for name, sent in self.sent.items() if sent.level_ms and begin_ms <= sent.due_ms <= end_ms
-        }
 
     def hidden(self, group: str, message_id: str, until_ms: int) -> None:
         """The group has this message, or asked for more time, until then; 0: it gave the message back."""
@@ -286,19 +273,16 @@ class Promises:
     def copied(self) -> None:
         """The replica has all that was answered, and the tables."""
         self._copied = _Copied(deepcopy(self.sent), deepcopy(self.groups), dict(self._incarnations))
-        self._copied_ms = self.now_ms
         for kept in self._kept():
             kept.copied()
 
     def replica_is_new(self) -> None:
         """The replica has begun with another store, of which nothing is known."""
         self._copied = _Copied()
-        self._copied_ms = 0
 
     def taken_over(self, *, has_answered: bool) -> None:
         """The replica serves as the master; `has_answered`: with everything that was answered."""
         copied = self._copied
-        self.level_unsaved(min(self._copied_ms, self.now_ms) - LATE_MS, self.latest_ms + LATE_MS)
         for kept in self._kept():
             kept.taken_over()
         for topic, incarnation in self._incarnations.items():
@@ -408,9 +392,6 @@ class Promises:
         if delivery.body != body_of(delivery.message_id):
             self.violations.append(f"{name} with another body: {delivery.body[:40]!r}")
         place = (delivery.queue_id, delivery.queue_offset)
-        is_copy = sent.message_id in self._stored_again and state.places.get(sent.message_id, place) != place
-        if is_copy and state.copies.setdefault(sent.message_id, place) == place:
-            return
         reasons = self._never(sent) | {
             "of another topic": sent.topic != state.topic,
             "which it had finished": state.finished.get(sent.message_id) is Promise.YES,

@@ -4,10 +4,10 @@ checkpoint.
 These are not in the log. Tables with the same version or content are skipped. The others are replaced at once and saved
 in RocketMQ's files, as at the master, so a replica always has topics.
 
-The timer's checkpoint shows which delayed messages the master has delivered. It is saved only when this log has reached
-the end that the master's log had after reading the checkpoint. These deliveries are then in this log as well, and a
-promoted replica neither repeats nor loses one. With an Aerobee master it matters less, because its log has marks of
-deliveries.
+The timer's checkpoint and the offsets of the delay levels show which delayed messages the master has delivered. They
+are saved only when this log has reached the end that the master's log had after reading them. These deliveries are then
+in this log as well, so a promoted replica loses none. It repeats none either, because the log of an Aerobee master has
+marks of deliveries.
 
 Deletions of topics are not in the log either. An Aerobee master tells with its topics where in the log each was
 deleted, also one that exists again. As soon as the log here has reached that place, the messages before it are deleted.
@@ -26,8 +26,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Final, Protocol
+from dataclasses import dataclass, replace
+from typing import Final, Generic, Protocol, TypeVar
 
 from aerobee_broker.errors import BrokerError
 from aerobee_broker.remoting_wire.codes import Answer, Request
@@ -53,6 +53,7 @@ TABLES_FILE: Final = "replicationTables"
 """A file in the store of a replica that has copied all tables of its master at least once."""
 _ANSWER_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 0.05
+_T = TypeVar("_T")
 _NO_LOG: Final = 1 << 62  # the master's timer log is not copied; the wheel is rebuilt from the topic
 _NO_MODES: Final[dict[str, object]] = {"messageRequestModeMap": {}}
 
@@ -61,6 +62,16 @@ class _Table(Protocol):
     """A table that a master's answer can replace."""
 
     def snapshot(self) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Awaited(Generic[_T]):
+    """What a master said that counts here once this log has all that the master's had then. Another master's log may be
+    a different one."""
+
+    master: Connection
+    content: _T
+    end: int
 
 
 class Metadata:
@@ -74,15 +85,16 @@ class Metadata:
         self._clock = clock
         path = store.config.directory / "config" / "delayOffset.json"
         self._delays = JsonTable(store.file_system, path, stats=store.stats)
-        self._delay_offsets: object = None
+        self._delay_offsets: object = None  # as saved
+        self._delays_awaited: _Awaited[object] | None = None
         path = store.config.directory / "config" / "messageRequestMode.json"
         self._modes = JsonTable(store.file_system, path, stats=store.stats)
         self._request_modes: object = None
         self._deleted_letters = DeletedLetters(store)
         self._timer = TimerCheckpointFile(store.file_system, store.config.directory / "config" / "timercheck")
-        self._checkpoint: tuple[TimerCheckpoint, int] | None = None  # the master's, and the required end of this log
+        self._checkpoint_awaited: _Awaited[TimerCheckpoint] | None = None
         self._checkpoint_saved = 0  # its read time
-        self._ends: tuple[Connection, QueueEnds, int] | None = None  # the master's, and the required end of this log
+        self._ends_awaited: _Awaited[QueueEnds] | None = None
         self._marker = store.config.directory / TABLES_FILE
         self.is_complete = store.file_system.exists(self._marker)  # all tables were copied once
         self.error = ""  # why the last copy failed
@@ -110,11 +122,7 @@ class Metadata:
             tables.offsets.replace(offsets)
         await tables.save_all()
         await self.follow_deletions()
-        delays = await self._asked(master, Request.GET_ALL_DELAY_OFFSET)
-        if delays != self._delay_offsets:
-            await self._store.in_disk_thread(self._delays.save, delays)
-            self._delay_offsets = delays
-            self.copied += 1
+        await self._copy_delay_offsets(master)
         code = Request.GET_ALL_MESSAGE_REQUEST_MODE
         answered = await master.ask(Command(code), _ANSWER_SECONDS)
         modes = content_of(answered, code) if answered.code == Answer.SUCCESS else _NO_MODES  # RocketMQ 4 has none
@@ -125,7 +133,7 @@ class Metadata:
 
         await self._copy_checkpoint(master)
         self.error = ""
-        if not self.is_complete and await self._continue_queues(master):
+        if not self.is_complete and self._delay_offsets is not None and await self._continue_queues(master):
             await self._store.in_disk_thread(self._store.file_system.write_new, self._marker, b"")
             self.is_complete = True
 
@@ -133,18 +141,18 @@ class Metadata:
         """Let queues continue where the master's do, of which a log that begins late has no record. Returns whether
         that is done: not before the log has reached the master's end."""
         store = self._store
-        if self._ends is None or self._ends[0] is not master:
+        if self._ends_awaited is None or self._ends_awaited.master is not master:
             extent = await extent_of(master)
             if extent is None or not (store.min_physical_offset if store.positions[0] else extent.begin):
                 return True
             ends = await queue_ends(master, [topic.name for topic in self._tables.topics])
             extent = await extent_of(master) or extent
-            self._ends = master, ends, extent.end
-        _, ends, end = self._ends
-        if min(store.positions[2:]) < end:
-            self.error = f"where queues end is known once the log here has reached {end}"
+            self._ends_awaited = _Awaited(master, ends, extent.end)
+        awaited = self._ends_awaited
+        if min(store.positions[2:]) < awaited.end:
+            self.error = f"where queues end is known once the log here has reached {awaited.end}"
             return False
-        await store.continue_queues(ends)
+        await store.continue_queues(awaited.content)
         return True
 
     def restore_topics(self) -> list[str]:
@@ -203,21 +211,36 @@ class Metadata:
         while self._deletions_followed[0] is not copy or self._deletions_followed[1] < end:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(_LOOK_SECONDS)
 
+    async def _copy_delay_offsets(self, master: Connection) -> None:
+        """Those of a master that does not say where its log ends count at once."""
+        if self._delays_awaited is None or self._delays_awaited.master is not master:
+            self._delays_awaited = None
+            delays = await self._asked(master, Request.GET_ALL_DELAY_OFFSET)
+            if delays == self._delay_offsets:
+                return
+            extent = await extent_of(master)
+            self._delays_awaited = _Awaited(master, delays, 0 if extent is None else extent.end)
+        if self._delays_awaited.end <= self._store.positions[2]:
+            await self._store.in_disk_thread(self._delays.save, self._delays_awaited.content)
+            self._delay_offsets, self._delays_awaited = self._delays_awaited.content, None
+            self.copied += 1
+
     async def _copy_checkpoint(self, master: Connection) -> None:
         """A master without a timer refuses, or answers zeros."""
-        if self._checkpoint is not None and self._store.positions[2] >= self._checkpoint[1]:
-            checkpoint, self._checkpoint = self._checkpoint[0], None
+        if self._checkpoint_awaited is None or self._checkpoint_awaited.master is not master:
+            self._checkpoint_awaited = None
+            answered = await master.ask(Command(Request.GET_TIMER_CHECK_POINT), _ANSWER_SECONDS)
+            if answered.code != Answer.SUCCESS or (found := TimerCheckpoint.decode(answered.body)) is None:
+                return
+            extent = await extent_of(master)
+            if extent is None or found.read_time_ms <= self._checkpoint_saved:
+                return
+            self._checkpoint_awaited = _Awaited(master, replace(found, log_position=_NO_LOG), extent.end)
+        if self._checkpoint_awaited.end <= self._store.positions[2]:
+            checkpoint, self._checkpoint_awaited = self._checkpoint_awaited.content, None
             await self._store.in_disk_thread(self._timer.save, checkpoint)
             self._checkpoint_saved = checkpoint.read_time_ms
             self.copied += 1
-        if self._checkpoint is not None:
-            return
-        answered = await master.ask(Command(Request.GET_TIMER_CHECK_POINT), _ANSWER_SECONDS)
-        if answered.code != Answer.SUCCESS or (found := TimerCheckpoint.decode(answered.body)) is None:
-            return
-        extent = await extent_of(master)
-        if extent is not None and found.read_time_ms > self._checkpoint_saved:
-            self._checkpoint = replace(found, log_position=_NO_LOG), extent.end
 
     def _differ(self, own: _Table, masters: _Table) -> bool:
         differ = own.snapshot() != masters.snapshot()

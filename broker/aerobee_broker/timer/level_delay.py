@@ -7,8 +7,9 @@ handles.
 If the clock goes back, or a level becomes shorter, a message waits for the delay of its level from the time at which
 that is noticed, not for the time at which it was due by the old clock. RocketMQ delivers it at once.
 
-A message is delivered at least once. The file is saved right after a delivery, so only a crash in between repeats the
-deliveries since the last save; RocketMQ saves it every ten seconds.
+The file is saved right after a delivery. After a crash in between, and on a promoted replica, which has a copy of the
+file that is seconds old, the log knows better: a delivered message has a mark (LEVEL_ORIGIN), and what is due but not
+delivered as far as the file says is looked for in the index by its id. RocketMQ delivers it again.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Final
 
+from aerobee_broker.limits.loop_share import LoopShare
+from aerobee_broker.messages.key_query import newest_with_key
 from aerobee_broker.tables.data_version import DataVersion
 from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields, checked_integer
 from aerobee_broker.timer.background import BackgroundAppends
@@ -34,6 +37,9 @@ from aerobee_store.tables.json_table import JsonTable
 
 _log = logging.getLogger(__name__)
 
+LEVEL_ORIGIN: Final = "__AEROBEE_LEVEL"
+"""Property of messages that left SCHEDULE_TOPIC_XXXX: their queue there, a blank, and their queue offset."""
+
 _BATCH: Final = 64
 _HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 _OTHER_DELAYS: Final = (p.TIMER_DELIVER_MS, p.TIMER_DELAY_SEC)
@@ -45,8 +51,9 @@ class LevelDelay:
 
     name: Final = "level-delay"
 
-    def __init__(self, store: MessageStore, clock: Clock) -> None:
+    def __init__(self, store: MessageStore, clock: Clock, loop_share: LoopShare) -> None:
         self._store = store
+        self._loop_share = loop_share
         self._clock = clock
         self._levels = DelayLevels(store.config.delay_levels_seconds)
         path = store.config.directory / "config" / "delayOffset.json"
@@ -56,6 +63,7 @@ class LevelDelay:
         self._offsets: dict[int, int] = {}  # by level
         # by level: messages before this offset are due at this time at the latest, because the clock went back
         self._latest: dict[int, tuple[int, int]] = {}
+        self._known: set[int] = set()  # the queues of which nothing after the offset was delivered before the start
         self._wake = asyncio.Event()
         # The file records next that they are delivered, and it is durable at once.
         self._appends = BackgroundAppends(store, self._append, self._note_lost, durable=True)
@@ -153,6 +161,10 @@ class LevelDelay:
                     next_offset = record.queue_offset
                     break
                 message = _restored(record)
+                if message is not None and queue_id not in self._known:
+                    if await self._was_delivered(message):
+                        continue
+                    self._known.add(queue_id)  # messages are delivered in the order of their queue
                 if message is None:
                     self.lost += 1
                     _log.error(
@@ -169,6 +181,17 @@ class LevelDelay:
                 await self._store.in_disk_thread(self._table.save, self.snapshot())
             if due_ms is not None and due_ms > now_ms:
                 return due_ms
+
+    async def _was_delivered(self, message: Message) -> bool:
+        """Whether the log has this message, as it is to be delivered."""
+        message_id = message.properties.get(p.UNIQ_KEY)
+        if message_id is None:  # not one of RocketMQ's clients; it is delivered again
+            return False
+        async with aclosing(newest_with_key(self._store, self._loop_share, message.topic, message_id)) as records:
+            async for record in records:
+                if record.properties.get(LEVEL_ORIGIN) == message.properties[LEVEL_ORIGIN]:
+                    return True
+        return False
 
     def due_ms(self, record: Record, level: int) -> int:
         """When a message of this level is delivered, as far as is known."""
@@ -222,6 +245,7 @@ def _restored(record: Record) -> Message | None:
     for name in _OTHER_DELAYS:  # the level stays: consumers may ask for it
         values.pop(name, None)
     values[p.WAIT] = "false"
+    values[LEVEL_ORIGIN] = f"{record.queue_id} {record.queue_offset}"
     message = record.to_message(topic, queue_id, values)
     message.prepared_transaction_offset = 0
     return message

@@ -35,6 +35,7 @@ from aerobee_broker.processors.statuses import status_of
 from aerobee_broker.tables.deleted_letters import DeletedLetters
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import dead_letter_topic
+from aerobee_broker.timer.level_delay import LEVEL_ORIGIN
 from aerobee_broker.timer.state import TIMER_ORIGIN
 from aerobee_proto import admin_v1, v2
 from aerobee_store import InvalidMessageError, MessageStore, Record
@@ -61,8 +62,8 @@ _RESEND_SIZE: Final = 4 << 10  # bytes whose handling takes as long as one resen
 _TIME_MAX: Final = (1 << 63) - 1
 # Properties of the earlier deliveries, of Aerobee and of RocketMQ.
 _ENDED: Final = (
-    *(p.DLQ_ORIGIN_TOPIC, p.DLQ_ORIGIN_MESSAGE_ID, p.REAL_TOPIC, p.REAL_QUEUE_ID, p.CRC32, p.DELAY, TIMER_ORIGIN),
-    ONLY_GROUP,
+    *(p.DLQ_ORIGIN_TOPIC, p.DLQ_ORIGIN_MESSAGE_ID, p.REAL_TOPIC, p.REAL_QUEUE_ID, p.CRC32, p.DELAY),
+    *(TIMER_ORIGIN, LEVEL_ORIGIN, ONLY_GROUP),
     *(p.TIMER_DELIVER_MS, p.TIMER_DELAY_MS, p.TIMER_DELAY_SEC, p.TIMER_OUT_MS, p.TIMER_ENQUEUE_MS),
     *(p.TIMER_DEQUEUE_MS, p.TIMER_ROLL_TIMES, p.TRANSACTION_MESSAGE),
     *("RETRY_TOPIC", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME", "POP_CK", "1ST_POP_TIME"),

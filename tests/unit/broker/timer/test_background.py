@@ -10,6 +10,7 @@ from typing import Protocol
 
 import pytest
 
+from aerobee_broker.limits.loop_share import LoopShare
 from aerobee_broker.timer import background
 from aerobee_broker.timer.level_delay import LevelDelay
 from aerobee_store import MessageStore, SyncTimeoutError
@@ -81,7 +82,7 @@ async def delays(request: pytest.FixtureRequest) -> AsyncIterator[_Delays]:
     clock = ManualClock(START_MS)
     config = replace(STORE, flush="sync", delay_levels_seconds=(1,))
     store = MessageStore.open(config, file_system=MemoryFileSystem(), clock=clock)
-    levels = LevelDelay(store, clock)
+    levels = LevelDelay(store, clock, LoopShare())
     await asyncio.to_thread(levels.open)
     tasks = [asyncio.create_task(service.run()) for service in (store, levels)]
     await asyncio.sleep(0)
@@ -154,7 +155,7 @@ async def test_a_level_counts_again_when_the_clock_goes_back() -> None:
     clock = ManualClock(START_MS)
     config = replace(STORE, flush="sync", delay_levels_seconds=(60,))
     store = MessageStore.open(config, file_system=MemoryFileSystem(), clock=clock)
-    levels = LevelDelay(store, clock)
+    levels = LevelDelay(store, clock, LoopShare())
     await asyncio.to_thread(levels.open)
     delays = _Levels(store, levels, clock)
     running = asyncio.create_task(store.run())
