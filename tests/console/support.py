@@ -17,6 +17,7 @@ import httpx
 from starlette.types import ASGIApp, Message, Scope
 
 from aerobee_broker.console.app import open_console
+from aerobee_broker.console.connections import make_ledger
 from aerobee_broker.console.settings import ConsoleSettings
 from aerobee_client import Client
 from tests.console.scenario import Shop
@@ -102,7 +103,7 @@ def console_process(endpoint: str, *arguments: str) -> Iterator[tuple[str, int]]
 async def visiting(endpoint: str, *, follow: bool = True, **settings: Any) -> AsyncIterator[Visitor]:
     """A visitor of a console of the broker at `endpoint`."""
     options = {"timeout_seconds": 20.0, **settings}
-    async with open_console(ConsoleSettings(endpoint=endpoint, **options)) as app:
+    async with open_console(ConsoleSettings(endpoint=endpoint, **options), make_ledger().requests) as app:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url=ADDRESS, follow_redirects=follow) as client:
             yield Visitor(client, app)

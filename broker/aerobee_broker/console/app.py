@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from aerobee_broker.console import failures
-from aerobee_broker.console.forms import FormError, read_form, read_query
+from aerobee_broker.console.forms import SIZE_MAX, SMALL_SIZE_MAX, FormError, read_form, read_query, room_for_form
 from aerobee_broker.console.pages import login
 from aerobee_broker.console.protection import Gate, is_form_token, is_same_site
 from aerobee_broker.console.rendering import STATIC, make_environment, static_version
@@ -26,6 +26,7 @@ from aerobee_broker.console.routes import ACTIONS, PAGES
 from aerobee_broker.console.sessions import Sessions
 from aerobee_broker.console.settings import ConsoleSettings
 from aerobee_broker.console.visit import Console, Page, Visit
+from aerobee_broker.limits.byte_budget import ByteBudget
 from aerobee_client import Client, Credentials, ForbiddenError, connect
 from aerobee_proto import admin_v1, v2
 
@@ -35,8 +36,8 @@ _TOKEN_LENGTH_MAX: Final = 64
 
 
 @asynccontextmanager
-async def open_console(settings: ConsoleSettings) -> AsyncIterator[Starlette]:
-    """The application, and its connections to the broker while it is in use."""
+async def open_console(settings: ConsoleSettings, forms: ByteBudget) -> AsyncIterator[Starlette]:
+    """The application, and its connections to the broker while it is in use. Large forms need room in `forms`."""
 
     def dial(credentials: Credentials | None = None) -> Client:
         return connect(
@@ -58,6 +59,7 @@ async def open_console(settings: ConsoleSettings) -> AsyncIterator[Starlette]:
             # Browsers send cookies to every port of a host: consoles of two brokers must not sign each other out.
             cookie=f"aerobee_{hashlib.sha256(f'{settings.endpoint} {settings.url}'.encode()).hexdigest()[:8]}",
             version=static_version(),
+            forms=forms,
         )
         try:
             yield Starlette(routes=_routes(console), middleware=[Middleware(Gate, settings=settings)])
@@ -160,6 +162,10 @@ class _Endpoint:
         """Read the form, and refuse one that did not come from our pages."""
         if not is_same_site(visit.request):
             raise FormError("the form came from another site; open the console and repeat it there")
+        owner = visit.account or (visit.request.client.host if visit.request.client is not None else "")
+        size_max = SIZE_MAX if self._login else SMALL_SIZE_MAX
+        room = room_for_form(visit.request, self._console.forms, owner, size_max=size_max)
+        visit.request.scope["answered"].enter_context(room)
         visit.fields = await read_form(visit.request)
         if not is_form_token(self._console.key, visit.visitor, visit.fields.text("form_token")):
             raise FormError("the form is of an earlier session; it is up to date now, so send it again")
@@ -167,7 +173,10 @@ class _Endpoint:
     async def _identity(self, visit: Visit) -> admin_v1.WhoAmIResponse:
         if visit.session is None and self._console.settings.has_own_certificate:
             raise ForbiddenError(v2.Code.UNAUTHORIZED, "sign in")  # unsigned calls would be the console's own
-        return await visit.admin.who_am_i()
+        identity = await visit.admin.who_am_i()
+        if identity.accounts_required and (peer := getattr(visit.request.state, "peer", None)) is not None:
+            peer.is_known = True
+        return identity
 
     async def _failed(self, visit: Visit, error: Exception) -> Response:
         if not self._login or not failures.needs_login(error):

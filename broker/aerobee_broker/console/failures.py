@@ -49,7 +49,7 @@ def needs_login(error: Exception) -> bool:
 
 def status_of(error: Exception) -> int:
     """The code of HTTP for an error of KNOWN."""
-    return _row(error)[1]
+    return error.status if isinstance(error, FormError) else _row(error)[1]
 
 
 def text_of(error: Exception) -> str:
@@ -59,8 +59,8 @@ def text_of(error: Exception) -> str:
 
 def failure_page(visit: Visit, error: Exception) -> Response:
     """The page for an error of KNOWN."""
-    _, status, heading, again = _row(error)
-    visit.status = status
+    _, _, heading, again = _row(error)
+    visit.status = status_of(error)
     return visit.page("failure.html", heading=heading, text=text_of(error), retry_seconds=RETRY_SECONDS if again else 0)
 
 

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Final
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import ImmutableMultiDict
 from starlette.requests import Request
 
+from aerobee_broker.limits.byte_budget import ByteBudget
+from aerobee_broker.limits.loop_share import Turns
+from aerobee_broker.units import size_text
+
 SIZE_MAX: Final = 14 << 20
 """Bytes of a form: a body of 4 MiB, of which each byte may take three characters."""
+SMALL_SIZE_MAX: Final = 64 << 10
+"""Bytes of a form that needs no room, as all have that send no message: connections are bounded already."""
+READ_SECONDS: Final = 60.0
+"""For all of a form to arrive."""
 _FIELDS_MAX: Final = 4096
-_SECONDS_MAX: Final = 60.0
+_PIECE_SIZE: Final = 16 << 10  # bytes that are decoded at a time
 
 
 class FormError(Exception):
     """Input that cannot be used. The text names the field, the cause and the next step."""
+
+    def __init__(self, text: str, status: int = 400) -> None:
+        """`status` is the code of HTTP."""
+        super().__init__(text)
+        self.status: Final = status
 
 
 def whole_number(text: str, *, size_max: int = 19) -> int | None:
@@ -84,24 +98,58 @@ class Fields(ImmutableMultiDict[str, str]):
         return bool(self.text(name))
 
 
+@contextmanager
+def room_for_form(request: Request, budget: ByteBudget, owner: str, *, size_max: int) -> Iterator[None]:
+    """Room for a posted form, before it is read. FormError if it is too large, or others take the room."""
+    length = request.headers.get("content-length")
+    if length is None:
+        raise FormError("the form does not say its length; send it with a browser, or with Content-Length", 411)
+    size = int(length)  # the server has checked it
+    if size > size_max:
+        raise FormError(f"the form has more than {size_text(size_max)}; send large messages with a program", 413)
+    if size <= SMALL_SIZE_MAX:
+        yield
+        return
+    if not budget.try_take(size, (owner,)):
+        raise FormError("others are sending large forms; send it again in a minute, or with a program", 503)
+    try:
+        yield
+    finally:
+        budget.give(size, (owner,))
+
+
 async def read_form(request: Request) -> Fields:
-    """The fields of a posted form. FormError if it is too large, too slow, or no form."""
+    """The fields of a posted form, for which there is room. FormError if it is too slow, or no form."""
     kind = request.headers.get("content-type", "").partition(";")[0]
     if kind != "application/x-www-form-urlencoded":
         raise FormError("the request is no form")
     content = bytearray()
     try:
-        async with asyncio.timeout(_SECONDS_MAX):
+        async with asyncio.timeout(READ_SECONDS):
             async for chunk in request.stream():
                 content += chunk
-                if len(content) > SIZE_MAX:
-                    raise FormError(f"the form has more than {SIZE_MAX >> 20} MiB; send large messages with a program")
     except TimeoutError:
-        raise FormError(f"the form did not arrive within {_SECONDS_MAX:g} s; send it again") from None
-    try:
-        return Fields(parse_qsl(content.decode("ascii"), keep_blank_values=True, max_num_fields=_FIELDS_MAX))
-    except (ValueError, UnicodeDecodeError):
-        raise FormError("the form cannot be read, or has more than 4,096 fields") from None
+        raise FormError(f"the form did not arrive within {READ_SECONDS:g} s; send it again", 408) from None
+    if not content.isascii() or content.count(b"&") >= _FIELDS_MAX:
+        raise FormError("the form cannot be read, or has more than 4,096 fields")
+    parts = [part.partition(b"=") for part in content.split(b"&") if part]
+    turns = Turns()
+    return Fields([(await _decoded(name, turns), await _decoded(value, turns)) for name, _, value in parts])
+
+
+async def _decoded(text: bytearray, turns: Turns) -> str:
+    """A name or a value, piece by piece: the standard library makes an object of each escape of a piece."""
+    found = bytearray()
+    begin = 0
+    while begin < len(text):
+        await turns.next()
+        end = begin + _PIECE_SIZE
+        escape = text.rfind(b"%", end - 2, end)
+        if escape >= 0:
+            end = escape
+        found += unquote_to_bytes(bytes(text[begin:end]).replace(b"+", b" "))
+        begin = end
+    return found.decode(errors="replace")
 
 
 def read_query(request: Request) -> Fields:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+from contextlib import ExitStack
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -36,8 +37,11 @@ _HEADERS: Final = {
 }
 
 
+_PIECE_SIZE: Final = 64 << 10  # bytes of an answer that the server gets at a time: it waits for a browser between them
+
+
 class Gate:
-    """The outermost part of the application."""
+    """The outermost part of the application. What `scope["answered"]` is given ends when the request is answered."""
 
     def __init__(self, app: ASGIApp, settings: ConsoleSettings) -> None:
         self._app = app
@@ -52,6 +56,12 @@ class Gate:
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
+            elif message["type"] == "http.response.body":
+                body = memoryview(message.get("body", b""))
+                while len(body) > _PIECE_SIZE:
+                    await send({**message, "body": bytes(body[:_PIECE_SIZE]), "more_body": True})
+                    body = body[_PIECE_SIZE:]
+                message = {**message, "body": bytes(body)}
             await send(message)
 
         host = Headers(scope=scope).get("host", "")
@@ -65,7 +75,8 @@ class Gate:
             if path != base and not path.startswith(f"{base}/"):  # the proxy has removed it
                 path = base + path
             scope = {**scope, "root_path": base, "path": path}
-        await self._app(scope, receive, send_protected)
+        with ExitStack() as answered:
+            await self._app({**scope, "answered": answered}, receive, send_protected)
 
     def _is_own(self, host: str) -> bool:
         """Whether a Host header names an address, `localhost` or the name in `--url`."""

@@ -7,14 +7,15 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 import uvicorn
 
 from aerobee_broker.console.app import open_console
+from aerobee_broker.console.connections import Connection, make_ledger
 from aerobee_broker.console.settings import ConsoleError, ConsoleSettings
 
-CONNECTIONS_MAX: Final = 512
 _DRAIN_SECONDS: Final = 2
 
 
@@ -35,7 +36,8 @@ async def serve(
     """
     _check_certificate(settings)
     with _listening(host, port) as listener:
-        async with open_console(settings) as app:
+        ledger = make_ledger()
+        async with open_console(settings, ledger.requests) as app:
             server = _Server(
                 uvicorn.Config(
                     app,
@@ -44,7 +46,8 @@ async def serve(
                     access_log=False,  # addresses of pages contain keys of messages
                     server_header=False,
                     proxy_headers=False,
-                    limit_concurrency=CONNECTIONS_MAX,
+                    http=partial(Connection, ledger=ledger),  # type: ignore[arg-type]  # called as a class is
+                    ws="none",
                     timeout_graceful_shutdown=_DRAIN_SECONDS,
                     ssl_certfile=None if settings.certificate is None else str(settings.certificate),
                     ssl_keyfile=None if settings.key is None else str(settings.key),

@@ -19,6 +19,7 @@ from aerobee_broker.console.navigation import Links, navigation
 from aerobee_broker.console.protection import form_token
 from aerobee_broker.console.sessions import Session, Sessions
 from aerobee_broker.console.settings import ConsoleSettings
+from aerobee_broker.limits.byte_budget import ByteBudget
 from aerobee_client import Admin, Client, Producer
 from aerobee_proto import admin_v1
 
@@ -35,6 +36,8 @@ class Console:
     key: bytes = field(repr=False)
     cookie: str
     version: str
+    forms: ByteBudget
+    """For large forms, until they are answered."""
     producers: WeakKeyDictionary[Client, Producer] = field(default_factory=WeakKeyDictionary)
 
 

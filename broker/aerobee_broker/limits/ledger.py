@@ -101,8 +101,10 @@ class Holdings:
 class Ledger:
     """The one total, with the budgets and the peers under it."""
 
-    def __init__(self, limits: LimitsConfig | None = None) -> None:
+    def __init__(self, limits: LimitsConfig | None = None, *, name: str = "limits.waiting_bytes_max") -> None:
+        """`name` says in the log which limit it is."""
         limits = limits or LimitsConfig()
+        self._name = name
         self.total_max: Final = limits.waiting_bytes_max
         self.held_max: Final = max(self.total_max - limits.request_bytes_max // 2, self.total_max // 4)
         """Held bytes leave some of the total to requests, however many peers hold them."""
@@ -223,9 +225,8 @@ class Ledger:
         self._dropped_size += freed
         if count:
             _log.warning(
-                "dropped peers=%d bytes=%d cause=clients make the broker keep %d bytes, and the limit "
-                "limits.waiting_bytes_max is %d",
-                *(count, freed, self.used, self.total_max),
+                "dropped peers=%d bytes=%d cause=clients make the process keep %d bytes, and the limit %s is %d",
+                *(count, freed, self.used, self._name, self.total_max),
             )
 
     @staticmethod

@@ -20,8 +20,7 @@ async def sign_in(visit: Visit) -> Response:
     console = visit.console
     address = visit.request.client.host if visit.request.client is not None else ""
     if not console.sessions.may_try(address):
-        visit.status = 429
-        raise FormError("too many logins have failed; wait a minute")
+        raise FormError("too many logins have failed; wait a minute", 429)
     account = visit.fields.needed("access_key", "Access key")
     try:
         credentials = Credentials(account, visit.fields.needed("secret_key", "Secret key"))
