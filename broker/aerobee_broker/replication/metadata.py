@@ -133,7 +133,7 @@ class Metadata:
 
         await self._copy_checkpoint(master)
         self.error = ""
-        if not self.is_complete and self._delay_offsets is not None and await self._continue_queues(master):
+        if not self.is_complete and await self._continue_queues(master):
             await self._store.in_disk_thread(self._store.file_system.write_new, self._marker, b"")
             self.is_complete = True
 

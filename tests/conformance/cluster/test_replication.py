@@ -19,7 +19,7 @@ from aerobee_broker.remoting_wire.connection import Connection, RemotingServer
 from aerobee_broker.remoting_wire.fields import answer
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.replication.frames import MasterReader, Unit, encode_report
-from aerobee_broker.replication.metadata import TABLES_FILE, Metadata
+from aerobee_broker.replication.metadata import Metadata
 from aerobee_broker.tables.table_files import Tables
 from aerobee_store import MessageStore
 from aerobee_store.records import record
@@ -297,7 +297,6 @@ async def test_c112_metadata_of_a_replica(tmp_path: Path) -> None:
         assert (metadata.copied, file.load()) == (copied, None), "the log here is empty"
         delays = tmp_path / "config" / "delayOffset.json"
         assert not delays.exists(), "likewise"
-        assert not (tmp_path / TABLES_FILE).exists()
         store.append([Message("T", 0, b"x" * 200)])
         store.flush()
         await metadata.copy(java)
@@ -306,7 +305,6 @@ async def test_c112_metadata_of_a_replica(tmp_path: Path) -> None:
         assert (found.read_time_ms, found.queue_offset) == (checkpoint.read_time_ms, checkpoint.queue_offset)
         assert not TimerLog(store.file_system, tmp_path / "timerlog", 4096).covers(0, found.log_position)
         assert java_json.loads(delays.read_bytes()) == java_json.loads(bodies[Request.GET_ALL_DELAY_OFFSET])
-        assert (tmp_path / TABLES_FILE).exists()
         await metadata.copy(java)
         assert metadata.copied == copied + 2, "the same again is no change"
     assert set(codes) <= set(asked)
