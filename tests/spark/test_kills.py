@@ -64,13 +64,19 @@ class Driver:
         return True
 
     def kill_executor(self) -> None:
+        """Kill those that it has, once it has one: the driver before may have left enough copies to go on at once."""
         marker = f"-Daerobee.test={self._directory} "
-        executors = [
-            process
-            for process, _, command in processes()
-            if marker in command and "CoarseGrainedExecutorBackend" in command
-        ]
-        assert executors
+        executors: list[int] = []
+
+        def found() -> bool:
+            executors[:] = [
+                process
+                for process, _, command in processes()
+                if marker in command and "CoarseGrainedExecutorBackend" in command
+            ]
+            return self.runs() and bool(executors)
+
+        wait_for(found, "an executor")
         for executor in executors:
             os.kill(executor, signal.SIGKILL)
 
