@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from aerobee_client.testing import BrokerProcess
+from tests.support.programs import program
 from tests.support.shell import Shell
 
 pytestmark = pytest.mark.timeout(300)
@@ -120,8 +120,7 @@ class TestCompletion:
     @pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
     def test_each_shell_completes_commands_and_names(self, shell: Shell, tmp_path: Path, name: str) -> None:
         """As a person types it: a command, and a topic that the broker has."""
-        if (program := shutil.which(name)) is None:
-            pytest.skip(f"{name} is not installed: apt-get install {name}")
+        shell_program = program(name)
         shell.text("topic", "create", f"typed-in-{name}")
         script = tmp_path / name
         script.write_text(shell.text("completion", name))
@@ -131,7 +130,7 @@ class TestCompletion:
             ("aerobee topic des", "describe"),
             (f"aerobee topic describe typed-in-{name[:2]}", f"typed-in-{name}"),
         ):
-            assert _completed(program, script, typed, environment) == completed
+            assert _completed(str(shell_program), script, typed, environment) == completed
 
 
 def _command(directory: Path) -> Path:

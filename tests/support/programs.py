@@ -18,13 +18,16 @@ from typing import Final, NoReturn
 import pytest
 
 DEBIAN: Final = {
+    "bash": "bash",
     "chromium": "chromium",
     "etcd": "etcd-server",
     "faketime": "faketime",
+    "fish": "fish",
     "nginx": "nginx-light",
     "prometheus": "prometheus",
     "promtool": "prometheus",
     "strace": "strace",
+    "zsh": "zsh",
 }
 """The package that brings each program."""
 HELM: Final = "helm.sh/helm/v3/cmd/helm@v3.19.0"
