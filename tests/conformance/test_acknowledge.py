@@ -41,6 +41,8 @@ async def test_163_several_entries(client: RawClient, topic: str, group: str) ->
     assert mixed.status.code == Code.MULTIPLE_RESULTS
     assert [entry.status.code for entry in mixed.entries] == [Code.OK, Code.INVALID_RECEIPT_HANDLE, Code.OK]
     assert [entry.receipt_handle for entry in mixed.entries][1] == "nonsense"
+    ids = [each.system_properties.message_id for each in messages[:2]]
+    assert [entry.message_id for entry in mixed.entries][::2] == ids
     bad = await client.acknowledge(topic, group, "nonsense")
     assert bad.status.code == Code.INVALID_RECEIPT_HANDLE
     good = await client.acknowledge(topic, group, messages[2])
@@ -151,8 +153,9 @@ async def test_172_last_attempt(client: RawClient, topic: str, group: str) -> No
     assert dead.system_properties.dead_letter_queue.topic == topic
 
 
-async def test_173_forwarded(client: RawClient, topic: str, group: str) -> None:
+async def test_173_forwarded(traveller: Traveller, topic: str, group: str) -> None:
     """OK; the dead letter has its original topic and id, and the group never gets it again."""
+    client = traveller.client
     received = await one(client, topic, group)
     message_id = received.system_properties.message_id
     handle = received.system_properties.receipt_handle
@@ -162,6 +165,7 @@ async def test_173_forwarded(client: RawClient, topic: str, group: str) -> None:
     assert dead.body == received.body
     origin = dead.system_properties.dead_letter_queue
     assert (origin.topic, origin.message_id) == (topic, message_id)
+    await traveller.clock.advance(3600)
     assert (await client.receive(topic, group)).code == Code.MESSAGE_NOT_FOUND
 
 

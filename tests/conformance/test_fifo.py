@@ -137,20 +137,28 @@ async def test_159_acknowledgement_wakes(client: RawClient, topic: str, group: s
 
 
 async def test_160_dead_letter_unlocks(client: RawClient, topic: str, group: str) -> None:
-    """A consumer that forwards a message to the dead letters gets the next one."""
+    """After a consumer forwards a message to the dead letters, a receive that waits gets the next one."""
     await start(client, topic, group, "g:0", "g:1")
     bad = (await client.receive(topic, group, count=1, wait=5)).one
+    waiting = asyncio.create_task(client.other().receive(topic, group, wait=19))
+    await asyncio.sleep(0.1)
     handle = bad.system_properties.receipt_handle
     assert await client.forward(topic, group, handle, bad.system_properties.message_id) == Code.OK
-    assert (await client.receive(topic, group, wait=5)).bodies == ["g:1"]
+    async with asyncio.timeout(60):
+        assert (await waiting).bodies == ["g:1"]
     assert (await client.receive(f"%DLQ%{group}", f"{group}-audit", wait=5)).bodies == ["g:0"]
 
 
 async def test_161_settings(client: RawClient, topic: str, group: str) -> None:
-    """The settings say whether the group consumes in order."""
+    """The settings say whether the group consumes in order; one that a consumer of a FIFO topic creates does."""
     await start(client, topic, group)
+    await client.create_topic(f"{topic}-normal")
     await client.create_group(f"{group}-standard", fifo=False)
-    for name, fifo in ((group, True), (f"{group}-standard", False)):
-        async with client.other().telemetry() as stream:
-            subscription = (await stream.told(**consumer_settings(name, topic))).subscription
-            assert (subscription.HasField("fifo"), subscription.fifo) == (True, fifo)
+    groups = {group: topic, f"{group}-standard": topic, f"{group}-new": topic, f"{group}-new-2": f"{topic}-normal"}
+    orderly = {group, f"{group}-new"}
+    for _ in range(2):  # before the first receive, which creates the groups that are new, and after it
+        for name, consumed in groups.items():
+            async with client.other().telemetry() as stream:
+                subscription = (await stream.told(**consumer_settings(name, consumed))).subscription
+                assert (subscription.HasField("fifo"), subscription.fifo) == (True, name in orderly), name
+            await client.receive(consumed, name)

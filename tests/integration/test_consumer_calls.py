@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,8 @@ import pytest
 
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.errors import (
-    BrokerError,
     InvalidReceiptHandleError,
-    InvalidRequestError,
 )
-from aerobee_broker.processors.statuses import status_of
 from aerobee_proto import v2
 from aerobee_store import Message
 from aerobee_store.testing import ManualClock
@@ -79,13 +75,6 @@ async def receive(harness: Harness, made: v2.ReceiveMessageRequest | None = None
     return [response.message for response in await call(harness, made or request()) if response.HasField("message")]
 
 
-async def code_of(harness: Harness, made: v2.ReceiveMessageRequest) -> int:
-    """The code that a client gets for the error that a receive raises."""
-    with pytest.raises(BrokerError) as caught:
-        await call(harness, made)
-    return status_of(caught.value, "ReceiveMessage").code
-
-
 def ack(harness: Harness, *handles: str) -> v2.AckMessageRequest:
     """An AckMessageRequest with ids m0, m1, ..."""
     return v2.AckMessageRequest(
@@ -105,19 +94,6 @@ def change(handle: str, milliseconds: int) -> v2.ChangeInvisibleDurationRequest:
 
 
 # --- ReceiveMessage -----------------------------------------------------------------------------------------
-
-
-async def test_answer_comes_before_the_deadline(tmp_path: Path) -> None:
-    """The answer is in time even if the polling time equals the deadline or the client sets none."""
-    harness = await Harness.start(tmp_path / "store", ManualClock(), poll_reserve_seconds=30.0)
-    try:
-        for wait in (20, None):
-            async with asyncio.timeout(30.2):
-                assert (await call(harness, request(wait=wait), remaining=30.2))[
-                    0
-                ].status.code == Code.MESSAGE_NOT_FOUND
-    finally:
-        await harness.stop()
 
 
 @pytest.mark.parametrize(("seconds", "waits"), [(4.0, False), (None, True), (1.0, True)])
@@ -141,15 +117,6 @@ async def test_old_clients_keep_half_of_their_request_timeout(
     [first, _] = [some async for some in harness.receive_processor.process(request(wait=None), client, 2.0)]
     assert responses_in(first)[0].status.code == Code.MESSAGE_NOT_FOUND
     assert (sum(waits_of) > 0.1) == waits
-
-
-async def test_filters_that_cannot_be_honoured_are_refused(harness: Harness) -> None:
-    """An incomplete SQL expression, and tags that consist only of separators."""
-    sql = request(expression="a >")
-    sql.filter_expression.type = v2.FilterType.SQL
-    assert await code_of(harness, sql) == Code.ILLEGAL_FILTER_EXPRESSION
-    for expression in (" || ", "||", "&&", " && || "):
-        assert await code_of(harness, request(expression=expression)) == Code.ILLEGAL_FILTER_EXPRESSION
 
 
 async def test_small_messages_are_written_together(harness: Harness) -> None:
@@ -184,47 +151,6 @@ async def test_all_messages_of_an_incomplete_answer_are_redelivered_at_once(
     assert answer.status.code == Code.INVALID_RECEIPT_HANDLE
 
 
-# --- AckMessage ---------------------------------------------------------------------------------------------
-
-
-async def test_every_entry_has_its_result_in_order(harness: Harness) -> None:
-    """The overall status is the common one, or MULTIPLE_RESULTS if they differ."""
-    await harness.send("a", "b")
-    handles = [message.system_properties.receipt_handle for message in await receive(harness)]
-    processor = harness.acknowledge_processor
-
-    mixed = await processor.acknowledge(ack(harness, handles[0], "nonsense"), harness.client())
-    assert mixed.status.code == Code.MULTIPLE_RESULTS
-    assert [(e.message_id, e.status.code) for e in mixed.entries] == [
-        ("m0", Code.OK),
-        ("m1", Code.INVALID_RECEIPT_HANDLE),
-    ]
-    assert [entry.receipt_handle for entry in mixed.entries] == [handles[0], "nonsense"]
-
-    failed = await processor.acknowledge(ack(harness, "nonsense"), harness.client())
-    assert failed.status.code == failed.entries[0].status.code == Code.INVALID_RECEIPT_HANDLE
-
-    again = await processor.acknowledge(ack(harness, *handles), harness.client())
-    assert again.status.code == Code.OK
-
-
-async def test_acknowledgement_of_nothing_is_a_bad_request(harness: Harness) -> None:
-    """An acknowledgement needs at least one entry."""
-    with pytest.raises(InvalidRequestError) as caught:
-        await harness.acknowledge_processor.acknowledge(ack(harness), harness.client())
-    assert caught.value.code == Code.BAD_REQUEST
-
-
-async def test_acknowledgement_works_for_an_unknown_client(harness: Harness) -> None:
-    """After a restart no client is known, but handles are still valid."""
-    await harness.send("a")
-    [message] = await receive(harness)
-    answer = await harness.acknowledge_processor.acknowledge(
-        ack(harness, message.system_properties.receipt_handle), Client("never seen")
-    )
-    assert answer.status.code == Code.OK
-
-
 # --- ChangeInvisibleDuration --------------------------------------------------------------------------------
 
 
@@ -240,18 +166,3 @@ async def test_an_expired_handle_is_refused_like_by_rocketmq(harness: Harness) -
     assert entry.status.message.startswith("receipt handle is expired")
     with pytest.raises(InvalidReceiptHandleError, match=r"^receipt handle is expired"):
         await harness.acknowledge_processor.change_invisible(change(handle, 5), harness.client())
-
-
-@pytest.mark.parametrize("milliseconds", [-1, -5000, 12 * 3_600_000 + 1])
-async def test_durations_outside_the_limits_are_refused(harness: Harness, milliseconds: int) -> None:
-    """The old handle stays valid."""
-    await harness.send("a")
-    [message] = await receive(harness)
-    handle = message.system_properties.receipt_handle
-    with pytest.raises(InvalidRequestError) as caught:
-        await harness.acknowledge_processor.change_invisible(change(handle, milliseconds), harness.client())
-    assert caught.value.code == Code.ILLEGAL_INVISIBLE_TIME
-    assert f"of {milliseconds} ms is outside 0..43200000 ms" in str(caught.value)
-    assert (
-        await harness.acknowledge_processor.acknowledge(ack(harness, handle), harness.client())
-    ).status.code == Code.OK

@@ -17,7 +17,6 @@ from aerobee_broker.errors import (
     GroupNotFoundError,
     InvalidReceiptHandleError,
     TooManyRequestsError,
-    TopicNotFoundError,
 )
 from aerobee_broker.filters.message_filter import filter_of
 from aerobee_broker.tables.consumer_groups import GroupConfig
@@ -225,46 +224,6 @@ async def test_a_receive_in_a_backlog_without_matches_ends_in_time(start: Start)
 # --- Receive and acknowledge --------------------------------------------------------------------------------
 
 
-async def test_message_is_invisible_to_its_group_until_its_time_ends(start: Start) -> None:
-    """After the invisible time another consumer of the group gets it, as attempt 2 with a new handle."""
-    harness = await start()
-    await harness.send("a")
-    [first] = await harness.receive(seconds=30)
-    assert first.attempt == 1
-    await harness.advance(29.999)
-    assert await harness.receive(client_id="other") == []
-    await harness.advance(0.001)
-    [second] = await harness.receive(client_id="other")
-    assert (second.record.body, second.attempt) == (b"a", 2)
-    assert second.receipt_handle != first.receipt_handle
-    assert second.record.queue_offset == first.record.queue_offset
-
-
-async def test_acknowledged_message_is_never_redelivered(start: Start) -> None:
-    """It does not come after its invisible time, a crash or a clean restart."""
-    harness = await start()
-    await harness.send("a", "b")
-    messages = await harness.receive(seconds=10)
-    assert await harness.acknowledge(messages[0]) == [True]
-    await harness.advance(3600)
-    assert bodies(await harness.receive(seconds=10)) == ["b"]
-    harness = await harness.crash()
-    await harness.advance(3600)
-    assert bodies(await harness.receive(seconds=10)) == ["b"]
-    harness = await harness.restart()
-    await harness.advance(3600)
-    assert attempts(await harness.receive(seconds=10)) == {"b": 4}
-
-
-async def test_batch_of_a_receive_is_limited(start: Start) -> None:
-    """A receive returns at most the requested number; the next one gets the rest."""
-    harness = await start()
-    await harness.send(*"abcde")
-    assert bodies(await harness.receive(2)) == ["a", "b"]
-    assert bodies(await harness.receive(2)) == ["c", "d"]
-    assert bodies(await harness.receive(2)) == ["e"]
-
-
 async def test_receive_serves_queues_in_turn(start: Start) -> None:
     """A queue that always has messages does not starve the others."""
     harness = await start()
@@ -283,37 +242,7 @@ async def test_redelivery_comes_before_new_messages(start: Start) -> None:
     assert attempts(await harness.receive(2)) == {"a": 2, "b": 1}
 
 
-async def test_unknown_topic_or_group_is_an_error(start: Start) -> None:
-    """A receive at this layer creates neither."""
-    harness = await start()
-    with pytest.raises(TopicNotFoundError):
-        await harness.receive(topic="unknown")
-    with pytest.raises(GroupNotFoundError):
-        await harness.receive(group="unknown")
-
-
 # --- Filters ------------------------------------------------------------------------------------------------
-
-
-async def test_messages_skipped_by_a_tag_filter_are_finished(start: Start) -> None:
-    """Messages that the filter skips are finished for the group, and the commit offset moves past them."""
-    harness = await start()
-    for tag in ("a", "b", "c", "A"):
-        await harness.send(f"of-{tag}", tag=tag)
-    await harness.send("untagged")
-    messages = await harness.receive(tags=frozenset({"a", "b"}))
-    assert bodies(messages) == ["of-a", "of-b"]
-    await harness.acknowledge(*messages)
-    assert await harness.receive() == []
-    assert harness.tables.offsets.get(TOPIC, GROUP, 0) == 5
-
-
-async def test_tags_with_equal_hashes_are_distinguished(start: Start) -> None:
-    """`Aa` and `BB` have the same Java hash; the strings are compared."""
-    harness = await start()
-    await harness.send("one", tag="Aa")
-    await harness.send("two", tag="BB")
-    assert bodies(await harness.receive(tags=frozenset({"BB"}))) == ["two"]
 
 
 async def test_filter_that_matches_nothing_does_not_lose_later_messages(start: Start) -> None:
@@ -339,23 +268,6 @@ async def test_a_handle_expires_with_its_time_and_not_with_the_timer(start: Star
     assert await harness.acknowledge(acknowledged) == [False]
     with pytest.raises(InvalidReceiptHandleError):
         await harness.deliveries.change_invisible(TOPIC, GROUP, changed.receipt_handle, 10_000)
-
-
-async def test_change_of_invisible_time_gives_a_new_handle(start: Start) -> None:
-    """The old handle is invalid, the new one acknowledges, and the time starts at the change."""
-    harness = await start()
-    await harness.send("a")
-    [message] = await harness.receive(seconds=10)
-    await harness.advance(9)
-    handle = await harness.deliveries.change_invisible(TOPIC, GROUP, message.receipt_handle, 10_000)
-    await harness.advance(9)
-    assert await harness.receive() == []
-    assert await harness.acknowledge(message) == [False]
-    with pytest.raises(InvalidReceiptHandleError):
-        await harness.deliveries.change_invisible(TOPIC, GROUP, message.receipt_handle, 0)
-    assert await harness.deliveries.acknowledge(TOPIC, GROUP, [handle]) == [None]
-    await harness.advance(3600)
-    assert await harness.receive() == []
 
 
 # --- Long polling -------------------------------------------------------------------------------------------
@@ -407,21 +319,6 @@ async def test_a_receive_that_is_cancelled_before_its_answer_keeps_nothing(
     assert bodies(await harness.receive()) == ["a"]
 
 
-async def test_too_many_waiting_receives_are_refused(start: Start) -> None:
-    """Earlier receives keep waiting; the one above the limit fails at once."""
-    harness = await start(waiting_per_group_max=2)
-    waiting = [asyncio.create_task(harness.receive(wait=20)) for _ in range(2)]
-    while harness.deliveries.long_polling.waiting_count < 2:  # noqa: ASYNC110 - nobody is told
-        await asyncio.sleep(0)
-    with pytest.raises(TooManyRequestsError, match="polling full"):
-        await harness.receive(wait=20)
-    await harness.send("a", "b")
-    async with asyncio.timeout(60):
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    harness.deliveries.long_polling.drain()
-    await asyncio.gather(*waiting)
-
-
 async def test_messages_in_flight_are_bounded(start: Start) -> None:
     """A group that never acknowledges gets no more until it does."""
     harness = await start(in_flight_per_group_max=3)
@@ -466,33 +363,14 @@ async def test_messages_of_a_lost_client_are_redelivered_after_a_second(start: S
         assert attempts(await waiting) == {"a": 2}
 
 
-async def test_waits_of_a_terminated_client_end(start: Start) -> None:
-    """Some clients shut down only after their last receive is answered."""
-    harness = await start()
-    waiting = asyncio.create_task(harness.receive(wait=20))
-    await asyncio.sleep(0.01)
-    harness.deliveries.client_gone("client")
-    async with asyncio.timeout(60):
-        assert await waiting == []
-
-
 # --- Dead letters -------------------------------------------------------------------------------------------
 
 
-async def test_message_becomes_a_dead_letter_after_its_last_attempt(start: Start) -> None:
-    """It goes to the group's dead-letter topic with its origin, and is not delivered again."""
+async def test_a_forwarded_message_is_not_delivered_after_a_crash(start: Start) -> None:
     harness = await start()
-    saved(harness.tables.groups).update(GroupConfig(name=GROUP, retry_max_times=2))
     await harness.send("a")
-    for attempt in (1, 2, 3):
-        assert attempts(await harness.receive(seconds=1)) == {"a": attempt}
-        await harness.advance(1)
-    assert await harness.receive() == []
-    [dead] = await harness.receive(group="audit", topic=f"%DLQ%{GROUP}", wait=5)
-    assert dead.record.body == b"a"
-    assert dead.record.properties["DLQ_ORIGIN_TOPIC"] == TOPIC
-    assert dead.record.properties["DLQ_ORIGIN_MESSAGE_ID"] == "id-a"
-    assert harness.deliveries.stats.dead_letters == 1
+    [message] = await harness.receive()
+    await harness.deliveries.forward_to_dead_letter_queue(TOPIC, GROUP, message.receipt_handle)
     harness = await harness.crash()
     await harness.advance(3600)
     assert await harness.receive() == []
@@ -516,20 +394,6 @@ async def test_attempts_are_counted_over_restarts(start: Start) -> None:
     assert bodies(await harness.receive(group="audit", topic=f"%DLQ%{GROUP}", wait=5)) == ["a"]
 
 
-async def test_message_is_forwarded_to_the_dead_letters_on_request(start: Start) -> None:
-    """The message is finished, and its handle becomes invalid."""
-    harness = await start()
-    await harness.send("a")
-    [message] = await harness.receive()
-    await harness.deliveries.forward_to_dead_letter_queue(TOPIC, GROUP, message.receipt_handle)
-    with pytest.raises(InvalidReceiptHandleError):
-        await harness.deliveries.forward_to_dead_letter_queue(TOPIC, GROUP, message.receipt_handle)
-    assert bodies(await harness.receive(group="audit", topic=f"%DLQ%{GROUP}", wait=5)) == ["a"]
-    harness = await harness.crash()
-    await harness.advance(3600)
-    assert await harness.receive() == []
-
-
 async def test_many_exhausted_messages_do_not_hide_one_that_can_be_delivered(start: Start) -> None:
     """A receive skips exhausted messages until it finds one to deliver, or reaches the end."""
     harness = await start()
@@ -546,19 +410,6 @@ async def test_many_exhausted_messages_do_not_hide_one_that_can_be_delivered(sta
 
 
 # --- Restarts -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["crash", "restart"])
-async def test_message_in_flight_stays_invisible_over_a_restart(start: Start, kind: str) -> None:
-    """Its handle, its remaining invisible time and its attempt are kept."""
-    harness = await start()
-    await harness.send("a", "b")
-    messages = await harness.receive(seconds=60)
-    harness = await getattr(harness, kind)()
-    assert await harness.receive() == []
-    assert await harness.acknowledge(next(m for m in messages if m.record.body == b"a")) == [True]
-    await harness.advance(60)
-    assert attempts(await harness.receive()) == {"b": 2}
 
 
 async def test_changed_time_and_handle_survive_a_crash(start: Start) -> None:
