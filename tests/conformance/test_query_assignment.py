@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from aerobee_proto import v2
-from tests.conformance.raw_client import RawClient, message
+from tests.conformance.raw_client import RawClient, message, ordered
 
 Code = v2.Code
 
@@ -23,12 +23,16 @@ async def test_074_standard_group(client: RawClient, topic: str, group: str) -> 
 
 
 async def test_075_orderly_group(client: RawClient, topic: str, group: str) -> None:
-    """Every readable queue, or one for all."""
+    """Every readable queue; a push consumer gets only messages of the queue it names."""
     await client.create_topic(topic, v2.MessageType.FIFO, queues=3)
     await client.create_group(group, fifo=True)
     response = await client.assignment(topic, group)
     assert response.status.code == Code.OK
-    assert [each.message_queue.id for each in response.assignments] in ([0, 1, 2], [-1])
+    assert [each.message_queue.id for each in response.assignments] == [0, 1, 2]
+    await client.sent(*(ordered(topic, f"{number}", f"g{number}") for number in range(20)))
+    for queue_id in (2, 0, 1):
+        received = await client.receive(topic, group, queue_id=queue_id, auto_renew=True, wait=5)
+        assert {each.system_properties.queue_id for each in received.messages} == {queue_id}
 
 
 async def test_076_two_consumers(client: RawClient, topic: str, group: str) -> None:

@@ -59,15 +59,16 @@ async def test_044_producer(client: RawClient, topic: str) -> None:
 
 
 async def test_045_push_consumer(client: RawClient, topic: str, group: str) -> None:
-    """Retries, order, batch size and polling time; its group and subscriptions."""
+    """Retries, order, batch size and the broker's polling time; its group and subscriptions."""
     settings = consumer_settings(group, topic)
+    settings["subscription"].long_polling_timeout.CopyFrom(duration(7))
     async with client.telemetry() as stream:
         told = await stream.told(**settings)
     assert told.backoff_policy.max_attempts == 17
     assert len(told.backoff_policy.customized_backoff.next) > 0
     assert told.subscription.HasField("fifo")
     assert told.subscription.receive_batch_size == 32
-    assert told.subscription.long_polling_timeout.ToSeconds() > 0
+    assert told.subscription.long_polling_timeout.ToSeconds() == 20
     assert told.subscription.group == resource(group)
     assert told.subscription.subscriptions == settings["subscription"].subscriptions
 
@@ -121,6 +122,7 @@ async def test_049_echo(client: RawClient, topic: str, group: str) -> None:
             told = await stream.told(**settings)
         for name in ("client_type", *own):
             assert getattr(told, name) == settings[name], name
+        assert told.HasField("metric"), "C++ and C# would ask again and again"
 
 
 async def test_050_settings_again(client: RawClient, topic: str) -> None:

@@ -11,11 +11,8 @@ import pytest
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import Address, BrokerConfig, ListenConfig, Settings, TopicsConfig
 from aerobee_broker.errors import (
-    IllegalGroupError,
     IllegalTopicError,
-    InvalidRequestError,
     TableFormatError,
-    TopicNotFoundError,
 )
 from aerobee_broker.limits.wakes import Gate, Wakes
 from aerobee_broker.listening.listeners import Listening
@@ -27,10 +24,9 @@ from aerobee_broker.remoting_wire.codes import Answer
 from aerobee_broker.remoting_wire.connection import Connection
 from aerobee_broker.remoting_wire.fields import answer
 from aerobee_broker.remoting_wire.frame import Command
-from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.data_version import DataVersion
 from aerobee_broker.tables.table_files import Tables
-from aerobee_broker.tables.topics import Permission, TopicConfig, TopicMessageType
+from aerobee_broker.tables.topics import TopicConfig, TopicMessageType
 from aerobee_proto import v2
 from aerobee_store.disk.file_system import DiskFileSystem
 from aerobee_store.tables.java_json import JsonFormatError
@@ -59,7 +55,6 @@ class Routes:
             TopicConfig.of_type("orders", queue_count=4),
             TopicConfig.of_type("mixed", TopicMessageType.MIXED, queue_count=1),
             TopicConfig(name="shrinking", read_queue_count=3, write_queue_count=1),
-            TopicConfig(name="write-only", read_queue_count=1, write_queue_count=1, permission=Permission.WRITE),
         ):
             saved(self.tables.topics).create(topic)
         self.name_server = RouteTables(ManualClock())
@@ -75,10 +70,6 @@ class Routes:
         assert response.status.code == v2.Code.OK
         return list(response.message_queues)
 
-    async def endpoints(self, *dialled: tuple[str, int]) -> tuple[str, list[tuple[str, int]]]:
-        wire = (await self.queues("orders", *dialled))[0].broker.endpoints
-        return v2.AddressScheme.Name(wire.scheme), [(address.host, address.port) for address in wire.addresses]
-
     async def assigned(self, topic: str, group: str) -> list[v2.MessageQueue]:
         request = v2.QueryAssignmentRequest(topic=v2.Resource(name=topic), group=v2.Resource(name=group))
         response = await self.processor.query_assignment(request, CLIENT)
@@ -90,58 +81,15 @@ def routes(tmp_path: Path) -> Routes:
     return Routes(tmp_path)
 
 
-async def test_queues_of_a_topic(routes: Routes) -> None:
-    """Queues are numbered from 0, read-write, on a named broker with id 0. Clients ignore others."""
-    queues = await routes.queues("orders")
-    assert [queue.id for queue in queues] == [0, 1, 2, 3]
-    for queue in queues:
-        assert queue.permission == v2.Permission.READ_WRITE
-        assert (queue.broker.id, queue.broker.name) == (0, "aerobee")
-        assert list(queue.accept_message_types) == [v2.MessageType.NORMAL]
-        assert queue.topic == v2.Resource(name="orders")
-
-
-async def test_types_and_permissions(routes: Routes) -> None:
-    """A mixed topic lists its types. Queues beyond the write count are read-only."""
-    assert list((await routes.queues("mixed"))[0].accept_message_types) == [
-        v2.MessageType.NORMAL,
-        v2.MessageType.FIFO,
-        v2.MessageType.DELAY,
-        v2.MessageType.TRANSACTION,
-    ]
+async def test_queues_beyond_the_write_count_are_read_only(routes: Routes) -> None:
     permissions = [queue.permission for queue in await routes.queues("shrinking")]
     assert permissions == [v2.Permission.READ_WRITE, v2.Permission.READ, v2.Permission.READ]
-    assert (await routes.queues("write-only"))[0].permission == v2.Permission.WRITE
 
 
-@pytest.mark.parametrize(
-    ("dialled", "scheme"),
-    [
-        ([("127.0.0.1", 18081)], "IPv4"),
-        ([("10.0.0.1", 1), ("10.0.0.2", 2)], "IPv4"),
-        ([("::1", 8081)], "IPv6"),
-        ([("localhost", 80)], "DOMAIN_NAME"),
-    ],
-)
-async def test_a_route_has_the_address_of_the_connection(
-    routes: Routes, dialled: list[tuple[str, int]], scheme: str
-) -> None:
-    """Clients get the host and port that they connected to, so mapped ports and container names work."""
-    assert await routes.endpoints(*dialled) == (scheme, dialled)
-
-
-async def test_a_name_stands_alone(routes: Routes) -> None:
-    """Clients accept a host name only as the single address."""
-    assert await routes.endpoints(("one", 1), ("two", 2)) == ("DOMAIN_NAME", [("one", 1)])
-    assert await routes.endpoints(("10.0.0.1", 1), ("::1", 2)) == ("IPv4", [("10.0.0.1", 1)])
-
-
-async def test_other_sources_of_the_address(tmp_path: Path) -> None:
-    """An advertised address takes precedence. Without an address in the request, the listener's is used."""
-    advertised = Routes(tmp_path / "a", listen=ListenConfig(advertise=Address("broker.example", 9)))
-    assert await advertised.endpoints(("127.0.0.1", 1)) == ("DOMAIN_NAME", [("broker.example", 9)])
-    assert await Routes(tmp_path / "b", "10.0.0.5:77").endpoints() == ("IPv4", [("10.0.0.5", 77)])
-    assert await Routes(tmp_path / "c", "0.0.0.0:77").endpoints() == ("IPv4", [("127.0.0.1", 77)])
+async def test_a_listener_on_all_addresses_has_that_of_this_machine(tmp_path: Path) -> None:
+    """If the request has no address. A client could not connect to 0.0.0.0."""
+    [queue, *_] = await Routes(tmp_path, "0.0.0.0:77").queues("orders")
+    assert list(queue.broker.endpoints.addresses) == [v2.Address(host="127.0.0.1", port=77)]
 
 
 async def test_each_listener_can_be_advertised(tmp_path: Path) -> None:
@@ -156,37 +104,13 @@ async def test_each_listener_can_be_advertised(tmp_path: Path) -> None:
         assert [address.host for address in endpoints.addresses] == [name]
 
 
-async def test_unknown_topics(routes: Routes, tmp_path: Path) -> None:
-    """An unknown topic is an error that says how to create it. With auto-creation the new topic is on disk."""
-    with pytest.raises(TopicNotFoundError, match="aerobee topic create absent"):
-        await routes.queues("absent")
-    for name in ("", " ", "a.b", "a" * 128, "TBW102", "rmq_sys_x"):
-        with pytest.raises(IllegalTopicError):
-            await routes.queues(name)
-    creating = Routes(tmp_path / "new", topics=TopicsConfig(auto_create=True, queue_count=2))
+async def test_a_topic_created_by_its_first_route_is_on_disk(tmp_path: Path) -> None:
+    """A topic of a group is not created."""
+    creating = Routes(tmp_path, topics=TopicsConfig(auto_create=True, queue_count=2))
     assert len(await creating.queues("absent")) == 2
-    assert "absent" in (tmp_path / "new" / "config" / "topics.json").read_text()
+    assert "absent" in (tmp_path / "config" / "topics.json").read_text()
     with pytest.raises(IllegalTopicError):
         await creating.queues("%RETRY%g")
-
-
-async def test_assignments(routes: Routes) -> None:
-    """A standard group gets queue -1, an orderly group every readable queue."""
-    assert [queue.id for queue in await routes.assigned("orders", "billing")] == [-1]
-    saved(routes.tables.groups).create(GroupConfig(name="ledger", consume_orderly=True))
-    assert [queue.id for queue in await routes.assigned("orders", "ledger")] == [0, 1, 2, 3]
-    with pytest.raises(InvalidRequestError) as caught:
-        await routes.assigned("write-only", "billing")
-    assert caught.value.code == v2.Code.FORBIDDEN
-    with pytest.raises(IllegalGroupError):
-        await routes.assigned("orders", "g" * 121)
-
-
-async def test_impossible_endpoints(routes: Routes) -> None:
-    """An endpoint that no client can use is refused with ILLEGAL_ACCESS_POINT."""
-    with pytest.raises(InvalidRequestError) as caught:
-        await routes.queues("orders", ("", 0))
-    assert caught.value.code == v2.Code.ILLEGAL_ACCESS_POINT
 
 
 def _register(routes: Routes, broker: str, *, broker_id: int = 0, grpc: GrpcAddresses, **topics: QueueData) -> None:

@@ -61,18 +61,6 @@ def test_the_client_with_the_oldest_call_makes_room(monkeypatch: pytest.MonkeyPa
     assert ledger.held == held
 
 
-def test_termination(clients: ClientRegistry) -> None:
-    """Termination takes effect at once. For an unknown client it does nothing."""
-    gone: list[str] = []
-    clients.gone_listeners.append(gone.append)
-    clients.seen("a")
-    clients.terminate("a")
-    clients.terminate("a")
-    clients.terminate("never seen")
-    assert gone == ["a"]
-    assert len(clients) == 0
-
-
 async def command_of(stream: TelemetryStream) -> v2.TelemetryCommand:
     """The next command of a stream."""
     data = await stream.next()
@@ -129,19 +117,6 @@ async def test_a_command_without_an_answer(clients: ClientRegistry) -> None:
     clients.terminate("c")
     with pytest.raises(ClientNotConnectedError):
         await asking
-
-
-async def test_the_command_to_reconnect(clients: ClientRegistry) -> None:
-    """Each command has its own nonce."""
-    client = clients.seen("c")
-    stream = clients.open_stream(client)
-    assert clients.reconnect(client)
-    assert clients.reconnect(client)
-    nonces = set()
-    for _ in range(2):
-        sent = await command_of(stream)
-        nonces.add(sent.reconnect_endpoints_command.nonce)
-    assert len(nonces - {""}) == 2
 
 
 def test_consumers_by_group_and_producers_by_topic(clients: ClientRegistry) -> None:
@@ -201,18 +176,6 @@ async def test_the_longest_silent_clients_go_when_ids_fill_the_memory(clock: Man
     assert "connected" in clients
     assert "invented 999" in clients
     assert "invented 0" not in clients
-
-
-async def test_a_second_stream_replaces_the_first(clients: ClientRegistry) -> None:
-    """A new stream ends the first one; closing the first one does not affect the new one."""
-    client = clients.seen("a")
-    first = clients.open_stream(client)
-    second = clients.open_stream(client)
-    assert await first.next() is None
-    clients.close_stream(client, first)
-    assert client.stream is second
-    clients.close_stream(client, second)
-    assert not client.command(command("1"))
 
 
 async def test_silent_clients_lose_their_stream(clients: ClientRegistry, clock: ManualClock) -> None:

@@ -154,21 +154,6 @@ async def test_unknown_ids(harness: TransactionHarness) -> None:
     assert harness.transactions.pending_count == 1
 
 
-async def test_undecided_keeps_the_transaction(harness: TransactionHarness) -> None:
-    """UNDECIDED returns OK, and a later commit is accepted."""
-    await harness.send("T1")
-    assert await harness.end("T1", UNDECIDED) == Code.OK
-    assert harness.ids() == []
-    assert await harness.end("T1") == Code.OK
-    assert harness.ids() == ["T1"]
-
-
-async def test_any_client_may_decide(harness: TransactionHarness) -> None:
-    """Another client than the sender may decide, because the sender may be gone."""
-    await harness.send("T1", client_id="sender")
-    assert await harness.end("T1", client_id="another") == Code.OK
-
-
 async def test_commit_into_a_topic_that_was_deleted(harness: TransactionHarness) -> None:
     """The commit is refused, and the next check gives the message up."""
     await harness.send("T1")
@@ -211,14 +196,6 @@ async def test_a_repeated_send_is_stored_once(harness: TransactionHarness) -> No
     assert harness.transactions.pending_count == 3
 
 
-async def test_topic_types_and_half_messages(harness: TransactionHarness) -> None:
-    """Only TRANSACTION and MIXED topics accept half messages; a transaction topic accepts nothing else."""
-    assert await harness.send_code(half("T1", "mixed")) == Code.OK
-    assert await harness.send_code(half("T2", "normal")) == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
-    assert await harness.send_code(message(TOPIC, message_id="N")) == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
-    assert await harness.send_code(message("mixed", message_id="N")) == Code.OK
-
-
 async def test_messages_that_cannot_be_half_messages(harness: TransactionHarness) -> None:
     """A half message may not share a request with plain messages nor have a delivery time."""
     for messages in ([half("T1", "mixed"), message("mixed")], [message("mixed"), half("T1", "mixed")]):
@@ -227,14 +204,6 @@ async def test_messages_that_cannot_be_half_messages(harness: TransactionHarness
     due.system_properties.delivery_timestamp.seconds = harness.clock.now_ms() // 1000 + 60
     assert await harness.send_code(due) == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
     assert harness.store.positions[0] == 0
-
-
-async def test_recovery_duration_has_a_limit(harness: TransactionHarness) -> None:
-    """Conformance item 116: 3600 s is accepted, 3601 s is refused."""
-    for seconds, code in ((3601, Code.BAD_REQUEST), (3600, Code.OK)):
-        made = half("T1")
-        made.system_properties.orphaned_transaction_recovery_duration.seconds = seconds
-        assert await harness.send_code(made) == code
 
 
 async def test_waiting_transactions_have_a_bound(tmp_path: Path) -> None:
