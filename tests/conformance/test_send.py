@@ -178,9 +178,10 @@ async def test_095_same_id_sent_twice(client: RawClient, topic: str, group: str)
 
 
 async def test_096_due_in_the_past(client: RawClient, topic: str, group: str) -> None:
-    """It is delivered at once."""
+    """It is delivered at once, and cannot be recalled."""
     await client.create_topic(topic, Type.DELAY)
-    await client.sent(delayed(topic, 1_000_000_000_000), delayed(topic, int(time.time() * 1000)))
+    sent = await client.sent(delayed(topic, 1_000_000_000_000), delayed(topic, int(time.time() * 1000)))
+    assert [entry.recall_handle for entry in sent] == ["", ""]
     assert len(await client.receive_all(topic, group, 2)) == 2
 
 

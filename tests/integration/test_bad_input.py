@@ -205,6 +205,20 @@ CASES: list[tuple[str, str, Any, int, str]] = [
         )
         for s in (-1, -(1 << 40), 1 << 40, 1 << 62)
     ),
+    *(
+        (f"lite-{n}", "SendMessage", send(message(lite_topic=t)), Code.ILLEGAL_LITE_TOPIC, "lite topic")
+        for n, t in {"65": "l" * 65, "percent": "a%b"}.items()
+    ),
+    ("priority", "SendMessage", send(message(priority=-1)), Code.BAD_REQUEST, "priority"),
+    ("trace", "SendMessage", send(message(trace_context="\x02")), Code.BAD_REQUEST, "trace_context"),
+    (
+        "trace-8193",
+        "SendMessage",
+        send(message(trace_context="x" * 8193)),
+        Code.MESSAGE_PROPERTIES_TOO_LARGE,
+        "more than 8192 bytes",
+    ),
+    ("host", "SendMessage", send(message(born_host="\x02")), Code.BAD_REQUEST, "host"),
     *((f"recovery-{s}", "SendMessage", recovery(s), Code.BAD_REQUEST, "0..3600 s") for s in (3601, -1, 1 << 62)),
     (
         "type",

@@ -73,30 +73,12 @@ def test_a_message_round_trips() -> None:
     assert not unset & {field.name for field, _ in system.ListFields()}
 
 
-def test_every_delivery_has_encoding_and_digest() -> None:
-    """Official clients need both: IDENTITY unless the sender set GZIP, and MD5 in upper case."""
-    system = round_trip(sent()).system_properties
-    assert system.body_encoding == v2.Encoding.IDENTITY
-    assert system.body_digest == v2.Digest(type=v2.DigestType.MD5, checksum="5D41402ABC4B2A76B9719D911017C592")
-    assert round_trip(sent(body_encoding=v2.Encoding.GZIP)).system_properties.body_encoding == v2.Encoding.GZIP
-
-
 @pytest.mark.parametrize("keys", [["a b", "c"], ["a b"], [" a"], ["a", "b", "c"], ["a  b", ""], []])
 def test_keys_round_trip(keys: list[str]) -> None:
     """A key with a space stays one key, although RocketMQ's index has its words."""
     wire = sent(keys=keys)
     assert list(round_trip(wire).system_properties.keys) == [key for key in keys if key]
     assert to_store_message(wire, "t", 0, PEER, 0).properties.get("KEYS", "").split() == " ".join(keys).split()
-
-
-def test_missing_fields_are_filled_in() -> None:
-    """The birth time is now, and the birth host is the client's address, as in RocketMQ."""
-    message = to_store_message(sent(), "t", 0, PEER, 1_700_000_000_000)
-    assert (message.born_timestamp, message.born_host) == (1_700_000_000_000, PEER)
-    system = to_wire_message(stored(message), TOPIC).system_properties
-    assert system.born_host == "10.0.0.7"
-    assert not system.HasField("receipt_handle")
-    assert not system.HasField("delivery_attempt")
 
 
 @pytest.mark.parametrize("seconds", [-1, 1 << 62])
@@ -158,17 +140,6 @@ def test_numbers_in_foreign_properties(text: str) -> None:
         raw_properties=encode_properties({"TIMER_DELIVER_MS": text or "x", "_SYS_MSG_PRIORITY_": text or "x"}),
     )
     assert not to_wire_message(stored(message), TOPIC).system_properties.HasField("delivery_timestamp")
-
-
-def test_dead_letters_name_their_origin() -> None:
-    """A dead letter has the topic and id of the original message."""
-    message = dataclasses.replace(
-        to_store_message(sent(), "t", 0, PEER, 1),
-        properties={"DLQ_ORIGIN_TOPIC": "orders", "DLQ_ORIGIN_MESSAGE_ID": "01"},
-    )
-    assert to_wire_message(stored(message), TOPIC).system_properties.dead_letter_queue == v2.DeadLetterQueue(
-        topic="orders", message_id="01"
-    )
 
 
 @given(

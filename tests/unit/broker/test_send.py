@@ -127,18 +127,6 @@ async def sender(tmp_path: Path) -> AsyncIterator[Sender]:
             await running
 
 
-async def test_a_message_is_stored_before_the_answer(sender: Sender) -> None:
-    """The answer has the message's id and offset, and the message is durable and readable."""
-    response = await sender.send(message(message_id="0A"))
-    assert response.status.code == v2.Code.OK
-    (entry,) = response.entries
-    assert (entry.status.code, entry.message_id, entry.transaction_id) == (v2.Code.OK, "0A", "0A")
-    assert (entry.offset, entry.recall_handle) == (0, "")
-    wrote, _, flushed, _ = sender.store.positions
-    assert flushed == wrote
-    assert [record.unique_key for record in sender.stored("orders")] == ["0A"]
-
-
 @pytest.mark.parametrize("count", [4, 9])
 async def test_a_batch(sender: Sender, count: int) -> None:
     """Each message has an entry, in order, and all share a queue. The next request uses the next queue."""
@@ -153,16 +141,6 @@ async def test_a_batch(sender: Sender, count: int) -> None:
         assert [record.unique_key for record in stored] == [str(number) for number in range(count)]
 
 
-async def test_a_message_group_stays_in_its_queue(sender: Sender) -> None:
-    """RocketMQ's hash selects the queue, and offsets follow the order of sending."""
-    offsets = []
-    for number in range(5):
-        response = await sender.send(message("ordered", message_id=str(number), message_group="order-1"))
-        offsets.append(response.entries[0].offset)
-    assert offsets == [0, 1, 2, 3, 4]
-    assert {record.queue_id for record in sender.stored("ordered")} == {3}
-
-
 @pytest.mark.parametrize(
     ("group", "buckets"),
     [
@@ -175,37 +153,6 @@ async def test_a_message_group_stays_in_its_queue(sender: Sender) -> None:
 def test_queues_of_message_groups_equal_rocketmqs(group: str, buckets: tuple[int, ...]) -> None:
     """Known values for 4, 8 and 16 queues, so that a topic moved from RocketMQ keeps its order."""
     assert tuple(jump_hash(group, count) for count in (4, 8, 16)) == buckets
-
-
-async def test_namespaces_are_apart(sender: Sender) -> None:
-    """The namespace, from the resource or the header, is part of the topic's name."""
-    sender.client.namespace = "shop"
-    await sender.send(message(message_id="by-header"))
-    sender.client.namespace = ""
-    named = message(message_id="by-resource")
-    named.topic.resource_namespace = "shop"
-    await sender.send(named)
-    await sender.send(message(message_id="without"))
-    assert [record.unique_key for record in sender.stored("shop%orders")] == ["by-header", "by-resource"]
-    assert [record.unique_key for record in sender.stored("orders")] == ["without"]
-
-
-async def test_types_must_fit_the_topic(sender: Sender) -> None:
-    """A message type that the topic does not accept is refused."""
-    conflict = v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
-    delayed = message(message_id="1")
-    delayed.system_properties.delivery_timestamp.FromMilliseconds(1_700_000_060_000)
-    assert await sender.refused(message(message_group="g")) == conflict
-    assert await sender.refused(message("ordered")) == conflict
-    assert await sender.refused(delayed) == conflict
-    delayed.topic.name = "mixed"
-    assert (await sender.send(delayed)).status.code == v2.Code.OK
-    assert (await sender.send(message("light", lite_topic="a"))).status.code == v2.Code.OK
-    assert await sender.refused(message("light")) == conflict
-    assert await sender.refused(message(lite_topic="a")) == conflict
-    assert (await sender.send(message("mixed"))).status.code == v2.Code.OK
-    assert (await sender.send(message("mixed", message_group="g"))).status.code == v2.Code.OK
-    assert (await sender.send(message(priority=0))).status.code == v2.Code.OK
 
 
 async def test_a_delayed_message_waits_in_the_timer_topic(sender: Sender) -> None:
@@ -228,32 +175,12 @@ async def test_a_delayed_message_waits_in_the_timer_topic(sender: Sender) -> Non
     assert sender.counters.sent[("mixed", "delay")].messages == 1
 
 
-@pytest.mark.parametrize("ahead_ms", [0, -1, -1_000_000_000])
-async def test_a_message_that_is_already_due_is_delivered_at_once(sender: Sender, ahead_ms: int) -> None:
-    """The message is stored in its topic with its delivery time, and there is no recall handle."""
-    due = v2.Timestamp()
-    due.FromMilliseconds(sender.store.clock.now_ms() + ahead_ms)
-    (entry,) = (await sender.send(message("mixed", delivery_timestamp=due))).entries
-    assert entry.recall_handle == ""
-    (stored,) = sender.stored("mixed")
-    assert stored.properties["TIMER_DELIVER_MS"] == str(due.ToMilliseconds())
-
-
 def test_recall_handle_is_rocketmqs() -> None:
     """The handle equals the specification's example."""
     handle = RecallHandle("topicD", "broker-0", 1735787046001, "01AABBCCDDEEFF1234012345670000000A")
     text = "djEgdG9waWNEIGJyb2tlci0wIDE3MzU3ODcwNDYwMDEgMDFBQUJCQ0NEREVFRkYxMjM0MDEyMzQ1NjcwMDAwMDAwQQ=="
     assert handle.encode() == text
     assert RecallHandle.decode(text) == handle
-
-
-async def test_one_bad_message_refuses_all(sender: Sender) -> None:
-    """If one message is refused, nothing of the request is stored."""
-    assert await sender.refused(message(), message(tag="a|b")) == v2.Code.ILLEGAL_MESSAGE_TAG
-    assert await sender.refused(message(), message("mixed")) == v2.Code.MESSAGE_CORRUPTED
-    assert await sender.refused() == v2.Code.MESSAGE_CORRUPTED
-    assert await sender.refused(message(body=b"x" * 8193)) == v2.Code.MESSAGE_BODY_TOO_LARGE
-    assert await sender.refused(message("read-only")) == v2.Code.FORBIDDEN
 
 
 @pytest.mark.parametrize("kind", ["in order", "known"])
