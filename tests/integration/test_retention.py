@@ -57,11 +57,8 @@ async def test_a_group_keeps_its_position_when_the_journal_expires(harness: Harn
     assert harness.store.queue_range(JOURNAL_TOPIC, 0)[0] >= before[1]
     assert harness.store.queue_range(TOPIC, 0) == (1, 2)
     harness = await harness.crash()
-    try:
-        assert bodies(await harness.receive()) == ["later"]
-        assert bodies(await harness.receive(group="audit")) == ["later"]
-    finally:
-        await harness.stop()
+    assert bodies(await harness.receive()) == ["later"]
+    assert bodies(await harness.receive(group="audit")) == ["later"]
 
 
 async def test_messages_in_flight_survive_the_expiry_of_their_events(harness: Harness) -> None:
@@ -73,18 +70,14 @@ async def test_messages_in_flight_survive_the_expiry_of_their_events(harness: Ha
     await harness.store.retention.clean()
     assert harness.store.status().min_offset > 0
     crashed = await harness.crash()
-    try:
-        await crashed.advance(999)
-        assert await crashed.receive() == []
-        await crashed.advance(1)
-        again = await crashed.receive()
-        assert [(message.record.body, message.attempt) for message in again] == [(b"a", 2), (b"c", 2)]
-        again_after = await crashed.restart()
-        await again_after.advance(60)
-        assert [message.attempt for message in await again_after.receive()] == [3, 3]
-        await again_after.stop()
-    finally:
-        await crashed.stop()
+    await crashed.advance(999)
+    assert await crashed.receive() == []
+    await crashed.advance(1)
+    again = await crashed.receive()
+    assert [(message.record.body, message.attempt) for message in again] == [(b"a", 2), (b"c", 2)]
+    again_after = await crashed.restart()
+    await again_after.advance(60)
+    assert [message.attempt for message in await again_after.receive()] == [3, 3]
 
 
 async def test_the_log_is_kept_if_a_snapshot_cannot_be_written(

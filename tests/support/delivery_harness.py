@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from aerobee_store.testing import ManualClock
 TOPIC = "orders"
 GROUP = "billing"
 START_MS = 1_700_000_000_000
+Start = Callable[..., Awaitable["Harness"]]
 
 
 class Harness:
@@ -60,6 +62,7 @@ class Harness:
         self.acknowledge_processor = AcknowledgeProcessor(Settings(self.config), self.deliveries, counters)
         self._services: list[asyncio.Task[None]] = []
         self._message_count = 0
+        self._next: Harness | None = None  # the run after this one
 
     @classmethod
     async def start(cls, directory: Path, clock: ManualClock, **delivery: Any) -> Harness:
@@ -82,16 +85,22 @@ class Harness:
         shutil.copytree(self.directory, copy, copy_function=_copy)
         await self._end()
         self.store.close()
-        return await Harness.start(copy, self.clock, **self.settings)
+        return await self._start_next(copy)
 
     async def restart(self) -> Harness:
         """Stop cleanly, and start again."""
         await self.stop()
-        return await Harness.start(self.directory, self.clock, **self.settings)
+        return await self._start_next(self.directory)
+
+    async def _start_next(self, directory: Path) -> Harness:
+        self._next = await Harness.start(directory, self.clock, **self.settings)
+        return self._next
 
     async def stop(self) -> None:
-        """Write a snapshot, save the tables, and close."""
-        if self.store.state != "closed":
+        """End the last run: write a snapshot, save the tables, and close."""
+        if self._next is not None:
+            await self._next.stop()
+        elif self.store.state != "closed":
             await self.deliveries.close()
             await self.tables.save()
             await self._end()

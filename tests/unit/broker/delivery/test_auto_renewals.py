@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from aerobee_store.testing import ManualClock
-from tests.support.delivery_harness import Harness
+from tests.support.delivery_harness import Start
 
 
-async def test_a_push_consumer_keeps_messages_as_long_as_the_settings_say(tmp_path: Path) -> None:
+async def test_a_push_consumer_keeps_messages_as_long_as_the_settings_say(start: Start) -> None:
     """`auto_renew_seconds_max` while it lives, `client_gone_seconds` once it is gone."""
-    harness = await Harness.start(tmp_path, ManualClock(), auto_renew_seconds_max=100.0, client_gone_seconds=7.0)
+    harness = await start(auto_renew_seconds_max=100.0, client_gone_seconds=7.0)
 
     async def taken_by(client_id: str) -> list[int]:
         return [message.attempt for message in await harness.receive(seconds=None, client_id=client_id)]
@@ -26,4 +23,3 @@ async def test_a_push_consumer_keeps_messages_as_long_as_the_settings_say(tmp_pa
     assert await taken_by("living") == []
     await harness.advance(2)
     assert await taken_by("living") == [3]
-    await harness.stop()

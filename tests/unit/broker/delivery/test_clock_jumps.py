@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from aerobee_store.testing import ManualClock
-from tests.support.delivery_harness import Harness
+from tests.support.delivery_harness import Harness, Start
 
 DAY = 24 * 3600.0
 
 
 @pytest.mark.parametrize("jump", [-DAY, DAY, -400 * DAY])
-async def test_clock_changes_do_not_change_an_invisible_time(tmp_path: Path, jump: float) -> None:
+async def test_clock_changes_do_not_change_an_invisible_time(harness: Harness, jump: float) -> None:
     """The invisible time keeps its length when the clock is set back or forward."""
-    harness = await Harness.start(tmp_path / "store", ManualClock())
     await harness.send("a")
     assert len(await harness.receive(seconds=60)) == 1
     harness.clock.jump(jump)
@@ -23,13 +19,12 @@ async def test_clock_changes_do_not_change_an_invisible_time(tmp_path: Path, jum
     assert await harness.receive() == []
     await harness.advance(11)
     assert len(await harness.receive()) == 1
-    await harness.stop()
 
 
 @pytest.mark.parametrize("orderly", [True, False])
-async def test_a_restart_after_the_clock_went_back(tmp_path: Path, orderly: bool) -> None:
+async def test_a_restart_after_the_clock_went_back(start: Start, orderly: bool) -> None:
     """After a restart, a message in flight is invisible for the maximum invisible time at most."""
-    harness = await Harness.start(tmp_path / "store", ManualClock(), invisible_seconds_max=3600.0)
+    harness = await start(invisible_seconds_max=3600.0)
     await harness.send("a")
     assert len(await harness.receive(seconds=60)) == 1
     harness.clock.jump(-30 * DAY)
@@ -37,4 +32,3 @@ async def test_a_restart_after_the_clock_went_back(tmp_path: Path, orderly: bool
     assert await harness.receive() == []
     await harness.advance(3601)
     assert len(await harness.receive()) == 1
-    await harness.stop()

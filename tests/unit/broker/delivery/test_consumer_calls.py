@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,19 +12,10 @@ from aerobee_broker.errors import (
 )
 from aerobee_proto import v2
 from aerobee_store import Message
-from aerobee_store.testing import ManualClock
 from tests.support.delivery_harness import GROUP, TOPIC, Harness
 
 Code = v2.Code
 Responses = list[v2.ReceiveMessageResponse]
-
-
-@pytest.fixture
-async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
-    """A broker without gRPC."""
-    harness = await Harness.start(tmp_path / "store", ManualClock())
-    yield harness
-    await harness.stop()
 
 
 def request(

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from aerobee_broker.tables.consumer_groups import GroupConfig
-from aerobee_store.testing import ManualClock
 from tests.support.delivery_harness import TOPIC, Harness
 
 GROUPS = {"standard": False, "orderly": True}
 
 
 @pytest.fixture
-async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
-    harness = await Harness.start(tmp_path / "store", ManualClock())
+async def harness(harness: Harness) -> Harness:
     for group, orderly in GROUPS.items():
         harness.tables.groups.create(GroupConfig(name=group, consume_orderly=orderly, retry_max_times=1))
     await harness.tables.save()
-    yield harness
-    await harness.stop()
+    return harness
 
 
 async def fail(harness: Harness, group: str, *bodies: str) -> None:
@@ -67,11 +62,8 @@ async def test_a_dead_letter_is_stored_after_a_crash(harness: Harness, group: st
     harness.clock.advance(0.1)
     for _ in range(2):
         harness = await harness.crash()
-        try:
-            assert await dead_letters(harness, group, 2) == ["m0", "m1"]
-            assert await harness.receive(32, group=group) == []
-        finally:
-            await harness.stop()
+        assert await dead_letters(harness, group, 2) == ["m0", "m1"]
+        assert await harness.receive(32, group=group) == []
 
 
 async def test_the_next_message_of_the_group_follows(harness: Harness) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,23 +15,20 @@ from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.topics import TopicConfig, TopicMessageType, light_topic_name, split_light_topic_name
 from aerobee_store.records.properties import INNER_MULTI_DISPATCH, SHARDING_KEY, UNIQ_KEY
 from aerobee_store.records.record import Message
-from aerobee_store.testing import ManualClock
-from tests.support.delivery_harness import GROUP, Harness, bodies
+from tests.support.delivery_harness import GROUP, Harness, Start, bodies
 from tests.support.saved_tables import saved
 
 ROOMS = "rooms"
 
 
 @pytest.fixture
-async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
-    harness = await Harness.start(tmp_path / "store", ManualClock())
+async def harness(harness: Harness) -> Harness:
     attributes = {"message.type": "LITE", "lite.topic.expiration": "30"}
     harness.tables.topics.create(
         TopicConfig(name=ROOMS, read_queue_count=2, write_queue_count=2, attributes=attributes)
     )
     await harness.tables.save()
-    yield harness
-    await harness.stop()
+    return harness
 
 
 async def say(harness: Harness, room: str, *texts: str) -> None:
@@ -79,14 +74,11 @@ async def test_positions_belong_to_the_group_and_survive_a_crash(harness: Harnes
     first, second, third = sorted(await receive(harness, seconds=30), key=lambda each: each.record.body)
     assert await harness.acknowledge(first, third, topic=ROOMS) == [True, True]
     after = await harness.crash()
-    try:
-        assert await receive(after) == []
-        assert await after.acknowledge(second, topic=ROOMS) == [True]
-        await subscribe(after, "a", "b", client_id="another")
-        await say(after, "a", "a3")
-        assert bodies(await receive(after, client_id="another")) == ["a3"]
-    finally:
-        await after.stop()
+    assert await receive(after) == []
+    assert await after.acknowledge(second, topic=ROOMS) == [True]
+    await subscribe(after, "a", "b", client_id="another")
+    await say(after, "a", "a3")
+    assert bodies(await receive(after, client_id="another")) == ["a3"]
 
 
 async def test_waiting_messages_of_an_orderly_group_are_delivered_after_a_crash(harness: Harness) -> None:
@@ -110,18 +102,15 @@ async def test_waiting_messages_of_an_orderly_group_are_delivered_after_a_crash(
         assert await receive(harness) == []
     await harness.deliveries._history.snapshot()
     after = await harness.crash()
-    try:
-        await subscribe(after, "a")
-        queue = after.deliveries.queue_delivery(name, GROUP, 0)
-        assert queue is not None
-        assert len(queue.unread) == 498
-        assert await after.acknowledge(in_flight[1], topic=ROOMS) == [True]
-        found: list[DeliveredMessage] = []
-        for _ in range(5):
-            found = found or await receive(after)
-        assert [message.record.body for message in found] == [b"y%d" % number for number in range(1, 33)]
-    finally:
-        await after.stop()
+    await subscribe(after, "a")
+    queue = after.deliveries.queue_delivery(name, GROUP, 0)
+    assert queue is not None
+    assert len(queue.unread) == 498
+    assert await after.acknowledge(in_flight[1], topic=ROOMS) == [True]
+    found: list[DeliveredMessage] = []
+    for _ in range(5):
+        found = found or await receive(after)
+    assert [message.record.body for message in found] == [b"y%d" % number for number in range(1, 33)]
 
 
 async def test_a_returned_message_wakes_a_waiting_receive(harness: Harness) -> None:
@@ -247,10 +236,7 @@ async def test_lite_topics_expire(harness: Harness) -> None:
     await say(harness, "old", "o2")
     assert bodies(await receive(harness)) == ["o2", "y1"]
     crashed = await harness.crash()
-    try:
-        assert {status.topic for status in crashed.deliveries.status(GROUP)} >= {light_topic_name(ROOMS, "old")}
-    finally:
-        await crashed.stop()
+    assert {status.topic for status in crashed.deliveries.status(GROUP)} >= {light_topic_name(ROOMS, "old")}
 
 
 async def test_a_parent_topic_is_deleted(harness: Harness) -> None:
@@ -290,30 +276,24 @@ async def test_subscribing_again_after_a_restart_writes_no_events(harness: Harne
     """Subscribing again writes no journal event for lite topics in which the group has an offset."""
     await subscribe(harness, "a", "b")
     harness = await harness.restart()
-    try:
-        before = harness.store.queue_range(JOURNAL_TOPIC, 0)
-        await subscribe(harness, "a", "b")
-        assert harness.store.queue_range(JOURNAL_TOPIC, 0) == before
-        await subscribe(harness, "a", "b", "c")
-        await say(harness, "a", "a1")
-        assert harness.store.queue_range(JOURNAL_TOPIC, 0)[1] == before[1] + 1
-        assert bodies(await receive(harness)) == ["a1"]
-    finally:
-        await harness.stop()
+    before = harness.store.queue_range(JOURNAL_TOPIC, 0)
+    await subscribe(harness, "a", "b")
+    assert harness.store.queue_range(JOURNAL_TOPIC, 0) == before
+    await subscribe(harness, "a", "b", "c")
+    await say(harness, "a", "a1")
+    assert harness.store.queue_range(JOURNAL_TOPIC, 0)[1] == before[1] + 1
+    assert bodies(await receive(harness)) == ["a1"]
 
 
-async def test_too_many(tmp_path: Path) -> None:
+async def test_too_many(start: Start) -> None:
     """The quota counts a client's old and new subscriptions. A refused change has no effect."""
-    harness = await Harness.start(tmp_path / "store", ManualClock(), lite_subscriptions_max=2)
-    try:
-        saved(harness.tables.topics).create(TopicConfig.of_type(ROOMS, TopicMessageType.LITE, queue_count=1))
-        await subscribe(harness, "a", "b")
-        with pytest.raises(LiteQuotaError):
-            await subscribe(harness, "b", "c")
-        await subscribe(harness, "c", "d", action=Action.REPLACE)
-        await subscribe(harness, "a", "b", client_id="another")
-        with pytest.raises(LiteQuotaError):
-            await subscribe(harness, "a", group="audit")
-        assert harness.deliveries.lite.names(ROOMS, GROUP, "client") == ["c", "d"]
-    finally:
-        await harness.stop()
+    harness = await start(lite_subscriptions_max=2)
+    saved(harness.tables.topics).create(TopicConfig.of_type(ROOMS, TopicMessageType.LITE, queue_count=1))
+    await subscribe(harness, "a", "b")
+    with pytest.raises(LiteQuotaError):
+        await subscribe(harness, "b", "c")
+    await subscribe(harness, "c", "d", action=Action.REPLACE)
+    await subscribe(harness, "a", "b", client_id="another")
+    with pytest.raises(LiteQuotaError):
+        await subscribe(harness, "a", group="audit")
+    assert harness.deliveries.lite.names(ROOMS, GROUP, "client") == ["c", "d"]

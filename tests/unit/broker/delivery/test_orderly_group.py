@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,29 +12,23 @@ from aerobee_broker.delivery.journal.event_log import JOURNAL_TOPIC
 from aerobee_broker.delivery.receive.selection import DeliveredMessage
 from aerobee_broker.delivery.state.message_group_order import PAGE_SIZE
 from aerobee_broker.tables.consumer_groups import GroupConfig
-from aerobee_store.testing import ManualClock
-from tests.support.delivery_harness import TOPIC, Harness
+from tests.support.delivery_harness import TOPIC, Harness, Start
 from tests.support.saved_tables import saved
 
 LEDGER = "ledger"
-Start = Callable[..., Awaitable[Harness]]
 
 
 @pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """Starts a harness with an orderly group. Tests that restart it stop the restarted harness themselves."""
-    harnesses: list[Harness] = []
+def start(start: Start) -> Start:
+    """Starts harnesses with an orderly group."""
 
     async def start_harness(*, retry_max_times: int = 16, **settings: Any) -> Harness:
-        harness = await Harness.start(tmp_path / f"store{len(harnesses)}", ManualClock(), **settings)
-        harnesses.append(harness)
+        harness = await start(**settings)
         harness.tables.groups.create(GroupConfig(name=LEDGER, consume_orderly=True, retry_max_times=retry_max_times))
         await harness.tables.save()
         return harness
 
-    yield start_harness
-    for harness in harnesses:
-        await harness.stop()
+    return start_harness
 
 
 def told(messages: list[DeliveredMessage]) -> list[tuple[str, int]]:
@@ -100,13 +92,10 @@ async def test_new_messages_wait_until_a_redelivered_one_is_done(start: Start) -
     assert await receive(harness) == []
     await harness.advance(10)
     harness = await harness.crash()
-    try:
-        again = await receive(harness)
-        assert told(again) == [("a0", 3), ("b0", 2)]
-        await acknowledge(harness, *again)
-        assert told(await receive(harness)) == [("a3", 1), ("a4", 1)]
-    finally:
-        await harness.stop()
+    again = await receive(harness)
+    assert told(again) == [("a0", 3), ("b0", 2)]
+    await acknowledge(harness, *again)
+    assert told(await receive(harness)) == [("a3", 1), ("a4", 1)]
 
 
 async def test_a_message_returned_for_later_keeps_its_group_locked(start: Start) -> None:
@@ -224,7 +213,6 @@ async def test_a_stuck_message_group_never_blocks_another(start: Start) -> None:
         await acknowledge(harness, *found)
     assert await receive(harness) == []
     assert queue.is_trivial
-    await harness.stop()
 
 
 async def test_the_first_receive_after_a_start_reads_only_a_part(start: Start) -> None:
@@ -256,7 +244,6 @@ async def test_the_first_receive_after_a_start_reads_only_a_part(start: Start) -
         found = await receive(harness, 1000)
     assert found == []
     assert queue.is_trivial
-    await harness.stop()
 
 
 async def test_a_filter_skips_messages_of_a_busy_message_group(start: Start) -> None:
@@ -293,7 +280,6 @@ async def test_a_repeated_attempt_gets_the_same_delivery(start: Start, seconds: 
     await acknowledge(harness, *again[2:])
     await harness.send("a3", message_group="a")
     assert told(await receive(harness, seconds=seconds, attempt_id="one")) == [("a3", 1)]
-    await harness.stop()
 
 
 async def test_an_unwritten_answer_costs_no_attempt(start: Start) -> None:
@@ -334,7 +320,6 @@ async def test_order_survives_the_process(start: Start, orderly_stop: bool) -> N
     assert told(again) == [("a1", 2), ("a2", 2), ("a3", 2)]
     await acknowledge(harness, *again)
     assert [queue.lag for queue in harness.deliveries.status(LEDGER)] == [0, 0]
-    await harness.stop()
 
 
 async def test_skipped_messages_are_in_the_journal_before_a_crash(start: Start) -> None:
@@ -359,7 +344,6 @@ async def test_skipped_messages_are_in_the_journal_before_a_crash(start: Start) 
         await acknowledge(harness, *batch)
     assert told(got) == [(f"a{number}", 1) for number in range(600)]
     assert harness.store.queue_range(JOURNAL_TOPIC, 0)[1] < 200  # one record for a batch, not for each message
-    await harness.stop()
 
 
 async def test_a_group_becomes_standard_and_orderly_again(start: Start) -> None:
@@ -379,7 +363,6 @@ async def test_a_group_becomes_standard_and_orderly_again(start: Start) -> None:
     assert await receive(harness) == []
     await acknowledge(harness, third)
     assert told(await receive(harness)) == [("a3", 1)]
-    await harness.stop()
 
 
 async def test_a_receive_of_one_queue_is_woken_by_that_queue(start: Start) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,29 +13,23 @@ from aerobee_broker.tables.topics import TopicConfig, TopicMessageType
 from aerobee_store.records.message_fields import PRIORITY_PROPERTY
 from aerobee_store.records.properties import UNIQ_KEY
 from aerobee_store.records.record import Message
-from aerobee_store.testing import ManualClock
-from tests.support.delivery_harness import GROUP, Harness
+from tests.support.delivery_harness import GROUP, Harness, Start
 from tests.support.saved_tables import saved
 
 URGENT = "urgent"
-Start = Callable[..., Awaitable[Harness]]
 
 
 @pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """A harness with a priority topic of two queues."""
-    harnesses: list[Harness] = []
+def start(start: Start) -> Start:
+    """Starts harnesses with a priority topic of two queues."""
 
     async def start_harness(**settings: Any) -> Harness:
-        harness = await Harness.start(tmp_path / "store", ManualClock(), **settings)
+        harness = await start(**settings)
         harness.tables.topics.create(TopicConfig.of_type(URGENT, TopicMessageType.PRIORITY, queue_count=2))
         await harness.tables.save()
-        harnesses.append(harness)
         return harness
 
-    yield start_harness
-    for harness in harnesses:
-        await harness.stop()
+    return start_harness
 
 
 async def send(harness: Harness, *priorities: int, queue_id: int = 0) -> None:
@@ -116,14 +108,11 @@ async def test_the_order_survives_a_restart(start: Start, end: str) -> None:
     five, four = await harness.receive(2, topic=URGENT, seconds=30)
     await harness.acknowledge(five, topic=URGENT)
     harness = await getattr(harness, end)()
-    try:
-        assert priorities(await harness.receive(1, topic=URGENT)) == [3]
-        assert await harness.acknowledge(four, topic=URGENT) == [True]
-        await harness.advance(60)
-        messages = await harness.receive(topic=URGENT)
-        assert [(int(each.record.body), each.attempt) for each in messages] == [(3, 2), (2, 1), (1, 1)]
-    finally:
-        await harness.stop()
+    assert priorities(await harness.receive(1, topic=URGENT)) == [3]
+    assert await harness.acknowledge(four, topic=URGENT) == [True]
+    await harness.advance(60)
+    messages = await harness.receive(topic=URGENT)
+    assert [(int(each.record.body), each.attempt) for each in messages] == [(3, 2), (2, 1), (1, 1)]
 
 
 async def test_the_type_of_a_topic_changes(start: Start) -> None:

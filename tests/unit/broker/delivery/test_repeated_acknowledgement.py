@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
-from aerobee_store.testing import ManualClock
 from tests.support.delivery_harness import GROUP, TOPIC, Harness
 
 
-async def test_it_is_answered_once_the_first_one_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_is_answered_once_the_first_one_is_stored(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that repeats it must not believe that it is safe before it is."""
-    harness = await Harness.start(tmp_path / "store", ManualClock())
     await harness.send("m")
     [message] = await harness.receive()
     disk, stored = asyncio.Event(), harness.store.wait_stored
@@ -32,4 +29,3 @@ async def test_it_is_answered_once_the_first_one_is_stored(tmp_path: Path, monke
     assert not again.done()
     disk.set()
     assert await first == await again == [None]
-    await harness.stop()

@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
-import pytest
-
 from aerobee_broker.delivery.receive.receive_plan import ReceiveRequest
 from aerobee_broker.delivery.receive.selection import DeliveredMessage
-from aerobee_store.testing import ManualClock
 from tests.support.delivery_harness import GROUP, TOPIC, Harness, bodies
-
-
-@pytest.fixture
-async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
-    """A running harness. Tests that restart it stop the restarted one themselves."""
-    harness = await Harness.start(tmp_path / "store", ManualClock())
-    yield harness
-    await harness.stop()
 
 
 async def receive(
@@ -87,13 +73,10 @@ async def test_a_repeated_attempt_is_known_after_a_crash(harness: Harness) -> No
     await harness.send("c", queue_id=1)
     await receive(harness, "two")
     following = await harness.crash()
-    try:
-        again = await receive(following, "two")
-        assert [message.attempt for message in again] == [2, 2]
-        assert bodies(again) == ["b", "c"]
-        assert await following.acknowledge(*worked_on, *again) == [True, True, True]
-    finally:
-        await following.stop()
+    again = await receive(following, "two")
+    assert [message.attempt for message in again] == [2, 2]
+    assert bodies(again) == ["b", "c"]
+    assert await following.acknowledge(*worked_on, *again) == [True, True, True]
 
 
 async def test_with_its_own_invisible_time_nothing_is_returned(harness: Harness) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -17,8 +16,7 @@ from aerobee_broker.tables.topics import TopicConfig, pop_retry_topics, split_po
 from aerobee_store.records.properties import REAL_TOPIC, TAGS
 from aerobee_store.records.record import Message
 from aerobee_store.tables import java_json
-from aerobee_store.testing import ManualClock
-from tests.support.delivery_harness import GROUP, START_MS, TOPIC, Harness
+from tests.support.delivery_harness import GROUP, START_MS, TOPIC, Harness, Start
 from tests.support.saved_tables import saved
 
 REVIVE = "rmq_sys_REVIVE_LOG_DefaultCluster"
@@ -31,11 +29,9 @@ Entry = tuple[str, Any]  # tag and body
 
 
 @pytest.fixture
-async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
-    harness = await Harness.start(tmp_path, ManualClock(START_MS))
+async def harness(harness: Harness) -> Harness:
     saved(harness.tables.topics).create_internal(TopicConfig(name=REVIVE, read_queue_count=8, write_queue_count=8))
-    yield harness
-    await harness.stop()
+    return harness
 
 
 async def write(harness: Harness, topic: str, *entries: Entry) -> None:
@@ -142,12 +138,11 @@ async def test_what_was_read_is_not_read_again(harness: Harness) -> None:
     assert unfinished(harness) == [20]
 
 
-async def test_a_store_without_rocketmq(tmp_path: Path) -> None:
+async def test_a_store_without_rocketmq(start: Start) -> None:
     """Nothing is read and nothing is written."""
-    harness = await Harness.start(tmp_path, ManualClock(START_MS))
+    harness = await start()
     assert not RocketMQFlights(harness.store, harness.tables).note_read()
     assert harness.tables.offsets.topics_of(REVIVE_GROUP) == ()
-    await harness.stop()
 
 
 def test_names_of_retry_topics() -> None:
@@ -158,21 +153,20 @@ def test_names_of_retry_topics() -> None:
         assert split_pop_retry_topic(name, "billing") is None
 
 
-async def test_the_retry_topic_of_another_group(tmp_path: Path) -> None:
+async def test_the_retry_topic_of_another_group(start: Start) -> None:
     """`%RETRY%billing_orders` may belong to the group `billing_orders` of RocketMQ 4: `billing` must not receive it."""
-    harness = await Harness.start(tmp_path, ManualClock(START_MS))
+    harness = await start()
     name = pop_retry_topics(TOPIC, GROUP)[0]
     saved(harness.tables.topics).create_internal(TopicConfig(name=name, read_queue_count=1, write_queue_count=1))
     await harness.send("retried", topic=name)
     saved(harness.tables.groups).create(GroupConfig(name=f"{GROUP}_{TOPIC}"))
     assert await harness.receive() == []
-    await harness.stop()
 
 
 @pytest.mark.parametrize("killed", ["before the snapshot", "after it"])
-async def test_adopted_messages_survive_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str) -> None:
+async def test_adopted_messages_survive_a_kill(start: Start, monkeypatch: pytest.MonkeyPatch, killed: str) -> None:
     """They are in flight until their time, then delivered; what is acknowledged stays so over every further start."""
-    harness = await Harness.start(tmp_path / "store", ManualClock(START_MS))
+    harness = await start()
     harness.tables.topics.create_internal(TopicConfig(name=REVIVE, read_queue_count=8, write_queue_count=8))
     await harness.tables.save()
     await harness.send("0", "1", "2", "3")
@@ -200,17 +194,16 @@ async def test_adopted_messages_survive_a_kill(tmp_path: Path, monkeypatch: pyte
         await harness.deliveries.adopt()
         harness.clock.advance(3600)
         assert await harness.receive() == []
-    await harness.stop()
 
 
 async def _no_snapshot(_: History) -> None:
     """The broker is killed before it has written one."""
 
 
-async def test_messages_of_both_retry_topics(tmp_path: Path) -> None:
+async def test_messages_of_both_retry_topics(start: Start) -> None:
     """A group without a position there begins at their first message. An acknowledgement finishes its own message, not
     those at the same place of other topics."""
-    harness = await Harness.start(tmp_path, ManualClock(START_MS), initial_position="latest")
+    harness = await start(initial_position="latest")
     for name in pop_retry_topics(TOPIC, GROUP):
         saved(harness.tables.topics).create_internal(TopicConfig(name=name, read_queue_count=1, write_queue_count=1))
         await harness.send(name, topic=name)
@@ -223,7 +216,6 @@ async def test_messages_of_both_retry_topics(tmp_path: Path) -> None:
     assert await harness.acknowledge(again[pop_retry_topics(TOPIC, GROUP)[1]]) == [True]
     harness.clock.advance(61)
     assert {each.record.topic for each in await harness.receive()} == {TOPIC, pop_retry_topics(TOPIC, GROUP)[0]}
-    await harness.stop()
 
 
 async def test_deliveries_in_rocksdb_were_lost_in_silence(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:

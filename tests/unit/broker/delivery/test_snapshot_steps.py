@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from aerobee_broker.delivery.journal import history
 from aerobee_broker.delivery.journal.event_log import Journal
-from aerobee_store.testing import ManualClock
 from tests.support.delivery_harness import GROUP, TOPIC, Harness, bodies
 
 Interrupt = Callable[..., Awaitable[Harness]]
@@ -26,14 +24,11 @@ class Interrupted:
             await self.actions.pop(0)()
 
 
-@pytest.fixture
-async def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
-    """A harness whose snapshot has two messages in each state and one turn for each state."""
-    harness = await Harness.start(tmp_path / "store", ManualClock())
+@pytest.fixture(autouse=True)
+def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot has two messages in each state and one turn for each state."""
     monkeypatch.setattr(Journal, "state_entry_count_max", 2)
     monkeypatch.setattr(history, "Turns", Interrupted)
-    yield harness
-    await harness.stop()
 
 
 async def snapshot_with(harness: Harness, *actions: Callable[[], Awaitable[object]]) -> Harness:
@@ -60,15 +55,12 @@ async def test_events_between_snapshot_parts_count(harness: Harness) -> None:
         handles[message.record.body.decode()] = message
 
     after = await snapshot_with(harness, acknowledge_before, deliver)
-    try:
-        assert bodies(await after.receive(32)) == ["m10", "m11", "m9"]
-        queue = after.deliveries.queue_delivery(TOPIC, GROUP, 0)
-        assert queue is not None
-        assert sorted(queue.in_flight) == [4, 6, 7, 8, 9, 10, 11]
-        assert await after.acknowledge(*(handles[f"m{number}"] for number in (4, 6, 7, 8))) == [True] * 4
-        assert queue.commit_offset == 9
-    finally:
-        await after.stop()
+    assert bodies(await after.receive(32)) == ["m10", "m11", "m9"]
+    queue = after.deliveries.queue_delivery(TOPIC, GROUP, 0)
+    assert queue is not None
+    assert sorted(queue.in_flight) == [4, 6, 7, 8, 9, 10, 11]
+    assert await after.acknowledge(*(handles[f"m{number}"] for number in (4, 6, 7, 8))) == [True] * 4
+    assert queue.commit_offset == 9
 
 
 async def test_all_messages_finish_between_snapshot_parts(harness: Harness) -> None:
@@ -82,12 +74,9 @@ async def test_all_messages_finish_between_snapshot_parts(harness: Harness) -> N
         assert all(await harness.acknowledge(*first))
 
     after = await snapshot_with(harness, finish)
-    try:
-        assert await after.receive(32) == []
-        queue = after.deliveries.queue_delivery(TOPIC, GROUP, 0)
-        assert queue is None or queue.is_trivial
-    finally:
-        await after.stop()
+    assert await after.receive(32) == []
+    queue = after.deliveries.queue_delivery(TOPIC, GROUP, 0)
+    assert queue is None or queue.is_trivial
 
 
 async def test_a_reset_between_snapshot_parts_takes_precedence(harness: Harness) -> None:
@@ -99,10 +88,7 @@ async def test_a_reset_between_snapshot_parts_takes_precedence(harness: Harness)
         await harness.deliveries.reset(TOPIC, GROUP, {0: 1})
 
     after = await snapshot_with(harness, reset)
-    try:
-        assert bodies(await after.receive(32)) == [f"m{number}" for number in range(1, 8)]
-    finally:
-        await after.stop()
+    assert bodies(await after.receive(32)) == [f"m{number}" for number in range(1, 8)]
 
 
 async def test_a_group_deleted_between_snapshot_parts_stays_deleted(harness: Harness) -> None:
@@ -116,7 +102,4 @@ async def test_a_group_deleted_between_snapshot_parts_stays_deleted(harness: Har
         await harness.deliveries.delete_group(GROUP)
 
     after = await snapshot_with(harness, delete)
-    try:
-        assert after.deliveries.queue_delivery(TOPIC, GROUP, 0) is None
-    finally:
-        await after.stop()
+    assert after.deliveries.queue_delivery(TOPIC, GROUP, 0) is None

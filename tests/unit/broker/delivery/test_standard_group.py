@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,38 +18,8 @@ from aerobee_broker.errors import (
 from aerobee_broker.filters.message_filter import filter_of
 from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.topics import TopicConfig
-from aerobee_store.testing import ManualClock
-from tests.support.delivery_harness import GROUP, TOPIC, Harness, bodies
+from tests.support.delivery_harness import GROUP, TOPIC, Start, bodies
 from tests.support.saved_tables import saved
-
-Start = Callable[..., Awaitable[Harness]]
-
-
-@pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """Starts harnesses with one clock, and stops those that still run at the end."""
-    clock = ManualClock()
-    harnesses: list[Harness] = []
-
-    async def start_harness(**settings: Any) -> Harness:
-        harness = await Harness.start(tmp_path / f"store{len(harnesses)}", clock, **settings)
-        harnesses.append(harness)
-        original_crash, original_restart = harness.crash, harness.restart
-
-        async def crash() -> Harness:
-            harnesses.append(await original_crash())
-            return harnesses[-1]
-
-        async def restart() -> Harness:
-            harnesses.append(await original_restart())
-            return harnesses[-1]
-
-        harness.crash, harness.restart = crash, restart  # type: ignore[method-assign]  # to know all harnesses
-        return harness
-
-    yield start_harness
-    for harness in harnesses:
-        await harness.stop()
 
 
 def attempts(messages: list[DeliveredMessage]) -> dict[str, int]:
