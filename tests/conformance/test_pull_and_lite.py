@@ -41,38 +41,52 @@ async def test_190_pull(client: RawClient, topic: str, group: str) -> None:
         assert [response.WhichOneof("content") for response in responses] == kinds
         assert (responses[0].status.code, responses[-1].next_offset) == (code, next_offset)
         assert [each.message.body for each in responses[1:-1]] == [b"b", b"c"][: len(responses) - 2]
+        for number, each in enumerate(responses[1:-1], offset):
+            system = each.message.system_properties
+            assert (each.message.topic.name, system.queue_id, system.queue_offset) == (topic, 0, number)
+            assert not system.HasField("receipt_handle"), "it is not acknowledged"
 
 
 async def test_191_query_offset(client: RawClient, topic: str, group: str) -> None:
-    """Both ends, and the first message at a time, which is required."""
+    """Both ends, and the first message stored at or after a time, which is required."""
     await client.create_topic(topic)
-    await client.sent(message(topic, "a"), message(topic, "b"))
-    first = (await client.receive(topic, group, count=1, wait=5)).one.system_properties.store_timestamp
     policies = v2.QueryOffsetPolicy
-    for policy, time, expected in (
-        (policies.BEGINNING, None, 0),
-        (policies.END, None, 2),
-        (policies.TIMESTAMP, first, 0),
-        (policies.TIMESTAMP, timestamp(first.ToMilliseconds() + 3_600_000), 2),
-    ):
+
+    async def asked(policy: v2.QueryOffsetPolicy.ValueType, ms: int | None = None) -> tuple[int, int]:
+        time = None if ms is None else timestamp(ms)
         request = v2.QueryOffsetRequest(message_queue=queue_of(topic), query_offset_policy=policy, timestamp=time)
         answer = await client.call("QueryOffset", request)
-        assert (answer.status.code, answer.offset) == (Code.OK, expected)
-    request = v2.QueryOffsetRequest(message_queue=queue_of(topic), query_offset_policy=policies.TIMESTAMP)
-    assert (await client.call("QueryOffset", request)).status.code == Code.BAD_REQUEST
+        return answer.status.code, answer.offset
+
+    for policy, ms in ((policies.BEGINNING, None), (policies.END, None), (policies.TIMESTAMP, 5)):
+        assert await asked(policy, ms) == (Code.OK, 0)
+    for body in "abc":
+        await client.sent(message(topic, body))
+        await asyncio.sleep(0.01)
+    received = await client.receive(topic, group, wait=5)
+    first, second, third = (each.system_properties.store_timestamp.ToMilliseconds() for each in received.messages)
+    assert [await asked(policy) for policy in (policies.BEGINNING, policies.END)] == [(Code.OK, 0), (Code.OK, 3)]
+    times = {-5: 0, 0: 0, first: 0, second: 1, second + 1: 2, third: 2, third + 1: 3, third + 3_600_000: 3}
+    assert {ms: await asked(policies.TIMESTAMP, ms) for ms in times} == {ms: (Code.OK, n) for ms, n in times.items()}
+    assert (await asked(policies.TIMESTAMP))[0] == Code.BAD_REQUEST
+    assert (await asked(7))[0] == Code.BAD_REQUEST  # type: ignore[arg-type]  # a policy that nobody knows
 
 
 async def test_192_offsets(client: RawClient, topic: str, group: str) -> None:
-    """There is none before the first commit, then the committed one; negative ones are refused."""
-    await client.create_topic(topic)
-    await client.sent(message(topic, "a"), message(topic, "b"))
+    """There is none before the first commit, then the committed one of this group and queue, within the queue."""
+    await client.create_topic(topic, queues=2)
+    await client.send(message(topic, "a"), message(topic, "b"))  # together, and so both in queue 0
     asked = v2.GetOffsetRequest(group=resource(group), message_queue=queue_of(topic))
     assert (await client.call("GetOffset", asked)).status.code == Code.OFFSET_NOT_FOUND
-    for offset, code in ((2, Code.OK), (1, Code.OK), (-1, Code.ILLEGAL_OFFSET)):
+    for offset, code in ((2, Code.OK), (0, Code.OK), (1, Code.OK), (-1, Code.ILLEGAL_OFFSET), (3, Code.ILLEGAL_OFFSET)):
         request = v2.UpdateOffsetRequest(group=resource(group), message_queue=queue_of(topic), offset=offset)
         assert (await client.call("UpdateOffset", request)).status.code == code
     answer = await client.call("GetOffset", asked)
     assert (answer.status.code, answer.offset) == (Code.OK, 1)
+    asked.message_queue.id = 1
+    assert (await client.call("GetOffset", asked)).status.code == Code.OFFSET_NOT_FOUND
+    asked.message_queue.id, asked.group.name = 0, f"{group}-2"
+    assert (await client.call("GetOffset", asked)).status.code == Code.OFFSET_NOT_FOUND
 
 
 async def synced(

@@ -240,7 +240,7 @@ async def test_reset_group_offset(harness: Harness) -> None:
 
 
 async def test_query_message(harness: Harness) -> None:
-    """Messages are found by id, by the server's id, by key and by time."""
+    """Messages are found by id, by key and by time, in pages, or as what a group has not finished."""
     sent = await harness.client.sent(message(TOPIC, "one", keys=["k1"]), message(TOPIC, "two", keys=["k1", "k2"]))
     begin = harness.clock.now_ms() - 60_000
 
@@ -251,8 +251,13 @@ async def test_query_message(harness: Harness) -> None:
     assert await bodies(message_id=sent[0].message_id) == ["one"]
     assert await bodies(message_key="k1") == ["one", "two"]
     assert await bodies(message_key="k2") == ["two"]
+    assert await bodies(message_key="absent") == []
     assert await bodies(begin_timestamp=timestamp(begin)) == ["one", "two"]
     assert await bodies(begin_timestamp=timestamp(begin + 120_000)) == []
+    assert await bodies(end_timestamp=timestamp(begin)) == []
+    page = await harness.ok("QueryMessage", v2.ListMessageRequest(topic=resource(TOPIC), max_message_nums=1))
+    assert [each.body for each in page.messages] == [b"one"]
+    assert await bodies(max_message_nums=1, scroll_id=page.scroll_id) == ["two"]
     assert await bodies(subscription=GROUP) == ["one", "two"], "what its first receive would bring"
     await harness.client.sent(message(TOPIC, "three"), message(TOPIC, "four"))
     received = await harness.client.receive(TOPIC, GROUP, count=3, wait=5)

@@ -239,15 +239,6 @@ def test_a_file_in_place_of_a_directory_and_the_reverse(tmp_path: Path, name: st
     assert f"store/{name}" in serve(tmp_path)
 
 
-def test_a_port_in_use_touches_no_store(home: Path, aerobee_broker: BrokerProcess) -> None:
-    """The line names the setting and the address, for both ports."""
-    assert f"listen.grpc: cannot listen on {aerobee_broker.endpoint}" in serve(
-        home, "--listen", aerobee_broker.endpoint
-    )
-    line = serve(home, "--metrics", aerobee_broker.metrics)
-    assert f"listen.metrics: cannot listen on {aerobee_broker.metrics}" in line
-
-
 async def _send_one(endpoint: str, retry_seconds: float = 30.0) -> None:
     async with connect(endpoint, retry_seconds=retry_seconds) as client:
         await client.producer().send(Message(topic="orders", body=b"one more"))

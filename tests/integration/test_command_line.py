@@ -228,12 +228,15 @@ class TestServe:
         assert aerobee_broker.stop() == 0
 
     def test_a_port_in_use(self, broker: BrokerProcess, tmp_path: Path) -> None:
-        """The line names the address; the store is left neither locked nor incomplete."""
-        for option, address in (("--listen", broker.endpoint), ("--metrics", broker.metrics)):
+        """The line names the setting and the address; the store is left neither locked nor incomplete."""
+        for option, setting, address in (
+            ("--listen", "listen.grpc", broker.endpoint),
+            ("--metrics", "listen.metrics", broker.metrics),
+        ):
             other = "--metrics" if option == "--listen" else "--listen"
             ended = serve(tmp_path / "store", option, address, other, "127.0.0.1:0")
             assert ended.returncode == 1
-            assert address in error_line(ended)
+            assert f"{setting}: cannot listen on {address}" in error_line(ended)
         with run_broker(tmp_path) as second:
             assert second.running
 

@@ -20,7 +20,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from aerobee_broker import grpc_methods, server
 from aerobee_broker.config import Address, BrokerConfig, ListenConfig
-from aerobee_broker.errors import ListenError
 from aerobee_proto import admin_v1, v2
 from aerobee_store import StoreFailedError
 from aerobee_store.message_store import MessageStore
@@ -45,33 +44,6 @@ def receive_request(**fields: Any) -> v2.ReceiveMessageRequest:
     request = v2.ReceiveMessageRequest(group=GROUP, batch_size=32, auto_renew=True, **fields)
     request.message_queue.topic.CopyFrom(TOPIC)
     return request
-
-
-# --- Telemetry ----------------------------------------------------------------------------------------------
-
-
-async def test_termination_ends_waiting_calls_of_a_client(broker: InProcessBroker) -> None:
-    """Its long poll ends early, so its shutdown does not hang; its stream ends when the client closes it.
-
-    Node.js's client treats an earlier end of the stream as a failure and opens another.
-    """
-    assert (await broker.messaging.SendMessage(v2.SendMessageRequest(messages=[message()]), metadata=METADATA)).entries
-    first = [a async for a in broker.messaging.ReceiveMessage(receive_request(), metadata=METADATA, timeout=30)]
-    assert first[0].status.code == Code.OK
-    stream = broker.messaging.Telemetry(metadata=METADATA, timeout=20)
-    await stream.write(settings(subscription=v2.Subscription(group=GROUP)))
-    await asyncio.wait_for(stream.read(), 60)
-    poll = receive_request(long_polling_timeout=v2.Duration(seconds=20))
-    waiting = broker.messaging.ReceiveMessage(poll, metadata=METADATA, timeout=25)
-    reading = asyncio.ensure_future(waiting.read())
-    await asyncio.sleep(0.5)
-    request = v2.NotifyClientTerminationRequest(group=GROUP)
-    assert (await broker.messaging.NotifyClientTermination(request, metadata=METADATA)).status.code == Code.OK
-    async with asyncio.timeout(60):
-        assert (await reading).status.code == Code.MESSAGE_NOT_FOUND
-        await stream.done_writing()
-        assert await stream.read() is EOF
-        assert await stream.code() == grpc.StatusCode.OK
 
 
 # --- Every method -------------------------------------------------------------------------------------------
@@ -101,14 +73,6 @@ async def test_every_method_answers_at_once(broker: InProcessBroker) -> None:
                     assert answer.status.message, name
 
 
-async def test_unsupported_methods_are_unimplemented(broker: InProcessBroker) -> None:
-    """gRPC answers UNIMPLEMENTED for methods that no .proto file has; all methods in them exist."""
-    unknown = broker.channel.unary_unary("/apache.rocketmq.v2.MessagingService/Nonsense")
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await unknown(b"", timeout=60)
-    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
-
-
 async def test_an_internal_error_is_logged_and_not_revealed(
     broker: InProcessBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,59 +90,6 @@ async def test_an_internal_error_is_logged_and_not_revealed(
     assert "secret" not in response.status.message
     assert "ZeroDivisionError: a secret of the inside" in caplog.text
     assert (await broker.admin.QueryMessage(request, timeout=60)).status.code == Code.OK
-
-
-# --- Large, small and garbage -------------------------------------------------------------------------------
-
-
-async def test_garbage_on_the_port(broker: InProcessBroker) -> None:
-    """Bytes that are not HTTP/2, and a request that is not a protobuf, do not affect others."""
-    host, _, port = broker.endpoint.rpartition(":")
-    for garbage in (
-        b"\x00" * 1000,
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 500,
-        b"",
-    ):
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(garbage)
-        with suppress(ConnectionError):
-            writer.write_eof()
-            await asyncio.wait_for(reader.read(), 60)
-        writer.close()
-    raw = broker.channel.unary_unary("/apache.rocketmq.v2.MessagingService/SendMessage")
-    answer = v2.SendMessageResponse.FromString(await raw(b"\xff\xff\xff", metadata=METADATA, timeout=60))
-    assert answer.status.code == Code.BAD_REQUEST
-    response = await broker.messaging.Heartbeat(v2.HeartbeatRequest(), metadata=METADATA, timeout=60)
-    assert response.status.code == Code.OK
-
-
-# --- Finding messages ---------------------------------------------------------------------------------------
-
-
-async def test_messages_are_found(broker: InProcessBroker) -> None:
-    """Messages are found by id, by a key with spaces, and by time in pages."""
-    for number in range(5):
-        request = v2.SendMessageRequest(messages=[message(message_id=f"id-{number}", keys=["a key", str(number)])])
-        assert (await broker.messaging.SendMessage(request, metadata=METADATA)).status.code == Code.OK
-
-    async def ids(**search: Any) -> tuple[list[str], str]:
-        response = await broker.admin.QueryMessage(v2.ListMessageRequest(topic=TOPIC, **search), timeout=60)
-        assert response.status.code == Code.OK, response.status
-        return [found.system_properties.message_id for found in response.messages], response.scroll_id
-
-    assert await ids(message_id="id-3") == (["id-3"], "")
-    assert (await ids(message_key="2"))[0] == ["id-2"]
-    assert (await ids(message_key="absent"))[0] == []
-    found, scroll_id = await ids(max_message_nums=2)
-    while scroll_id:
-        more, scroll_id = await ids(max_message_nums=2, scroll_id=scroll_id)
-        found += more
-    assert sorted(found) == [f"id-{number}" for number in range(5)]
-    assert (await ids(end_timestamp=v2.Timestamp(seconds=1)))[0] == []
-    assert (await ids(begin_timestamp=v2.Timestamp(seconds=1)))[0] != []
-    (stored,) = (await broker.admin.QueryMessage(v2.ListMessageRequest(topic=TOPIC, message_id="id-0"))).messages
-    assert list(stored.system_properties.keys) == ["a key", "0"]
 
 
 # --- Administration -----------------------------------------------------------------------------------------
@@ -345,26 +256,6 @@ async def test_reflection_is_enough_to_send(broker: InProcessBroker) -> None:
 # --- Start and stop -----------------------------------------------------------------------------------------
 
 
-async def test_state_survives_an_orderly_restart(tmp_path: Path) -> None:
-    """Topics, groups, messages and acknowledgements are kept."""
-    async with in_process_broker(tmp_path) as broker:
-        for message_id in ("one", "two"):
-            request = v2.SendMessageRequest(messages=[message(message_id=message_id)])
-            await broker.messaging.SendMessage(request, metadata=METADATA)
-        single = receive_request()
-        single.batch_size = 1
-        answers = [a async for a in broker.messaging.ReceiveMessage(single, metadata=METADATA, timeout=30)]
-        system = answers[1].message.system_properties
-        acknowledge = v2.AckMessageRequest(group=GROUP, topic=TOPIC)
-        acknowledge.entries.add(message_id=system.message_id, receipt_handle=system.receipt_handle)
-        assert (await broker.messaging.AckMessage(acknowledge, metadata=METADATA)).status.code == Code.OK
-    assert not (tmp_path / "abort").exists()
-    async with in_process_broker(tmp_path) as broker:
-        answers = [a async for a in broker.messaging.ReceiveMessage(receive_request(), metadata=METADATA, timeout=30)]
-        left = {a.message.system_properties.message_id for a in answers if a.HasField("message")}
-        assert left == {"one", "two"} - {system.message_id}
-
-
 async def test_a_stop_ends_waiting_calls(tmp_path: Path) -> None:
     """A long poll is answered, a stream ends, and no part of the stop runs into its timeout."""
     async with asyncio.timeout(60):
@@ -384,38 +275,6 @@ async def test_a_stop_ends_waiting_calls(tmp_path: Path) -> None:
         assert (await reading).status.code == Code.MESSAGE_NOT_FOUND
         with suppress(grpc.aio.AioRpcError):
             assert await ended is EOF
-
-
-async def test_errors_that_prevent_a_start(tmp_path: Path) -> None:
-    """A locked store and ports in use are errors that name them; the other broker is unaffected."""
-    never = asyncio.Event()
-
-    def announce(*_: object) -> None:
-        raise AssertionError("it must not serve")
-
-    async with in_process_broker(tmp_path / "a") as broker:
-        second = await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-m", "aerobee_broker", "serve", "--store", str(tmp_path / "a"), *FREE_PORTS],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert (second.returncode, second.stdout) == (1, "")
-        (line,) = second.stderr.splitlines()
-        assert "another process has this store open" in line
-        free = Address("127.0.0.1", 0)
-        for setting, listen in (
-            ("listen.grpc", ListenConfig(grpc=Address.parse(broker.endpoint), metrics=free)),
-            ("listen.metrics", ListenConfig(grpc=free, metrics=Address.parse(broker.metrics))),
-        ):
-            with pytest.raises(ListenError, match=f"{setting}: .*in use") as caught:
-                await server.run(BrokerConfig.tiny(tmp_path / "b", listen=listen), never, announce)
-            assert caught.value.setting == setting
-        assert not (tmp_path / "b").exists()
-        response = await broker.messaging.Heartbeat(v2.HeartbeatRequest(), metadata=METADATA, timeout=60)
-        assert response.status.code == Code.OK
 
 
 async def test_a_failed_disk_ends_the_broker(

@@ -18,7 +18,7 @@ from aerobee_broker.processors.pull import PullProcessor
 from aerobee_proto import v2
 from aerobee_store.tables import java_json
 from aerobee_store.testing import ManualClock
-from tests.conformance.raw_client import RawClient, duration, message, resource, timestamp
+from tests.conformance.raw_client import RawClient, duration, message, resource
 from tests.integration.test_retention import expire
 from tests.support.delivery_harness import GROUP, TOPIC, Harness
 from tests.support.in_process_broker import InProcessBroker, in_process_broker
@@ -100,19 +100,6 @@ async def test_pull_changes_no_state(client: RawClient) -> None:
     assert (await client.receive(topic, "pullers")).bodies == ["0", "1", "2", "3", "4"]
 
 
-async def test_fields_of_a_pulled_message(client: RawClient) -> None:
-    """It has queue and offset but no receipt handle, because it is not acknowledged."""
-    topic = await client.create_topic("orders")
-    await client.sent(message(topic, "a", tag="t", properties={"k": "v"}))
-    request = v2.PullMessageRequest(group=resource("g"), message_queue=queue_of(topic), batch_size=1)
-    call = client.stub.PullMessage(request, metadata=client.metadata, timeout=20)
-    found = [response.message async for response in call if response.HasField("message")]
-    assert len(found) == 1
-    system = found[0].system_properties
-    assert (found[0].topic.name, dict(found[0].user_properties), system.tag) == (topic, {"k": "v"}, "t")
-    assert (system.queue_id, system.queue_offset, system.HasField("receipt_handle")) == (0, 0, False)
-
-
 async def test_filters(client: RawClient) -> None:
     """Filters by tag and by SQL; `next_offset` is behind the skipped messages."""
     topic = await client.create_topic("orders")
@@ -191,51 +178,6 @@ async def test_invalid_queues(client: RawClient, method: str) -> None:
         else:
             status = (await client.call(method, request)).status
         assert status.code == expected, status
-
-
-async def test_query_offset(client: RawClient) -> None:
-    """Both ends of a queue, and the first message stored at or after a time."""
-    topic = await client.create_topic("orders")
-    stored: list[int] = []
-
-    async def offset(policy: v2.QueryOffsetPolicy.ValueType, ms: int | None = None) -> int:
-        request = v2.QueryOffsetRequest(message_queue=queue_of(topic), query_offset_policy=policy)
-        if ms is not None:
-            request.timestamp.CopyFrom(timestamp(ms))
-        response = await client.call("QueryOffset", request)
-        return int(response.offset) if response.status.code == Code.OK else -int(response.status.code)
-
-    policies = v2.QueryOffsetPolicy
-    assert [await offset(policies.BEGINNING), await offset(policies.END), await offset(policies.TIMESTAMP, 5)] == [
-        0
-    ] * 3
-    for n in range(3):
-        await client.sent(message(topic, f"{n}"))
-        await asyncio.sleep(0.01)
-    for each in (await client.receive(topic, "g", wait=5)).messages:
-        stored.append(each.system_properties.store_timestamp.ToMilliseconds())
-    assert len(set(stored)) == 3
-    assert [await offset(policies.BEGINNING), await offset(policies.END)] == [0, 3]
-    assert [await offset(policies.TIMESTAMP, ms) for ms in (0, stored[0], stored[1], stored[1] + 1)] == [0, 0, 1, 2]
-    assert [await offset(policies.TIMESTAMP, ms) for ms in (stored[2], stored[2] + 1, -5)] == [2, 3, 0]
-    assert await offset(policies.TIMESTAMP) == -Code.BAD_REQUEST
-    assert await offset(7) == -Code.BAD_REQUEST  # type: ignore[arg-type]  # a policy that nobody knows
-
-
-async def test_committed_offsets(client: RawClient) -> None:
-    """Each group and queue has its own, which moves in both directions within the queue."""
-    topic = await client.create_topic("orders", queues=2)
-    await client.sent(*(message(topic, f"{n}") for n in range(8)))
-    ends = [(await pulled(client, topic, 0, queue_id=queue_id))[2] for queue_id in (0, 1)]
-    assert await committed(client, topic, "g") == (Code.OFFSET_NOT_FOUND, 0)
-    for offset in (ends[0], 0, 1):
-        assert (await updated(client, topic, "g", offset)).code == Code.OK
-        assert await committed(client, topic, "g") == (Code.OK, offset)
-    assert (await updated(client, topic, "g", -1)).code == Code.ILLEGAL_OFFSET
-    assert (await updated(client, topic, "g", ends[0] + 1)).code == Code.ILLEGAL_OFFSET
-    assert await committed(client, topic, "g") == (Code.OK, 1)
-    assert (await committed(client, topic, "g", queue_id=1))[0] == Code.OFFSET_NOT_FOUND
-    assert (await committed(client, topic, "h"))[0] == Code.OFFSET_NOT_FOUND
 
 
 async def test_an_answered_offset_is_on_disk(tmp_path: Path) -> None:

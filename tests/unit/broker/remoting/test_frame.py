@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from aerobee_broker.remoting_wire.frame import (
     EXT_FIELD_COUNT_MAX,
-    FLAG_ONE_WAY,
-    FLAG_RESPONSE,
     FRAME_SIZE_MAX,
     HEADER_SIZE_MAX,
     Command,
@@ -28,31 +26,6 @@ _COMMAND = Command(310, opaque=7, fields={"b": "Topic", "i": "KEYS\x01ä\x02"}, 
 
 def frame(header: bytes, body: bytes = b"", *, serialization: int = 0) -> bytes:
     return struct.pack(">iI", 4 + len(header) + len(body), serialization << 24 | len(header)) + header + body
-
-
-def test_both_headers_round_trip() -> None:
-    """A command is decoded unchanged from the JSON and from the binary header."""
-    for data in (encode(_COMMAND), encode_binary(_COMMAND)):
-        assert FrameReader().feed(data) == [_COMMAND]
-
-
-def test_split_and_joined_frames_give_the_same_commands() -> None:
-    """Frames are decoded if the input is split anywhere, arrives byte by byte, or has several frames."""
-    other = Command(34, opaque=-1, flag=FLAG_ONE_WAY)
-    data = encode(_COMMAND) + encode_binary(other)
-    for at in range(len(data) + 1):
-        reader = FrameReader()
-        assert [*reader.feed(data[:at]), *reader.feed(data[at:])] == [_COMMAND, other]
-        assert reader.waiting_size == 0
-    reader = FrameReader()
-    assert [command for byte in data for command in reader.feed(bytes((byte,)))] == [_COMMAND, other]
-
-
-def test_flags() -> None:
-    """Bit 0 marks a response, bit 1 a one-way request."""
-    assert Command(0, flag=FLAG_RESPONSE).is_response
-    assert not Command(0, flag=FLAG_RESPONSE).is_one_way
-    assert Command(0, flag=FLAG_ONE_WAY).is_one_way
 
 
 def test_json_header_may_lack_most_fields() -> None:
@@ -71,13 +44,6 @@ def test_binary_header_of_an_unknown_language_and_an_empty_value() -> None:
     entries = struct.pack(">H5si", 5, b"topic", 0) + struct.pack(">H1si1s", 1, b"a", 1, b"b")
     (command,) = FrameReader().feed(frame(header + struct.pack(">i", len(entries)) + entries, serialization=1))
     assert command == Command(105, opaque=-5, version=401, language="OTHER", fields={"a": "b"})
-
-
-def test_opaque_is_any_32_bit_number() -> None:
-    """The smallest and the largest number are preserved."""
-    for opaque in (-(2**31), -1, 2**31 - 1):
-        for data in (encode(Command(0, opaque=opaque)), encode_binary(Command(0, opaque=opaque))):
-            assert FrameReader().feed(data)[0].opaque == opaque
 
 
 @pytest.mark.parametrize(
