@@ -160,6 +160,10 @@ class TooManyRequestsError(BrokerError):
     """A limit of the broker is reached; the same request may succeed later."""
 
 
+class TableSpaceError(TooManyRequestsError):
+    """The topics, groups and positions of the broker take all the memory that they may; what exists can be used."""
+
+
 class JournalFormatError(BrokerError):
     """The delivery journal contains data that this release cannot read, at `queue_offset` of the journal."""
 

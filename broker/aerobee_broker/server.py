@@ -319,6 +319,8 @@ async def _serve(
             await asyncio.sleep(0)  # the store's services are up before the first append
             master = await _open_master(process, parts) if is_master else None
             await parts.deliveries.adopt()
+            store.limit_light_queues(tables.space.require_light_queues)
+            tables.space.opened()
             registrar = Registrar(settings, tables)
             cluster = ClusterRoutes(settings.current.name, lambda: registrar.connections, remoting.routes)
             replication = None if master is None else master.describe

@@ -681,6 +681,12 @@ class MessageStore:
         self._check_open()
         await self._remove(self._removal.end(topics, self._log.min_offset, self._log.wrote))
 
+    def limit_light_queues(self, require: Callable[[int, int], object]) -> None:
+        """Before light queues are made, call `require` with their number and how many more are wanted, which may raise
+        LightQueuesFullError; and once now, with 0 more."""
+        self._queues.require_light_space = require
+        require(self._queues.light_count, 0)
+
     @property
     def deleted_topics(self) -> dict[str, DeletedTopic]:
         """Where in the log topics were deleted."""

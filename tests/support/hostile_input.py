@@ -337,6 +337,42 @@ def _new_topics(number: int) -> Iterator[bytes]:
         )
 
 
+def _filled_tables(number: int) -> Iterator[bytes]:
+    """Topics with all their queues, groups, a position of each group in each queue, offsets of invented queues, light
+    queues."""
+    topics = [{"topicName": f"t-{number}-{n}", "readQueueNums": 8, "writeQueueNums": 8, "perm": 6} for n in range(100)]
+    yield encode(_request(Request.UPDATE_AND_CREATE_TOPIC_LIST, {}, _json({"topicConfigList": topics})))
+    popped = {
+        **{"queueId": "-1", "maxMsgNums": "1", "invisibleTime": "60000", "pollTime": "0", "bornTime": "4000000000000"},
+        **{"initMode": "0", "expType": "TAG", "exp": "*", "order": "false"},
+    }
+    for group in range(90):
+        names = {"consumerGroup": f"g-{number}-{group}"}
+        pops = (
+            Command(Request.POP_MESSAGE, fields=popped | names | {"topic": f"t-{number}-{n}"})
+            for n in range(len(topics))
+        )
+        yield b"".join(map(encode, pops))
+    place = {"consumerGroup": "auditing", "topic": "returns", "commitOffset": "1"}
+    for first in range(0, 20_000, 1_000):
+        commits = (place | {"queueId": f"{n}"} for n in range(first, first + 1_000))
+        yield b"".join(encode(Command(Request.UPDATE_CONSUMER_OFFSET, fields=fields)) for fields in commits)
+    for n in range(4_000):
+        fields = _sent_fields(f"{'n' * 110}-{number}-{n // 8}", n % 8)
+        queues = ",".join(f"%LMQ%{number}-{n}-{light}" for light in range(4))
+        yield encode(Command(Request.SEND_MESSAGE_V2, fields=fields, body=b"x"))
+        fields = _sent_fields(STORED_TOPIC, 0) | {"i": f"INNER_MULTI_DISPATCH\x01{queues}\x02"}
+        yield encode(Command(Request.SEND_MESSAGE_V2, fields=fields, body=b"x"))
+
+
+def _sent_fields(topic: str, queue_id: int) -> dict[str, str]:
+    """The fields of SEND_MESSAGE_V2; a new topic gets 8 queues."""
+    return {
+        **{"a": "PG", "b": topic, "c": "TBW102", "d": "8", "e": f"{queue_id}", "f": "0", "g": "0", "h": "0", "i": ""},
+        **{"j": "0", "k": "false", "m": "false"},
+    }
+
+
 def _batch_acknowledgement(_: int) -> Iterator[bytes]:
     """Bits without number, of which none is set."""
     entry = {"t": STORED_TOPIC, "c": "auditing", "r": "0", "so": 0, "q": 0, "pt": 1, "it": 1}
@@ -348,21 +384,7 @@ def _batch_acknowledgement(_: int) -> Iterator[bytes]:
 
 def _popped(_: int) -> Iterator[bytes]:
     """Messages, pops of all of them in few writes, and acknowledgements with a bit for each."""
-    sent = {
-        **{
-            "a": "PG",
-            "b": "popped",
-            "c": "TBW102",
-            "d": "4",
-            "e": "0",
-            "f": "0",
-            "g": "0",
-            "h": "0",
-            "i": "",
-            "j": "0",
-        },
-        **{"k": "false", "m": "false"},
-    }
+    sent = _sent_fields("popped", 0) | {"d": "4"}
     yield encode(Command(Request.SEND_MESSAGE_V2, fields=sent, body=b"x"))  # makes the topic
     for _ in range(20):
         yield encode(Command(Request.SEND_MESSAGE_V2, fields=sent, body=b"x", flag=2)) * 500
@@ -710,6 +732,7 @@ NAMED: Final[tuple[Attack, ...]] = (
     Attack("a batch of acknowledgements without bits", 1, _batch_acknowledgement, reads=True, stays_seconds=3),
     Attack("messages popped and acknowledged", 1, _popped, reads=True, stays_seconds=5, pause_seconds=0.1),
     Attack("messages to new topics", 4, _new_topics, reads=True, stays_seconds=20),
+    Attack("topics, groups and positions", 4, _filled_tables, reads=True, stays_seconds=40),
     Attack("large gzip sends", 4, _large_gzip, reads=True, stays_seconds=6),
     Attack("subscriptions that are listed", 2, _listed_subscriptions, reads=True, stays_seconds=8),
     Attack("topics and groups that are listed", 4, _listed_tables, reads=True, stays_seconds=20),

@@ -49,6 +49,7 @@ _BEYOND: Final = {
     "limits.properties_size_max": "`MESSAGE_PROPERTIES_TOO_LARGE`",
     "limits.request_bytes_max": f"the request waits; after 5 s {_TOO_MANY}",
     "limits.request_bytes_per_client_max": f"the request waits; after 5 s {_TOO_MANY}",
+    "limits.table_bytes_max": f"what needs a new topic, group or position gets {_TOO_MANY}; what exists goes on",
     "limits.user_property_count_max": "`MESSAGE_PROPERTIES_TOO_LARGE`",
     "limits.waiting_bytes_max": "the connections that hold most are closed, those without an account first",
     "replication.lag_bytes_max": "the replica is not in sync",

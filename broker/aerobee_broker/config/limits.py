@@ -27,3 +27,4 @@ class LimitsConfig(Section):
     answer_bytes_per_client_max: Positive = 32 << 20  # the same, per connection and per account
     # of all that waits on behalf of peers: requests and answers, and what has no bound of its own besides
     waiting_bytes_max: Positive = 128 << 20
+    table_bytes_max: Positive = 64 << 20  # of topics, groups, their queues and positions: what clients create

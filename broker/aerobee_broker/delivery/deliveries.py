@@ -166,7 +166,7 @@ class Deliveries:
         """Take over what consumers of RocketMQ had in flight. Call before the broker serves. StoreError, OSError."""
         now_ms, count = self._clock.now_ms(), 0
         for key, times in (self._rocketmq_unfinished or {}).items():
-            self._history.begin([key])
+            self._history.begin([key], is_limited=False)
             queue = self._subscriptions.queue(key.topic, key.group, key.queue_id)
             assert queue is not None, "it has a position now"
             low = self._store.queue_range(key.topic, key.queue_id)[0]
@@ -487,8 +487,9 @@ class Deliveries:
 
         In queues from which it has received, messages in flight are dropped: their handles become invalid, and those
         from the offset on are delivered again with attempt 1. Offsets are limited to the queue's range. Raises
-        StoreError, OSError.
+        TableSpaceError, StoreError, OSError.
         """
+        self._tables.offsets.require_space(topic, group, offsets)
         resets = []
         committed: dict[int, int | None] = {}  # before, where only the table has the offset
         for queue_id, wanted in offsets.items():

@@ -157,8 +157,18 @@ class _BrokerCollector:
             "aerobee_long_polls", "Receives that wait for a message.", self._deliveries.long_polling.waiting_count
         )
         yield from self._front()
+        yield from self._table_bytes()
         yield from self._process.collect()
         yield self._gauge("aerobee_clients", "Clients that sent a call within the expiry time.", len(self._clients))
+
+    def _table_bytes(self) -> Pieces:
+        space = self._tables.space
+        sizes = GaugeFamily(
+            "aerobee_table_bytes", "Memory of topics, groups and positions, by kind.", labels=(*_BROKER, "of")
+        )
+        for kind, size in space.sizes.items():
+            sizes.add_metric((*self._base, kind), size)
+        yield sizes
 
     def _front(self) -> Pieces:
         front = self._counters.front

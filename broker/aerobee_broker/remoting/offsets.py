@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.errors import QueueNotFoundError
 from aerobee_broker.recent import Recent
 from aerobee_broker.remoting_wire.codes import Answer
 from aerobee_broker.remoting_wire.connection import Connection
@@ -20,7 +21,7 @@ from aerobee_broker.tables.table_files import Tables
 from aerobee_store import MessageStore
 
 _RESETS_MAX: Final = 100_000
-_PULLED_MAX: Final = 100_000
+_PULLED_MAX: Final = 20_000
 
 
 class OffsetRequests:
@@ -62,16 +63,28 @@ class OffsetRequests:
         return answer()
 
     async def commit(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        """Commit an offset; for a group that only pulls, durable within seconds."""
-        if not 0 <= queue_id < 1 << 31 or (topic, group, queue_id) in self._resets:
+        """Commit an offset; for a group that only pulls, durable within seconds. QueueNotFoundError for a queue that
+        the topic does not have, TableSpaceError."""
+        if (topic, group, queue_id) in self._resets:
             return
+        self._require_queue(topic, queue_id)
         if self._deliveries.queue_delivery(topic, group, queue_id) is None:
+            self._tables.offsets.require_space(topic, group, (queue_id,))
             self._tables.offsets.commit(topic, group, queue_id, offset, force=True)
         elif self._deliveries.committed_offset(topic, group, queue_id) != offset:
             await self._deliveries.reset(topic, group, {queue_id: offset})
 
+    def _require_queue(self, name: str, queue_id: int) -> None:
+        topic = self._tables.topics.require(name)
+        count = max(topic.read_queue_count, topic.write_queue_count)
+        if not 0 <= queue_id < count and self._store.queue_range(name, queue_id) == (0, 0):
+            raise QueueNotFoundError(name, "read", count, queue_id)
+
     async def reset(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
-        """Move the group to these offsets: its next pull of each queue is redirected, whatever it commits before."""
+        """Move the group to these offsets: its next pull of each queue is redirected, whatever it commits before.
+        QueueNotFoundError, TableSpaceError."""
+        for queue_id in offsets:
+            self._require_queue(topic, queue_id)
         await self._deliveries.reset(topic, group, offsets)
         for queue_id, offset in offsets.items():
             if len(self._resets) < _RESETS_MAX:

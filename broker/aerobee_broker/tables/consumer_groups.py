@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from aerobee_broker.errors import ClosedError, GroupExistsError, GroupNotFoundError, IllegalGroupError, TableFormatError
+from aerobee_broker.limits.table_space import Kind, group_size
 from aerobee_broker.tables.attributes import GROUP_ATTRIBUTES, check_attributes
 from aerobee_broker.tables.data_version import NamedTable
 from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields
@@ -192,10 +193,15 @@ class GroupTable(NamedTable[GroupConfig]):
     _FILE_NAME = "subscriptionGroup.json"
     _ITEMS_FIELD = "subscriptionGroupTable"
     _OTHER_FIELDS: ClassVar[Mapping[str, object]] = {"forbiddenTable": {}}
+    _KIND: ClassVar[Kind] = "groups"
 
     @staticmethod
     def _item_from_json(name: str, value: object) -> GroupConfig:
         return GroupConfig.from_json(name, value)
+
+    @staticmethod
+    def _size_of(item: GroupConfig) -> int:
+        return group_size(item.name)
 
     def require(self, name: str) -> GroupConfig:
         """Return the group with this stored name, or raise GroupNotFoundError."""
@@ -205,12 +211,13 @@ class GroupTable(NamedTable[GroupConfig]):
         return group
 
     def create(self, group: GroupConfig) -> None:
-        """Add a group for a user. Raises IllegalGroupError, IllegalAttributeError, GroupExistsError."""
+        """Add a group for a user. IllegalGroupError, IllegalAttributeError, GroupExistsError, TableSpaceError."""
         check_group_name(group.name)
         _check_retries(group)
         check_attributes(GROUP_ATTRIBUTES, None, group.attributes)
         if group.name in self._latest:
             raise GroupExistsError(group.name)
+        self._require_space(group)
         self._put(group)
 
     def update(self, group: GroupConfig) -> None:

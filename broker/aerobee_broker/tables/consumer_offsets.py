@@ -6,9 +6,11 @@ The offset is that of the next message to consume: all before it are finished. T
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from aerobee_broker.errors import TableFormatError
+from aerobee_broker.limits.table_space import TableSpace, offset_size, offsets_size
 from aerobee_broker.tables.data_version import DataVersion, VersionedTable
 from aerobee_broker.tables.json_fields import INT32_MAX, INT64_MAX, JsonFields, checked_integer
 from aerobee_store.clock import Clock
@@ -25,16 +27,18 @@ class OffsetTable(VersionedTable):
     A lost save costs redeliveries and no messages, so it is enough to save every few seconds while `dirty`.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, space: TableSpace | None = None) -> None:
+        """`space`: the memory that the offsets take; None without a limit."""
         super().__init__(clock)
+        self.space = space or TableSpace()
         self._offsets: dict[str, dict[int, int]] = {}  # "topic@group" -> queue id -> offset
         self._topics_of_group: dict[str, dict[str, None]] = {}  # the inner dict is an ordered set
         self._changes_since_version = 0
 
     @classmethod
-    def from_json(cls, value: object | None, clock: Clock) -> OffsetTable:
+    def from_json(cls, value: object | None, clock: Clock, space: TableSpace | None = None) -> OffsetTable:
         """The table that a consumerOffset.json holds; empty for None. Raises TableFormatError."""
-        table = cls(clock)
+        table = cls(clock, space)
         if value is None:
             return table
         fields = JsonFields("consumerOffset.json", value)
@@ -46,6 +50,7 @@ class OffsetTable(VersionedTable):
             topic, _, group = key.rpartition(_SEPARATOR)
             if topic and group:
                 table._remember(topic, group)
+        table.space.add("offsets", table._size())
         table._extra = fields.rest()
         return table
 
@@ -91,12 +96,23 @@ class OffsetTable(VersionedTable):
         if queues is None:
             queues = self._offsets[key] = {}
             self._remember(topic, group)
+            self.space.add("offsets", offsets_size(topic, group))
         present = queues.get(queue_id)
         if present is not None and (offset == present or (offset < present and not force)):
             return False
         queues[queue_id] = offset
+        if present is None:
+            self.space.add("offsets", offset_size())
         self._changed(1)
         return True
+
+    def require_space(self, topic: str, group: str, queue_ids: Collection[int]) -> None:
+        """Raise TableSpaceError unless there is space for offsets in these queues: before a client's `commit`."""
+        queues = self._offsets.get(f"{topic}@{group}")
+        size = offset_size(sum(1 for queue_id in queue_ids if queues is None or queue_id not in queues))
+        if size:
+            size += offsets_size(topic, group) if queues is None else 0
+            self.space.require(size, f"a position of group {group!r} in topic {topic!r}")
 
     def put_back(self, topic: str, group: str, queue_id: int, offset: int | None) -> None:
         """Undo a commit that could not be saved: the offset before it, None if there was none."""
@@ -104,7 +120,8 @@ class OffsetTable(VersionedTable):
             self.commit(topic, group, queue_id, offset, force=True)
             return
         queues = self._offsets.get(f"{topic}@{group}", {})
-        queues.pop(queue_id, None)
+        if queues.pop(queue_id, None) is not None:
+            self.space.add("offsets", -offset_size())
         if not queues:
             self.remove(topic, group)
         else:
@@ -129,14 +146,23 @@ class OffsetTable(VersionedTable):
         if not topics:
             del self._topics_of_group[group]
         # The topic may occur only in groupTopicMap.
-        self._offsets.pop(f"{topic}@{group}", None)
+        if (queues := self._offsets.pop(f"{topic}@{group}", None)) is not None:
+            self.space.add("offsets", -offsets_size(topic, group) - offset_size(len(queues)))
         self._changed(_CHANGES_PER_VERSION)
 
     def replace(self, other: OffsetTable) -> None:
         """Become equal to another table."""
         self._offsets = {key: dict(queues) for key, queues in other._offsets.items()}
         self._topics_of_group = {group: dict(topics) for group, topics in other._topics_of_group.items()}
+        self.space.add("offsets", self._size() - self.space.sizes["offsets"])
         self._replace(other)
+
+    def _size(self) -> int:
+        """The memory of all offsets."""
+        return sum(
+            offsets_size(*key.rpartition(_SEPARATOR)[::2]) + offset_size(len(queues))
+            for key, queues in self._offsets.items()
+        )
 
     def _remember(self, topic: str, group: str) -> None:
         self._topics_of_group.setdefault(group, {})[topic] = None

@@ -9,6 +9,7 @@ from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 from msgspec import Struct
 
+from aerobee_broker.limits.table_space import Kind, TableSpace
 from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields
 from aerobee_store.clock import Clock
 from aerobee_store.tables.java_json import Bean
@@ -145,9 +146,12 @@ class NamedTable(VersionedTable, ABC, Generic[_Item]):
     _FILE_NAME: ClassVar[str]
     _ITEMS_FIELD: ClassVar[str]  # of the file
     _OTHER_FIELDS: ClassVar[Mapping[str, object]] = {}  # that a new file has
+    _KIND: ClassVar[Kind]  # of memory
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, space: TableSpace | None = None) -> None:
+        """`space`: the memory that the items take; None without a limit."""
         super().__init__(clock)
+        self.space = space or TableSpace()
         self._items: dict[str, _Item] = {}
         self._latest: dict[str, _Item] = {}
         self._saved_version = self._version
@@ -158,17 +162,23 @@ class NamedTable(VersionedTable, ABC, Generic[_Item]):
     def _item_from_json(name: str, value: object) -> _Item:
         """One entry of the items field."""
 
+    @staticmethod
+    @abstractmethod
+    def _size_of(item: _Item) -> int:
+        """The memory that the item takes."""
+
     @classmethod
-    def from_json(cls, value: object | None, clock: Clock) -> Self:
+    def from_json(cls, value: object | None, clock: Clock, space: TableSpace | None = None) -> Self:
         """The table that the content of its file describes; empty for None. Raises TableFormatError."""
-        table = cls(clock)
+        table = cls(clock, space)
         if value is None:
             return table
         fields = JsonFields(cls._FILE_NAME, value)
         table._version = DataVersion.from_json(fields.full_name("dataVersion"), fields.mapping("dataVersion"))
         table._saved_version = table._version
         for name, item in fields.mapping(cls._ITEMS_FIELD).items():
-            table._items[name] = table._latest[name] = cls._item_from_json(name, item)
+            table._items[name] = found = cls._item_from_json(name, item)
+            table._set_latest(name, found)
         table._extra = fields.rest()
         return table
 
@@ -220,10 +230,7 @@ class NamedTable(VersionedTable, ABC, Generic[_Item]):
         """
         for name in [name for name, changed in self._unsaved.items() if changed <= revision]:
             del self._unsaved[name]
-            if name in self._items:
-                self._latest[name] = self._items[name]
-            else:
-                self._latest.pop(name, None)
+            self._set_latest(name, self._items.get(name))
         self._note_version()
         self._revision.advance()
         if not self._unsaved:
@@ -265,17 +272,34 @@ class NamedTable(VersionedTable, ABC, Generic[_Item]):
         """Become equal to another table. Requires a complete save, because its version is unrelated to the previous
         one."""
         names = self._items.keys() | self._latest.keys() | other._latest.keys()
-        self._latest = dict(other._latest)
+        for name in names:
+            self._set_latest(name, other._latest.get(name))
+        self._latest = dict(other._latest)  # in its order
         self._replace(other)
         self._unsaved = dict.fromkeys(names, self._revision.current)
 
     def _put(self, item: _Item) -> None:
-        self._latest[item.name] = item
+        self._set_latest(item.name, item)
         self._changed(item.name)
 
     def _remove(self, name: str) -> None:
-        del self._latest[name]
+        self._set_latest(name, None)
         self._changed(name)
+
+    def _require_space(self, item: _Item) -> None:
+        """Raise TableSpaceError unless there is space for a new item, or for the growth of one."""
+        before = self._latest.get(item.name)
+        growth = self._size_of(item) - (0 if before is None else self._size_of(before))
+        self.space.require(growth, f"{self._KIND[:-1]} {item.name!r}")
+
+    def _set_latest(self, name: str, item: _Item | None) -> None:
+        before = self._latest.get(name)
+        size = 0 if item is None else self._size_of(item)
+        self.space.add(self._KIND, size - (0 if before is None else self._size_of(before)))
+        if item is None:
+            self._latest.pop(name, None)
+        else:
+            self._latest[name] = item
 
     def _changed(self, name: str) -> None:
         self._note_version()

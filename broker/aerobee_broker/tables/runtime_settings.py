@@ -39,6 +39,7 @@ CHANGEABLE: Final = frozenset(
     {
         *("topics.auto_create", "topics.queue_count", "groups.auto_create"),
         *("limits.user_property_count_max", "limits.properties_size_max", "limits.delay_seconds_max"),
+        "limits.table_bytes_max",
         *("listen.advertise", "listen.leave_seconds", "listen.drain_seconds"),
         *("delivery.initial_position", "delivery.receive_count_max", "delivery.poll_seconds_max"),
         *("delivery.poll_reserve_seconds", "delivery.invisible_seconds_min", "delivery.invisible_seconds_max"),

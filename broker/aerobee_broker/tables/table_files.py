@@ -12,6 +12,7 @@ from typing import Final, Self
 from aerobee_broker.config import Settings
 from aerobee_broker.counters.broker_counters import ExecutionTimes
 from aerobee_broker.errors import GroupNotFoundError, TableMissingError, TopicNotFoundError
+from aerobee_broker.limits.table_space import TableSpace
 from aerobee_broker.limits.wakes import Gate, Wakes
 from aerobee_broker.tables.attributes import GROUP_ATTRIBUTES, TOPIC_ATTRIBUTES, without_effect
 from aerobee_broker.tables.consumer_groups import GroupConfig, GroupTable, is_system_group
@@ -187,11 +188,12 @@ class Tables:
         in_disk_thread: InDiskThread,
     ) -> None:
         self._settings = settings
+        self.space = TableSpace(settings)
         found = topics.load()
-        self.topics = TopicTable.from_json(found, clock)
+        self.topics = TopicTable.from_json(found, clock, self.space)
         self._has_no_topics_file = found is None
-        self.groups = GroupTable.from_json(groups.load(), clock)
-        self.offsets = OffsetTable.from_json(offsets.load(), clock)
+        self.groups = GroupTable.from_json(groups.load(), clock, self.space)
+        self.offsets = OffsetTable.from_json(offsets.load(), clock, self.space)
         self.topic_creations = ExecutionTimes()
         self.group_creations = ExecutionTimes()
         self._saved_topics = SavedNames(self.topics, topics, in_disk_thread)

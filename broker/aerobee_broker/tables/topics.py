@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
-from typing import Final
+from typing import ClassVar, Final
 
 from aerobee_broker.config.topics import QUEUE_COUNT_MAX
 from aerobee_broker.errors import (
@@ -22,6 +22,7 @@ from aerobee_broker.errors import (
     TopicExistsError,
     TopicNotFoundError,
 )
+from aerobee_broker.limits.table_space import Kind, topic_size
 from aerobee_broker.tables.attributes import TOPIC_ATTRIBUTES, check_attributes
 from aerobee_broker.tables.data_version import NamedTable
 from aerobee_broker.tables.json_fields import JsonFields
@@ -313,10 +314,18 @@ class TopicTable(NamedTable[TopicConfig]):
 
     _FILE_NAME = "topics.json"
     _ITEMS_FIELD = "topicConfigTable"
+    _KIND: ClassVar[Kind] = "topics"
 
     @staticmethod
     def _item_from_json(name: str, value: object) -> TopicConfig:
         return TopicConfig.from_json(name, value)
+
+    @staticmethod
+    def _size_of(item: TopicConfig) -> int:
+        """None of a topic that the broker makes for a group, which has counted it."""
+        if item.name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+            return 0
+        return topic_size(item.name, max(item.read_queue_count, item.write_queue_count))
 
     def require(self, name: str) -> TopicConfig:
         """Return the topic with this stored name, or raise TopicNotFoundError."""
@@ -326,12 +335,13 @@ class TopicTable(NamedTable[TopicConfig]):
         return topic
 
     def create(self, topic: TopicConfig) -> None:
-        """Add a topic for a user. Raises IllegalTopicError, IllegalAttributeError, TopicExistsError."""
+        """Add a topic for a user. IllegalTopicError, IllegalAttributeError, TopicExistsError, TableSpaceError."""
         check_new_topic_name(topic.name)
         _check_queue_counts(topic)
         check_attributes(TOPIC_ATTRIBUTES, None, topic.attributes)
         if topic.name in self._latest:
             raise TopicExistsError(topic.name)
+        self._require_space(topic)
         self._put(topic)
 
     def create_internal(self, topic: TopicConfig) -> TopicConfig:
@@ -352,6 +362,7 @@ class TopicTable(NamedTable[TopicConfig]):
             return
         _check_queue_counts(topic)
         check_attributes(TOPIC_ATTRIBUTES, latest.attributes, topic.attributes)
+        self._require_space(topic)
         self._put(topic)
 
     def delete(self, name: str) -> None:

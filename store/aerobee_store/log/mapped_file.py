@@ -230,6 +230,8 @@ class MakeSegment(Protocol):
 class FileRun:
     """The names of a run of files: the directory, the size of each file, and their start offsets in order."""
 
+    __slots__ = ("directory", "file_size", "file_system", "full", "had_empty")
+
     def __init__(self, file_system: FileSystem, directory: Path, file_size: int) -> None:
         self.file_system = file_system
         self.directory = directory

@@ -80,6 +80,8 @@ class QueueTable:
         self._is_batch_topic = is_batch_topic
         self._batch_topics: set[str] = set()  # batch topics found in the store; the caller may know more
         self.light_count = 0  # number of ordinary queues whose names begin with %LMQ%
+        self.require_light_space: Callable[[int, int], object] | None = None
+        """Called with the number of light queues and how many more are wanted: LightQueuesFullError if too many."""
         self.simple: dict[tuple[str, int], ConsumeQueue] = {}
         self.batch: dict[tuple[str, int], BatchConsumeQueue] = {}
         self.changed = ChangedQueues()
@@ -154,6 +156,8 @@ class QueueTable:
                 f"{self.light_count} light queues exist and {new} more were requested; the limit is {limit} "
                 f"(store.light_queue_count_max); delete unused ones or raise the limit"
             )
+        if self.require_light_space is not None:
+            self.require_light_space(self.light_count, new)
 
     def simple_queue_unless_batch(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """The same, but None for a batch topic."""

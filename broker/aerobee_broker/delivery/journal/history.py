@@ -66,11 +66,12 @@ class History:
         if self._journal.event_count - self._events_at_snapshot >= count_max and not self._snapshotting.locked():
             self._snapshot_wake.set()
 
-    def begin(self, keys: Iterable[QueueKey]) -> bool:
-        """Give groups a position in these queues where they have none; False if they have all. StoreError.
+    def begin(self, keys: Iterable[QueueKey], *, is_limited: bool = True) -> bool:
+        """Give groups a position in these queues where they have none; False if they have all. TableSpaceError,
+        StoreError.
 
         A new position is written to the journal, so that after a crash a group that begins at the end does not begin at
-        a later end.
+        a later end. Not `is_limited`: also without space for them.
         """
         created = [
             self._subscriptions.create_queue(key)
@@ -80,11 +81,13 @@ class History:
         if not created:
             return False
         new = [queue for queue in created if not self._subscriptions.has_committed(queue)]
+        if is_limited:
+            self._subscriptions.require_space(new)
         states = [encode_state(queue.encoded_key, state) for queue in new for state in queue.delivery.states()]
         if states:
             self.append(EventKind.STATE, states, self._clock.now_ms())
         for queue in created:
-            self._subscriptions.add(queue.key.topic, queue.key.group).queues[queue.key.queue_id] = queue
+            self._subscriptions.add(queue)
             self._subscriptions.note_commit(queue, force=True)
         return True
 
@@ -257,8 +260,7 @@ class History:
             end = ends[key] = self._store.queue_range(key.topic, key.queue_id)[1]
         if highest_offset(event) > end:
             return False
-        queues = self._subscriptions.add(key.topic, key.group).queues
-        queue = queues.get(key.queue_id)
+        queue = self._subscriptions.queue(key.topic, key.group, key.queue_id)
         if queue is None:
             commit_offset = self._tables.offsets.get(key.topic, key.group, key.queue_id)
             if commit_offset is None:
@@ -273,7 +275,7 @@ class History:
                         commit_offset = event.offset
                     case _:
                         commit_offset = 0
-            queue = queues[key.queue_id] = Queue(key, min(commit_offset, end))
+            queue = self._subscriptions.add(Queue(key, min(commit_offset, end)))
         if isinstance(event, Reset) and event.offset < queue.delivery.commit_offset:
             queue.reset_at = entry.queue_offset
         queue.delivery.apply(event)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Collection, Iterator
 from typing import Protocol
 
 from msgspec import Struct, field
@@ -12,6 +12,7 @@ from aerobee_broker.config import Settings
 from aerobee_broker.delivery.state.queue_delivery import QueueDelivery
 from aerobee_broker.delivery.state.queue_key import QueueKey
 from aerobee_broker.delivery.state.receipt_handle import owner_of
+from aerobee_broker.limits.table_space import offset_size, offsets_size, position_size
 from aerobee_broker.tables.consumer_groups import GroupTable
 from aerobee_broker.tables.consumer_offsets import OffsetTable
 from aerobee_broker.tables.topics import TopicTable, split_light_topic_name, split_pop_retry_topic
@@ -119,9 +120,21 @@ class Subscriptions:
         """The groups that have received from the topic since the start, or that the journal mentions."""
         return [group for group, topics in self._groups.items() if topic in topics]
 
-    def add(self, topic: str, group: str) -> Subscription:
-        """The subscription; a new one without queues if there was none."""
-        return self._groups.setdefault(group, {}).setdefault(topic, Subscription())
+    def add(self, queue: Queue) -> Queue:
+        """Register a queue that the group does not have."""
+        key = queue.key
+        subscription = self._groups.setdefault(key.group, {}).setdefault(key.topic, Subscription())
+        subscription.queues[key.queue_id] = queue
+        self._offsets.space.add("positions", position_size(key.topic, key.group))
+        return queue
+
+    def require_space(self, queues: Collection[Queue]) -> None:
+        """Raise TableSpaceError unless there is space for these queues in which the group has no position yet."""
+        if queues:
+            topic, group = next(iter(queues)).key.topic, next(iter(queues)).key.group
+            one = position_size(topic, group) + offset_size()
+            size = one * len(queues) + offsets_size(topic, group)
+            self._offsets.space.require(size, f"a position of group {group!r} in topic {topic!r}")
 
     def note_busy(self, queue: Queue) -> None:
         """Note that this queue has messages in flight."""
@@ -150,6 +163,7 @@ class Subscriptions:
             for name in names:
                 for queue in topics.pop(name).queues.values():
                     queue.dropped = True
+                    self._offsets.space.add("positions", -position_size(name, group_name))
             if not topics:
                 del self._groups[group_name]
 

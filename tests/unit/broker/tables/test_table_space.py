@@ -1,0 +1,146 @@
+"""The memory of topics, groups and positions: what is counted, what is refused, and what goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.config import BrokerConfig, LimitsConfig, Settings
+from aerobee_broker.errors import TableSpaceError
+from aerobee_broker.limits.table_space import TableSpace, group_size, offset_size, offsets_size, topic_size
+from aerobee_broker.tables.consumer_groups import GroupConfig, GroupTable
+from aerobee_broker.tables.consumer_offsets import OffsetTable
+from aerobee_broker.tables.topics import TopicConfig, TopicTable
+from aerobee_store import StoreConfig
+from aerobee_store.errors import LightQueuesFullError
+from aerobee_store.tables.java_json import dumps, loads
+from aerobee_store.testing import ManualClock
+
+
+def settings(limit: int) -> Settings:
+    return Settings(BrokerConfig(store=StoreConfig.tiny(Path("/s")), limits=LimitsConfig(table_bytes_max=limit)))
+
+
+def space(limit: int) -> TableSpace:
+    return TableSpace(settings(limit))
+
+
+def test_topics_count_their_queues_from_the_beginning() -> None:
+    """A message for a queue that exists is never refused, so the queues count before they have one."""
+    found = space(topic_size("a", 8) + topic_size("b", 1))
+    topics = TopicTable(ManualClock(), found)
+    topics.create(TopicConfig(name="a"))
+    assert found.used == topic_size("a", 8)
+    with pytest.raises(TableSpaceError, match=r"no space for topic 'b'.*limits\.table_bytes_max.*raise the limit"):
+        topics.create(TopicConfig(name="b", read_queue_count=1, write_queue_count=2))
+    topics.create(TopicConfig(name="b", read_queue_count=1, write_queue_count=1))
+    with pytest.raises(TableSpaceError):
+        topics.update(TopicConfig(name="b", read_queue_count=2, write_queue_count=1))
+    topics.update(TopicConfig(name="a", read_queue_count=3, write_queue_count=3))
+    topics.update(TopicConfig(name="b", read_queue_count=2, write_queue_count=1))
+    topics.delete("a")
+    assert found.used == topic_size("b", 2)
+
+
+def test_topics_of_a_group_are_counted_with_it_and_never_refused() -> None:
+    """Otherwise messages that must be delivered again, or are dead, would be lost."""
+    found = space(group_size("g"))
+    groups, topics = GroupTable(ManualClock(), found), TopicTable(ManualClock(), found)
+    groups.create(GroupConfig(name="g"))
+    for name in ("%RETRY%g", "%DLQ%g"):
+        topics.create_internal(TopicConfig(name=name, read_queue_count=1, write_queue_count=1))
+    assert found.used == group_size("g") > 2 * topic_size("%RETRY%g", 1)
+    with pytest.raises(TableSpaceError, match="no space for group 'h'"):
+        groups.create(GroupConfig(name="h"))
+
+
+def test_what_is_taken_back_or_replaced_is_counted_as_it_is() -> None:
+    """Failed saves, and the tables that a replica copies."""
+    found = space(1 << 20)
+    topics = TopicTable(ManualClock(), found)
+    topics.create(TopicConfig(name="a"))
+    topics.mark_saved(topics.revision)
+    topics.create(TopicConfig(name="b"))
+    topics.delete("a")
+    topics.take_back(topics.revision)
+    assert found.used == topic_size("a", 8)
+    other = TopicTable(ManualClock())
+    other.create(TopicConfig(name="c", read_queue_count=2, write_queue_count=2))
+    topics.replace(other)
+    assert found.used == topic_size("c", 2)
+    loaded = space(1 << 20)
+    TopicTable.from_json(loads(dumps(topics.snapshot())), ManualClock(), loaded)
+    assert loaded.used == topic_size("c", 2)
+
+
+def test_offsets_are_counted_by_queue() -> None:
+    """Also over commits, resets, removals, and the file."""
+    one = offsets_size("t", "g") + offset_size()
+    found = space(one)
+    offsets = OffsetTable(ManualClock(), found)
+    offsets.require_space("t", "g", [0])
+    offsets.commit("t", "g", 0, 5)
+    offsets.commit("t", "g", 0, 6)
+    assert found.used == one
+    offsets.require_space("t", "g", [0])
+    with pytest.raises(TableSpaceError, match="no space for a position of group 'g' in topic 't'"):
+        offsets.require_space("t", "g", [0, 1])
+    with pytest.raises(TableSpaceError):
+        offsets.require_space("t", "h", [0])
+    offsets.commit("t", "g", 1, 5)
+    assert found.used == one + offset_size()
+    loaded = space(1 << 20)
+    OffsetTable.from_json(loads(dumps(offsets.snapshot())), ManualClock(), loaded)
+    assert loaded.used == found.used
+    offsets.put_back("t", "g", 1, None)
+    assert found.used == one
+    other = OffsetTable(ManualClock())
+    other.commit("u", "g", 0, 1)
+    offsets.replace(other)
+    assert found.used == one
+    offsets.remove_topic("u")
+    assert found.used == 0
+
+
+def test_a_start_leaves_half_of_the_limit(caplog: pytest.LogCaptureFixture) -> None:
+    """A store of RocketMQ may have more topics than fit; its users can still make some, and the log says what to do."""
+    found = space(100_000)
+    found.add("topics", 700_000)
+    found.opened()
+    assert "more than limits.table_bytes_max" in caplog.text
+    found.require(50_000, "a topic")
+    with pytest.raises(TableSpaceError):
+        found.require(50_001, "a topic")
+
+
+def test_a_small_store_has_the_whole_limit(caplog: pytest.LogCaptureFixture) -> None:
+    found = space(100_000)
+    found.add("topics", 10_000)
+    found.opened()
+    assert caplog.text == ""
+    found.require(90_000, "a topic")
+    with pytest.raises(TableSpaceError):
+        found.require(90_001, "a topic")
+
+
+def test_light_queues_take_the_same_space() -> None:
+    """The store asks with their number before it makes some; none that exists is refused."""
+    found = space(10_000)
+    found.require_light_queues(0, 2)
+    assert found.used == 0
+    found.require_light_queues(2, 0)
+    taken = found.used
+    assert taken > 0
+    with pytest.raises(LightQueuesFullError, match=r"limits\.table_bytes_max"):
+        found.require_light_queues(2, 10)
+    found.require_light_queues(50, 0)
+    assert found.used == 25 * taken
+
+
+def test_refusals_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    found = space(10)
+    for _ in range(3):
+        with pytest.raises(TableSpaceError):
+            found.require(11, "a topic")
+    assert caplog.text.count("no space for a topic") == 1
