@@ -131,35 +131,6 @@ class TestPushConsumer:
         assert sorted(attempts) == [(body, attempt) for body in (b"false", b"later", b"raises") for attempt in (1, 2)]
         assert "as the test wants it" in caplog.text
 
-    async def test_an_ordered_group(self, client: Client) -> None:
-        """A message group runs one message at a time, in order despite failures; groups do not wait for each other."""
-        await client.admin.create_topic("ordered", message_types=[v2.MessageType.FIFO])
-        await client.admin.create_group("ordered", fifo=True, retry_policy=quick_retries())
-        seen: dict[str | None, list[bytes]] = {"a": [], "b": []}
-        at_work: set[str | None] = set()
-        done = asyncio.Event()
-
-        async def handle(message: ReceivedMessage) -> None:
-            group = message.message_group
-            assert group not in at_work
-            at_work.add(group)
-            await asyncio.sleep(0.01)
-            at_work.discard(group)
-            seen[group].append(message.body)
-            if seen[group].count(b"3") == 1 and message.body == b"3":
-                raise RetryLater(0.05)
-            if sum(map(len, seen.values())) == 22:
-                done.set()
-
-        for number in range(10):
-            for group in ("a", "b"):
-                await send(client, "ordered", b"%d" % number, message_group=group)
-        async with client.push_consumer("ordered", "ordered", handle) as consumer:
-            assert consumer.ordered
-            await asyncio.wait_for(done.wait(), 60)
-        for bodies in seen.values():
-            assert bodies == [b"0", b"1", b"2", b"3", b"3", *(b"%d" % number for number in range(4, 10))]
-
     async def test_a_message_without_attempts_left_is_a_dead_letter(self, client: Client) -> None:
         """An ordered message that always fails becomes a dead letter, and the next one is delivered."""
         await client.admin.create_topic("poisoned", message_types=[v2.MessageType.FIFO])

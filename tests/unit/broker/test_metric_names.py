@@ -155,9 +155,33 @@ EXPECTED: dict[str, list[tuple[tuple[str, ...], Check]]] = {
     "rocketmq_pop_checkpoint_buffer_size": [((), exactly(2))],
 }
 
+# Some of our own names, after the same traffic.
+OURS: dict[str, list[tuple[tuple[str, ...], Check]]] = {
+    "aerobee_send_seconds": [((*ORDERS, "message_type=normal"), exactly(5))],
+    "aerobee_delivery_seconds": [(BILLING, exactly(5))],
+    "aerobee_acknowledged_messages_total": [(BILLING, exactly(1))],
+    "aerobee_clients": [((), exactly(2))],
+    "aerobee_long_polls": [((), exactly(0))],
+    "aerobee_store_syncs_total": [((), between(5, 100))],
+    "aerobee_store_sync_seconds": [((), between(5, 100))],
+    "aerobee_store_messages_per_sync": [((), between(5, 100))],
+    "aerobee_store_segments": [((), exactly(1))],
+    "aerobee_store_segments_prepared": [((), exactly(0))],
+    "aerobee_store_allocation_seconds": [((), exactly(0))],
+    "aerobee_store_allocation_failures_total": [((), exactly(0))],
+    "aerobee_store_checksum_failures_total": [((), exactly(0))],
+    "aerobee_timer_lateness_seconds": [((), exactly(1))],
+    "aerobee_timer_lost_total": [((), exactly(0))],
+}
+# Buckets of histograms: name -> (label, upper limit, count).
+BUCKETS = {
+    "rocketmq_message_size": ("topic=orders", "1024.0", 5),
+    "rocketmq_delay_message_latency": ("topic=later", "60.0", 2),
+}
+
 
 async def traffic(broker: InProcessBroker) -> None:
-    """The workload for EXPECTED."""
+    """The workload for EXPECTED and OURS."""
     call = broker.messaging
     await create(broker)
     for number in range(5):
@@ -247,9 +271,9 @@ async def families(broker: InProcessBroker) -> dict[str, Metric]:
     return {family.name + "_total" * (family.type == "counter"): family for family in found}
 
 
-def samples(family: Metric) -> list[tuple[Labels, float]]:
+def samples(family: Metric, of_histogram: str = "_count") -> list[tuple[Labels, float]]:
     """The values; for a histogram the counts."""
-    name = {"counter": family.name + "_total", "histogram": family.name + "_count"}.get(family.type, family.name)
+    name = {"counter": family.name + "_total", "histogram": family.name + of_histogram}.get(family.type, family.name)
     return [
         (Labels(frozenset(f"{key}={value}" for key, value in sample.labels.items())), sample.value)
         for sample in family.samples
@@ -280,10 +304,16 @@ async def test_every_row_is_shown_with_its_type_labels_and_value(tmp_path: Path)
         values = samples(family)
         for labels, _ in values:
             assert {label.partition("=")[0] for label in labels.values} == BASE | row.labels, name
-        for wanted, check in EXPECTED[name]:
+    for name, checks in {**EXPECTED, **OURS}.items():
+        values = samples(found[name])
+        for wanted, check in checks:
             matching = [value for labels, value in values if labels.has(*wanted)]
             assert len(matching) == 1, (name, wanted, values)
             assert check(matching[0]), (name, wanted, matching[0])
+    for name, (label, limit, count) in BUCKETS.items():
+        assert [value for labels, value in samples(found[name], "_bucket") if labels.has(label, f"le={limit}")] == [
+            count
+        ]
 
 
 async def test_our_own_names_are_in_the_page(tmp_path: Path) -> None:

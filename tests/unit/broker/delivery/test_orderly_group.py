@@ -44,40 +44,6 @@ async def acknowledge(harness: Harness, *messages: DeliveredMessage) -> None:
     assert await harness.acknowledge(*messages, group=LEDGER) == [True] * len(messages)
 
 
-async def test_other_message_groups_continue_after_a_busy_one(start: Start) -> None:
-    """Other message groups are delivered in order. Skipped messages follow once their group is free."""
-    harness = await start()
-    for number in range(3):
-        await harness.send(f"a{number}", message_group="a")
-        await harness.send(f"b{number}", message_group="b")
-        await harness.send(f"-{number}")  # no message group: ordered among themselves
-    first = await receive(harness, 1)
-    assert told(first) == [("a0", 1)]
-    rest = await receive(harness)
-    assert told(rest) == [("b0", 1), ("-0", 1), ("b1", 1), ("-1", 1), ("b2", 1), ("-2", 1)]
-    assert await receive(harness) == []
-    await acknowledge(harness, *first, *rest)
-    assert told(await receive(harness)) == [("a1", 1), ("a2", 1)]
-
-
-async def test_a_batch_is_redelivered_from_its_first_unacknowledged_message(start: Start) -> None:
-    """Unacknowledged messages are redelivered in order, before later messages of their message group."""
-    harness = await start()
-    await harness.send("a0", "a1", "a2", "a3", message_group="a")
-    batch = await receive(harness, 3, seconds=10)
-    await acknowledge(harness, batch[1])
-    assert await receive(harness) == []
-    await harness.advance(10)
-    again = await receive(harness, 1, seconds=10)
-    assert told(again) == [("a0", 2)]
-    assert await receive(harness) == []
-    await acknowledge(harness, *again)
-    again = await receive(harness)
-    assert told(again) == [("a2", 2)]
-    await acknowledge(harness, *again)
-    assert told(await receive(harness)) == [("a3", 1)]
-
-
 async def test_new_messages_wait_until_a_redelivered_one_is_done(start: Start) -> None:
     """A redelivered message and new ones of its group never share an answer, also after a restart."""
     harness = await start()

@@ -45,17 +45,6 @@ def priorities(messages: list[DeliveredMessage]) -> list[int]:
     return [int(message.record.body) for message in messages]
 
 
-async def test_the_highest_of_all_queues_goes_first(start: Start) -> None:
-    """The highest priority is first within and across answers. A later message with a higher priority overtakes."""
-    harness = await start()
-    await send(harness, 1, 5, 3)
-    await send(harness, 4, 2, queue_id=1)
-    assert priorities(await harness.receive(1, topic=URGENT)) == [5]
-    await send(harness, 9)
-    assert priorities(await harness.receive(2, topic=URGENT)) == [9, 4]
-    assert priorities(await harness.receive(topic=URGENT)) == [3, 2, 1]
-
-
 async def test_equal_priorities_are_delivered_by_age(start: Start) -> None:
     """Messages of equal priority are delivered by age across all queues. A missing priority counts as 0."""
     harness = await start()
@@ -63,19 +52,6 @@ async def test_equal_priorities_are_delivered_by_age(start: Start) -> None:
         await harness.send(f"{number}", topic=URGENT, queue_id=number % 2)
     assert priorities(await harness.receive(4, topic=URGENT)) == [0, 1, 2, 3]
     assert priorities(await harness.receive(4, topic=URGENT)) == [4, 5]
-
-
-async def test_a_returned_message_keeps_its_priority(start: Start) -> None:
-    """A nacked or expired message precedes all lower priorities, with its attempt increased."""
-    harness = await start()
-    await send(harness, 1, 8, 2, 7)
-    first, second = await harness.receive(2, topic=URGENT, seconds=30)
-    await harness.deliveries.change_invisible(URGENT, GROUP, first.receipt_handle, 0)
-    [again] = await harness.receive(1, topic=URGENT, seconds=60)
-    assert (priorities([again]), again.attempt) == ([8], 2)
-    await harness.advance(30)
-    assert priorities(await harness.receive(topic=URGENT)) == [7, 2, 1]
-    assert await harness.acknowledge(second, topic=URGENT) == [False]
 
 
 async def test_compared_messages_are_bounded(start: Start) -> None:

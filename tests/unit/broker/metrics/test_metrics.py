@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -47,74 +46,6 @@ def labels(**values: str) -> frozenset[tuple[str, str]]:
     return frozenset(values.items())
 
 
-async def test_traffic_is_shown(tmp_path: Path) -> None:
-    """Three messages are sent, one group receives two and acknowledges one."""
-    topic, group = v2.Resource(name="orders"), v2.Resource(name="billing")
-    async with in_process_broker(tmp_path) as broker:
-        for number in range(3):
-            request = v2.SendMessageRequest(messages=[message(message_id=str(number))])
-            response = await broker.messaging.SendMessage(request, metadata=METADATA, timeout=60)
-            assert response.status.code == v2.Code.OK
-        receive = v2.ReceiveMessageRequest(group=group, batch_size=2)
-        receive.message_queue.topic.CopyFrom(topic)
-        receive.invisible_duration.FromSeconds(60)
-        answers = [answer async for answer in broker.messaging.ReceiveMessage(receive, metadata=METADATA, timeout=30)]
-        handles = [a.message.system_properties.receipt_handle for a in answers if a.HasField("message")]
-        assert len(handles) == 2
-        acknowledge = v2.AckMessageRequest(group=group, topic=topic)
-        acknowledge.entries.add(receipt_handle=handles[0])
-        assert (await broker.messaging.AckMessage(acknowledge, metadata=METADATA)).status.code == v2.Code.OK
-        heartbeat = v2.HeartbeatRequest(group=group, client_type=v2.ClientType.SIMPLE_CONSUMER)
-        await broker.messaging.Heartbeat(heartbeat, metadata=METADATA)
-        shown = await scrape(broker)
-
-    sent = labels(topic="orders", message_type="normal", is_system="false")
-    assert shown["rocketmq_messages_in_total", sent] == 3
-    assert shown["rocketmq_throughput_in_total", sent] == shown["rocketmq_message_size_sum", sent] > 300
-    assert shown["rocketmq_message_size_count", sent] == 3
-    assert shown["rocketmq_message_size_bucket", sent | labels(le="1024.0")] == 3
-    consumed = labels(topic="orders", consumer_group="billing", is_retry="false", is_system="false")
-    assert shown["rocketmq_messages_out_total", consumed] == 2
-    assert shown["rocketmq_throughput_out_total", consumed] > 0
-    assert shown["aerobee_send_seconds_count", sent] == 3
-    assert shown["aerobee_delivery_seconds_count", consumed] == 2
-    assert shown["aerobee_acknowledged_messages_total", consumed] == 1
-    assert shown["rocketmq_consumer_inflight_messages", consumed] == 1
-    assert shown["rocketmq_consumer_ready_messages", consumed] == 1
-    assert shown["rocketmq_consumer_lag_messages", consumed] == 2
-    assert shown["rocketmq_consumer_lag_latency", consumed] >= 0
-    assert (
-        0 <= shown["rocketmq_consumer_queueing_latency", consumed] <= shown["rocketmq_consumer_lag_latency", consumed]
-    )
-    connection = labels(language="java", version="5.2.1", protocol_type="grpc")
-    consumer = connection | labels(consumer_group="billing", consume_mode="simple", is_system="false")
-    assert shown["rocketmq_consumer_connections", consumer] == 1
-    nothing = labels()
-    assert shown["rocketmq_topic_number", nothing] == 1
-    assert shown["rocketmq_consumer_group_number", nothing] == 1
-    assert shown["rocketmq_broker_permission", nothing] == 6
-    assert shown["aerobee_clients", nothing] == 1
-    assert shown["aerobee_long_polls", nothing] == 0
-    store = labels(storage_type="local", storage_medium="disk")
-    assert shown["aerobee_store_syncs_total", store] == shown["aerobee_store_sync_seconds_count", store] >= 3
-    assert shown["aerobee_store_messages_per_sync_sum", store] >= 3
-    assert shown["aerobee_store_segments", store] == 1
-    assert shown["aerobee_store_segments_prepared", store] == 0
-    assert shown["aerobee_store_allocation_seconds_count", store] == 0
-    assert shown["aerobee_store_allocation_failures_total", store] == 0
-    assert shown["rocketmq_storage_flush_behind_bytes", store] == 0
-    assert shown["aerobee_store_checksum_failures_total", store] == 0
-    assert shown["rocketmq_storage_size", store] > 0
-    answered = labels(
-        protocol_type="grpc",
-        request_code="SendMessage",
-        response_code="OK",
-        is_long_polling="false",
-        result="success",
-    )
-    assert shown["rocketmq_rpc_latency_count", answered] == 3
-
-
 async def test_failures_are_shown_by_their_code(tmp_path: Path) -> None:
     """The code lets alerts tell client errors from broker errors. An empty receive is a success."""
     async with in_process_broker(tmp_path) as broker:
@@ -127,39 +58,6 @@ async def test_failures_are_shown_by_their_code(tmp_path: Path) -> None:
         shown = await scrape(broker)
     results = {dict(key)["response_code"]: dict(key)["result"] for name, key in shown if name.endswith("latency_count")}
     assert results == {"MESSAGE_CORRUPTED": "process_request_failed", "MESSAGE_NOT_FOUND": "success"}
-
-
-async def test_delayed_messages_are_shown(tmp_path: Path) -> None:
-    """One of two delayed messages is delivered, the other one is recalled."""
-    async with in_process_broker(tmp_path) as broker:
-        types = [v2.MessageType.DELAY]
-        topic = admin_v1.Topic(name="later", read_queue_count=1, accept_message_types=types)
-        await broker.administration.CreateTopic(admin_v1.CreateTopicRequest(topic=topic), timeout=60)
-        handles = []
-        for number, seconds in enumerate((0.2, 100.0)):
-            delayed = message("later", message_id=str(number))
-            due_ms = time.time_ns() // 1_000_000 + round(seconds * 1000)
-            delayed.system_properties.delivery_timestamp.FromMilliseconds(due_ms)
-            request = v2.SendMessageRequest(messages=[delayed])
-            response = await broker.messaging.SendMessage(request, metadata=METADATA, timeout=60)
-            handles.append(response.entries[0].recall_handle)
-        recall = v2.RecallMessageRequest(topic=v2.Resource(name="later"), recall_handle=handles[1])
-        assert (await broker.messaging.RecallMessage(recall, metadata=METADATA)).status.code == v2.Code.OK
-        store = {"storage_type": "local", "storage_medium": "disk"}
-        later = labels(topic="later", **store)
-        shown = await scrape(broker)
-        async with asyncio.timeout(60):
-            while shown.get(("rocketmq_timer_dequeue_total", later)) != 1:
-                shown = await scrape(broker)
-    assert shown["rocketmq_timer_enqueue_total", later] == 2
-    assert shown["rocketmq_timing_messages", later] == 1
-    for name in ("enqueue_lag", "enqueue_latency", "dequeue_lag", "dequeue_latency"):
-        assert shown[f"rocketmq_timer_{name}", labels(**store)] == 0
-    assert shown["rocketmq_delay_message_latency_count", later] == 2
-    assert shown["rocketmq_delay_message_latency_bucket", labels(topic="later", le="60.0", **store)] == 1
-    assert shown["aerobee_timer_lateness_seconds_count", labels(**store)] == 1
-    assert shown["aerobee_timer_lost_total", labels(**store)] == 0
-    assert shown["rocketmq_messages_in_total", labels(topic="later", message_type="delay", is_system="false")] == 2
 
 
 async def test_messages_with_a_delay_level_are_shown(tmp_path: Path) -> None:
