@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,6 +14,7 @@ from aerobee_client.testing import BrokerProcess, run_broker
 from tests.integration.conftest import StartProgram
 from tests.support.official_sdks import PYTHON
 from tests.support.sdk_program import SdkProgram, send_until_taken, wait_all_messages, wait_group
+from tests.support.shell import Shell
 
 TOPIC, GROUP = "ledger-entries", "ledger"
 Start = Callable[..., SdkProgram]
@@ -35,8 +34,7 @@ def start(start_program: StartProgram, process: BrokerProcess) -> Start:
 
 
 def administer(process: BrokerProcess, *arguments: str) -> None:
-    command = [sys.executable, "-m", "aerobee_broker", *arguments, "--endpoint", process.endpoint]
-    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    Shell(process.endpoint).text(*arguments)
 
 
 def rounds(count: int, *groups: str, first: int = 0) -> list[dict[str, Any]]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +32,7 @@ from tests.support.sdk_program import (
     wait_all_messages,
     wait_group,
 )
+from tests.support.shell import Shell
 
 Start = Callable[..., SdkProgram]
 
@@ -313,8 +312,7 @@ def test_push_keeps_the_order_of_each_message_group_while_one_fails(
 def test_a_message_group_continues_after_a_dead_letter(broker: BrokerProcess, start: Start, topic: str) -> None:
     """After its last attempt a message becomes a dead letter, and the next of its message group is delivered."""
     create_topic(broker, topic, "fifo")
-    command = [sys.executable, "-m", "aerobee_broker", "group", "create", topic, "--endpoint", broker.endpoint]
-    subprocess.run([*command, "--fifo", "--max-attempts", "2"], check=True, capture_output=True, timeout=30)
+    Shell(broker.endpoint).text("group", "create", topic, "--fifo", "--max-attempts", "2")
     producer = start("producer", broker, topic=topic)
     consumer = start("push_consumer", broker, topic=topic, group=topic, failing_calls={"a1": 99})
     producer.ready()
@@ -443,8 +441,7 @@ def test_an_unknown_topic_is_refused(tmp_path_factory: pytest.TempPathFactory, s
         producer = start("producer", strict, topic=topic)
         with pytest.raises(AssertionError, match=rf"aerobee topic create {topic}"):
             producer.ready()
-        command = [sys.executable, "-m", "aerobee_broker", "topic", "list", "--endpoint", strict.endpoint]
-        assert topic not in subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+        assert topic not in Shell(strict.endpoint).text("topic", "list")
 
 
 @told_by(PYTHON)

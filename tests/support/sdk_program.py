@@ -15,7 +15,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +24,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from aerobee_client.testing import BrokerProcess
+from tests.support.shell import Shell
 
 Event = dict[str, Any]
 _SECONDS = 40.0  # timeout of short operations; a test machine may be very busy
@@ -186,29 +186,23 @@ def numbered(count: int, prefix: str = "m") -> list[dict[str, Any]]:
 
 def group_queues(broker: BrokerProcess, group: str) -> list[dict[str, Any]]:
     """A group's progress in each queue, as the broker sees it."""
-    queues: list[dict[str, Any]] = json.loads(_command(broker, "group", "describe", group, "--json"))["queues"]
+    queues: list[dict[str, Any]] = Shell(broker.endpoint).json("group", "describe", group)["queues"]
     return queues
 
 
 def create_topic(broker: BrokerProcess, topic: str, *message_types: str) -> None:
     """Create a topic for messages of these types, named as on the command line."""
-    _command(broker, "topic", "create", topic, *(argument for name in message_types for argument in ("--type", name)))
+    types = (argument for name in message_types for argument in ("--type", name))
+    Shell(broker.endpoint).text("topic", "create", topic, *types)
 
 
 def reconnect(broker: BrokerProcess, group: str) -> None:
     """Tell the clients of a group to reopen their Telemetry streams."""
-    found = json.loads(_command(broker, "group", "describe", group, "--json"))
+    shell = Shell(broker.endpoint)
+    found = shell.json("group", "describe", group)
     assert found["clients"], found
     for client in found["clients"]:
-        _command(broker, "client", "reconnect", client["clientId"])
-
-
-def _command(broker: BrokerProcess, *arguments: str) -> bytes:
-    """What a command of `aerobee` prints to standard output; it must succeed."""
-    command = [sys.executable, "-m", "aerobee_broker", *arguments, "--endpoint", broker.endpoint]
-    done = subprocess.run(command, capture_output=True, check=False, timeout=60)
-    assert done.returncode == 0, (arguments, done.stderr.decode())
-    return done.stdout
+        shell.text("client", "reconnect", client["clientId"])
 
 
 def wait_group(broker: BrokerProcess, group: str, **expected: int) -> None:
