@@ -9,7 +9,7 @@ import pytest
 import aerobee_client.pytest_plugin
 from tests.conformance import table
 from tests.conformance.cluster import table as cluster_table
-from tests.support import front_under_test, not_run, seeds
+from tests.support import files_in_memory, front_under_test, not_run, seeds
 
 # No deadline per example: on a busy machine, slow is not wrong. A failure prints how to repeat it.
 hypothesis.settings.register_profile(
@@ -37,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     The fixture is registered here for a source tree that is not installed; an installed package registers it itself.
     """
     front_under_test.choose()
+    files_in_memory.choose()
+    config.pluginmanager.register(files_in_memory, "files-in-memory")
     config.pluginmanager.register(table, "conformance-table")
     config.pluginmanager.register(cluster_table, "cluster-conformance-table")
     config.pluginmanager.register(seeds, "seeds")

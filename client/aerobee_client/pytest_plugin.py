@@ -61,7 +61,7 @@ def aerobee_session_broker(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Iterator[BrokerProcess]:
     """A broker for all tests of this process. Do not stop it or move its time; use `aerobee` for a part of it."""
-    directory = tmp_path_factory.mktemp("aerobee")
+    directory = tmp_path_factory.mktemp("aerobee-session")
     with run_broker(directory, memory=_in_memory(pytestconfig)) as broker:
         yield broker
 

@@ -34,6 +34,7 @@ from tests.support.port_forwarder import forwarded_port
 
 pytestmark = [
     pytest.mark.crash,
+    pytest.mark.on_disk,
     pytest.mark.timeout(0),
 ]  # the duration is configurable; every wait has its own timeout
 

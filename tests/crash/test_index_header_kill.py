@@ -21,7 +21,7 @@ from aerobee_store.queues.index_file import HEADER, HEADER_SIZE, IndexFile, file
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from tests.support.stored_messages import DIRECTORY, Sender, compare
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.on_disk]
 
 SLOTS, ENTRIES = 50, 4000
 CONFIG = replace(StoreConfig.tiny(DIRECTORY), index_slot_count=SLOTS, index_entry_count=130)

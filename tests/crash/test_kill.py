@@ -21,7 +21,11 @@ from tests.support import seeds
 from tests.support.broker_load import GROUPS, TOPIC, Load
 from tests.support.killable_broker import FLUSH_MODES, WRITE_MODES, KillableBroker
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(0)]  # the run time grows with the cycles; each wait is limited
+pytestmark = [
+    pytest.mark.crash,
+    pytest.mark.on_disk,
+    pytest.mark.timeout(0),
+]  # the run time grows with the cycles; each wait is limited
 
 CYCLES = int(os.environ.get("AEROBEE_CRASH_CYCLES", "20"))
 SEED = seeds.seed("AEROBEE_CRASH_SEED")

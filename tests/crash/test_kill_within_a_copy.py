@@ -25,7 +25,7 @@ from tests.support.stored_messages import read_all
 CYCLES = int(os.environ.get("AEROBEE_CRASH_CYCLES", "8"))
 SEED = seeds.seed("AEROBEE_CRASH_SEED")
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.crash, pytest.mark.on_disk, pytest.mark.timeout(3600)]
 
 
 @pytest.mark.parametrize("write_mode", ["gathered", "mapped", "pool"])

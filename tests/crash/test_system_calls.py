@@ -37,7 +37,7 @@ IS_LONG = "AEROBEE_CRASH_CYCLES" in os.environ
 SEED = seeds.seed("AEROBEE_CRASH_SEED")
 SAMPLE: Final = 30  # points of each workload in the short run
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600 if IS_LONG else 120)]
+pytestmark = [pytest.mark.crash, pytest.mark.on_disk, pytest.mark.timeout(3600 if IS_LONG else 120)]
 
 CALLS: Final = (
     "pwrite64",

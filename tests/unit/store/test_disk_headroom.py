@@ -11,6 +11,8 @@ from aerobee_store import Message, MessageStore, StoreConfig, StoreFullError
 from aerobee_store.disk.file_system import DiskFileSystem, DiskUsage
 from aerobee_store.records.record_template import RecordTemplate, TemplateMessage
 
+pytestmark = pytest.mark.on_disk
+
 
 class ShrinkingDisk(DiskFileSystem):
     """A disk whose free space the test sets."""

@@ -19,6 +19,8 @@ from aerobee_store.disk.file_system import DiskFileSystem, DiskUsage, File, find
 from aerobee_store.log.log_scan import LogEnd, LogScan
 from aerobee_store.log.mapped_file import MappedFile
 
+pytestmark = pytest.mark.on_disk
+
 
 def open_files(directory: Path) -> int:
     """Return the number of this process's descriptors for files in a directory.

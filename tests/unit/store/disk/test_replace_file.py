@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from aerobee_store.disk.file_system import DiskFileSystem, replace_file
+
+pytestmark = pytest.mark.on_disk
 
 
 def test_what_a_failed_attempt_left_is_not_used_again(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from aerobee_store.tools.verify import verify
 from tests.support.serving import serving
 from tests.support.stored_messages import DIRECTORY, Sender, compare
 
+pytestmark = pytest.mark.on_disk
+
 SEGMENT = 16384
 LOG = DIRECTORY / "commitlog"
 QUARTER = 4200  # a body of more than a quarter of a segment

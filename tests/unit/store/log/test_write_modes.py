@@ -23,6 +23,8 @@ from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
 from tests.support.serving import serving
 from tests.support.stored_messages import DIRECTORY, Sender, compare
 
+pytestmark = pytest.mark.on_disk
+
 MODES: list[WriteMode] = ["gathered", "mapped", "pool"]
 LOG = DIRECTORY / "commitlog"
 
