@@ -17,6 +17,7 @@ from aerobee_client.testing import BrokerProcess
 from aerobee_proto import v2
 from aerobee_proto.pool import POOL
 from tests.conformance.raw_client import RawClient, connected, message, resource
+from tests.support.accounts_file import write_accounts
 from tests.support.in_process_broker import in_process_broker
 
 Code = v2.Code
@@ -96,9 +97,7 @@ groups = ["mine"]
 @pytest.fixture
 async def guarded(tmp_path: Path) -> AsyncIterator[RawClient]:
     """A client, without credentials yet, of a broker that requires them."""
-    accounts = tmp_path / "accounts.toml"
-    accounts.write_text(_ACCOUNTS)
-    accounts.chmod(0o600)
+    accounts = write_accounts(tmp_path / "accounts.toml", _ACCOUNTS)
     async with in_process_broker(tmp_path / "store", auth=AuthConfig(accounts=accounts)) as broker:
         yield RawClient(broker.channel)
 

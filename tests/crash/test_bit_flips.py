@@ -6,11 +6,9 @@ delivery journal and tables.
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -30,7 +28,7 @@ IS_LONG = "AEROBEE_CRASH_CYCLES" in os.environ
 COUNT = 92_000 if IS_LONG else 2_450  # 92,000 take some ten minutes of processor time
 VERIFIED = 1.0 if IS_LONG else 1 / 3  # share of the damage visible only to `verify` that is checked: each check is slow
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(7200 if IS_LONG else 240)]
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("silent_log"), pytest.mark.timeout(7200 if IS_LONG else 240)]
 
 CONFIG = replace(
     StoreConfig.tiny(DIRECTORY),
@@ -42,13 +40,6 @@ CONFIG = replace(
     index_entry_count=30,
 )
 _ORDERLY_STOPS = 0.02  # share of stores closed in order; the others are abandoned after the checks
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 Place = tuple[str, int, int]

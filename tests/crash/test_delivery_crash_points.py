@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +27,7 @@ from aerobee_store.records.record import Message
 from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
 from tests.support.saved_tables import saved
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("silent_log")]
 
 CYCLES = max(int(os.environ.get("AEROBEE_CRASH_CYCLES", "0")) // 20, 1)
 STRIDE = 4 if CYCLES == 1 else 1  # every operation in the long run, every fourth in the short one
@@ -38,14 +36,6 @@ ORDERS, URGENT, ROOMS = "orders", "urgent", "rooms"
 ROOM = light_topic_name(ROOMS, "a")
 QUEUES = {ORDERS: ORDERS, URGENT: URGENT, ROOM: ROOMS}
 """Queue -> the topic from which its messages are received."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Silence the log: recovery reports hundreds of damaged ranges here."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 class Harness:

@@ -8,7 +8,6 @@ is not atomic, so states with only the first or only the last part of a change a
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import random
 import sys
@@ -30,7 +29,7 @@ from aerobee_store.testing import ManualClock, MemoryFileSystem
 from tests.support import seeds
 from tests.support.stored_messages import DIRECTORY, Sender, Sent, compare
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("silent_log")]
 
 IS_LONG = "AEROBEE_CRASH_CYCLES" in os.environ
 SEED = seeds.seed("AEROBEE_CRASH_SEED")
@@ -41,13 +40,6 @@ ROUNDS = (9, 5) if IS_LONG else (3, 1)
 _CODE: Final = str(Path(aerobee_store.__file__).parent)
 _WORD: Final = 8  # bytes; aligned words are stored atomically
 Contents = dict[Path, bytes]
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @dataclass(frozen=True, slots=True)

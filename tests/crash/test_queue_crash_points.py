@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from aerobee_store import Message, MessageStore, StoreConfig
 from aerobee_store.testing import CHANGES, ManualClock, MemoryFileSystem, Operation
 from tests.support.stored_messages import DIRECTORY
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("silent_log")]
 
 CYCLES = int(os.environ.get("AEROBEE_CRASH_CYCLES", "0"))
 SEEDS = range(max(CYCLES // 20, 1))
@@ -101,13 +100,6 @@ def check(store: MessageStore, harness: Harness) -> None:
             assert [int(record.body) for record in tagged] == [
                 number for number in wanted.values() if TAGS[number % len(TAGS)] == tag
             ], topic
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def power_cuts(seed: int, together_min: int | None) -> Iterator[Harness]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +14,7 @@ from aerobee_store.testing import CHANGES, ManualClock, MemoryFileSystem, Operat
 from tests.support.disk_listener import one_at_a_time
 from tests.support.stored_messages import DIRECTORY
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("silent_log")]
 
 CYCLES = int(os.environ.get("AEROBEE_CRASH_CYCLES", "0"))
 SEEDS = range(max(1, CYCLES // 10))
@@ -131,13 +129,6 @@ def check(store: MessageStore, harness: Harness) -> None:
         assert high == (max(found[topic]) + 1 if found[topic] else low), topic
     harness.begin, harness.deleting = dict(begin), {}
     harness.sent = wanted
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def power_cuts(seed: int) -> list[Harness]:

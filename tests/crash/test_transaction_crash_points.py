@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,18 +17,10 @@ from aerobee_store.config import FlushMode
 from aerobee_store.testing import MemoryFileSystem, Operation
 from tests.support.transaction_harness import COMMIT, ROLLBACK, TransactionHarness
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("silent_log")]
 
 OK = v2.Code.OK
 SEEDS = range(max(int(os.environ.get("AEROBEE_CRASH_CYCLES", "0")) // 20, 1))
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Silence the log: recovery reports hundreds of damaged ranges here."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @dataclass

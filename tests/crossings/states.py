@@ -14,6 +14,7 @@ from aerobee_client import Credentials
 from tests.crossings import replicated
 from tests.crossings.cell import ENDED, State, World
 from tests.support import golden
+from tests.support.accounts_file import write_accounts
 
 _DAY: Final = 86_400
 SENDS: Final = frozenset(("SendMessage", "AppendRecords", "SEND_MESSAGE_V2"))
@@ -113,13 +114,12 @@ class NoPermission(State):
     stranger: ClassVar = Credentials("stranger", "the stranger's secret")
 
     def prepare(self, directory: Path) -> tuple[Sequence[str], Mapping[str, object]]:
-        accounts = directory / "accounts.toml"
-        accounts.write_text(
+        accounts = write_accounts(
+            directory / "accounts.toml",
             f'[accounts.owner]\nsecret_key = "{self.owner.secret_key}"\nadmin = true\n'
             f'[accounts.stranger]\nsecret_key = "{self.stranger.secret_key}"\n'
-            'publish = ["elsewhere"]\nconsume = ["elsewhere"]\ngroups = ["others"]\n'
+            'publish = ["elsewhere"]\nconsume = ["elsewhere"]\ngroups = ["others"]\n',
         )
-        accounts.chmod(0o600)
         return ("--accounts", str(accounts)), self.settings
 
     def begin(self, world: World) -> None:

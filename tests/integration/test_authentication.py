@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from aerobee_client import ConfigurationError, Credentials, ForbiddenError, Mess
 from aerobee_client.testing import BrokerProcess
 from aerobee_proto import v2
 from aerobee_store.errors import ConfigError
+from tests.support.accounts_file import write_accounts
 from tests.support.in_process_broker import in_process_broker
 
 pytestmark = pytest.mark.timeout(300)
@@ -49,18 +49,9 @@ groups = ["billing"]
 """
 
 
-def write(file: Path, text: str) -> None:
-    before = file.stat().st_mtime_ns if file.exists() else 0
-    file.write_text(text)
-    file.chmod(0o600)
-    os.utime(file, ns=(0, max(before + 1, file.stat().st_mtime_ns)))  # a file system may have coarse times
-
-
 @pytest.fixture(scope="module")
 def accounts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("accounts") / "accounts.toml"
-    write(file, ACCOUNTS)
-    return file
+    return write_accounts(tmp_path_factory.mktemp("accounts") / "accounts.toml", ACCOUNTS)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +142,7 @@ async def test_probes_need_no_credentials(channel: Any, broker: BrokerProcess) -
 
 async def test_accounts_change_while_the_broker_runs(broker: BrokerProcess, accounts: Path) -> None:
     """A new account is accepted within about a second; a removed one is refused, and its Telemetry stream ends."""
-    write(accounts, ACCOUNTS)
+    write_accounts(accounts, ACCOUNTS)
     bank = Credentials("bank", "the bank's secret")
     async with (
         connect(broker.endpoint, credentials=bank) as connected,
@@ -165,7 +156,9 @@ async def test_accounts_change_while_the_broker_runs(broker: BrokerProcess, acco
         await stream.write(v2.TelemetryCommand(settings=settings))
         assert (await stream.read()).status.code == v2.Code.OK
 
-        write(accounts, ACCOUNTS.replace(BANK, '[accounts.newcomer]\nsecret_key = "of the newcomer"\nadmin = true\n'))
+        write_accounts(
+            accounts, ACCOUNTS.replace(BANK, '[accounts.newcomer]\nsecret_key = "of the newcomer"\nadmin = true\n')
+        )
         deadline = time.monotonic() + 60
         async with connect(broker.endpoint, credentials=Credentials("newcomer", "of the newcomer")) as newcomer:
             while True:
@@ -246,7 +239,7 @@ async def test_a_start_warns_of_missing_protection(
 async def test_invalid_accounts_stop_the_start(tmp_path: Path) -> None:
     """The start fails before the store is touched."""
     broken = tmp_path / "accounts.toml"
-    write(broken, "[accounts.shop]\n")
+    write_accounts(broken, "[accounts.shop]\n")
     config = BrokerConfig.tiny(tmp_path / "store", auth=AuthConfig(accounts=broken))
     with pytest.raises(ConfigError, match="shop: set either secret_key or secret_key_file"):
         await server.run(config, asyncio.Event(), lambda *_: None)

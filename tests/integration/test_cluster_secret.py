@@ -20,6 +20,7 @@ from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.replication.frames import ReplicaHandshake, encode_report
 from aerobee_store.errors import ConfigError
+from tests.support.accounts_file import write_accounts
 from tests.support.remoting_client import RemotingClient, send, signed
 from tests.support.replicating import master, replica
 
@@ -36,10 +37,8 @@ def peers(tmp_path: Path) -> PeersConfig:
 
 @pytest.fixture
 def auth(tmp_path: Path) -> AuthConfig:
-    file = tmp_path / "accounts.toml"
-    file.write_text('[accounts.operator]\nsecret_key = "operator-secret"\nadmin = true\n')
-    file.chmod(0o600)
-    return AuthConfig(accounts=file)
+    text = '[accounts.operator]\nsecret_key = "operator-secret"\nadmin = true\n'
+    return AuthConfig(accounts=write_accounts(tmp_path / "accounts.toml", text))
 
 
 async def _stranger(address: Any, first: bytes) -> bytes:

@@ -36,6 +36,7 @@ from aerobee_store.records.record import Draft
 from aerobee_store.tables.json_table import JsonTable
 from aerobee_store.timer.log import UNIT_SIZE
 from aerobee_store.tools.verify import verify
+from tests.support.accounts_file import write_accounts
 from tests.support.remoting_client import RemotingClient, json_body, send_fields, signed
 
 IS_LONG: Final = "AEROBEE_CRASH_CYCLES" in os.environ
@@ -160,9 +161,8 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
     found = {}
     for name in ("stopped", "killed"):
         directory = tmp_path_factory.mktemp(name)
-        accounts = directory / _ACCOUNTS
-        accounts.write_text(f'[accounts.owner]\nadmin = true\nsecret_key = "{_OWNER.secret_key}"\n')
-        accounts.chmod(0o600)
+        text = f'[accounts.owner]\nadmin = true\nsecret_key = "{_OWNER.secret_key}"\n'
+        accounts = write_accounts(directory / _ACCOUNTS, text)
         broker = _broker(directory, directory / "broker.log")
         try:
             broker.start()

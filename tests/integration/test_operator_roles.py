@@ -13,6 +13,7 @@ from aerobee_broker.cli import main
 from aerobee_client import Credentials, ForbiddenError, Message, connect
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import admin_v1
+from tests.support.accounts_file import write_accounts
 
 OPERATOR = Credentials("operator", "the operator's secret")
 VIEWER = Credentials("viewer", "the viewer's secret")
@@ -37,9 +38,7 @@ groups = ["billing-*"]
 @pytest.fixture(scope="module")
 def broker_arguments(tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
     """A broker with an account of each role."""
-    file: Path = tmp_path_factory.mktemp("accounts") / "accounts.toml"
-    file.write_text(ACCOUNTS)
-    file.chmod(0o600)
+    file = write_accounts(tmp_path_factory.mktemp("accounts") / "accounts.toml", ACCOUNTS)
     return ("--dev", "--accounts", str(file))
 
 

@@ -28,6 +28,7 @@ from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.testing import ManualClock
 from tests.conformance.raw_client import RawClient, duration, resource, timestamp
 from tests.support import http2_client
+from tests.support.accounts_file import write_accounts
 from tests.support.front_under_test import FRONT
 from tests.support.in_process_broker import InProcessBroker, in_process_broker
 
@@ -489,11 +490,8 @@ async def test_records_are_found_by_key_id_and_time(records: Records) -> None:
 
 async def test_accounts_append_and_read_with_permission(tmp_path: Path) -> None:
     """Each request of a stream is authorized separately."""
-    accounts = tmp_path / "accounts.toml"
-    accounts.write_text(
-        '[accounts.shop]\nsecret_key = "the secret of the shop"\npublish = ["orders"]\nconsume = ["orders"]\n'
-    )
-    accounts.chmod(0o600)
+    text = '[accounts.shop]\nsecret_key = "the secret of the shop"\npublish = ["orders"]\nconsume = ["orders"]\n'
+    accounts = write_accounts(tmp_path / "accounts.toml", text)
     async with in_process_broker(tmp_path / "store", auth=AuthConfig(accounts=accounts)) as broker:
         records = Records(broker)
         unsigned = await records.append(b"".join(packed(some(1))))

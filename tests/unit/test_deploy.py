@@ -17,6 +17,7 @@ from aerobee_broker.clients.accounts import Right, load_accounts
 from aerobee_broker.config import BrokerConfig, ListenConfig
 from aerobee_broker.config.rocketmq_conf import ONLY_ROCKETMQ
 from aerobee_broker.errors import ForbiddenError
+from tests.support.accounts_file import write_accounts
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -118,11 +119,10 @@ def test_the_example_shows_the_defaults(tmp_path: Path) -> None:
 def test_the_example_of_accounts_loads(tmp_path: Path) -> None:
     """With its secret keys present it loads, and each account has the permissions of its comment."""
     text = (DEPLOY / "accounts.example.toml").read_text()
-    file, key = tmp_path / "accounts.toml", tmp_path / "key"
+    key = tmp_path / "key"
     key.write_text("a secret key\n")
-    file.write_text(re.sub(r'"/run/secrets/[a-z-]+"', f'"{key}"', text))
-    file.chmod(0o600)
-    accounts = load_accounts(file)
+    text = re.sub(r'"/run/secrets/[a-z-]+"', f'"{key}"', text)
+    accounts = load_accounts(write_accounts(tmp_path / "accounts.toml", text))
     accounts["operator"].require(Right.ADMIN, "DeleteTopic")
     accounts["checkout"].require(Right.PUBLISH, "audit-2026")
     accounts["billing"].require(Right.CONSUME, "%DLQ%billing")

@@ -15,6 +15,7 @@ from aerobee_broker.remoting_wire.frame import Command
 from aerobee_store.records import properties as p
 from aerobee_store.tables.java_json import dumps
 from aerobee_store.testing.travelling_clock import TravellingClock
+from tests.support.accounts_file import write_accounts
 from tests.support.remoting_client import RemotingClient, remoting_broker, send_fields, signed
 
 _ACCOUNTS = """
@@ -72,9 +73,7 @@ class _Broker:
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[_Broker]:
-    accounts = tmp_path / "accounts.toml"
-    accounts.write_text(_ACCOUNTS)
-    accounts.chmod(0o600)
+    accounts = write_accounts(tmp_path / "accounts.toml", _ACCOUNTS)
     clock = TravellingClock()
     config = TransactionsConfig(timeout_seconds=6.0, check_interval_seconds=30.0)
     async with remoting_broker(

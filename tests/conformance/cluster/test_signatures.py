@@ -16,6 +16,7 @@ from aerobee_broker.remoting_wire.frame import Command, FrameReader
 from aerobee_store import MessageStore, StoreConfig
 from aerobee_store.tables.java_json import dumps
 from tests.support import golden_remoting
+from tests.support.accounts_file import write_accounts
 from tests.support.remoting_client import (
     RemotingClient,
     heartbeat_body,
@@ -43,18 +44,15 @@ admin = true
 @pytest.fixture
 async def signing(tmp_path: Path) -> AsyncIterator[RemotingClient]:
     """A connection to a broker with accounts."""
-    accounts = tmp_path / "accounts.toml"
-    accounts.write_text(_ACCOUNTS)
-    accounts.chmod(0o600)
+    accounts = write_accounts(tmp_path / "accounts.toml", _ACCOUNTS)
     async with remoting_broker(tmp_path / "store", auth=AuthConfig(accounts=accounts)) as (_, client):
         yield client
 
 
 async def test_c094_golden_signatures(tmp_path: Path) -> None:
     """Signatures of Java clients are accepted; with another body, field or key they are not."""
-    file = tmp_path / "accounts.toml"
-    file.write_text('[accounts.AKtest]\nsecret_key = "SKsecret123"\nadmin = true\n')
-    file.chmod(0o600)
+    text = '[accounts.AKtest]\nsecret_key = "SKsecret123"\nadmin = true\n'
+    file = write_accounts(tmp_path / "accounts.toml", text)
     store = MessageStore.open(StoreConfig.tiny(tmp_path / "store"))
     permissions = Permissions(Accounts(file), store, lambda client_id: None)
     count = 0

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import hmac
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from aerobee_broker.clients.registry import Client
 from aerobee_broker.errors import ForbiddenError, UnauthorizedError
 from aerobee_client import Credentials
 from aerobee_store.errors import ConfigError
+from tests.support.accounts_file import write_accounts
 
 DATE = "20250102T030405Z"
 FILE = """
@@ -32,17 +32,9 @@ admin = true
 """
 
 
-def write(file: Path, text: str) -> Path:
-    before = file.stat().st_mtime_ns if file.exists() else 0
-    file.write_text(text)
-    file.chmod(0o600)
-    os.utime(file, ns=(0, max(before + 1, file.stat().st_mtime_ns)))  # some file systems have coarse timestamps
-    return file
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return write(tmp_path / "accounts.toml", FILE)
+    return write_accounts(tmp_path / "accounts.toml", FILE)
 
 
 class Clock:
@@ -91,7 +83,9 @@ def test_other_signatures_are_refused(file: Path, authorization: str | bytes | N
 
 def test_a_certificate_belongs_to_one_account(file: Path) -> None:
     """An account is found by the whole subject. A signature takes precedence. Without a secret key, none is valid."""
-    write(file, "[accounts.a]\ncertificate = 'CN=a'\n[accounts.b]\nsecret_key = 'mySecret'\ncertificate = 'CN=b,O=x'")
+    write_accounts(
+        file, "[accounts.a]\ncertificate = 'CN=a'\n[accounts.b]\nsecret_key = 'mySecret'\ncertificate = 'CN=b,O=x'"
+    )
     accounts = Accounts(file)
     assert accounts.of_call(None, None, "CN=a").access_key == "a"
     assert accounts.of_call(None, DATE, "CN=b,O=x").access_key == "b"
@@ -115,12 +109,12 @@ def test_a_certificate_belongs_to_one_account(file: Path) -> None:
 
 def test_an_account_with_another_certificate_is_not_the_same(file: Path) -> None:
     """A client with the old certificate loses its access."""
-    write(file, "[accounts.a]\ncertificate = 'CN=a'")
+    write_accounts(file, "[accounts.a]\ncertificate = 'CN=a'")
     clock = Clock()
     accounts = Accounts(file, monotonic=clock)
     known = accounts.of_call(None, None, "CN=a")
     assert accounts.still_good(known)
-    write(file, "[accounts.a]\ncertificate = 'CN=other'")
+    write_accounts(file, "[accounts.a]\ncertificate = 'CN=other'")
     clock.now += 1.5
     with pytest.raises(UnauthorizedError, match="no account has the certificate 'CN=a'"):
         accounts.of_call(None, None, "CN=a")
@@ -182,7 +176,7 @@ def test_a_changed_file_is_read_at_the_next_check(file: Path) -> None:
     client = Client("a")
     client.account = accounts.of_call(header(), DATE)
     assert accounts.still_good(client.account)
-    write(file, FILE.replace("mySecret", "yourSecret"))
+    write_accounts(file, FILE.replace("mySecret", "yourSecret"))
     accounts.of_call(header(), DATE)
     clock.now += 1.5
     with pytest.raises(UnauthorizedError):
@@ -203,7 +197,7 @@ def test_an_invalid_file_changes_nothing(file: Path, caplog: pytest.LogCaptureFi
     if broken is None:
         file.unlink()
     else:
-        write(file, broken)
+        write_accounts(file, broken)
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
             clock.now += 1.5
@@ -215,7 +209,7 @@ def test_json_and_secrets_in_files(tmp_path: Path) -> None:
     """The file may be JSON. A secret key may be in its own file, without its line end."""
     (tmp_path / "key").write_text("mySecret\n")
     text = f'{{"accounts": {{"shop": {{"secret_key_file": "{tmp_path / "key"}", "consume": ["*"]}}}}}}'
-    account = load_accounts(write(tmp_path / "accounts.json", text))["shop"]
+    account = load_accounts(write_accounts(tmp_path / "accounts.json", text))["shop"]
     assert account.secret_key == b"mySecret"
     assert "mySecret" not in repr(account)
     account.require(Right.CONSUME, "anything")
@@ -248,7 +242,7 @@ def test_json_and_secrets_in_files(tmp_path: Path) -> None:
 )
 def test_errors_of_a_file_name_path_and_account(tmp_path: Path, text: str, cause: str) -> None:
     """The error has the path and the account, and never a secret key."""
-    file = write(tmp_path / "accounts.toml", text)
+    file = write_accounts(tmp_path / "accounts.toml", text)
     with pytest.raises(ConfigError, match=cause) as caught:
         load_accounts(file)
     assert str(file) in str(caught.value)
