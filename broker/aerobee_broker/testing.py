@@ -26,6 +26,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -55,8 +56,9 @@ class Order:
     environment: dict[str, str]
 
 
-def main(control: socket.socket) -> int:
-    """Fork a broker for each order; return its exit code in each broker, and here after the last order."""
+def main(control: socket.socket, run: Callable[[dict[str, Any], int, int], int]) -> int:
+    """Fork a process for each order, which runs it with two pipes; return its exit code there, and here after the last
+    order."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the test runner
     serve.import_broker()  # now, to share the modules with all brokers
     is_loaded = False
@@ -77,23 +79,29 @@ def main(control: socket.socket) -> int:
             pid = os.fork()
             if not pid:
                 control.close()
-                return run(Order(**order), *descriptors)
+                return run(order, *descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
             answer = {"pid": pid}
         control.send(json.dumps(answer).encode())
 
 
-def run(order: Order, stdin: int, stdout: int) -> int:
-    """Run the broker in this process, and return its exit code."""
+def enter(stdin: int, stdout: int, *, log: str, directory: str, environment: dict[str, str]) -> None:
+    """Make this process one of its own: with pipes, a log, a directory and an environment."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    for number, descriptor in enumerate((stdin, stdout, log)):
+    stderr = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for number, descriptor in enumerate((stdin, stdout, stderr)):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    os.chdir(order.directory)
+    os.chdir(directory)
     os.environ.clear()
-    os.environ.update(order.environment)
+    os.environ.update(environment)
+
+
+def run_broker(fields: dict[str, Any], stdin: int, stdout: int) -> int:
+    """Run the broker in this process, and return its exit code."""
+    order = Order(**fields)
+    enter(stdin, stdout, log=order.log, directory=order.directory, environment=order.environment)
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     commands = argparse.ArgumentParser(prog="aerobee").add_subparsers(required=True)
     serve.add_parser(commands)
@@ -134,4 +142,4 @@ async def _listen(stop: asyncio.Event, clock: TravellingClock | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(socket.socket(fileno=int(sys.argv[1]))))
+    sys.exit(main(socket.socket(fileno=int(sys.argv[1])), run_broker))

@@ -70,7 +70,8 @@ class ForkedBroker:
 class BrokerStarter:
     """The process that imports and forks. It ends with `close`, or with this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "aerobee_broker.testing") -> None:
+        """`module`: the program that takes the orders."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._socket, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _ORDER_SIZE_MAX)
@@ -78,7 +79,7 @@ class BrokerStarter:
         self._socket.settimeout(_ANSWER_SECONDS)
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603  # our interpreter, and a module of ours
-                [sys.executable, "-m", "aerobee_broker.testing", str(theirs.fileno())],
+                [sys.executable, "-m", module, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env={**_environment(), "OPENBLAS_NUM_THREADS": "1"},  # a process with threads must not fork
@@ -95,12 +96,13 @@ class BrokerStarter:
         return self._process.poll() is None
 
     def start(self, order: Mapping[str, object]) -> ForkedBroker:
-        """Fork a broker with this order. RuntimeError if the starter does not answer."""
+        """Fork a broker with this order, by default here and in this environment. RuntimeError if the starter does not
+        answer."""
         stdin_theirs, stdin = os.pipe()
         stdout, stdout_theirs = os.pipe()
         files = os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb", buffering=0)
         try:
-            whole = {**order, "directory": os.getcwd(), "environment": _environment()}
+            whole = {"directory": os.getcwd(), "environment": _environment(), **order}
             pid = self._ask(whole, [stdin_theirs, stdout_theirs])["pid"]
             return ForkedBroker(self, int(pid), *files)
         except BaseException:

@@ -18,6 +18,7 @@ from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_client.testing import AddressKeeper
 from tests.support.etcd import free_ports
 from tests.support.remoting_client import RemotingClient, bodies_of, json_body, send
+from tests.support.warm_program import WarmProgram, start_warm
 
 SECONDS: Final = 120.0
 
@@ -41,7 +42,7 @@ class BrokerProcess:
         self._config = directory / f"{name}.toml"
         self._config.write_text(config + peers_section(self._peers))
         self.grpc, self.remoting, self.metrics, self.replicas = (f"127.0.0.1:{port}" for port in free_ports(4))
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: WarmProgram | None = None
 
     @property
     def log(self) -> str:
@@ -50,14 +51,11 @@ class BrokerProcess:
     async def launch(self, *arguments: str) -> None:
         """Start the process without waiting. `arguments` replace the earlier ones, if there are any."""
         self.arguments = arguments or self.arguments
-        command = ["-m", "aerobee_broker", "serve", "--dev", "--store", str(self.store), "--config", str(self._config)]
+        command = ["serve", "--dev", "--store", str(self.store), "--config", str(self._config)]
         ports = ["--listen", self.grpc, "--metrics", self.metrics, "--listen-remoting", self.remoting]
         if "--role" in self.arguments:
             ports += ["--listen-replicas", self.replicas]
-        with self._log.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable, *command, *ports, *self.arguments, stdout=asyncio.subprocess.PIPE, stderr=log
-            )
+        self.process = start_warm("aerobee_broker", [*command, *ports, *self.arguments], log=self._log)
 
     async def start(self, *arguments: str) -> None:
         """Start the process and wait until it serves clients, or as a replica."""
@@ -67,9 +65,8 @@ class BrokerProcess:
     async def ready(self) -> str:
         """Wait for the next line that names the addresses; returns it."""
         assert self.process is not None
-        assert self.process.stdout is not None
         async with asyncio.timeout(SECONDS):
-            line = (await self.process.stdout.readline()).decode()
+            line = (await self.process.line()).decode()
         assert line.startswith("ready"), self.log[-3000:]
         return line
 
@@ -79,16 +76,16 @@ class BrokerProcess:
 
     async def kill(self) -> None:
         """End the process, as a crash does."""
-        if self.process is not None and self.process.returncode is None:
+        if self.process is not None:
             self.send_signal(signal.SIGCONT)
             self.send_signal(signal.SIGKILL)
-            await self.process.wait()
+            await self.process.ended()
 
     async def ended(self) -> int:
         """The exit code, once the process has ended."""
         assert self.process is not None
         async with asyncio.timeout(SECONDS):
-            return await self.process.wait()
+            return await self.process.ended()
 
     async def connect(self) -> RemotingClient:
         return await RemotingClient.connect(Address.parse(self.remoting))

@@ -6,12 +6,12 @@ import asyncio
 import os
 import re
 import signal
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from aerobee_client.testing import AddressKeeper
 from tests.support.front_under_test import FRONT
+from tests.support.warm_program import WarmProgram, start_warm
 
 FLUSH_MODES = ("sync", "async")
 WRITE_MODES = ("gathered", "mapped", "pool")
@@ -35,7 +35,7 @@ class KillableBroker:
         ours = {name: value for name, value in os.environ.items() if not name.startswith("AEROBEE_")}
         self._environment = {**ours, **(environment or {})}
         self.endpoint = self._metrics = "127.0.0.1:0"
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: WarmProgram | None = None
         self._keeper = AddressKeeper()
 
     @property
@@ -46,21 +46,17 @@ class KillableBroker:
 
     async def launch(self, flush: str, write_mode: str) -> None:
         """Start the process without waiting."""
-        command = ["-m", "aerobee_broker", "serve", "--store", str(self.store), "--config", str(self._config)]
+        command = ["serve", "--store", str(self.store), "--config", str(self._config)]
         ports = ["--listen", self.endpoint, "--metrics", self._metrics, "--flush", flush, "--write-mode", write_mode]
         if FRONT is not None:
             ports += ["--front", FRONT]
-        with self.log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, *command, *ports, stdout=asyncio.subprocess.PIPE, stderr=log, env=self._environment
-            )
+        self._process = start_warm("aerobee_broker", [*command, *ports], log=self.log, environment=self._environment)
 
     async def ready(self) -> None:
         """Wait until the broker serves. AssertionError with its log if it does not."""
         assert self._process is not None
-        assert self._process.stdout is not None
         async with asyncio.timeout(_START_SECONDS):
-            line = await self._process.stdout.readline()
+            line = await self._process.line()
         match = _READY.match(line)
         assert match, f"the broker did not start: {line!r}\n{self.log.read_text()[-4000:]}"
         self.endpoint, self._metrics = match[1].decode(), match[2].decode()
@@ -70,7 +66,7 @@ class KillableBroker:
         """Send SIGKILL. AssertionError if the process has already ended by itself."""
         assert self._process is not None
         assert self._process.returncode is None, f"it ended by itself\n{self.log.read_text()[-4000:]}"
-        self._process.kill()
+        self._process.send_signal(signal.SIGKILL)
         await self._ended(self._process)
 
     async def pause(self, seconds: float) -> None:
@@ -85,20 +81,18 @@ class KillableBroker:
     async def stop(self) -> int:
         """Stop the process cleanly; returns its exit code."""
         assert self._process is not None
-        self._process.terminate()
+        self._process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(_START_SECONDS):
-            await self._ended(self._process)
-        assert self._process.returncode is not None
-        return self._process.returncode
+            return await self._ended(self._process)
 
     async def end(self) -> None:
         """Kill the process if it still runs."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None:
             self._process.kill()
-            await self._process.communicate()
         self._keeper.release()
 
-    async def _ended(self, process: asyncio.subprocess.Process) -> None:
-        await process.communicate()
+    async def _ended(self, process: WarmProgram) -> int:
+        code = await process.ended()
         if not self.endpoint.endswith(":0"):
             self._keeper.keep(self.endpoint, self._metrics)
+        return code

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ from tests.support.kube_apiserver import running_kube_apiserver
 from tests.support.kubernetes import ApiServer, running_stand_in
 from tests.support.programs import kube_apiserver
 from tests.support.remoting_client import RemotingClient, bodies_of, json_body, send
+from tests.support.warm_program import WarmProgram, start_warm
 
 _SECONDS = 120.0
 _ANSWER_SECONDS = 5.0
@@ -50,7 +49,7 @@ class Member:
     remoting: Address = field(default_factory=lambda: Address("127.0.0.1", free_ports(1)[0]))
     grpc: Address = field(default_factory=lambda: Address("127.0.0.1", free_ports(1)[0]))
     listen_replicas: Address = field(default_factory=lambda: Address("127.0.0.1", free_ports(1)[0]))
-    process: subprocess.Popen[bytes] | None = None
+    process: WarmProgram | None = None
 
     @property
     def store(self) -> Path:
@@ -61,6 +60,7 @@ class Member:
         return (self.directory / f"broker-{self.broker_id}.log").read_text()
 
     def start(self) -> None:
+        self.kill()  # what is left of one that has ended
         role = "master" if self.broker_id == 1 else "replica"
         config = self.directory / f"broker-{self.broker_id}.toml"
         config.write_text(
@@ -71,23 +71,22 @@ class Member:
         )
         listen = ("--listen", str(self.grpc), "--metrics", "127.0.0.1:0")
         command = [
-            *(sys.executable, "-m", "aerobee_broker", "serve", "--dev", "--store", str(self.store), *listen),
+            *("serve", "--dev", "--store", str(self.store), *listen),
             *("--listen-remoting", str(self.remoting), "--listen-replicas", str(self.listen_replicas)),
             *("--role", role, "--acks", self.acks, "--config", str(config)),
             *(("--etcd", self.etcd) if self.etcd else ()),
             *(("--namesrv", self.namesrv) if self.namesrv else ()),
         ]
-        with (self.directory / f"broker-{self.broker_id}.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment)
+        log = self.directory / f"broker-{self.broker_id}.log"
+        self.process = start_warm("aerobee_broker", command, log=log, environment=self.environment)
 
     def send_signal(self, number: signal.Signals) -> None:
         assert self.process is not None
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        if self.process is not None and self.process.poll() is None:
+        if self.process is not None:
             self.process.kill()
-            self.process.wait()
 
     async def status(self) -> Any:
         """The broker's status; empty if it does not answer."""
@@ -109,7 +108,7 @@ class Member:
         if found.get("master") and len(found.get("leaseInSync", ())) >= in_sync and found["leaseSecondsLeft"]:
             return found
         assert self.process is not None
-        assert self.process.poll() is None, self.log[-3000:]
+        assert self.process.returncode is None, self.log[-3000:]
         return None
 
     async def becomes_master(self, in_sync: int = 1) -> Any:
@@ -204,6 +203,6 @@ async def running(*members: Member) -> AsyncIterator[None]:
     finally:
         keeper.release()
         for member in members:
-            if member.process is not None and member.process.poll() is None:
+            if member.process is not None:
                 member.send_signal(signal.SIGCONT)
             member.kill()
