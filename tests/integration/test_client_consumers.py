@@ -148,6 +148,27 @@ class TestPushConsumer:
         letters = [each async for each in client.admin.dead_letters("poisoned")]
         assert [each.message.system_properties.message_group for each in letters] == ["g"]
 
+    async def test_message_groups_of_a_queue_do_not_wait_for_each_other(self, client: Client) -> None:
+        """While a handler has a message of one group, the consumer handles those of others, and none of that one."""
+        await client.admin.create_topic("groups", message_types=[v2.MessageType.FIFO], queue_count=1)
+        await client.admin.create_group("groups", fifo=True)
+        handled: list[bytes] = []
+        others = asyncio.Event()
+
+        async def handle(message: ReceivedMessage) -> None:
+            if message.body == b"slow-0":
+                await others.wait()
+            handled.append(message.body)
+            if sum(body.startswith(b"quick") for body in handled) == 3:
+                others.set()
+
+        for number in range(3):
+            await send(client, "groups", b"slow-%d" % number, message_group="slow")
+            await send(client, "groups", b"quick-%d" % number, message_group="quick")
+        async with client.push_consumer("groups", "groups", handle):
+            await asyncio.wait_for(others.wait(), 30)
+        assert handled[:3] == [b"quick-0", b"quick-1", b"quick-2"]
+
     async def test_closing_lets_handlers_finish(self, client: Client) -> None:
         """Running handlers finish and acknowledge; waiting messages return to the group at once."""
         began, go_on = asyncio.Event(), asyncio.Event()
