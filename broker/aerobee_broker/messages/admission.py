@@ -49,7 +49,7 @@ class Destination:
         self.config = topic
         self.topic = topic.name
         """Its stored name."""
-        self.queue_count = topic.write_queue_count if topic.writable else 0
+        self.queue_count = topic.write_queue_count
         takes_all = topic.name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
         self._kinds = frozenset(_T.values() if takes_all else ACCEPTED_TYPES[topic.message_type])
         self._light_queues = light_queues
