@@ -9,21 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 
 from aerobee_broker.clients.accounts import Accounts
+from aerobee_broker.grpc_methods import SERVICES
 from aerobee_broker.remoting_wire.frame import FrameFormatError, FrameReader
 from aerobee_broker.remoting_wire.signature import signed_parts
+from aerobee_broker.services.standard_services import HEALTH, REFLECTION
 from aerobee_client import Credentials
 from aerobee_client.testing import run_broker
 from tests.support import seeds
 from tests.support.etcd import free_ports
 from tests.support.hostile_input import ATTACKER, ATTACKER_SECRET, NAMED, Attack, drawn
 from tests.support.hostile_judge import Verdict, judge, judge_name_server, prepare
+from tests.support.hostile_messages import METHODS, drawn_request
 from tests.support.name_server import name_server_process
 
 pytestmark = pytest.mark.timeout(3600)
@@ -41,6 +48,7 @@ SHORT = {
     "producer groups",
     "tiny remoting frames",
     "replicas that do not read",
+    "every gRPC method",
     "subscriptions that are listed",
     "a heartbeat of empty lists",
     "a compressed registration of bare keys to a broker",
@@ -134,6 +142,26 @@ def test_signed_attacks_are_drawn_for_each_protocol() -> None:
     for mark in (b"MQv2-HMAC-SHA1", b"AccessKey"):
         assert any(mark in b"".join(attack.sent(0)) for attack in signed)
         assert not any(mark in b"".join(attack.sent(0)) for attack in found if not attack.is_signed)
+
+
+def test_every_method_is_drawn_with_valid_and_invalid_requests() -> None:
+    """Those of all services of the broker; the same ones for a seed."""
+    assert {method.containing_service.full_name for method in METHODS} == {*SERVICES, HEALTH, REFLECTION[0]}
+    for method in METHODS:
+        kind = GetMessageClass(method.input_type)
+        drawn_ones = [drawn_request(random.Random(seed), method.input_type, ("name",)) for seed in range(60)]
+        assert drawn_ones[0] == drawn_request(random.Random(0), method.input_type, ("name",))
+        outcomes = Counter(parses(kind, one) for one in drawn_ones)
+        assert outcomes[True] > 5, (method.full_name, outcomes)
+        assert outcomes[False] > 5 or not method.input_type.fields, (method.full_name, outcomes)
+
+
+def parses(kind: type[Message], request: bytes) -> bool:
+    try:
+        kind.FromString(request)
+    except DecodeError:
+        return False
+    return True
 
 
 def test_signatures_of_drawn_attacks_are_valid(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
 from aerobee_broker.front import frames
@@ -29,6 +30,7 @@ from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.replication.frames import ReplicaHandshake
 from aerobee_client import Credentials
 from aerobee_proto import admin_v1, v2
+from tests.support.hostile_messages import METHODS, drawn_request
 from tests.support.http2_attacker import begin_of_tls, block, headers, message
 
 MESSAGING: Final = "/apache.rocketmq.v2.MessagingService"
@@ -363,6 +365,48 @@ def _filled_tables(number: int) -> Iterator[bytes]:
         yield encode(Command(Request.SEND_MESSAGE_V2, fields=fields, body=b"x"))
         fields = _sent_fields(STORED_TOPIC, 0) | {"i": f"INNER_MULTI_DISPATCH\x01{queues}\x02"}
         yield encode(Command(Request.SEND_MESSAGE_V2, fields=fields, body=b"x"))
+
+
+_READ_QUEUES: Final = 1_000
+_READ_TOPICS: Final = 15
+
+
+def _read_positions(number: int) -> Iterator[bytes]:
+    """One group has a position in as many queues as fit, which are read: over remoting, and over gRPC."""
+    if number:
+        yield from _positions_over_grpc()
+        return
+    topics = [
+        {"topicName": f"t-{n}", "readQueueNums": _READ_QUEUES, "writeQueueNums": _READ_QUEUES, "perm": 6}
+        for n in range(_READ_TOPICS)
+    ]
+    yield encode(_request(Request.UPDATE_AND_CREATE_TOPIC_LIST, {}, _json({"topicConfigList": topics})))
+    popped = {
+        **{"consumerGroup": "reads", "queueId": "-1", "maxMsgNums": "1", "invisibleTime": "60000", "pollTime": "0"},
+        **{"bornTime": "4000000000000", "initMode": "0", "expType": "TAG", "exp": "*", "order": "false"},
+    }
+    for n in range(_READ_TOPICS):
+        yield encode(Command(Request.POP_MESSAGE, fields=popped | {"topic": f"t-{n}"}))
+    fields = {"consumerGroup": "reads", "group": "reads", "isOrder": "false"}
+    for code in (Request.GET_CONSUME_STATS, Request.GET_BROKER_CONSUME_STATS, Request.GET_ALL_CONSUMER_OFFSET):
+        yield encode(Command(code, fields=fields)) * 4
+
+
+def _positions_over_grpc() -> Iterator[bytes]:
+    yield GREETING
+    group = v2.Resource(name="reads")
+    requests: tuple[tuple[str, Message], ...] = (
+        ("/apache.rocketmq.v2.Admin/DescribeGroupAccumulation", v2.DescribeGroupAccumulationRequest(group=group)),
+        ("/apache.rocketmq.v2.Admin/QueryTimeSpan", v2.QueryTimeSpanRequest(group=group)),
+        (f"{ADMINISTRATION}/DescribeGroup", admin_v1.DescribeGroupRequest(name="reads")),
+        (
+            f"{ADMINISTRATION}/ListGroupStatus",
+            admin_v1.ListGroupStatusRequest(order=admin_v1.GroupOrder.GROUP_ORDER_LAG),
+        ),
+    )
+    for stream in range(1, 2 * 60, 2):
+        path, request = requests[stream // 2 % len(requests)]
+        yield headers(stream, block(path)) + message(stream, request.SerializeToString())
 
 
 def _sent_fields(topic: str, queue_id: int) -> dict[str, str]:
@@ -709,6 +753,43 @@ def _client_ids(number: int) -> Iterator[bytes]:
         )
 
 
+_KNOWN_NAMES: Final = (STORED_TOPIC, "returns", "auditing", STORED_KEY, ATTACKER, "*", "a = 1 and b in ('x')", "")
+
+
+def _calls(dice: random.Random, method: MethodDescriptor, stream: int, more: bytes) -> bytes:
+    """Calls of a method with some drawn requests, which together have up to `_SENT_MAX` bytes."""
+    fields = [(b"x-mq-client-id", b"drawn-%d" % dice.randrange(3))]
+    if dice.random() < 0.3:
+        fields.append((b"grpc-timeout", dice.choice((b"1n", b"100m", b"3S", b"99999999H"))))
+    is_packed = dice.random() < 0.1
+    if is_packed:
+        fields.append((b"grpc-encoding", b"gzip"))
+    of_call = block(f"/{method.containing_service.full_name}/{method.name}", *fields) + more
+    requests = [drawn_request(dice, method.input_type, _KNOWN_NAMES) for _ in range(dice.choice((1, 2, 5)))]
+    written = [prefixed(gzip.compress(one, 1) if is_packed else one, compressed=is_packed) for one in requests]
+    messages = dice.choice((1, 3, 200)) if method.client_streaming else 1
+    frame_size = dice.choice((16_384, 16_384, 100))
+
+    def call(number: int) -> bytes:
+        body = b"".join(written[(number + n) % len(written)] for n in range(messages))[:_SENT_MAX]
+        ended = dice.random() < 0.9
+        return headers(stream + number, of_call) + data(stream + number, body, ended=ended, frame_size=frame_size)
+
+    return _repeated(dice, call, 2) or call(0)
+
+
+def _every_method(number: int) -> Iterator[bytes]:
+    """Few calls of each, with drawn requests that are the same ones each time."""
+    dice = random.Random(number)
+    yield GREETING
+    for index, method in enumerate(METHODS):
+        of_call = block(f"/{method.containing_service.full_name}/{method.name}", (b"x-mq-client-id", b"drawn"))
+        for n in range(3):
+            stream = 1 + 2 * (3 * index + n)
+            request = prefixed(drawn_request(dice, method.input_type, _KNOWN_NAMES))
+            yield headers(stream, of_call) + data(stream, request, ended=True)
+
+
 NAMED: Final[tuple[Attack, ...]] = (
     Attack("gzip sends beside long polls", 1, _gzip_sends, stays_seconds=6),
     Attack("gzip sends over many connections", 8, _gzip_sends, stays_seconds=6),
@@ -733,6 +814,7 @@ NAMED: Final[tuple[Attack, ...]] = (
     Attack("messages popped and acknowledged", 1, _popped, reads=True, stays_seconds=5, pause_seconds=0.1),
     Attack("messages to new topics", 4, _new_topics, reads=True, stays_seconds=20),
     Attack("topics, groups and positions", 4, _filled_tables, reads=True, stays_seconds=40),
+    Attack("positions that are read", 4, _read_positions, reads=True, stays_seconds=10, pause_seconds=0.3),
     Attack("large gzip sends", 4, _large_gzip, reads=True, stays_seconds=6),
     Attack("subscriptions that are listed", 2, _listed_subscriptions, reads=True, stays_seconds=8),
     Attack("topics and groups that are listed", 4, _listed_tables, reads=True, stays_seconds=20),
@@ -777,6 +859,7 @@ NAMED: Final[tuple[Attack, ...]] = (
         for target in ("broker", "namesrv")
     ),
     Attack("the largest compressed registration", 1, _json_zlib("empty objects", 60 << 20), True, target="namesrv"),
+    Attack("every gRPC method", 2, _every_method, reads=True, stays_seconds=4),
     Attack("a registration of many topics", 4, _zlib_topics, True, target="namesrv"),
     Attack("many values of a name server", 4, _small_values, True, stays_seconds=2, target="namesrv"),
 )
@@ -905,6 +988,17 @@ def _drawn_message(dice: random.Random) -> bytes:
     return prefixed(request)
 
 
+def _drawn_calls(dice: random.Random, is_signed: bool) -> bytes:
+    """Calls of gRPC methods; those of clients as often as all those of operators."""
+    ours = [method for method in METHODS if "rocketmq" in method.containing_service.full_name]
+    first = {Setting.INITIAL_WINDOW_SIZE: dice.choice((0, 1, 65_535, (1 << 31) - 1))} if dice.random() < 0.5 else {}
+    parts = [frames.PREFACE + frames.settings(first)]
+    for n in range(dice.randrange(1, 6)):
+        method = dice.choice(ours if dice.random() < 0.5 else METHODS)
+        parts.append(_calls(dice, method, 1 + 2 * 60_001 * n, _signature() if is_signed else b""))
+    return b"".join(parts)
+
+
 def _drawn_remoting(dice: random.Random, is_signed: bool) -> bytes:
     code = dice.choice([*Request, -1, 32_768])
     shape, size = dice.choice([*_JSON_SHAPES]), dice.choice((0, 10, 100_000, 4_000_000))
@@ -960,7 +1054,9 @@ def _drawn_http1(dice: random.Random, _: bool) -> bytes:
 _DRAWN: Final[tuple[tuple[Callable[[random.Random, bool], bytes], Target], ...]] = (
     (_drawn_http2, "broker"),
     (_drawn_http2, "broker"),
-    (_drawn_http2, "broker"),
+    (_drawn_calls, "broker"),
+    (_drawn_calls, "broker"),
+    (_drawn_calls, "broker"),
     (_drawn_remoting, "broker"),
     (_drawn_remoting, "broker"),
     (_drawn_remoting, "namesrv"),

@@ -38,7 +38,8 @@ ENTRIES_MAX: Final = {
 # Not counted: `check_message` checks each message of a batch anyway, and there may be many.
 _CHECKED_ELSEWHERE: Final = frozenset({"apache.rocketmq.v2.Message"})
 _COUNTED_FROM: Final = 1 << 20  # bytes; the parser needs at most 40 ms for less
-_FIELDS_MAX: Final = 1 << 17  # of a request above that, at all depths: about 50 ms to count
+_FIELDS_MAX: Final = 1 << 17  # of a request above that, at all depths: up to 40 ms to count
+_CHECKED_FIELDS_MAX: Final = 1 << 14  # of a request that cannot be parsed, to tell why: up to 5 ms
 _DEPTH_MAX: Final = 100  # depth of nested messages, as in the parser
 
 
@@ -56,13 +57,14 @@ def entries_max_of(field: FieldDescriptor) -> int:
 class RequestReader:
     """Reads the requests of one method. A front checks `size_max` before it reads the bytes, then calls `read`."""
 
-    __slots__ = ("_checks", "_method", "_parse", "_type", "size_max")
+    __slots__ = ("_checks", "_method", "_parse", "_shape", "_type", "size_max")
 
     def __init__(self, method: str, request_type: type[Message], *, body_size_max: int = 4 << 20) -> None:
         self._method = method
         self._type = cast(Descriptor, request_type.DESCRIPTOR)  # typed as one of two implementations
         self._parse = request_type.FromString
         self._checks = _checks_of(self._type)
+        self._shape = _shape_of(self._type)
         self.size_max = size_max_of(self._type, body_size_max)
 
     def read(self, data: bytes) -> Message:
@@ -72,7 +74,7 @@ class RequestReader:
             raise self.too_large(size)
         if size >= _COUNTED_FROM:
             try:
-                _Count(_FIELDS_MAX).fields(data, 0, size, self._type, 0)
+                _Count(_FIELDS_MAX).fields(data, 0, size, self._shape, 0)
             except _TooManyFieldsError:
                 raise InvalidRequestError(
                     v2.Code.PAYLOAD_TOO_LARGE,
@@ -166,6 +168,25 @@ class _TooManyFieldsError(Exception):
     """The message has more fields than the limit."""
 
 
+_Shape = dict[int, "_Shape | None"]
+"""What a message has inside, by tag: None for a string, the shape of a nested message."""
+
+
+_SHAPES: Final[dict[str, _Shape]] = {}
+"""By name, as far as they were asked for. Messages may contain themselves."""
+
+
+def _shape_of(message: Descriptor) -> _Shape:
+    if (shape := _SHAPES.get(message.full_name)) is None:
+        shape = _SHAPES[message.full_name] = {}
+        for field in message.fields:
+            if field.message_type is not None:
+                shape[field.number << 3 | BYTES] = _shape_of(field.message_type)
+            elif field.type == FieldDescriptor.TYPE_STRING:
+                shape[field.number << 3 | BYTES] = None
+    return shape
+
+
 class _Count:
     """Counts fields at all depths of known messages, with the parser's checks."""
 
@@ -174,23 +195,31 @@ class _Count:
     def __init__(self, count_max: int) -> None:
         self._left = count_max
 
-    def fields(self, data: bytes, start: int, end: int, message: Descriptor, depth: int) -> None:
+    def fields(self, data: bytes, start: int, end: int, shape: _Shape, depth: int) -> None:
         """Raise _MalformedError, IndexError or _TooManyFieldsError if these bytes are invalid or exceed the limit."""
         if depth > _DEPTH_MAX:
             raise _MalformedError
-        known = message.fields_by_number
         place = start
         while place < end:
             self._left -= 1
             if self._left < 0:
                 raise _TooManyFieldsError
-            tag, begin, place = read_field(data, place, end)
+            tag = data[place]
+            if tag < 128 and tag & 7 == BYTES and data[place + 1] < 128:  # most fields: two bytes before the content
+                begin = place + 2
+                place = begin + data[place + 1]
+                if place > end:
+                    raise IndexError
+            else:
+                tag, begin, place = read_field(data, place, end)
             if not 0 < tag >> 3 < 1 << 29:
                 raise _MalformedError
-            field = known.get(tag >> 3) if tag & 7 == BYTES else None
-            if field is not None and field.message_type is not None:
-                self.fields(data, begin, place, field.message_type, depth + 1)
-            elif field is not None and field.type == FieldDescriptor.TYPE_STRING:
+            if tag not in shape:
+                continue
+            if (within := shape[tag]) is not None:
+                if begin < place:
+                    self.fields(data, begin, place, within, depth + 1)
+            else:
                 try:
                     data[begin:place].decode()
                 except UnicodeDecodeError:
@@ -200,7 +229,7 @@ class _Count:
 def is_well_formed(data: bytes, message: Descriptor) -> bool:
     """Whether the bytes are a message of this type. Also False if checking would take too long."""
     try:
-        _Count(_FIELDS_MAX).fields(data, 0, len(data), message, 0)
+        _Count(_CHECKED_FIELDS_MAX).fields(data, 0, len(data), _shape_of(message), 0)
     except (_MalformedError, _TooManyFieldsError, IndexError):
         return False
     return True
