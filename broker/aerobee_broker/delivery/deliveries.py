@@ -20,7 +20,7 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from aerobee_broker.config import Settings
@@ -58,7 +58,7 @@ from aerobee_broker.delivery.state.stats import DeliveryStats
 from aerobee_broker.delivery.state.subscriptions import DeliveryTables, Queue, QueueStatus, Subscriptions
 from aerobee_broker.errors import BrokerError, InvalidReceiptHandleError
 from aerobee_broker.limits.byte_budget import Share
-from aerobee_broker.limits.loop_share import LoopShare, step_started
+from aerobee_broker.limits.loop_share import LoopShare, in_turns, step_started
 from aerobee_broker.recent import Recent
 from aerobee_broker.tables.topics import light_topic_name, pop_retry_topics
 from aerobee_store import MessageStore, SyncTimeoutError
@@ -534,7 +534,11 @@ class Deliveries:
         retry_topics = [name for group in self._tables.groups for name in self._retry_topics(topic, group.name)]
         # Groups first: after a crash in between, a group would otherwise wait for offsets that are gone.
         for group in groups:
-            positions = {each.queue_id: each.commit_offset for each in self.status(group) if each.topic == topic}
+            positions = {
+                each.queue_id: each.commit_offset
+                async for each in in_turns(self.statuses(group))
+                if each.topic == topic
+            }
             moved = {queue_id: ends.get(queue_id, offset) for queue_id, offset in positions.items()}
             await self.reset(topic, group, moved)
         await self._store.delete_topics([topic, *retry_topics])
@@ -628,6 +632,7 @@ class Deliveries:
         delivery = self.queue_delivery(topic, group, queue_id)
         return self.committed_offset(topic, group, queue_id) if delivery is None else delivery.cursor
 
-    def status(self, group: str) -> list[QueueStatus]:
-        """Every queue in which the group has a position."""
-        return self._subscriptions.status(group)
+    def statuses(self, group: str) -> Iterator[QueueStatus]:
+        """Every queue in which the group has a position. There may be tens of thousands, and each takes some
+        microseconds: other tasks may run between two of them."""
+        return self._subscriptions.statuses(group)

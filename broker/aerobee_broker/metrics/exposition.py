@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Final, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -363,7 +363,7 @@ class _BrokerCollector:
         for group, pauses in _in_steps(self._tables.groups):
             if pauses:
                 yield None
-            progress = self._progress(group.name, now_ms)
+            progress = yield from self._progress(group.name, now_ms)
             for topic, (lag_count, inflight_count, ready_count, age_ms, waiting_ms) in progress.items():
                 key = (*self._base, group.name, topic, _flag(_is_retry(topic)), _flag(_is_system(topic, group.name)))
                 lag.add_metric(key, lag_count)
@@ -376,10 +376,12 @@ class _BrokerCollector:
         yield from self._dead_letters()
         yield from self._revived(total_inflight)
 
-    def _progress(self, group: str, now_ms: int) -> dict[str, list[int]]:
+    def _progress(self, group: str, now_ms: int) -> Generator[None, None, dict[str, list[int]]]:
         """By topic: lag, in flight, ready, milliseconds since the oldest not acknowledged and not taken were stored."""
         sums: dict[str, list[int]] = {}
-        for queue in self._deliveries.status(group):
+        for number, queue in enumerate(self._deliveries.statuses(group), 1):
+            if number % _SERIES_PER_STEP == 0:
+                yield None
             split = split_light_topic_name(queue.topic)  # thousands of these would be too many labels
             values = sums.setdefault(queue.topic if split is None else split[0], [0, 0, 0, 0, 0])
             values[0] += queue.lag

@@ -242,11 +242,7 @@ class AdministrationRequests:
     # --- Offsets ----------------------------------------------------------------------------------------------
 
     async def all_offsets(self, _request: Command, _: Connection) -> Command:
-        def take() -> Callable[[], object]:
-            content = self._tables.offsets.snapshot()
-            return lambda: content
-
-        return answer(body=await self._written(take))
+        return answer(body=await self._written(self._tables.offsets.content))
 
     async def _written(self, take: Callable[[], Callable[[], object]]) -> bytes:
         """The JSON of a whole table, which may have any size: one is written at a time, in another thread.

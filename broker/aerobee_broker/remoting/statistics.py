@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Final
+
+from msgspec import Struct, field
 
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import BrokerError, ClientSilentError
+from aerobee_broker.limits.loop_share import Turns
 from aerobee_broker.remoting.clients import Member, RemotingClients
 from aerobee_broker.remoting.offsets import OffsetRequests
 from aerobee_broker.remoting.shown_records import shown_bytes
@@ -24,6 +29,7 @@ from aerobee_broker.timer.wheel_timer import Timer
 from aerobee_store import CorruptRecordError, InvalidMessageError, MessageStore, RecordNotFoundError
 from aerobee_store.clock import Clock
 from aerobee_store.records.properties import TAGS, parse_offset_message_id, tags_code
+from aerobee_store.tables import java_json
 from aerobee_store.tables.java_json import Bean, ObjectMap
 
 _log = logging.getLogger(__name__)
@@ -63,6 +69,45 @@ _UNKNOWN: Final = {
 """Figures of RocketMQ's broker that this one does not have."""
 
 
+_QUEUES_MAX: Final = 60_000
+"""Queues of one answer about the progress of groups: as many as fit into a frame of RocketMQ's clients."""
+
+
+class _Walk:
+    """A look at the queues of groups, between two of which other tasks run. `received`: messages in the last minute."""
+
+    def __init__(self, received: Mapping[str, int]) -> None:
+        self.received = received
+        self.turns = Turns()
+        self._left = _QUEUES_MAX
+
+    def take(self, count: int) -> None:
+        """Count so many queues. RemotingError if there are too many."""
+        self._left -= count
+        if self._left < 0:
+            raise RemotingError(
+                Answer.SYSTEM_ERROR,
+                f"the answer would have more than {_QUEUES_MAX} queues, the limit; ask for one group, or some topics",
+            )
+
+
+class _Progress(Struct):
+    """The progress of a group in queues, and the sums of its lag and of its messages in flight."""
+
+    per_second: float
+    queues: list[tuple[Bean, Bean]] = field(default_factory=list)
+    behind: int = 0
+    in_flight: int = 0
+
+    def to_json(self) -> Bean:
+        return Bean(consumeTps=self.per_second, offsetTable=ObjectMap.of(self.queues))
+
+
+async def _written(body: Callable[[], Bean]) -> Command:
+    """An answer whose body may be megabytes; it is made in another thread."""
+    return answer(body=await asyncio.to_thread(lambda: java_json.dumps(body(), pretty=False)))
+
+
 class StatisticsRequests:
     """One method per request code; `handlers` is the table."""
 
@@ -91,6 +136,7 @@ class StatisticsRequests:
         self._broker_stats = broker_stats
         self._clock = clock
         self._started_ms = clock.now_ms()
+        self._walking = asyncio.Lock()  # one walk at a time, however many are asked for
         self.handlers: dict[int, Handler] = {
             Request.GET_TOPIC_STATS_INFO: self.topic_stats,
             Request.GET_CONSUME_STATS: self.consume_stats,
@@ -148,36 +194,49 @@ class StatisticsRequests:
         """The progress of a group in each queue of its topics, including those to which its consumers have
         subscribed."""
         only = {name for name in [text(request, "topic", ""), *text(request, "topicList", "").split(";")] if name}
-        return answer(body=self._consume_stats(text(request, "consumerGroup"), only)[0])
+        async with self._walking:
+            progress = await self._progress(text(request, "consumerGroup"), only, self._walk())
+            return await _written(progress.to_json)
 
     async def all_consume_stats(self, request: Command, _: Connection) -> Command:
         """The same for all groups, either orderly ones or the others."""
         orderly = boolean(request, "isOrder")
-        found: list[object] = []
-        total = total_in_flight = 0
-        for group in self._tables.groups:
-            if group.consume_orderly == orderly:
-                stats, behind, in_flight = self._consume_stats(group.name, set())
-                found.append({group.name: [stats]})
-                total += behind
-                total_in_flight += in_flight
-        body = Bean(
-            brokerAddr=self._config.name,
-            consumeStatsList=found,
-            totalDiff=total,
-            totalInflightDiff=total_in_flight,
-        )
-        return answer(body=body)
+        found: dict[str, _Progress] = {}
+        async with self._walking:
+            walk = self._walk()
+            for group in self._tables.groups:
+                if group.consume_orderly == orderly:
+                    found[group.name] = await self._progress(group.name, set(), walk)
 
-    def _consume_stats(self, group: str, only: set[str]) -> tuple[Bean, int, int]:
-        """The progress, the lag and the messages in flight of a group in some topics or in all.
+            def body() -> Bean:
+                return Bean(
+                    brokerAddr=self._config.name,
+                    consumeStatsList=[{name: [progress.to_json()]} for name, progress in found.items()],
+                    totalDiff=sum(progress.behind for progress in found.values()),
+                    totalInflightDiff=sum(progress.in_flight for progress in found.values()),
+                )
+
+            return await _written(body)
+
+    def _walk(self) -> _Walk:
+        received: Counter[str] = Counter()
+        for (_topic, group), traffic in self._broker_stats.groups("minute").items():
+            received[group] += traffic.messages
+        return _Walk(received)
+
+    async def _progress(self, group: str, only: set[str], walk: _Walk) -> _Progress:
+        """Of a group in some topics or in all.
 
         What is in flight is between the committed and the pulled offset. A group that receives has messages in flight
         anywhere after the committed offset; their number then counts from there.
         """
-        behind = total_in_flight = 0
+        seconds = self._broker_stats.seconds("minute")
+        found = _Progress(walk.received.get(group, 0) / seconds if seconds > 0 else 0.0)
         consumers = self._clients.consumers(group)
-        receiving = {(status.topic, status.queue_id): status.in_flight for status in self._deliveries.status(group)}
+        receiving = {}
+        for status in self._deliveries.statuses(group):
+            await walk.turns.next()
+            receiving[status.topic, status.queue_id] = status.in_flight
         names = dict.fromkeys(
             [
                 *self._tables.offsets.topics_of(group),
@@ -185,12 +244,13 @@ class StatisticsRequests:
                 *(consumers.subscriptions if consumers is not None else ()),
             ]
         )
-        table = []
         for name in names:
             topic = self._tables.topics.get(name)
             if topic is None or (only and name not in only):
                 continue
+            walk.take(topic.read_queue_count)
             for queue_id in range(topic.read_queue_count):
+                await walk.turns.next()
                 low, high = self._store.queue_range(name, queue_id)
                 committed = self._deliveries.committed_offset(name, group, queue_id)
                 offset = low if committed is None else committed
@@ -200,13 +260,10 @@ class StatisticsRequests:
                 wrapper = Bean(
                     brokerOffset=high, consumerOffset=offset, pullOffset=offset + in_flight, lastTimestamp=last or 0
                 )
-                table.append((self._queue(name, queue_id), wrapper))
-                behind += max(high - offset, 0)
-                total_in_flight += in_flight
-        seconds = self._broker_stats.seconds("minute")
-        got = sum(t.messages for (_, g), t in self._broker_stats.groups("minute").items() if g == group)
-        stats = Bean(consumeTps=got / seconds if seconds > 0 else 0.0, offsetTable=ObjectMap.of(table))
-        return stats, behind, total_in_flight
+                found.queues.append((self._queue(name, queue_id), wrapper))
+                found.behind += max(high - offset, 0)
+                found.in_flight += in_flight
+        return found
 
     async def time_span(self, request: Command, _: Connection) -> Command:
         """The store times of the first and last message of each queue, and of the last one that the group consumed."""

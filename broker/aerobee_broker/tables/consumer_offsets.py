@@ -6,7 +6,7 @@ The offset is that of the next message to consume: all before it are finished. T
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final
 
 from aerobee_broker.errors import TableFormatError
@@ -54,14 +54,26 @@ class OffsetTable(VersionedTable):
         table._extra = fields.rest()
         return table
 
+    def content(self) -> Callable[[], Bean]:
+        """A function that returns the current content of consumerOffset.json; it may be called in another thread, as it
+        takes longer than a step of the event loop may."""
+        extra, version = self._extra, self._version.to_json()
+        topics_of_group = [(group, tuple(topics)) for group, topics in self._topics_of_group.items()]
+        offsets = [(key, queues.copy()) for key, queues in self._offsets.items()]
+
+        def content() -> Bean:
+            return Bean(
+                extra,
+                dataVersion=version,
+                groupTopicMap={group: list[object](topics) for group, topics in topics_of_group},
+                offsetTable={key: IntegerMap.of(queues) for key, queues in offsets},
+            )
+
+        return content
+
     def snapshot(self) -> Bean:
         """The content of consumerOffset.json as it is now, independent of later changes."""
-        return Bean(
-            self._extra,
-            dataVersion=self._version.to_json(),
-            groupTopicMap={group: list[object](topics) for group, topics in self._topics_of_group.items()},
-            offsetTable={key: IntegerMap.of(queues) for key, queues in self._offsets.items()},
-        )
+        return self.content()()
 
     def get(self, topic: str, group: str, queue_id: int) -> int | None:
         """The offset of the next message to consume; None if nothing was ever committed."""

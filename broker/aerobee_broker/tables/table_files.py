@@ -97,7 +97,8 @@ class SavedOffsets(SavedTable):
         self._file = file
 
     def _write(self) -> Awaitable[object]:
-        return self._in_disk_thread(self._file.save, self._offsets.snapshot())
+        content = self._offsets.content()
+        return self._in_disk_thread(lambda: self._file.save(content()))
 
 
 _ENCODED_AT_ONCE: Final = 64

@@ -138,7 +138,7 @@ class Watch:
         found = {}
         for group in list(self._parts.tables.groups):
             if not is_system_group(group.name):
-                found[group.name] = backlogs_of(self._parts.deliveries, self._parts.store, group.name)
+                found[group.name] = await backlogs_of(self._parts.deliveries, self._parts.store, group.name, turns)
             await turns.next()
         return found
 

@@ -81,7 +81,7 @@ async def test_expired_messages_do_not_count_as_lag(tmp_path: Path) -> None:
             if 0 < store.queue_range(topic, queue_id)[0] < store.queue_range(topic, queue_id)[1]
         )
         tables.offsets.commit(topic, "behind", queue_id, 0, force=True)
-        (status,) = deliveries.status("behind")
+        (status,) = list(deliveries.statuses("behind"))
         assert (status.lag, status.ready, status.ready_offset) == (high - low, high - low, low)
 
 

@@ -218,40 +218,42 @@ class Subscriptions:
         records = self._store.read(queue.key.topic, queue.key.queue_id, offset, max_count=1).records
         return records[0] if records and records[0].queue_offset == offset else None
 
-    def status(self, group: str) -> list[QueueStatus]:
-        """Every queue in which the group has a position."""
-        statuses = []
-        for topic, subscription in sorted(self._groups.get(group, {}).items()):
+    def statuses(self, group: str) -> Iterator[QueueStatus]:
+        """Every queue in which the group has a position. There may be tens of thousands, and each takes some
+        microseconds: other tasks may run between two of them."""
+        topics = sorted(self._groups.get(group, {}).items())
+        for topic, subscription in topics:
             for queue_id, queue in sorted(subscription.queues.items()):
+                if queue.dropped:
+                    continue
                 delivery = queue.delivery
                 low, high = self._store.queue_range(topic, queue_id)
                 new_from = max(delivery.cursor, low)  # messages removed by retention do not count
                 new = max(high - new_from, 0)
                 retrying = sum(1 for flight in delivery.in_flight.values() if flight.attempt > 1)
                 retrying += sum(1 for deliveries in delivery.ready.values() if deliveries)
-                statuses.append(
-                    QueueStatus(
-                        topic=topic,
-                        queue_id=queue_id,
-                        commit_offset=delivery.commit_offset,
-                        max_offset=high,
-                        lag=len(delivery.in_flight) + delivery.waiting_count + new,
-                        in_flight=len(delivery.in_flight),
-                        ready=delivery.waiting_count + new,
-                        retrying=retrying,
-                        ready_offset=_lowest(delivery, new_from if new else None),
-                    )
+                yield QueueStatus(
+                    topic=topic,
+                    queue_id=queue_id,
+                    commit_offset=delivery.commit_offset,
+                    max_offset=high,
+                    lag=len(delivery.in_flight) + delivery.waiting_count + new,
+                    in_flight=len(delivery.in_flight),
+                    ready=delivery.waiting_count + new,
+                    retrying=retrying,
+                    ready_offset=_lowest(delivery, new_from if new else None),
                 )
-        known = {(status.topic, status.queue_id) for status in statuses}
+        known = {topic for topic, _ in topics}
         for topic in self._offsets.topics_of(group):
             for queue_id, offset in self._offsets.queues(topic, group).items():
-                if (topic, queue_id) not in known:  # not received from since the start
+                if (
+                    topic not in known or self.queue(topic, group, queue_id) is None
+                ):  # not received from since the start
                     low, high = self._store.queue_range(topic, queue_id)
                     first = max(offset, low)
                     lag = max(high - first, 0)
                     ready_offset = first if lag else None
-                    statuses.append(QueueStatus(topic, queue_id, offset, high, lag, 0, lag, ready_offset=ready_offset))
-        return statuses
+                    yield QueueStatus(topic, queue_id, offset, high, lag, 0, lag, ready_offset=ready_offset)
 
 
 def _lowest(delivery: QueueDelivery, new_from: int | None) -> int | None:

@@ -6,7 +6,6 @@ which yields -1 for consumers of this protocol.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 
 from msgspec import Struct
@@ -16,7 +15,8 @@ from aerobee_broker.clients.registry import Client
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.state.subscriptions import QueueStatus
-from aerobee_broker.processors.administration.wire import OK, TURN_COUNT, resource, timestamp
+from aerobee_broker.limits.loop_share import in_turns
+from aerobee_broker.processors.administration.wire import OK, resource, timestamp
 from aerobee_broker.tables.table_files import Tables
 from aerobee_broker.tables.topics import split_light_topic_name
 from aerobee_proto import admin_v1, v2
@@ -69,7 +69,7 @@ class Accumulation:
         """By queue and by topic, both in order. `delayed`: messages not due yet, by topic."""
         queues = []
         sums: dict[str, _Sum] = {}
-        for number, status in enumerate(self._deliveries.status(group)):
+        async for status in in_turns(self._deliveries.statuses(group)):
             times = self._times(status)
             parent, _ = split_light_topic_name(status.topic) or (status.topic, None)
             sums.setdefault(parent, _Sum()).add(status, times)
@@ -86,8 +86,6 @@ class Accumulation:
             if times.oldest_ms is not None:
                 queue.oldest_timestamp.CopyFrom(timestamp(times.oldest_ms))
             queues.append(queue)
-            if number % TURN_COUNT == TURN_COUNT - 1:
-                await asyncio.sleep(0)
         topics = []
         for topic, total in sorted(sums.items()):
             wire = admin_v1.GroupTopicStatus(
@@ -114,7 +112,7 @@ class Accumulation:
         total = _Sum()
         by_topic: dict[str, _Sum] = {}
         by_lite_topic: dict[str, _Sum] = {}
-        for number, status in enumerate(self._deliveries.status(group)):
+        async for status in in_turns(self._deliveries.statuses(group)):
             topic, lite_topic = split_light_topic_name(status.topic) or (status.topic, None)
             if (wanted is None or topic in wanted) and (named is None or lite_topic == named):
                 times = self._times(status)
@@ -122,8 +120,6 @@ class Accumulation:
                 by_topic.setdefault(topic, _Sum()).add(status, times)
                 if named is not None:
                     by_lite_topic.setdefault(named, _Sum()).add(status, times)
-            if number % TURN_COUNT == TURN_COUNT - 1:
-                await asyncio.sleep(0)
         now_ms = self._clock.now_ms()  # one for all, so that sums and parts agree
         return v2.DescribeGroupAccumulationResponse(
             status=OK,
@@ -136,7 +132,9 @@ class Accumulation:
         """Admin.QueryTimeSpan: of the named topics, or all in which the group has a position."""
         group = self._tables.groups.require(group_name(request.group, client)).name
         wanted = self._wanted(request.topics, client)
-        positions = {(status.topic, status.queue_id): status for status in self._deliveries.status(group)}
+        positions = {
+            (status.topic, status.queue_id): status async for status in in_turns(self._deliveries.statuses(group))
+        }
         places = {
             *(place for place in positions if wanted is None or place[0] in wanted),
             *((topic, queue_id) for topic in wanted or () for queue_id in self._store.queue_ids(topic)),
@@ -144,7 +142,7 @@ class Accumulation:
         now_ms = self._clock.now_ms()
         broker = v2.Broker(name=self._config.name)
         spans = []
-        for number, (topic, queue_id) in enumerate(sorted(places)):
+        async for topic, queue_id in in_turns(sorted(places)):
             low, high = self._store.queue_range(topic, queue_id)
             span = v2.QueryTimeSpanResponse.QueueTimeSpan(
                 message_queue=v2.MessageQueue(topic=resource(topic), id=queue_id, broker=broker)
@@ -159,8 +157,6 @@ class Accumulation:
                     span.consume_timestamp = next_ms
                     span.delay_time_ms = max(now_ms - next_ms, 0)
             spans.append(span)
-            if number % TURN_COUNT == TURN_COUNT - 1:
-                await asyncio.sleep(0)
         return v2.QueryTimeSpanResponse(status=OK, queue_time_span_list=spans)
 
     def _wanted(self, topics: Iterable[v2.Resource], client: Client) -> set[str] | None:

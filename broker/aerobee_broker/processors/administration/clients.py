@@ -184,7 +184,7 @@ class ClientAdministration:
         """Add the queues of these topics, with the messages that the client holds in each."""
         broker = v2.Broker(name=self._config.name)
         assert found.group is not None, "_connected compares it"
-        async for status in in_turns(self._deliveries.status(found.group)):
+        async for status in in_turns(self._deliveries.statuses(found.group)):
             parent, lite_topic = split_light_topic_name(status.topic) or (status.topic, None)
             if parent not in topics or (
                 lite_topic is not None

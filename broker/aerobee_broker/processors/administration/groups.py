@@ -126,9 +126,9 @@ class GroupAdministration:
     async def reset_offsets(self, request: admin_v1.ResetOffsetsRequest, _: Client) -> admin_v1.ResetOffsetsResponse:
         topic = self._tables.topics.require(request.topic)
         group = self._tables.groups.require(request.group)
-        before = like = self._positions(group.name, topic.name)
+        before = like = await self._positions(group.name, topic.name)
         if request.WhichOneof("position") == "like_group":
-            like = self._positions(self._tables.groups.require(request.like_group).name, topic.name)
+            like = await self._positions(self._tables.groups.require(request.like_group).name, topic.name)
         if topic.message_type is TopicMessageType.LITE:
             queues = self._lite_queues(request, topic.name, like)
         else:
@@ -160,11 +160,11 @@ class GroupAdministration:
         ]
         return admin_v1.ResetOffsetsResponse(status=OK, queues=moved)
 
-    def _positions(self, group: str, topic: str) -> dict[_Queue, int]:
+    async def _positions(self, group: str, topic: str) -> dict[_Queue, int]:
         """The offsets of a group in the queues of a topic, or of its lite topics."""
         return {
             (status.topic, status.queue_id): status.commit_offset
-            for status in self._deliveries.status(group)
+            async for status in in_turns(self._deliveries.statuses(group))
             if status.topic == topic or (split_light_topic_name(status.topic) or ("",))[0] == topic
         }
 

@@ -6,7 +6,7 @@ tasks run between them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Final, TypeVar
 
 from msgspec import Struct
@@ -41,7 +41,7 @@ _QUEUES_MAX: Final = 1 << 16  # whose bytes are remembered
 _TopicOrder = admin_v1.TopicOrder
 _GroupOrder = admin_v1.GroupOrder
 _StatusT = TypeVar("_StatusT", admin_v1.TopicStatus, admin_v1.GroupStatus)
-Key = Callable[[str], float]
+Key = Callable[[str], Awaitable[float]]
 """What topics or groups are sorted by, of one of them."""
 
 
@@ -90,7 +90,15 @@ class Overview:
         )
         traffic = self._traffic()
         key = self._topic_key(request.order, traffic)
-        page, token = await self._page(names, key, lambda name: self._topic(name, traffic), request)
+
+        async def status(name: str) -> admin_v1.TopicStatus | None:
+            return self._topic(name, traffic)
+
+        async def value(name: str) -> float:
+            assert key is not None, "not asked without one"
+            return key(name)
+
+        page, token = await self._page(names, None if key is None else value, status, request)
         return admin_v1.ListTopicStatusResponse(status=OK, topics=page, next_page_token=token, total_count=len(names))
 
     async def list_groups(
@@ -109,8 +117,13 @@ class Overview:
             if client.group is not None:
                 connected.setdefault(client.group, []).append(client)
 
-        def status(name: str) -> admin_v1.GroupStatus | None:
-            return self._group(name, traffic, connected.get(name, []))
+        turns = Turns()
+
+        async def status(name: str) -> admin_v1.GroupStatus | None:
+            if name not in self._tables.groups:
+                return None
+            topics = await backlogs_of(self._deliveries, self._store, name, turns)
+            return self._group(name, topics, traffic, connected.get(name, []))
 
         page, token = await self._page(names, _group_key(request.order, status), status, request)
         for found in page:
@@ -121,7 +134,7 @@ class Overview:
         self,
         names: list[str],
         key: Key | None,
-        status_of: Callable[[str], _StatusT | None],
+        status_of: Callable[[str], Awaitable[_StatusT | None]],
         request: admin_v1.ListTopicStatusRequest | admin_v1.ListGroupStatusRequest,
     ) -> tuple[list[_StatusT], str]:
         """The statuses on the page, and the token of the next one: how many come before it. `names` are in order."""
@@ -138,20 +151,20 @@ class Overview:
         if key is not None:
             keys = {}
             for name in names:
-                keys[name] = key(name)
+                keys[name] = await key(name)
                 await turns.next()
             names.sort(key=keys.__getitem__, reverse=request.descending)  # keeps the order among equal ones
         elif request.descending:
             names.reverse()
         found = []
         for name in names[begin:end]:
-            status = status_of(name)
+            status = await status_of(name)
             if status is not None:  # None: deleted while other tasks ran
                 found.append(status)
             await turns.next()
         return found, str(end) if end < len(names) else ""
 
-    def _topic_key(self, order: admin_v1.TopicOrder.ValueType, traffic: _Traffic) -> Key | None:
+    def _topic_key(self, order: admin_v1.TopicOrder.ValueType, traffic: _Traffic) -> Callable[[str], float] | None:
         match order:
             case _TopicOrder.TOPIC_ORDER_UNSPECIFIED | _TopicOrder.TOPIC_ORDER_NAME:
                 return None
@@ -209,11 +222,13 @@ class Overview:
             status.last_store_timestamp.CopyFrom(timestamp(last))
         return status
 
-    def _group(self, name: str, traffic: _Traffic, connected: list[Client]) -> admin_v1.GroupStatus | None:
+    def _group(
+        self, name: str, topics: dict[str, Backlog], traffic: _Traffic, connected: list[Client]
+    ) -> admin_v1.GroupStatus | None:
         group = self._tables.groups.get(name)
         if group is None:
             return None
-        total, topics = Backlog(), backlogs_of(self._deliveries, self._store, name)
+        total = Backlog()
         for backlog in topics.values():
             total.add(backlog)
         got = traffic.groups.get(name, GroupTraffic())
@@ -259,7 +274,7 @@ def _search(text: str, names: Iterable[str]) -> list[str]:
 
 
 def _group_key(
-    order: admin_v1.GroupOrder.ValueType, status: Callable[[str], admin_v1.GroupStatus | None]
+    order: admin_v1.GroupOrder.ValueType, status: Callable[[str], Awaitable[admin_v1.GroupStatus | None]]
 ) -> Key | None:
     if order in (_GroupOrder.GROUP_ORDER_UNSPECIFIED, _GroupOrder.GROUP_ORDER_NAME):
         return None
@@ -267,8 +282,8 @@ def _group_key(
     if value is None:
         raise _unknown_order(order)
 
-    def key(name: str) -> float:
-        found = status(name)
+    async def key(name: str) -> float:
+        found = await status(name)
         return float("-inf") if found is None else value(found)
 
     return key

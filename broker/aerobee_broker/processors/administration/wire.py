@@ -18,7 +18,6 @@ from aerobee_store.records.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 PAGE_COUNT_MAX: Final = 1000
 LISTING_SIZE_MAX: Final = 4 << 20  # bytes of what a listing adds up: clients of gRPC take as many by default
-TURN_COUNT: Final = 256  # items handled between two yields to the event loop
 TYPE_ATTRIBUTE: Final = "message.type"
 
 

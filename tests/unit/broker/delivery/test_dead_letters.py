@@ -50,7 +50,7 @@ async def test_a_dead_letter_needs_no_receive(harness: Harness, group: str) -> N
     await harness.advance(0.1)
     assert await dead_letters(harness, group, 31) == bodies
     await asyncio.sleep(0)
-    assert sum(status.lag for status in harness.deliveries.status(group)) == 0
+    assert sum(status.lag for status in list(harness.deliveries.statuses(group))) == 0
     assert harness.deliveries.stats.dead_letters == 31
 
 

@@ -236,7 +236,7 @@ async def test_lite_topics_expire(harness: Harness) -> None:
     await say(harness, "old", "o2")
     assert bodies(await receive(harness)) == ["o2", "y1"]
     crashed = await harness.crash()
-    assert {status.topic for status in crashed.deliveries.status(GROUP)} >= {light_topic_name(ROOMS, "old")}
+    assert {status.topic for status in list(crashed.deliveries.statuses(GROUP))} >= {light_topic_name(ROOMS, "old")}
 
 
 async def test_a_parent_topic_is_deleted(harness: Harness) -> None:
@@ -253,7 +253,7 @@ async def test_a_parent_topic_is_deleted(harness: Harness) -> None:
     for each in (waiting, without):
         with pytest.raises(TopicNotFoundError):
             await asyncio.wait_for(each, 60)
-    assert harness.deliveries.status(GROUP) == []
+    assert list(harness.deliveries.statuses(GROUP)) == []
     assert not [name for name in harness.store.queues() if name.startswith("%LMQ%")]
     saved(harness.tables.topics).create(TopicConfig.of_type(ROOMS, TopicMessageType.LITE, queue_count=1))
     assert await receive(harness) == []

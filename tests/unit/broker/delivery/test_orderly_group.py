@@ -285,7 +285,7 @@ async def test_order_survives_the_process(start: Start, orderly_stop: bool) -> N
     again = await receive(harness)
     assert told(again) == [("a1", 2), ("a2", 2), ("a3", 2)]
     await acknowledge(harness, *again)
-    assert [queue.lag for queue in harness.deliveries.status(LEDGER)] == [0, 0]
+    assert [queue.lag for queue in list(harness.deliveries.statuses(LEDGER))] == [0, 0]
 
 
 async def test_skipped_messages_are_in_the_journal_before_a_crash(start: Start) -> None:

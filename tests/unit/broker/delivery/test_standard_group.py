@@ -116,7 +116,7 @@ async def test_a_subscription_that_was_deleted(start: Start) -> None:
         await harness.acknowledge(*await harness.receive(topic=topic), topic=topic)
     await harness.deliveries.delete_subscription(TOPIC, GROUP)
     harness = await harness.crash()
-    assert [status.topic for status in harness.deliveries.status(GROUP)] == ["other"]
+    assert [status.topic for status in list(harness.deliveries.statuses(GROUP))] == ["other"]
     assert attempts(await harness.receive()) == {"a": 1}
     assert await harness.receive(topic="other") == []
 
@@ -176,15 +176,17 @@ async def test_a_receive_in_a_backlog_without_matches_ends_in_time(start: Start)
     lags = []
     for _ in range(4):
         assert await look("TAGS = 'mine'") == []
-        lags.append(harness.deliveries.status(GROUP)[0].lag)
+        lags.append(next(iter(harness.deliveries.statuses(GROUP))).lag)
     assert lags == sorted(set(lags), reverse=True), "each has looked at some more"
     while lags[-1] > 12_001 - 5000:
         assert await look("TAGS = 'mine'") == []
-        lags.append(harness.deliveries.status(GROUP)[0].lag)
+        lags.append(next(iter(harness.deliveries.statuses(GROUP))).lag)
     await harness.store.wait_stored(harness.store.positions[0])
     harness = await harness.crash()
     assert await look("TAGS = 'mine'") == []
-    assert harness.deliveries.status(GROUP)[0].lag < 12_001 - 4000, "at most 4096 messages are looked at again"
+    assert next(iter(harness.deliveries.statuses(GROUP))).lag < 12_001 - 4000, (
+        "at most 4096 messages are looked at again"
+    )
     assert bodies(await harness.receive(tags=frozenset({"mine"}))) == ["wanted"]
 
 
@@ -475,10 +477,10 @@ async def test_state_of_a_deleted_topic_is_removed(start: Start) -> None:
     harness.tables.topics.delete(TOPIC)
     await harness.deliveries.delete_topic(TOPIC)
     assert await harness.acknowledge(message) == [False]
-    assert harness.deliveries.status(GROUP) == []
+    assert list(harness.deliveries.statuses(GROUP)) == []
     await harness.tables.save()
     harness = await harness.crash()
-    assert harness.deliveries.status(GROUP) == []
+    assert list(harness.deliveries.statuses(GROUP)) == []
 
 
 async def test_receive_of_a_deleted_group_ends_with_an_error(start: Start) -> None:
@@ -499,11 +501,11 @@ async def test_status_has_the_progress_of_a_group(start: Start) -> None:
     await harness.send(*"abcde")
     messages = await harness.receive(3, seconds=10)
     await harness.acknowledge(messages[0])
-    [status, idle] = harness.deliveries.status(GROUP)
+    [status, idle] = list(harness.deliveries.statuses(GROUP))
     assert (status.commit_offset, status.max_offset, status.lag, status.in_flight, status.ready) == (1, 5, 4, 2, 2)
     assert (idle.queue_id, idle.lag) == (1, 0)
     await harness.advance(10)
-    [status, _] = harness.deliveries.status(GROUP)
+    [status, _] = list(harness.deliveries.statuses(GROUP))
     assert (status.in_flight, status.ready) == (0, 4)
 
 
