@@ -6,12 +6,10 @@ ends early, without damage.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from aerobee_store.config import WriteMode
 from tests.support import seeds
 from tests.support.endless_appends import BODY, TOPIC, config
 from tests.support.stored_messages import read_all
+from tests.support.warm_program import start_warm
 
 CYCLES = int(os.environ.get("AEROBEE_CRASH_CYCLES", "8"))
 SEED = seeds.seed("AEROBEE_CRASH_SEED")
@@ -29,17 +28,17 @@ pytestmark = [pytest.mark.crash, pytest.mark.on_disk, pytest.mark.timeout(3600)]
 
 
 @pytest.mark.parametrize("write_mode", ["gathered", "mapped", "pool"])
-def test_a_kill_leaves_whole_records_up_to_an_end(tmp_path: Path, write_mode: WriteMode) -> None:
+async def test_a_kill_leaves_whole_records_up_to_an_end(tmp_path: Path, write_mode: WriteMode) -> None:
     """Of ten kills in mode "mapped", two came within a copy that had stored later records before the first."""
     dice = random.Random(SEED)
     kept = 0
     for cycle in range(CYCLES):
         directory = tmp_path / f"store-{cycle}"
-        command = [sys.executable, "-m", "tests.support.endless_appends", str(directory), write_mode]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"appending\n"
-            time.sleep(dice.uniform(0.005, 0.1))
+        process = start_warm("tests.support.endless_appends", [str(directory), write_mode], log=tmp_path / "log")
+        try:
+            assert await process.line() == b"appending\n", (tmp_path / "log").read_text()
+            await asyncio.sleep(dice.uniform(0.005, 0.1))
+        finally:
             process.kill()
         with MessageStore.open(config(directory, write_mode)) as store:
             assert not store.recovery.damaged, f"cycle {cycle}, seed {SEED}: {store.recovery}"
