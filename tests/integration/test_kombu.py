@@ -246,9 +246,10 @@ def test_a_reply_queue_waits_for_its_consumer_without_a_connection(aerobee_broke
         for queue in (kept, taken, own):
             queue(first).declare()
         assert received(first, taken, 1, seconds=0.1, no_ack=True) == []
-    program(aerobee_broker, _REPLY, "kept", "taken", "own")
+    later = 2 * 8  # in every queue of the topic: after them all before was read
+    program(aerobee_broker, _REPLY, "taken", "own", *["kept"] * later)
     with connected(aerobee_broker) as second:
-        assert [each.payload for each in received(second, kept, 1, no_ack=True)] == ["reply to kept"]
+        assert [each.payload for each in received(second, kept, later, no_ack=True)] == ["reply to kept"] * later
         for queue in (taken, own):
             assert received(second, queue, 1, seconds=0.1, no_ack=True) == []
 
