@@ -90,11 +90,20 @@ class Run:
     bytes: int = 0
 
 
-async def append(endpoint: str, requests: Sequence[bytes], in_flight: int, seconds: float) -> Run:
+def channel(endpoint: str, authority: bytes = b"") -> grpc.aio.Channel:
+    """A channel to the server; with TLS if the authority of its certificate is given."""
+    if authority:
+        return grpc.aio.secure_channel(endpoint, grpc.ssl_channel_credentials(authority), options=_OPTIONS)
+    return grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
+
+
+async def append(
+    endpoint: str, requests: Sequence[bytes], in_flight: int, seconds: float, *, authority: bytes = b""
+) -> Run:
     """Send the requests in turn on one stream, with `in_flight` unanswered at a time."""
     run = Run()
-    async with grpc.aio.insecure_channel(endpoint, options=_OPTIONS) as channel:
-        method: Any = channel.stream_stream
+    async with channel(endpoint, authority) as connected:
+        method: Any = connected.stream_stream
         call = method(STREAM_APPEND)(metadata=_METADATA)
         sent: asyncio.Queue[float] = asyncio.Queue(in_flight)
         started = time.perf_counter()
@@ -122,8 +131,8 @@ async def append(endpoint: str, requests: Sequence[bytes], in_flight: int, secon
 async def send(endpoint: str, requests: Sequence[bytes], in_flight: int, seconds: float) -> Run:
     """Send the requests in turn, `in_flight` at a time."""
     run = Run()
-    async with grpc.aio.insecure_channel(endpoint, options=_OPTIONS) as channel:
-        method: Any = channel.unary_unary
+    async with channel(endpoint) as connected:
+        method: Any = connected.unary_unary
         call = method(SEND)
         started = time.perf_counter()
 
@@ -142,15 +151,15 @@ async def send(endpoint: str, requests: Sequence[bytes], in_flight: int, seconds
     return run
 
 
-async def read(endpoint: str, size: int, topic: str = "bench") -> Run:
+async def read(endpoint: str, size: int, topic: str = "bench", *, authority: bytes = b"") -> Run:
     """Read `size` bytes of records from the start of the topic's first queue."""
     run = Run()
     request = records_v1.ReadRecordsRequest(
         topic=v2.Resource(name=topic), bytes_max=size, frame_bytes_max=FRAME_SIZE
     ).SerializeToString()
-    async with grpc.aio.insecure_channel(endpoint, options=_OPTIONS) as channel:
+    async with channel(endpoint, authority) as connected:
         started = time.perf_counter()
-        method: Any = channel.unary_stream
+        method: Any = connected.unary_stream
         async for frame in method(READ)(request, metadata=_METADATA):
             run.requests += 1
             run.bytes += len(frame)

@@ -11,15 +11,17 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
 import uvloop
 
 from aerobee_broker.config import Address
+from aerobee_broker.listening.certificates import Issued, development_certificate
 from tests.benchmarks import acknowledge, bulk_load, remoting_send, unary_send
 from tests.benchmarks.processes import ANY_DISK, Server, server
 from tests.benchmarks.report import machine, nanoseconds, table
@@ -31,12 +33,21 @@ Way = Callable[[Server, float], float]
 """Loads a broker for about so many seconds; returns the seconds of its processor for one message."""
 
 
+@cache
+def _certificate() -> Issued:
+    return development_certificate("localhost")
+
+
 @contextmanager
 def _broker(tree: Path) -> Iterator[Server]:
-    """A broker of this tree with an empty store, sync flush and both protocols."""
+    """A broker of this tree with an empty store, sync flush and both protocols, in plaintext and in TLS."""
     sources = {"PYTHONPATH": ":".join(str(tree / package) for package in _PACKAGES)}
-    with tempfile.TemporaryDirectory(dir=HERE / "build") as store:
-        arguments = ["-m", "aerobee_broker", "serve", "--dev", "--store", store, "--flush", "sync"]
+    with tempfile.TemporaryDirectory(dir=HERE / "build") as directory:
+        store, files = Path(directory) / "store", (Path(directory) / "broker.crt", Path(directory) / "broker.key")
+        for path, content in zip(files, (_certificate().certificate, _certificate().key), strict=True):
+            path.write_bytes(content)
+        arguments = ["-m", "aerobee_broker", "serve", "--dev", "--store", str(store), "--flush", "sync"]
+        arguments += ["--tls-cert", str(files[0]), "--tls-key", str(files[1])]
         for port in ("listen", "metrics", "listen-remoting"):
             arguments += [f"--{port}", "127.0.0.1:0"]
         with server(arguments, ANY_DISK | sources) as running:
@@ -47,12 +58,31 @@ def _send(in_flight: int, running: Server, seconds: float) -> float:
     return unary_send.measure(running, in_flight, seconds).cpu_per_call
 
 
-def _append(running: Server, seconds: float) -> float:
+def _send_in_tls(in_flight: int, running: Server, seconds: float) -> float:
+    return unary_send.measure(running, in_flight, seconds, authority=_certificate().authority).cpu_per_call
+
+
+def _append(running: Server, seconds: float, *, authority: bytes = b"") -> float:
     requests = bulk_load.plain_requests(8, _RECORDS)
-    uvloop.run(bulk_load.append(running.endpoint, requests[:1], 1, seconds / 8))
+    uvloop.run(bulk_load.append(running.endpoint, requests[:1], 1, seconds / 8, authority=authority))
     before = running.cpu_seconds()
-    run = uvloop.run(bulk_load.append(running.endpoint, requests, 8, seconds))
+    run = uvloop.run(bulk_load.append(running.endpoint, requests, 8, seconds, authority=authority))
     return (running.cpu_seconds() - before) / (run.requests * _RECORDS)
+
+
+def _append_in_tls(running: Server, seconds: float) -> float:
+    return _append(running, seconds, authority=_certificate().authority)
+
+
+def _read_in_tls(running: Server, seconds: float) -> float:
+    """Of a KiB of records."""
+    requests = bulk_load.plain_requests(8, _RECORDS)
+    uvloop.run(bulk_load.append(running.endpoint, requests, 8, 1.0))
+    before, size = running.cpu_seconds(), 0
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        size += uvloop.run(bulk_load.read(running.endpoint, 64 << 20, authority=_certificate().authority)).bytes
+    return (running.cpu_seconds() - before) / (size / 1024)
 
 
 def _acknowledge(one_by_one: bool, running: Server, seconds: float) -> float:
@@ -70,6 +100,10 @@ def _remoting(in_flight: int, running: Server, seconds: float) -> float:
 WAYS: Final[Mapping[str, tuple[str, Way]]] = {
     "send-1": ("SendMessage, 1 in flight", partial(_send, 1)),
     "send-64": ("SendMessage, 64 in flight", partial(_send, 64)),
+    "tls-send-1": ("SendMessage in TLS, 1 in flight", partial(_send_in_tls, 1)),
+    "tls-send-64": ("SendMessage in TLS, 64 in flight", partial(_send_in_tls, 64)),
+    "tls-append": (f"AppendRecords of {_RECORDS} in TLS, each record", _append_in_tls),
+    "tls-read": ("ReadRecords in TLS, each KiB", _read_in_tls),
     "append": (f"AppendRecords of {_RECORDS}, each record", _append),
     "receive": ("received by 32 and acknowledged together, each message", partial(_acknowledge, False)),
     "acknowledge": ("received by 32 and acknowledged one a call, each message", partial(_acknowledge, True)),

@@ -12,11 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
-import grpc.aio
-
 from aerobee_proto import v2
-from tests.benchmarks import loop
+from tests.benchmarks import bulk_load, loop
 from tests.benchmarks.processes import FLUSH_MODES, Server, broker, empty_server
 from tests.benchmarks.report import microseconds, percentile, rate, table
 
@@ -50,10 +47,10 @@ class Measured:
     cpu_per_call: float
 
 
-async def _load(endpoint: str, in_flight: int, seconds: float) -> tuple[int, list[float]]:
+async def _load(endpoint: str, in_flight: int, seconds: float, authority: bytes) -> tuple[int, list[float]]:
     latencies: list[float] = []
     data = request_bytes()
-    async with grpc.aio.insecure_channel(endpoint) as channel:
+    async with bulk_load.channel(endpoint, authority) as channel:
         call = channel.unary_unary(_METHOD, request_serializer=None, response_deserializer=None)
         first = v2.SendMessageResponse.FromString(await call(data, metadata=_METADATA))
         assert first.status.code == v2.Code.OK, first
@@ -68,11 +65,11 @@ async def _load(endpoint: str, in_flight: int, seconds: float) -> tuple[int, lis
     return len(latencies), latencies
 
 
-def measure(server: Server, in_flight: int, seconds: float) -> Measured:
-    """Load the server for `seconds`, after a short warm-up."""
-    loop.run(_load(server.endpoint, in_flight, seconds / 8))
+def measure(server: Server, in_flight: int, seconds: float, *, authority: bytes = b"") -> Measured:
+    """Load the server for `seconds`, after a short warm-up. `authority`: of its certificate, if TLS is used."""
+    loop.run(_load(server.endpoint, in_flight, seconds / 8, authority))
     cpu = server.cpu_seconds()
-    count, latencies = loop.run(_load(server.endpoint, in_flight, seconds))
+    count, latencies = loop.run(_load(server.endpoint, in_flight, seconds, authority))
     cpu = server.cpu_seconds() - cpu
     return Measured(count / seconds, percentile(latencies, 0.5), percentile(latencies, 0.99), cpu / count)
 

@@ -47,6 +47,8 @@ SHORT = {
     "empty messages on a stream",
     "producer groups",
     "tiny remoting frames",
+    "records of a byte over many TLS connections",
+    "updates of TLS keys",
     "replicas that do not read",
     "every gRPC method",
     "subscriptions that are listed",

@@ -32,6 +32,7 @@ from aerobee_client import Credentials
 from aerobee_proto import admin_v1, v2
 from tests.support.hostile_messages import METHODS, drawn_request
 from tests.support.http2_attacker import begin_of_tls, block, headers, message
+from tests.support.tls_records import RECORD_SIZE_MAX
 
 MESSAGING: Final = "/apache.rocketmq.v2.MessagingService"
 ADMINISTRATION: Final = "/aerobee.v1.AdminService"
@@ -53,6 +54,23 @@ Target = Literal["broker", "namesrv", "replicas", "metrics"]
 
 
 @dataclass(frozen=True)
+class Records:
+    """How a connection uses TLS. All connections send their records at once, when all have made them."""
+
+    size: int = RECORD_SIZE_MAX
+    """Of the data of one record, in bytes."""
+    between: Literal["key updates", "empty records", "warnings"] = "empty records"
+    between_count: int = 0
+    """So many of these before each record."""
+    handshake_write: int = 1 << 16
+    """Bytes of a write of the handshake."""
+    handshake_cut: int | None = None
+    """The bytes of the handshake after which the connection sends no more."""
+    has_certificate: bool = False
+    """Whether it has a certificate of the cluster."""
+
+
+@dataclass(frozen=True)
 class Attack:
     """What `connections` connections send: `sent(number)` yields the writes of one."""
 
@@ -61,9 +79,9 @@ class Attack:
     sent: Callable[[int], Iterable[bytes]]
     reads: bool = False
     tls: bool = False
-    """Whether the connections use TLS, and read nothing."""
-    record_size: int = 0
-    """With TLS, of one record; all of them are sent at once. 0: each write is a record."""
+    """Whether the connections use TLS."""
+    records: Records | None = None
+    """Of connections that encrypt their records themselves, and read nothing."""
     stays_seconds: float = 1.0
     """How long the connections stay after their last byte."""
     pause_seconds: float = 0.0
@@ -498,6 +516,18 @@ def _many_acknowledgements(_: int) -> Iterator[bytes]:
     yield GREETING + frames.frame(frames.SETTINGS, frames.ACK, 0, b"") * 20_000
 
 
+def _acknowledgements(_: int) -> Iterator[bytes]:
+    yield GREETING + frames.frame(frames.SETTINGS, frames.ACK, 0, b"") * 1_000
+
+
+def _read_queries(_: int) -> Iterator[bytes]:
+    """Answers of 32 MiB, with a window for all of them."""
+    request = v2.ListMessageRequest(topic=v2.Resource(name=STORED_TOPIC), message_key=STORED_KEY)
+    yield frames.PREFACE + frames.settings({Setting.INITIAL_WINDOW_SIZE: 1 << 30}) + frames.window_update(0, 1 << 30)
+    for n in range(8):
+        yield headers(1 + 2 * n, QUERY) + message(1 + 2 * n, request.SerializeToString())
+
+
 def _begun_remoting(_: int) -> Iterator[bytes]:
     yield struct.pack(">i", 100)
 
@@ -830,7 +860,10 @@ NAMED: Final[tuple[Attack, ...]] = (
         tls=True,
         charged=("connections", 20 << 20),
     ),
-    Attack("records of a byte in TLS", 1, _many_acknowledgements, stays_seconds=2, tls=True, record_size=1),
+    Attack("records of a byte in TLS", 1, _many_acknowledgements, stays_seconds=2, records=Records(1)),
+    Attack("records of a byte over many TLS connections", 50, _acknowledgements, stays_seconds=2, records=Records(1)),
+    Attack("updates of TLS keys", 20, _greeting, stays_seconds=2, records=Records(8, "key updates", 600)),
+    Attack("queries in TLS that are read", 40, _read_queries, True, True, stays_seconds=4),
     Attack("connections that begin a frame", 3_000, _begun_remoting, stays_seconds=2, charged=("connections", 9 << 20)),
     Attack(
         "replicas that do not read", 80, _unread_log, stays_seconds=4, target="replicas", charged=("unsent", 20 << 20)

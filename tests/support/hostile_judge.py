@@ -6,10 +6,12 @@ import asyncio
 import os
 import re
 import socket
-import ssl
+import sys
+import threading
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +23,16 @@ from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.replication.authentication import NotAuthenticatedError, introduce
 from aerobee_client import ClientError, Credentials, Message, connect
 from aerobee_client.testing import BrokerProcess
-from tests.support.hostile_input import ATTACKER, ATTACKER_SECRET, STORED_KEY, STORED_TOPIC, Attack, split
+from tests.support.hostile_input import ATTACKER, ATTACKER_SECRET, STORED_KEY, STORED_TOPIC, Attack, Records, split
+from tests.support.tls_records import ALERT, USER_CANCELED, shake_hands, trusting
 
 GROWTH_MAX: Final = 256 << 20
 """The promise of docs/security.md: bytes of memory over the base, whatever clients send."""
 STEP_SECONDS_MAX: Final = 0.1 if "AEROBEE_HOSTILE_ROUNDS" in os.environ else 0.3
 """Processor time between two firings of the loop's timer. Beside other tests on two threads of one core, the same step
 needs up to three times as much, so only `make test-hostile` judges by the promise."""
+Certificate = tuple[Path, Path]
+"""Its file and that of its key."""
 _SEND_SECONDS: Final = 15.0  # for one write; a broker that stops reading ends the sending
 _BACK_SECONDS: Final = 30.0  # for the gauges to return, or to come closer to their values of before
 _BACK_SECONDS_MAX: Final = 600.0  # for all of it: a busy machine takes minutes to handle what some attacks have sent
@@ -134,26 +139,30 @@ async def judge(
     address: str = "",
     credentials: Credentials | None = None,
     scale: float = 1.0,
+    certificate: Certificate | None = None,
 ) -> Verdict:
     """Run the attack against a broker while another client sends, with these credentials.
 
-    `address`: of the attacked port, by default that of gRPC. `scale`: of the attack's connections.
+    `address`: of the attacked port, by default that of gRPC. `scale`: of the attack's connections. `certificate`: of
+    the attacker.
     """
     verdict = Verdict(attack.name)
     before = gauges(broker)
     async with _watched(broker.pid, verdict), _beside(broker, verdict, credentials), _charged(broker, attack, verdict):
-        await _run(address or broker.endpoint, attack, verdict, scale)
+        await _run(address or broker.endpoint, attack, verdict, scale, certificate)
     verdict.left_over = await _not_returned(broker, before)
     verdict.step_seconds = await asyncio.to_thread(busiest_step, broker)
     verdict.blocked_by = slowest_warning(broker.log_text())
     return verdict
 
 
-async def judge_name_server(address: str, pid: int, log: Path, attack: Attack) -> Verdict:
+async def judge_name_server(
+    address: str, pid: int, log: Path, attack: Attack, *, certificate: Certificate | None = None
+) -> Verdict:
     """Run the attack against `aerobee namesrv`, whose log this is. Steps are those of which it warns."""
     verdict = Verdict(attack.name)
     async with _watched(pid, verdict), _asking(address, pid, verdict):
-        await _run(address, attack, verdict, 1.0)
+        await _run(address, attack, verdict, 1.0, certificate)
     text = log.read_text()
     found = re.findall(r"processor_milliseconds=(\d+)", text)
     verdict.step_seconds = max(map(int, found), default=0) / 1000
@@ -264,8 +273,11 @@ async def _asking(address: str, pid: int, verdict: Verdict) -> AsyncIterator[Non
             over.set()
 
 
-async def _run(address: str, attack: Attack, verdict: Verdict, scale: float) -> None:
+async def _run(address: str, attack: Attack, verdict: Verdict, scale: float, certificate: Certificate | None) -> None:
     count = max(1, round(attack.connections * scale))
+    if attack.records is not None:
+        await _run_in_records(address, attack, attack.records, verdict, count, certificate)
+        return
     async with asyncio.TaskGroup() as tasks:
         for number in range(count):
             tasks.create_task(_attack(address, attack, number, verdict))
@@ -274,9 +286,6 @@ async def _run(address: str, attack: Attack, verdict: Verdict, scale: float) -> 
 
 
 async def _attack(address: str, attack: Attack, number: int, verdict: Verdict) -> None:
-    if attack.record_size:
-        await asyncio.to_thread(_attack_in_records, address, attack, number, verdict)
-        return
     if attack.tls or (attack.is_signed and attack.target == "replicas"):
         await _attack_after_proof(address, attack, number, verdict)
         return
@@ -301,29 +310,68 @@ async def _attack(address: str, attack: Attack, number: int, verdict: Verdict) -
                 await asyncio.gather(reading, return_exceptions=True)
 
 
-def _attack_in_records(address: str, attack: Attack, number: int, verdict: Verdict) -> None:
-    """In TLS records of one size, which are made first and sent at once. Blocking."""
+async def _run_in_records(
+    address: str, attack: Attack, records: Records, verdict: Verdict, count: int, certificate: Certificate | None
+) -> None:
+    """In TLS, with a thread for each connection."""
+    all_made, loop = threading.Barrier(count), asyncio.get_running_loop()
+
+    def run(number: int) -> None:
+        with suppress(OSError, threading.BrokenBarrierError):
+            _attack_in_records(address, attack, records, number, verdict, all_made, certificate)
+
+    with ThreadPoolExecutor(count) as threads:
+        await asyncio.gather(*(loop.run_in_executor(threads, run, number) for number in range(count)))
+
+
+def _attack_in_records(
+    address: str,
+    attack: Attack,
+    records: Records,
+    number: int,
+    verdict: Verdict,
+    all_made: threading.Barrier,
+    certificate: Certificate | None,
+) -> None:
+    """Raises OSError when the broker ends the connection."""
     host, _, port = address.rpartition(":")
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    tls = _TRUSTS_EVERYBODY.wrap_bio(incoming, outgoing, server_hostname="localhost")
-    with socket.create_connection((host, int(port)), _SEND_SECONDS) as connection, suppress(OSError):
-        while True:
-            try:
-                tls.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                connection.sendall(outgoing.read())
-                incoming.write(connection.recv(1 << 16))
-        for part in split(b"".join(attack.sent(number)), attack.record_size):
-            tls.write(part)
-        records = outgoing.read()
-        connection.sendall(records)
-        verdict.sent += len(records)
+    left = sys.maxsize if records.handshake_cut is None else records.handshake_cut
+
+    def parts(data: bytes) -> Iterator[bytes]:
+        nonlocal left
+        for part in split(data[:left], records.handshake_write):
+            yield part
+            left -= len(part)
+        if not left:
+            raise _CutError
+
+    with socket.create_connection((host, int(port)), _SEND_SECONDS) as connection:
+        try:
+            made = shake_hands(connection, parts, certificate)
+        except _CutError:
+            verdict.sent += records.handshake_cut or 0
+            time.sleep(attack.stays_seconds)
+            return
+        kinds: dict[str, Callable[[], bytes]] = {
+            "key updates": made.key_update,
+            "empty records": lambda: made.record(b""),
+            "warnings": lambda: made.record(bytes((1, USER_CANCELED)), ALERT),
+        }
+        between = kinds[records.between]
+        sent = []
+        for data in split(b"".join(attack.sent(number)), records.size):
+            sent += [between() for _ in range(records.between_count)]
+            sent.append(made.record(data))
+        if records.handshake_cut is None:
+            all_made.wait(_SEND_SECONDS)
+        whole = b"".join(sent)
+        connection.sendall(whole)
+        verdict.sent += len(whole)
         time.sleep(attack.stays_seconds)
 
 
 async def _attack_after_proof(address: str, attack: Attack, number: int, verdict: Verdict) -> None:
-    """After a handshake of TLS, or after the proof of the cluster's secret. The connection reads nothing."""
+    """After a handshake of TLS, or after the proof of the cluster's secret."""
     host, _, port = address.rpartition(":")
     with suppress(OSError, TimeoutError, NotAuthenticatedError):
         async with asyncio.timeout(_SEND_SECONDS):
@@ -333,13 +381,22 @@ async def _attack_after_proof(address: str, attack: Attack, number: int, verdict
             if attack.is_signed:
                 await introduce(reader, writer, PeerKey(ATTACKER, ATTACKER_SECRET.encode()))
                 verdict.proofs += 1
+            reading = asyncio.create_task(_read_on(reader)) if attack.reads else None
             for part in attack.sent(number):
                 writer.write(part)
                 await writer.drain()
                 verdict.sent += len(part)
             await asyncio.sleep(attack.stays_seconds)
+            if reading is not None:
+                reading.cancel()
         finally:
             writer.transport.abort()
+
+
+async def _read_on(reader: asyncio.StreamReader) -> None:
+    with suppress(OSError):
+        while await reader.read(1 << 18):
+            pass
 
 
 async def _discard(connection: socket.socket) -> None:
@@ -375,11 +432,8 @@ def _kept(gauge: str) -> float:
     return 32_000.0 if 'of="calls"' in gauge or 'of="connections"' in gauge else 0.0
 
 
-def _trusting() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
+_TRUSTS_EVERYBODY: Final = trusting()
 
 
-_TRUSTS_EVERYBODY: Final = _trusting()
+class _CutError(Exception):
+    """The handshake ends here."""

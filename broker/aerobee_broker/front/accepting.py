@@ -28,7 +28,9 @@ from aerobee_broker.front.proxy_header import (
     begins_with_proxy_header,
     skip_proxy_header,
 )
+from aerobee_broker.limits.input_turns import InputTurns
 from aerobee_broker.limits.ledger import Ledger
+from aerobee_broker.limits.tls import Endpoint, TlsTransport
 from aerobee_broker.recent import Recent
 
 _log = logging.getLogger(__name__)
@@ -36,11 +38,6 @@ _BACKLOG: Final = 1024
 _ACCEPTED_AT_ONCE: Final = 64  # connections accepted before the loop runs other tasks
 _NO_DESCRIPTORS_PAUSE: Final = 1.0  # seconds
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_TLS_FAREWELL_SECONDS: Final = 1.0  # how long a TLS shutdown waits for the client's; grpcio's clients send none
-# A step of the event loop decrypts all that a TLS socket has received, which took 0.2 s for the system's 6 MB in
-# records of a byte. With less than uvloop's buffer of 256,000 bytes, a step reads each socket once.
-_TLS_RECEIVE_SIZE: Final = 120_000  # bytes; the system doubles it, to count its own
-_HANDSHAKE_SIZE: Final = 55 << 10  # bytes of memory of a TLS handshake, measured with 1,500 halves
 _SILENT_SIZE: Final = 1_200  # bytes of memory of a connection that has sent nothing, measured with 3,000
 _ENDED_AT_ONCE: Final = 64  # connections, of the oldest
 _TICK_SECONDS: Final = 1.0
@@ -86,15 +83,16 @@ class Acceptor:
         config: FrontConfig,
         counters: FrontCounters,
         ledger: Ledger,
+        turns: InputTurns,
         *,
         refused: Refused | None = None,
     ) -> None:
-        """`protocol` makes one for a connection, and is told whether it is a TLS one."""
+        """`protocol` makes one for a connection, and is told whether it is a TLS one. `turns`: for the work of TLS."""
         self._loop = asyncio.get_running_loop()
         self._protocol = protocol
         self._config = config
         self._counters = counters
-        self._ledger = ledger
+        self._endpoint = Endpoint(turns, ledger, config.handshake_seconds)
         self._refused = refused
         self._listeners: list[_Listener] = []
         self._handshakes: Recent[asyncio.Task[None], None] = Recent(config.handshake_count_max, self._end_handshake)
@@ -207,37 +205,43 @@ class Acceptor:
         oldest.cancel()
 
     async def _handshake(self, accepted: socket.socket, tls: TlsContext | None) -> None:
-        holdings, host = None, _host(accepted)
+        host = _host(accepted)
         try:
             if tls is None:
                 await self._loop.connect_accepted_socket(lambda: self._protocol(False), accepted)
             else:
-                task = asyncio.current_task()
-                assert task is not None, "handshakes are tasks"
-                holdings = self._ledger.open("handshake", host, task.cancel)
-                holdings.set("handshakes", _HANDSHAKE_SIZE)
-                if accepted.family != socket.AF_UNIX:
-                    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _TLS_RECEIVE_SIZE)
-                await self._loop.connect_accepted_socket(
-                    lambda: self._protocol(True),
-                    accepted,
-                    ssl=await tls(),
-                    ssl_handshake_timeout=self._config.handshake_seconds,
-                    ssl_shutdown_timeout=_TLS_FAREWELL_SECONDS,
-                )
-        except OSError as error:  # also errors of TLS, and a handshake that takes too long
-            self._counters.refused["tls_handshake"] += 1
-            _log.debug("connection not accepted: %s", error)
-            if self._refused is not None:
-                self._refused(host, error)
-            accepted.close()
+                error = await self._shake_hands(accepted, await tls())
+                if error is not None:
+                    self._refuse(accepted, host, error)
+        except OSError as error:  # the socket has gone already
+            self._refuse(accepted, host, error)
         except Exception as error:
             self._counters.refused["tls_handshake"] += 1
             _log.error("TLS connection not accepted: %s", error)  # ConfigError: there is no certificate
             accepted.close()
-        finally:
-            if holdings is not None:
-                holdings.close()
+
+    def _refuse(self, accepted: socket.socket, host: str, error: Exception) -> None:
+        self._counters.refused["tls_handshake"] += 1
+        _log.debug("connection not accepted: %s", error)
+        if self._refused is not None:
+            self._refused(host, error)
+        accepted.close()
+
+    async def _shake_hands(self, accepted: socket.socket, context: ssl.SSLContext) -> Exception | None:
+        """Returns why there is no connection. A raised error would refer to the transport, by its traceback."""
+        over: asyncio.Future[Exception | None] = self._loop.create_future()
+
+        def made(error: Exception | None) -> None:
+            if not over.done():  # otherwise it was cancelled
+                over.set_result(error)
+
+        transport = TlsTransport(self._endpoint, context, lambda: self._protocol(True), made)
+        await self._loop.connect_accepted_socket(lambda: transport, accepted)
+        try:
+            return await over
+        except asyncio.CancelledError:
+            transport.abort()
+            raise
 
     def tick(self) -> None:
         """Once a second: close connections that have been silent for too long."""
@@ -278,6 +282,7 @@ class PeerPort:
         port: int,
         tls: TlsContext,
         ledger: Ledger,
+        turns: InputTurns,
     ) -> None:
         """Listen at each address of the host. `protocol` makes one for a connection, and is told whether it is a TLS
         one. Raises OSError."""
@@ -285,7 +290,7 @@ class PeerPort:
         listeners = open_listeners(host, port)
         self.number: Final = int(listeners[0].getsockname()[1])
         self._warned_at = float("-inf")
-        self._acceptor = Acceptor(protocol, FrontConfig(), FrontCounters(), ledger, refused=self._warn)
+        self._acceptor = Acceptor(protocol, FrontConfig(), FrontCounters(), ledger, turns, refused=self._warn)
         for listening in listeners:
             self._acceptor.accept_from(listening, "both", tls, admits=lambda: True)
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)

@@ -29,11 +29,11 @@ from aerobee_broker.front.http2 import (
     StreamEnded,
 )
 from aerobee_broker.front.methods import CallAbortedError, Method, Methods, StatusCode
-from aerobee_broker.front.protocol_detection import connection_size
 from aerobee_broker.front.subjects import subject_of
 from aerobee_broker.front.unsent_answers import UnsentAnswers
 from aerobee_broker.limits.input_turns import TURN_SECONDS, InputTurns
 from aerobee_broker.limits.ledger import Ledger
+from aerobee_broker.limits.tls import charge_connection
 
 _log = logging.getLogger(__name__)
 _JOINED_SIZE_MAX: Final = 64 << 10  # bytes; larger buffers are passed to the transport separately
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
         if self.is_secure:
             self.certificate_subject = subject_of(transport.get_extra_info("peercert"))
         self._open_connections.add(self)
-        self.holdings.set("connections", connection_size(transport, CONNECTION_SIZE))
+        charge_connection(transport, self.holdings, CONNECTION_SIZE)
         self.flush()
 
     def data_received(self, data: bytes) -> None:

@@ -20,17 +20,12 @@ from msgspec import Struct
 
 from aerobee_broker.front.frames import PREFACE
 from aerobee_broker.limits.ledger import Holdings
+from aerobee_broker.limits.tls import CONNECTION_SIZE, TlsTransport
 
 DECIDED_BY: Final = len(PREFACE)
 _SIZE: Final = 4_000  # bytes of memory of a connection that waits, measured with 3,000
-_TLS_SIZE: Final = 46_000  # bytes of memory of a TLS connection, besides what one in plaintext takes
 TLS_HANDSHAKE: Final = 0x16
 """The first byte of every TLS connection: a record of type handshake."""
-
-
-def connection_size(transport: asyncio.BaseTransport, size: int) -> int:
-    """Bytes of memory of this connection, which in plaintext takes `size`."""
-    return size + (_TLS_SIZE if transport.get_extra_info("sslcontext") is not None else 0)
 
 
 class DetectedProtocol(Struct, frozen=True):
@@ -76,7 +71,7 @@ class ProtocolDetector(asyncio.Protocol):
         transport = cast(asyncio.Transport, transport)  # uvloop's transports are not instances of asyncio.Transport
         self._transport = transport
         self._waiting[self] = None
-        self._size = connection_size(transport, _SIZE)
+        self._size = _SIZE + (CONNECTION_SIZE if isinstance(transport, TlsTransport) else 0)
         self._held.add("connections", self._size)
 
     def data_received(self, data: bytes) -> None:

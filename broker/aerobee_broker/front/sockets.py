@@ -51,7 +51,7 @@ class Front:
         self._deadlines = Deadlines(self._loop)
         self._turns = InputTurns(self._loop)
         self._ledger = ledger or Ledger()
-        self._acceptor = Acceptor(self._detector, config, counters, self._ledger)
+        self._acceptor = Acceptor(self._detector, config, counters, self._ledger, self._turns)
         self._acceptor.end_undecided = self._end_deciding
         self._connections: set[Connection] = set()
         self._deciding: dict[ProtocolDetector, None] = {}  # the oldest first

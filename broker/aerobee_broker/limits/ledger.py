@@ -7,6 +7,7 @@ here. Bytes are of one of these kinds:
     answers      answers that are made, or that the peer has not taken       a `ByteBudget`
     connections  sockets and what belongs to each connection itself
     received     input that is not a whole request yet, or waits for its turn
+    encrypted    input of TLS connections that waits for its turn to be decrypted, and the buffers of TLS
     unsent       output that the system has not taken, besides answers
     calls        open calls and what is remembered of their connection, besides their bytes
     handshakes   TLS handshakes in progress
@@ -40,6 +41,7 @@ _log = logging.getLogger(__name__)
 Kind = Literal[
     "connections",
     "received",
+    "encrypted",
     "unsent",
     "calls",
     "handshakes",

@@ -137,6 +137,7 @@ def _context(config: BrokerConfig) -> ssl.SSLContext:
     """A context without certificate and authorities, which are loaded into it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["h2"])
     if config.tls.client_authorities is not None:
         is_required = config.tls.client_certificates == "required"

@@ -144,6 +144,7 @@ def _context(protocol: int, files: CertificateFiles) -> ssl.SSLContext:
     """
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     files.load_into(context)

@@ -19,12 +19,12 @@ from typing import Final, Protocol, cast
 from aerobee_broker.config import Address
 from aerobee_broker.errors import BrokerError, ListenError, TooManyRequestsError
 from aerobee_broker.front.accepting import PeerPort, TlsContext
-from aerobee_broker.front.protocol_detection import connection_size
 from aerobee_broker.front.proxy_header import ProxyHeaderError, proxy_header_size
 from aerobee_broker.front.unsent_answers import UnsentAnswers
 from aerobee_broker.limits.byte_budget import Share
 from aerobee_broker.limits.input_turns import TURN_SECONDS, InputTurns
 from aerobee_broker.limits.ledger import Ledger
+from aerobee_broker.limits.tls import charge_connection
 from aerobee_broker.limits.wakes import Gate, Wakes
 from aerobee_broker.remoting_wire.errors import refusal
 from aerobee_broker.remoting_wire.frame import (
@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
         if local:
             self.local = Address(local[0].partition("%")[0].removeprefix("::ffff:"), local[1])
         self._server.connections.add(self)
-        self.holdings.set("connections", connection_size(transport, _CONNECTION_SIZE))
+        charge_connection(transport, self.holdings, _CONNECTION_SIZE)
         self._active_at = asyncio.get_running_loop().time()
         self._watch_idleness()
 
@@ -430,7 +430,7 @@ class RemotingServer:
         tls = None if self.identity is None else self.identity.accepting
         try:
             if tls is not None:
-                port = PeerPort(self._accepted, address.host, address.port, tls, self.ledger)
+                port = PeerPort(self._accepted, address.host, address.port, tls, self.ledger, self.turns)
                 self._listeners.append(port)
                 return Address(address.host, port.number)
             listener = await asyncio.get_running_loop().create_server(

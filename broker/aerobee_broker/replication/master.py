@@ -26,8 +26,9 @@ from aerobee_broker.config.peers import PeersConfig
 from aerobee_broker.config.replication import ReplicationConfig
 from aerobee_broker.errors import BrokerError, ListenError
 from aerobee_broker.front.accepting import PeerPort
-from aerobee_broker.front.protocol_detection import connection_size
+from aerobee_broker.limits.input_turns import InputTurns
 from aerobee_broker.limits.ledger import Holdings, Ledger
+from aerobee_broker.limits.tls import charge_connection
 from aerobee_broker.listening.peers import Peers
 from aerobee_broker.replication.acknowledgements import Acknowledgements, Replica
 from aerobee_broker.replication.authentication import MAGIC, admit
@@ -99,7 +100,8 @@ class ReplicationMaster:
         tls = self._peers.accepting
         try:
             if tls is not None:
-                port = self._listener = PeerPort(self._stream, address.host, address.port, tls, self._ledger)
+                turns = InputTurns(asyncio.get_running_loop())
+                port = self._listener = PeerPort(self._stream, address.host, address.port, tls, self._ledger, turns)
                 return Address(address.host, port.number)
             self._listener = await asyncio.start_server(self._accept, address.host, address.port, limit=_READ_SIZE)
         except OSError as error:
@@ -135,7 +137,8 @@ class ReplicationMaster:
             task.cancel()
 
         holdings = self._ledger.open(f"replica {host}:{peer[1]}", host, drop)
-        holdings.set("received", connection_size(writer.transport, 2 * _READ_SIZE))
+        holdings.set("received", 2 * _READ_SIZE)
+        charge_connection(writer.transport, holdings, 0)
         try:
             self._make_space()
             self._new[task] = host
