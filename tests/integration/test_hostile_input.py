@@ -130,9 +130,15 @@ async def test_a_signed_attack_reaches_the_log(tmp_path: Path) -> None:
     assert not verdict.harm, str(verdict)
 
 
-def test_signed_attacks_are_drawn_for_each_protocol() -> None:
+@pytest.fixture(scope="module")
+def first_drawn() -> list[Attack]:
+    """The first ones, which take seconds to draw."""
+    return [drawn(number) for number in range(100)]
+
+
+def test_signed_attacks_are_drawn_for_each_protocol(first_drawn: list[Attack]) -> None:
     """Before and after authentication, of each port but that of metrics; the same ones for a seed."""
-    found = [drawn(number) for number in range(60)]
+    found = first_drawn[:60]
     signed = [attack for attack in found if attack.is_signed]
     assert 5 < len(signed) < len(found)
     assert all(attack.has_accounts for attack in signed)
@@ -166,13 +172,13 @@ def parses(kind: type[Message], request: bytes) -> bool:
     return True
 
 
-def test_signatures_of_drawn_attacks_are_valid(tmp_path: Path) -> None:
+def test_signatures_of_drawn_attacks_are_valid(tmp_path: Path, first_drawn: list[Attack]) -> None:
     """Otherwise every signed attack would be refused before it reaches what it attacks."""
     file = tmp_path / "accounts.toml"
     file.write_text(f'[accounts.{ATTACKER}]\nsecret_key = "{ATTACKER_SECRET}"\n')
     file.chmod(0o600)
     accounts, checked = Accounts(file), 0
-    for attack in map(drawn, range(100)):
+    for attack in first_drawn:
         sent = b"".join(attack.sent(0))
         if attack.is_signed and b"AccessKey" in sent:
             with suppress(FrameFormatError):  # some have lengths that do not fit

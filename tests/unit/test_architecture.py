@@ -17,7 +17,7 @@ import pytest
 from aerobee_store.disk.file_system import DiskFile
 from aerobee_store.log.commit_log import CommitLog
 from tests.benchmarks.unary_send import request_bytes
-from tests.support.imports import children_of, circles_of, imported_modules
+from tests.support.imports import Imports, children_of, circles_of, imported_modules
 from tests.support.in_process_broker import in_process_broker
 
 ROOT = Path(__file__).parents[2]
@@ -114,9 +114,14 @@ def test_a_question_is_answered_within_two_files(question: str, names: str, file
     assert all(wanted & each for each in found)
 
 
-def test_no_imports_go_in_a_circle() -> None:
+@pytest.fixture(scope="module")
+def imports() -> Imports:
+    """Those of all packages: to find them takes a second or two."""
+    return imported_modules()
+
+
+def test_no_imports_go_in_a_circle(imports: Imports) -> None:
     """Neither modules nor rooms import each other in a circle. Late and type-checking imports count."""
-    imports = imported_modules()
     circles = circles_of(imports)
     folders = {module.rpartition(".")[0] for module in imports} - {""}
     for folder in sorted(folders):
@@ -124,9 +129,9 @@ def test_no_imports_go_in_a_circle() -> None:
     assert circles == []
 
 
-def test_no_room_has_more_than_twenty_modules() -> None:
+def test_no_room_has_more_than_twenty_modules(imports: Imports) -> None:
     """A folder that grows beyond that gets folders for what belongs together."""
-    count = Counter(module.rpartition(".")[0] for module in imported_modules() if not module.endswith("__init__"))
+    count = Counter(module.rpartition(".")[0] for module in imports if not module.endswith("__init__"))
     assert {room: number for room, number in count.items() if number > 20} == {}
 
 
