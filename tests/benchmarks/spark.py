@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import itertools
 import os
 import shutil
@@ -42,11 +43,12 @@ from aerobee_store.tools import rebuild as store_rebuild
 from aerobee_store.tools.verify import verify
 from tests.benchmarks import spark_kafka, spark_ratios
 from tests.benchmarks.disk import gigabytes
-from tests.benchmarks.processes import Server, broker_on
+from tests.benchmarks.processes import broker_on
 from tests.benchmarks.report import machine, milliseconds, nanoseconds, rate, table
 from tests.benchmarks.spark_data import QUEUES, TOPICS, topic, write_store
 from tests.benchmarks.spark_filters import filters
 from tests.benchmarks.spark_ready import ReadySource
+from tests.benchmarks.spark_turns import Times, Work, in_turns
 
 CORES = os.cpu_count() or 1
 _A_TRIGGER = 100_000
@@ -70,52 +72,20 @@ class Measured:
         return self.rows / self.seconds / self.cores
 
 
-def measured(work: Callable[[], int], cores: int, *, repeats: int = 2, server: Server | None = None) -> Measured:
+def measured(work: Callable[[], int], cores: int, *, repeats: int = 2) -> Measured:
     """The best of several runs, after a warm-up run."""
     work()
     best: Measured | None = None
     for _ in range(repeats):
-        before, served, started = _cpu_seconds(server), server.cpu_seconds() if server else 0.0, time.perf_counter()
+        before, started = Times.now(), time.perf_counter()
         rows = work()
         seconds = time.perf_counter() - started
-        found = Measured(
-            rows,
-            seconds,
-            _cpu_since(before, server),
-            cores,
-            (server.cpu_seconds() - served) if server else 0.0,
-        )
+        times = Times.now().since(before)
+        found = Measured(rows, seconds, times.spark, cores, times.brokers)
         if best is None or found.seconds < best.seconds:
             best = found
     assert best is not None
     return best
-
-
-def _cpu_seconds(left_out: Server | None) -> dict[int, float]:
-    """CPU time of this process and its descendants, by process, with that of its children that have ended."""
-    parents: dict[int, list[int]] = {}
-    times: dict[int, float] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        process = int(path.parent.name)
-        parents.setdefault(int(fields[1]), []).append(process)
-        times[process] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    found, waiting = {}, [os.getpid()]
-    while waiting:
-        process = waiting.pop()
-        if left_out is None or process != left_out.process.pid:
-            found[process] = times.get(process, 0.0)
-            waiting += parents.get(process, [])
-    return found
-
-
-def _cpu_since(before: Mapping[int, float], left_out: Server | None) -> float:
-    """CPU time since then. The time of a process that ends becomes its parent's, so the sum has the ended ones, too:
-    each stream has a process of its own."""
-    return sum(_cpu_seconds(left_out).values()) - sum(before.values())
 
 
 _HEAD = ("source", "rows/s", "per core", "of plain", "CPU a row", "plain's CPU of it", "broker's CPU a row")
@@ -159,13 +129,13 @@ def source(directory: Path, *, size: int = 256 << 20) -> None:
         by_queue = files.option("readBy", "queue").load()
         rows.append(_row("  by queue", measured(lambda: _thrown_away(by_queue, count), CORES), plain))
         with broker_on(store, "async") as running:
-            frames = measured(lambda: _frames(running.endpoint), 1, server=running)
+            frames = measured(lambda: _frames(running.endpoint), 1)
             rows.append(_row("gRPC, bytes alone", frames, plain))
-            stream = measured(lambda: _plain_broker(running.endpoint, columns), 1, server=running)
+            stream = measured(lambda: _plain_broker(running.endpoint, columns), 1)
             rows.append(_row("gRPC, decoder alone", stream, plain))
             reader = spark.read.format("aerobee").options(endpoint=running.endpoint, subscribePattern="bench-.*")
             frame = reader.load()
-            found = measured(lambda: _thrown_away(frame, count), CORES, server=running)
+            found = measured(lambda: _thrown_away(frame, count), CORES)
             rows.append(_row("gRPC, Spark", found, plain))
         parquet = directory / "parquet"
         by_log.write.parquet(str(parquet), compression="zstd")
@@ -286,7 +256,7 @@ def sink(directory: Path, *, count: int = 400_000) -> None:
                     writer.options(endpoint=running.endpoint, topic=kind).save()
                     return expected
 
-                found = measured(write, CORES, server=running)
+                found = measured(write, CORES)
                 cached.unpersist()
                 cpu, served = found.cpu / found.rows, found.server_cpu / found.rows
                 rows.append((name, rate(found.rows, found.seconds), nanoseconds(cpu), nanoseconds(served)))
@@ -295,105 +265,101 @@ def sink(directory: Path, *, count: int = 400_000) -> None:
         spark.stop()
 
 
-def ratios(directory: Path, *, size: int = 128 << 20, count: int = 400_000, plotted: Path | None = None) -> None:
-    """The file source, a stream and the sink beside what limits each, and beside Spark's Kafka source."""
+def ratios(
+    directory: Path,
+    *,
+    size: int = 128 << 20,
+    count: int = 400_000,
+    rounds: int = 5,
+    warm_ups: int = 2,
+    plotted: Path | None = None,
+) -> None:
+    """The file source, a stream and the sink beside what limits each, and beside Spark's Kafka source, in turns."""
     spark = _session()
     checkpoints = (directory / f"checkpoint-{number}" for number in itertools.count())
     try:
         store = directory / "store"
         rows = write_store(store, size)
         spark.dataSource.register(ReadySource)
-        ready = {"store": str(store), "rows": rows, "tasks": CORES, "rowsPerTrigger": _A_TRIGGER}
-        ready_batch = spark.read.format("ready").options(**ready)
         files = spark.read.format("aerobee").options(storePath=str(store), subscribePattern=".*", readBy="log")
         files.load().write.parquet(str(directory / "parquet"), compression="zstd")
-        archived = spark.read.parquet(str(directory / "parquet"))
-        found = [
-            spark_ratios.Comparison(
-                _speed("files, all columns", lambda: _thrown_away(files.load(), rows), CORES),
-                (
-                    _speed("Spark's Parquet", lambda: _thrown_away(archived, rows), CORES, goal=1 / 1.3),
-                    _speed(spark_ratios.READY, lambda: _thrown_away(ready_batch.load(), rows), CORES),
-                    _speed("decoder alone, one core", lambda: _plain_files(store, list(files.load().columns)), 1),
-                ),
-            )
-        ]
-        numbers = spark.read.format("aerobee").options(storePath=str(store), subscribePattern=".*", readBy="log")
-        ours = numbers.schema(_FOUR).load()
-        theirs = archived.select(*ours.columns)
-        ready_numbers = spark.read.format("ready").options(**ready).schema(_FOUR).load()
-        found.append(
-            spark_ratios.Comparison(
-                _speed("files, four numbers", lambda: _thrown_away(ours, rows), CORES),
-                (
-                    _speed("Spark's Parquet, four", lambda: _thrown_away(theirs, rows), CORES, goal=1 / 1.3),
-                    _speed(spark_ratios.READY, lambda: _thrown_away(ready_numbers, rows), CORES),
-                ),
-            )
-        )
-        with tempfile.TemporaryDirectory(dir=directory) as place, broker_on(Path(place), "async") as running:
-            _create_topics(running.endpoint, "plain", "sunk")
-            records = spark_ratios.encoded(count, "plain", QUEUES)
-            append = lambda: spark_ratios.append(running.endpoint, "plain", records)  # noqa: E731  # used once
-            appended = _speed("AppendRecords", append, 1, server=running)
-            stream = spark.readStream.format("aerobee").options(endpoint=running.endpoint, subscribe="plain")
-            frame = stream.options(startingOffsets="earliest", maxOffsetsPerTrigger=_A_TRIGGER).load()
-            # A run to warm up and two that were measured have stored the rows.
-            read = spark_ratios.streamed(frame, lambda: next(checkpoints), 3 * count)
-            streamed = _speed("stream, 100,000 a batch", read, CORES, server=running)
-            ready_stream = spark.readStream.format("ready").options(**{**ready, "rows": 3 * count}).load()
-            read_ready = spark_ratios.streamed(ready_stream, lambda: next(checkpoints), 3 * count)
-            floor = _speed(spark_ratios.READY, read_ready, CORES)
-            found.append(spark_ratios.Comparison(streamed, (appended._replace(goal=0.6), floor)))
-            bodies = spark.range(0, count, 1, CORES).selectExpr(
-                f"cast(repeat('0123456789abcdef', {spark_ratios.BODY_SIZE // 16}) as binary) body",
-                "concat('k', id) keys",
-            )
-            cached = bodies.cache()
-            assert cached.count() == count
-
-            def sunk(format_name: str = "aerobee") -> int:
-                writer = cached.write.format(format_name).mode("append")
-                writer.options(endpoint=running.endpoint, topic="sunk").save()
-                return count
-
-            speed = _speed("sink", sunk, CORES, server=running)
-            floor = _speed(spark_ratios.DROPPED, lambda: sunk("ready"), CORES)
-            found.append(spark_ratios.Comparison(speed, (appended._replace(goal=0.9), floor)))
-            cached.unpersist()
-        of_kafka = _kafka_speeds(directory, spark, files.load(), lambda: next(checkpoints))
-        for number, speed in zip((0, 2), of_kafka, strict=False):
-            found[number] = spark_ratios.Comparison(found[number].ours, (*found[number].beside, speed))
+        with (
+            tempfile.TemporaryDirectory(dir=directory) as place,
+            broker_on(Path(place), "async") as running,
+            _filled_kafka(directory, spark, files.load()) as kafka_address,
+        ):
+            contenders = _file_contenders(spark, store, directory / "parquet", rows)
+            contenders |= _broker_contenders(spark, running.endpoint, store, rows, count, lambda: next(checkpoints))
+            if kafka_address is not None:
+                contenders |= _kafka_contenders(spark, kafka_address, lambda: next(checkpoints))
+            found = in_turns(contenders, rounds=rounds, warm_ups=warm_ups)
     finally:
         spark.stop()
-    title = f"Ratios; {CORES} cores, {rows:,} messages in files, {count:,} in a broker"
-    table(title, spark_ratios.HEAD, spark_ratios.cells(found))
+    comparisons = spark_ratios.comparisons(found)
+    title = f"Medians of {rounds} rounds in turns; {CORES} cores, {rows:,} messages in files, {count:,} in a broker"
+    table(title, spark_ratios.HEAD, spark_ratios.cells(comparisons))
+    table("Processor time", spark_ratios.TIMES_HEAD, spark_ratios.times_cells(found.values()))
     if plotted is not None:
-        spark_ratios.plot(found, plotted)
+        spark_ratios.plot(comparisons, plotted)
 
 
-def _kafka_speeds(
-    directory: Path, spark: Any, messages: Any, checkpoint: Callable[[], Path]
-) -> tuple[spark_ratios.Speed, ...]:
+def _file_contenders(spark: Any, store: Path, parquet: Path, rows: int) -> dict[str, Work]:
+    archived = spark.read.parquet(str(parquet))
+    found: dict[str, Work] = {}
+    for name, columns in ((spark_ratios.FILES, None), (spark_ratios.NUMBERS, _FOUR)):
+        ours = spark.read.format("aerobee").options(storePath=str(store), subscribePattern=".*", readBy="log")
+        ready = spark.read.format("ready").options(store=str(store), rows=rows, tasks=CORES)
+        if columns is not None:
+            ours, ready = ours.schema(columns), ready.schema(columns)
+        names = ours.load().columns
+        frames = ours.load(), archived.select(*names), ready.load()
+        for label, frame in zip((name, *spark_ratios.BESIDE_FILES[name][:2]), frames, strict=True):
+            found[label] = functools.partial(_thrown_away, frame, rows)
+        if columns is None:
+            found[spark_ratios.DECODER] = functools.partial(_plain_files, store, names)
+    return found
+
+
+def _broker_contenders(
+    spark: Any, endpoint: str, store: Path, rows: int, count: int, checkpoint: Callable[[], Path]
+) -> dict[str, Work]:
+    _create_topics(endpoint, "read", "appended", "sunk")
+    records = spark_ratios.encoded(count, "appended", QUEUES)
+    in_stream = 6 * count
+    spark_ratios.append(endpoint, "read", spark_ratios.encoded(in_stream, "read", QUEUES))
+    stream = spark.readStream.format("aerobee").options(endpoint=endpoint, subscribe="read")
+    frame = stream.options(startingOffsets="earliest", maxOffsetsPerTrigger=_A_TRIGGER).load()
+    ready = spark.readStream.format("ready").options(
+        store=str(store), rows=in_stream, tasks=CORES, rowsPerTrigger=_A_TRIGGER
+    )
+    bodies = spark.range(0, count, 1, CORES).selectExpr(
+        f"cast(repeat('0123456789abcdef', {spark_ratios.BODY_SIZE // 16}) as binary) body", "concat('k', id) keys"
+    )
+    cached = bodies.cache()
+    assert cached.count() == count
+
+    def sunk(format_name: str) -> int:
+        cached.write.format(format_name).mode("append").options(endpoint=endpoint, topic="sunk").save()
+        return count
+
+    return {
+        spark_ratios.APPEND: lambda: spark_ratios.append(endpoint, "appended", records),
+        spark_ratios.STREAM: spark_ratios.streamed(frame, checkpoint, in_stream),
+        spark_ratios.READY_STREAM: spark_ratios.streamed(ready.load(), checkpoint, in_stream),
+        spark_ratios.SINK: lambda: sunk("aerobee"),
+        spark_ratios.DROPPED: lambda: sunk("ready"),
+    }
+
+
+def _kafka_contenders(spark: Any, address: str, checkpoint: Callable[[], Path]) -> dict[str, Work]:
     """Spark's Kafka source on the same messages: a batch, and a stream of micro-batches like ours."""
-    with _filled_kafka(directory, spark, messages) as address:
-        if address is None:
-            return ()
-        frame = spark_kafka.frame(spark.read, address)
-        there = frame.count()
-        name = f"Spark's Kafka source, {spark_kafka.connector_version()}"
-        batch = _speed(name, lambda: _thrown_away(frame, there), CORES)
-        reader = spark.readStream.options(startingOffsets="earliest", maxOffsetsPerTrigger=_A_TRIGGER)
-        read = spark_ratios.streamed(spark_kafka.frame(reader, address), checkpoint, there)
-        return batch, _speed(f"{name}, stream", read, CORES)
-
-
-def _speed(
-    name: str, work: Callable[[], int], cores: int, *, goal: float | None = None, server: Server | None = None
-) -> spark_ratios.Speed:
-    found = measured(work, cores, server=server)
-    print("  measured:", name, rate(found.rows, found.seconds), file=sys.stderr, flush=True)
-    return spark_ratios.Speed(name, found.rows / found.seconds, found.cpu / found.rows, goal)
+    frame = spark_kafka.frame(spark.read, address)
+    there = frame.count()
+    reader = spark.readStream.options(startingOffsets="earliest", maxOffsetsPerTrigger=_A_TRIGGER)
+    return {
+        spark_ratios.KAFKA: lambda: _thrown_away(frame, there),
+        spark_ratios.KAFKA_STREAM: spark_ratios.streamed(spark_kafka.frame(reader, address), checkpoint, there),
+    }
 
 
 def _create_topics(endpoint: str, *names: str, kind: v2.MessageType.ValueType = v2.MessageType.NORMAL) -> None:
@@ -445,9 +411,9 @@ def jobs(directory: Path, *, log_size: int = 1 << 30) -> None:
     rows = []
 
     def timed(name: str, cores: int, work: Callable[[], Any]) -> None:
-        before, started = _cpu_seconds(None), time.perf_counter()
+        before, started = Times.now(), time.perf_counter()
         work()
-        seconds, cpu = time.perf_counter() - started, _cpu_since(before, None)
+        seconds, cpu = time.perf_counter() - started, Times.now().since(before).spark
         rows.append((name, f"{seconds:.1f} s", gigabytes(log_size, seconds), rate(count, seconds), f"{cpu:.1f} s"))
         print("  measured:", *rows[-1], file=sys.stderr, flush=True)
 
@@ -477,7 +443,7 @@ PARTS: Mapping[str, tuple[Callable[..., None], Mapping[str, Any]]] = {
     "source": (source, {"size": _SHORT_SIZE}),
     "sink": (sink, {"count": 2000}),
     "micro-batches": (micro_batches, {"batches": 2}),
-    "ratios": (ratios, {"size": _SHORT_SIZE, "count": 2000}),
+    "ratios": (ratios, {"size": _SHORT_SIZE, "count": 2000, "rounds": 1, "warm_ups": 1}),
     "filters": (filters, {"size": _SHORT_SIZE}),
     "jobs": (jobs, {"log_size": _SHORT_SIZE}),
 }

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,46 +24,87 @@ from aerobee_pipeline.worker_start import retry_worker_start
 from aerobee_pipeline.writing.encode import Chunk, chunks, message_ids, property_strings, row_ids
 from aerobee_pipeline.writing.record_appender import RecordAppender
 from tests.benchmarks.report import nanoseconds, rate
+from tests.benchmarks.spark_turns import Times, Turns
 
 BODY_SIZE = 256
 _ROWS_A_BATCH = 10_000
 
 
-class Speed(NamedTuple):
-    """Rows per second, and processor time per row in seconds, that of brokers left out."""
+FILES: Final = "files, all columns"
+PARQUET: Final = "Spark's Parquet"
+READY: Final = "Spark alone, rows ready"
+"""What Spark takes from a Python source that does nothing: no Python source can be faster."""
+DECODER: Final = "the decoder alone, one core"
+KAFKA: Final = "Spark's Kafka source"
+NUMBERS: Final = "files, four numbers"
+PARQUET_NUMBERS: Final = "Spark's Parquet, four numbers"
+READY_NUMBERS: Final = "Spark alone, four numbers ready"
+STREAM: Final = "stream, 100,000 a batch"
+APPEND: Final = "AppendRecords, no Spark"
+READY_STREAM: Final = "Spark alone, a stream of rows ready"
+KAFKA_STREAM: Final = "a stream of Spark's Kafka source"
+SINK: Final = "sink"
+DROPPED: Final = "Spark alone, rows dropped"
+BESIDE_FILES: Final = {FILES: (PARQUET, READY), NUMBERS: (PARQUET_NUMBERS, READY_NUMBERS)}
+_BESIDE: Final[Mapping[str, Mapping[str, float | None]]] = {
+    FILES: {PARQUET: 1 / 1.3, READY: None, DECODER: None, KAFKA: None},
+    NUMBERS: {PARQUET_NUMBERS: 1 / 1.3, READY_NUMBERS: None},
+    STREAM: {APPEND: 0.6, READY_STREAM: None, KAFKA_STREAM: None},
+    SINK: {APPEND: 0.9, DROPPED: None},
+}
+"""What each of ours stands beside, and the share of its rate that is the goal."""
 
-    name: str
-    rate: float
-    cpu: float
-    goal: float | None = None
-    """The share of this rate that is the goal for what stands beside it."""
+
+class Beside(NamedTuple):
+    """A contender beside ours. `goal`: the share of its rate that ours should have."""
+
+    turns: Turns
+    goal: float | None
 
 
 class Comparison(NamedTuple):
     """What we measure, and what it stands beside."""
 
-    ours: Speed
-    beside: tuple[Speed, ...]
+    ours: Turns
+    beside: tuple[Beside, ...]
 
 
-READY: Final = "Spark alone, rows ready"
-"""What Spark takes from a Python source that does nothing: nothing can be faster."""
-DROPPED: Final = "Spark alone, rows dropped"
-HEAD: Final = ("", "rows/s", "CPU a row", "beside", "rows/s", "CPU a row", "ratio", "goal")
+HEAD: Final = ("", "rows/s", "beside", "rows/s", "ratio of rates", "goal", "ratio of CPU", "with brokers")
+TIMES_HEAD: Final = ("", "rows/s", "CPU a row", "JVM", "Python", "brokers")
 
 
-def cells(comparisons: Sequence[Comparison]) -> list[tuple[str, ...]]:
-    """The rows of the table."""
+def comparisons(found: Mapping[str, Turns]) -> list[Comparison]:
+    """What was measured, in the order of the table."""
+    return [
+        Comparison(found[ours], tuple(Beside(found[name], goal) for name, goal in beside.items() if name in found))
+        for ours, beside in _BESIDE.items()
+    ]
+
+
+def cells(found: Sequence[Comparison]) -> list[tuple[str, ...]]:
+    """The rows of the table of ratios, each the median of the rounds."""
     return [
         (
-            *(ours.name, rate(ours.rate, 1), nanoseconds(ours.cpu)),
-            *(other.name, rate(other.rate, 1), nanoseconds(other.cpu)),
-            f"{ours.rate / other.rate:.2f}",
-            "" if other.goal is None else f"{other.goal:.2f}",
+            *(ours.name, rate(ours.rate, 1), other.name, rate(other.rate, 1)),
+            f"{ours.rate_beside(other):.2f}",
+            "" if goal is None else f"{goal:.2f}",
+            f"{ours.cpu_beside(other, lambda times: times.spark):.2f}",
+            f"{ours.cpu_beside(other, sum):.2f}",
         )
-        for ours, beside in comparisons
-        for other in beside
+        for ours, beside in found
+        for other, goal in beside
     ]
+
+
+def times_cells(found: Iterable[Turns]) -> list[tuple[str, ...]]:
+    """The rows of the table of processor times."""
+    parts: tuple[Callable[[Times], float], ...] = (
+        sum,
+        lambda times: times.jvm,
+        lambda times: times.python,
+        lambda times: times.brokers,
+    )
+    return [(each.name, rate(each.rate, 1), *(nanoseconds(each.cpu(part)) for part in parts)) for each in found]
 
 
 def encoded(count: int, topic: str, queues: int) -> list[tuple[int, Chunk]]:
@@ -101,7 +142,7 @@ def streamed(frame: Any, checkpoint: Callable[[], Path], count: int) -> Callable
     return run
 
 
-def plot(comparisons: Sequence[Comparison], path: Path) -> None:
+def plot(found: Sequence[Comparison], path: Path) -> None:
     """Rates as bars, a panel for each comparison, with the goals as lines."""
     import matplotlib
 
@@ -110,16 +151,16 @@ def plot(comparisons: Sequence[Comparison], path: Path) -> None:
 
     settings: Mapping[str, Any] = {"svg.hashsalt": "aerobee", "font.size": 9}
     with matplotlib.rc_context(dict(settings)):
-        heights = [1 + len(one.beside) for one in comparisons]
+        heights = [1 + len(one.beside) for one in found]
         figure, panels = pyplot.subplots(
-            len(comparisons), 1, figsize=(7, 0.55 + 0.32 * sum(heights)), height_ratios=heights, layout="constrained"
+            len(found), 1, figsize=(7, 0.55 + 0.32 * sum(heights)), height_ratios=heights, layout="constrained"
         )
-        for (ours, beside), axes in zip(comparisons, panels, strict=True):
-            speeds = (ours, *beside)
+        for (ours, beside), axes in zip(found, panels, strict=True):
+            speeds = (ours, *(other.turns for other in beside))
             colors = ["tab:blue", *["lightgray"] * len(beside)]
             bars = axes.barh(range(len(speeds)), [speed.rate / 1000 for speed in speeds], height=0.7, color=colors)
             axes.bar_label(bars, fmt="{:,.0f}", padding=3)
-            for goal in (other.goal * other.rate / 1000 for other in beside if other.goal is not None):
+            for goal in (other.goal * other.turns.rate / 1000 for other in beside if other.goal is not None):
                 axes.plot([goal, goal], [-0.45, 0.45], color="black", linewidth=2)
             axes.set_yticks(range(len(speeds)), [speed.name for speed in speeds])
             axes.invert_yaxis()
