@@ -15,7 +15,10 @@ import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, LessThan
 
 from aerobee_pipeline.errors import OptionError, RecordDecodeError
+from aerobee_pipeline.offsets import Queue, Range
 from aerobee_pipeline.options import SourceOptions
+from aerobee_pipeline.reading import planning
+from aerobee_pipeline.reading.planning import packed_ranges
 from aerobee_pipeline.source import AerobeeDataSource, BatchReader, PushdownReader, coalesced
 from aerobee_store.records import record
 from tests.spark.stores import orders, write
@@ -161,6 +164,36 @@ def test_small_segments_and_short_ranges_share_a_task(log: tuple[Path, list[int]
         assert len(reader(store, readBy=by).partitions()) == 1
         assert len(reader(store, readBy=by, minPartitions="4").partitions()) >= 4
     assert len(reader(store, readBy="log", splitBytes="4m").partitions()) > 2
+
+
+def test_all_cores_read_a_log_that_is_smaller_than_their_splits(
+    log: tuple[Path, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log of less than splitBytes for each core is cut for all of them, unless the ranges would be too small."""
+    monkeypatch.setattr(planning, "_SHARED_BYTES_MIN", 4096)
+    for cores in (2, 3, 4):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        reading = reader(log[0], readBy="log")
+        counts = [sum(batch.num_rows for batch in reading.read(part)) for part in reading.partitions()]
+        assert len(counts) == cores
+        assert sum(counts) == 6000
+    assert len(reader(log[0], readBy="log", splitBytes="4m").partitions()) > 4, "splitBytes still limits them"
+
+
+def test_ranges_that_share_tasks_are_shared_out_evenly() -> None:
+    """Four queues of about 25,000 messages are two tasks of 50,000, whichever has a message more."""
+    options = SourceOptions.parse({"endpoint": "h:1", "subscribe": "t"}, streaming=True)
+    for sizes in ((25_000,) * 4, (25_003, 25_001, 24_999, 24_997), (24_997, 24_999, 25_001, 25_003)):
+        ranges = [Range(Queue("t", "", number), 7, 7 + size) for number, size in enumerate(sizes)]
+        assert [len(pack) for pack in packed_ranges(ranges, options)] == [2, 2], sizes
+    ranges = [Range(Queue("t", "", number), 0, size) for number, size in enumerate((100, 1, 3, 180_000, 90_000, 1))]
+    packs = packed_ranges(ranges, options)
+    assert [item for pack in packs for item in pack] == ranges
+    strict = SourceOptions.parse(
+        {"endpoint": "h:1", "subscribe": "t", "maxRecordsPerPartition": "300"}, streaming=False
+    )
+    ranges = [Range(Queue("t", "", number), 0, size) for number, size in enumerate((200, 101, 199, 101, 200, 200))]
+    assert all(sum(item.end - item.start for item in pack) <= 300 for pack in packed_ranges(ranges, strict))
 
 
 def test_a_task_has_no_more_messages_than_asked_for(log: tuple[Path, list[int]]) -> None:

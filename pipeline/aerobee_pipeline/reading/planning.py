@@ -11,6 +11,7 @@ has a fixed cost, so small segments and short ranges of queues share one.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -30,8 +31,10 @@ _log = logging.getLogger(__name__)
 
 # Longer ranges are split; this many records are worth the fixed cost of a task.
 RANGE_ROWS_MAX: Final = 250_000
-# Shorter ranges share a task, whose fixed cost is then an eighth of what its records cost.
+# Shorter ranges share a task, whose fixed cost is then a quarter of what its records cost.
 _TASK_ROWS_MIN: Final = 50_000
+# A log that has fewer bytes than the cores read together is cut for all of them, but not into smaller ranges.
+_SHARED_BYTES_MIN: Final = 32 << 20
 # The share of the messages in the ranges of the log from which it is read; below it, the queues.
 _LOG_WEIGHT_MIN: Final = 0.5
 
@@ -127,14 +130,16 @@ class _Logs:
     def __init__(self, options: SourceOptions, window: LogWindow) -> None:
         parts_min = options.partitions_min and -(-options.partitions_min // len(options.stores))
         self.splits: list[LogSplit] = []
-        self.log_bytes = 0
+        self.log_bytes = _log_bytes(options)
+        # The cores of the driver's machine: more are not known here, and larger logs have more splits anyway.
+        share = max(self.log_bytes // (os.cpu_count() or 1), _SHARED_BYTES_MIN)
+        self.split_bytes = min(options.split_bytes, share)
         for broker, directory in options.stores.items():
             with closing(store_files(directory)) as files:
-                self.log_bytes += log_size(files)
                 self.splits += plan_log(
                     broker,
                     files,
-                    options.split_bytes,
+                    self.split_bytes,
                     fail_on_data_loss=options.fail_on_data_loss,
                     window=window,
                     parts_min=parts_min,
@@ -144,23 +149,35 @@ class _Logs:
 
 def _log_plan(options: SourceOptions, logs: _Logs) -> ReadPlan:
     _check_offsets(options)
-    packs = _packed(logs.splits, lambda split: split.size, options.split_bytes if options.partitions_min is None else 1)
+    packs = _packed(logs.splits, lambda split: split.size, logs.split_bytes if options.partitions_min is None else 1)
     deleted = _deleted(options)
     tasks = tuple(Task(splits=tuple(pack), deleted=deleted) for pack in packs)
     return ReadPlan("log", tasks, logs.bytes_planned, logs.log_bytes)
 
 
-def _packed(items: Iterable[ItemT], size: Callable[[ItemT], int], enough: int) -> list[list[ItemT]]:
-    """The items in order, as many together as do not exceed `enough`."""
+def _packed(
+    items: Iterable[ItemT], size: Callable[[ItemT], int], enough: int, most: int | None = None
+) -> list[list[ItemT]]:
+    """The items in order, in packs of about `enough` each that are about equal, so that tasks end at the same time.
+
+    `most`: what several items in one pack never exceed.
+    """
+    chosen = [(item, size(item)) for item in items]
+    total = sum(its for _, its in chosen)
+    count = max(1, round(total / enough))
     packs: list[list[ItemT]] = []
-    filled = 0
-    for item in items:
-        if packs and filled + size(item) <= enough:
-            packs[-1].append(item)
-            filled += size(item)
-        else:
-            packs.append([item])
-            filled = size(item)
+    passed = filled = 0
+    last = -1
+    for item, its in chosen:
+        # By the middle of the item, as if the packs were stretches of one line.
+        number = (2 * passed + its) * count // (2 * total) if total else 0
+        if number != last or (most is not None and filled + its > most):
+            packs.append([])
+            filled = 0
+        packs[-1].append(item)
+        filled += its
+        passed += its
+        last = number
     return packs
 
 
@@ -264,7 +281,7 @@ def packed_ranges(ranges: Sequence[Range], options: SourceOptions) -> list[list[
     rows_max = min(options.partition_rows_max or RANGE_ROWS_MAX, RANGE_ROWS_MAX)
     pieces = cut(ranges, parts_min=options.partitions_min, rows_max=rows_max)
     enough = min(_TASK_ROWS_MIN, rows_max) if options.partitions_min is None else 1
-    return _packed(pieces, lambda item: item.end - item.start, enough)
+    return _packed(pieces, lambda item: item.end - item.start, enough, options.partition_rows_max)
 
 
 def _lack_messages(options: SourceOptions, wanted: Wanted) -> bool:
