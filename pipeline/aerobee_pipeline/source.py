@@ -43,6 +43,7 @@ from aerobee_pipeline.reading.schema import checked_columns, default_columns, sp
 from aerobee_pipeline.reading.selection import PUSHED_COLUMNS, Condition, Selection, narrowed
 from aerobee_pipeline.reading.splits import BATCH_RECORDS, read_split
 from aerobee_pipeline.reading.store_queues import read_records
+from aerobee_pipeline.worker_memory import prepare_worker
 from aerobee_store.records.record_batch import RecordBatch
 
 _log = logging.getLogger(__name__)
@@ -109,6 +110,7 @@ class _Reading:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition. Runs in a worker."""
+        prepare_worker()
         if isinstance(partition, TaskPartition):  # Spark replaces an empty list of partitions by one without a value
             yield from coalesced(self._rows(partition.task))
 

@@ -168,7 +168,7 @@ def load_config(arguments: argparse.Namespace, settings: Mapping[str, object] | 
 
 def prepare_process() -> None:
     """Configure logging to standard error, the descriptor limit, and the C library's memory allocator."""
-    from aerobee_broker.limits.malloc import keep_freed_memory
+    from aerobee_store.malloc import keep_freed_memory
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     _share_descriptors()

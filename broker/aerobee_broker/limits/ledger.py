@@ -34,7 +34,7 @@ from typing import Final, Literal, get_args
 
 from aerobee_broker.config.limits import LimitsConfig
 from aerobee_broker.limits.byte_budget import ByteBudget
-from aerobee_broker.limits.malloc import return_freed_memory
+from aerobee_store.malloc import return_freed_memory
 
 _log = logging.getLogger(__name__)
 

@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 from aerobee_pipeline.broker_channel import Address, Broker
 from aerobee_pipeline.errors import OptionError, RowError
 from aerobee_pipeline.options import SinkOptions
+from aerobee_pipeline.worker_memory import prepare_worker
 from aerobee_pipeline.writing.encode import chunks, message_ids, property_strings, row_ids, timer_strings
 from aerobee_pipeline.writing.record_appender import RecordAppender
 from aerobee_pipeline.writing.row_checks import check_rows
@@ -91,6 +92,7 @@ class _Sink:
         A row that no attempt could store is no error here, because Spark would repeat the task and store the other rows
         again; `commit` raises it.
         """
+        prepare_worker()
         context = TaskContext.get()
         assert context is not None
         run = self._run_id(context)
