@@ -21,8 +21,10 @@ LOCAL_SETTINGS: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.session.timeZone": "UTC",
+    "spark.python.unix.domain.socket.enabled": "true",
 }
-"""Settings of a session on one machine. A fixed time zone makes dates the same everywhere."""
+"""Settings of a session on one machine. A fixed time zone makes dates the same everywhere. Unix sockets between the
+JVM and its Python processes take less processor time than TCP."""
 CLUSTER_SETTINGS: Final = {"spark.sql.session.timeZone": "UTC"}
 PUSHDOWN_SETTING: Final = "spark.sql.python.filterPushdown.enabled"
 _KAFKA_NAMES: Final = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,9 @@ from aerobee_pipeline.errors import BrokerCallError, DataLossError
 from aerobee_pipeline.offsets import Queue, Range
 from aerobee_pipeline.options import SourceOptions
 from aerobee_pipeline.reading.broker_queues import BrokerQueues
+from aerobee_pipeline.reading.decode import Rows
 from aerobee_proto import records_v1, v2
-from aerobee_store import Message
+from aerobee_store import Message, RecordBatch
 from aerobee_store.records import record
 from tests.spark.stores import HOST
 
@@ -54,14 +56,35 @@ def last(code: Any, next_offset: int, *, first: int = 0, end: int = 10) -> Frame
     return Frame(status=status, next_queue_offset=next_offset, min_queue_offset=first, max_queue_offset=end)
 
 
-def read(streams: Callable[[int], list[Any]], *, fails: bool = True) -> list[int]:
-    """The offsets read from a broker; `streams` gives the responses to a request that begins at an offset."""
+class Call:
+    """A call whose responses are these; an error among them is raised."""
 
-    def read_records(request: Any, metadata: Any) -> Iterator[Frame]:
-        for item in streams(request.start_queue_offset):
-            if isinstance(item, Exception):
-                raise item
-            yield item
+    def __init__(self, items: Iterable[Any]) -> None:
+        self._items = iter(items)
+        self.is_cancelled = False
+
+    def __next__(self) -> Frame:
+        item = next(self._items)
+        if isinstance(item, Exception):
+            raise item
+        assert isinstance(item, Frame)
+        return item
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+def read(streams: Callable[[int], Iterable[Any]], *, fails: bool = True) -> list[int]:
+    """The offsets read from a broker; `streams` gives the responses to a request that begins at an offset."""
+    found = reading(lambda at: Call(streams(at)), fails=fails)
+    return [int(messages.queue_offset[row]) for messages, rows in found for row in rows]
+
+
+def reading(call: Callable[[int], Call], *, fails: bool = True) -> Generator[tuple[RecordBatch, Rows]]:
+    """The messages read from a broker; `call` is the call of a request that begins at an offset."""
+
+    def read_records(request: Any, metadata: Any) -> Call:
+        return call(request.start_queue_offset)
 
     options = SourceOptions.parse({"endpoint": "h:1", "subscribe": "t"}, streaming=False)
     queues = BrokerQueues(options)
@@ -72,7 +95,28 @@ def read(streams: Callable[[int], list[Any]], *, fails: bool = True) -> list[int
         checked=lambda what, status: None,
     )
     found = queues.read(WHOLE, None, fail_on_data_loss=fails)
-    return [int(messages.queue_offset[row]) for messages, rows in found for row in rows]
+    assert isinstance(found, Generator)
+    return found
+
+
+def test_the_next_frame_is_received_while_one_is_decoded() -> None:
+    """Otherwise broker and reader would wait for each other in turns; a reader that has enough ends the call."""
+    asked = Event()
+
+    def frames() -> Iterator[Frame]:
+        yield frame(0, 5)
+        asked.set()
+        yield frame(5, 10)
+        yield last(v2.Code.OK, 10)
+
+    call = Call(frames())
+    found = reading(lambda at: call)
+    messages, rows = next(found)
+    assert messages.queue_offset[rows].tolist() == [0, 1, 2, 3, 4]
+    assert asked.wait(60)
+    assert not call.is_cancelled
+    found.close()
+    assert call.is_cancelled
 
 
 @pytest.mark.parametrize("end", [[], [BrokenStreamError()]])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
 
 import grpc
 import numpy as np
@@ -82,6 +83,7 @@ class BrokerQueues:
             options.retry_interval_ms,
         )
         self._opened: Broker | None = None
+        self._own_name = ""
 
     @property
     def _broker(self) -> Broker:
@@ -91,7 +93,9 @@ class BrokerQueues:
 
     def broker_name(self, topic: str) -> str:
         """The name in the option `endpoint`, or the broker's own. `topic`: one that the account may read."""
-        return self._name or self._broker.name(topic)
+        if not self._own_name:
+            self._own_name = self._name or self._broker.name(topic)
+        return self._own_name
 
     def bounds(self, subscription: Subscription) -> dict[Queue, Bounds]:
         """The bounds of the selected queues; a missing topic has none."""
@@ -144,7 +148,7 @@ class BrokerQueues:
         while position < item.end:
             begin = position
             try:
-                for frame in self._frames(item, position, tags):
+                for frame in _ahead(self._frames(item, position, tags)):
                     if frame.HasField("status"):
                         position = self._ended(item, position, frame, fail_on_data_loss)
                         break
@@ -174,9 +178,7 @@ class BrokerQueues:
         """Commit the progress of a group in a queue to the broker."""
         self._broker.report(group, queue.topic, queue.queue_id, offset)
 
-    def _frames(
-        self, item: Range, position: int, tags: frozenset[str] | None
-    ) -> Iterator[records_v1.ReadRecordsResponse]:
+    def _frames(self, item: Range, position: int, tags: frozenset[str] | None) -> Any:
         request = records_v1.ReadRecordsRequest(
             topic=v2.Resource(name=item.queue.topic),
             queue_id=item.queue.queue_id,
@@ -185,10 +187,7 @@ class BrokerQueues:
             frame_bytes_max=min(self._options.pull_bytes, 4 << 20),
             tags=sorted(tags or ()),
         )
-        frames: Iterator[records_v1.ReadRecordsResponse] = iter(
-            self._broker.records.ReadRecords(request, metadata=self._broker.metadata())
-        )
-        return frames
+        return self._broker.records.ReadRecords(request, metadata=self._broker.metadata())
 
     def _ended(self, item: Range, position: int, last: records_v1.ReadRecordsResponse, fails: bool) -> int:
         """The offset to continue at after the last response of a stream."""
@@ -224,6 +223,18 @@ class BrokerQueues:
         if fails:
             raise DataLossError(f"{lost}. Set the option failOnDataLoss=false to continue with the remaining messages")
         _log.warning("%s", lost)
+
+
+def _ahead(call: Any) -> Iterator[records_v1.ReadRecordsResponse]:
+    """The frames of a call, each received while the one before it is decoded. The call ends with the iteration."""
+    with ThreadPoolExecutor(1, "frames") as thread:
+        try:
+            received = thread.submit(next, call, None)
+            while (frame := received.result()) is not None:
+                received = thread.submit(next, call, None)
+                yield frame
+        finally:
+            call.cancel()
 
 
 def _chunks(names: list[str], size: int) -> Iterator[list[str]]:
