@@ -21,8 +21,8 @@ pytestmark = pytest.mark.crash
 
 CYCLES = int(os.environ.get("AEROBEE_CRASH_CYCLES", "0"))
 SEEDS = max(CYCLES // 20, 1)  # of what a power cut loses, at each operation
-# The other modes differ in how bytes reach the page cache, and in when they are synced. They get only part of the
-# errors, except in the long run.
+# The other write modes differ in how bytes reach the page cache. They get only part of the errors, except in the
+# long run.
 MODES: list[tuple[WriteMode, FlushMode]] = [
     ("gathered", "sync"),
     ("gathered", "async"),
@@ -251,10 +251,11 @@ def run_with_error(
     return harness, None
 
 
-def chosen(log: list[Operation], write_mode: WriteMode, flush: FlushMode) -> list[int]:
-    """Where to fail: everywhere in the modes that are the defaults, and in the long run. In the others at regular
-    intervals, and at the first operation of each kind."""
-    step = 1 if CYCLES or (write_mode, flush) == ("gathered", "sync") else 7
+def chosen(log: list[Operation], workload: Workload, write_mode: WriteMode, flush: FlushMode) -> list[int]:
+    """Where to fail: everywhere in the default write mode, and in the long run. In the others, and without services
+    where only they make the flush modes differ, at regular intervals and at the first operation of each kind."""
+    all_of_them = write_mode == "gathered" and (flush == "sync" or workload is serving)
+    step = 1 if CYCLES or all_of_them else 7
     kinds = {operation.name: operation.number for operation in reversed(log)}
     return sorted({*range(1, len(log) + 1, step), *kinds.values()})
 
@@ -266,7 +267,7 @@ def test_an_error_at_every_operation(workload: Workload, write_mode: WriteMode, 
     """No message is acknowledged that is not durable, errors are the store's own types, and the store reopens."""
     clean = Harness(flush, write_mode)
     workload(clean)
-    tried = chosen(clean.disk.log, write_mode, flush)
+    tried = chosen(clean.disk.log, workload, write_mode, flush)
     failed = 0
     for at in tried:
         if number == errno.ENOSPC and clean.disk.log[at - 1].name not in CHANGES:
