@@ -13,6 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from aerobee_broker.clients.accounts import Accounts
+from aerobee_broker.config.peers import PeersConfig
 from aerobee_broker.grpc_methods import SERVICES
 from aerobee_broker.remoting_wire.frame import FrameFormatError, FrameReader
 from aerobee_broker.remoting_wire.signature import signed_parts
@@ -27,9 +29,11 @@ from aerobee_broker.services.standard_services import HEALTH, REFLECTION
 from aerobee_client import Credentials
 from aerobee_client.testing import run_broker
 from tests.support import seeds
+from tests.support.broker_process import peer_arguments, peers_section
+from tests.support.client_certificates import ClientAuthority
 from tests.support.etcd import free_ports
-from tests.support.hostile_input import ATTACKER, ATTACKER_SECRET, NAMED, Attack, drawn
-from tests.support.hostile_judge import Verdict, judge, judge_name_server, prepare
+from tests.support.hostile_input import ATTACKER, ATTACKER_SECRET, NAMED, Attack, drawn, drawn_in_tls
+from tests.support.hostile_judge import Certificate, Verdict, judge, judge_name_server, prepare
 from tests.support.hostile_messages import METHODS, drawn_request
 from tests.support.name_server import name_server_process
 
@@ -38,6 +42,7 @@ pytestmark = pytest.mark.timeout(3600)
 ROUNDS = int(os.environ.get("AEROBEE_HOSTILE_ROUNDS", "1"))
 SEED = seeds.seed("AEROBEE_HOSTILE_SEED")
 DRAWN = 4 if ROUNDS == 1 else 50 * ROUNDS
+DRAWN_IN_TLS = 4 if ROUNDS == 1 else 12 * ROUNDS
 SHORT = {
     "parts of the largest frame",
     "a header of commas",
@@ -64,6 +69,8 @@ def attacks() -> Iterator[Attack]:
             yield attack
     for number in range(DRAWN):
         yield drawn(SEED + number)
+    for number in range(DRAWN_IN_TLS):
+        yield drawn_in_tls(SEED + number)
 
 
 @pytest.mark.parametrize("attack", tuple(attacks()), ids=str)
@@ -79,11 +86,14 @@ async def judged(tmp_path: Path, attack: Attack) -> Verdict:
     """What the attack does to a broker."""
     arguments, credentials = ["--dev"], None
     remoting, replicas = (f"127.0.0.1:{port}" for port in free_ports(2))
-    if attack.target == "replicas":
+    certificate = None
+    if attack.target in ("replicas", "remoting"):
         arguments += ["--role", "master", "--listen-remoting", remoting, "--listen-replicas", replicas]
-        if attack.is_signed:
-            secret, config = _secret(tmp_path), tmp_path / "settings.toml"
-            config.write_text(f'[peers]\naccess_key = "{ATTACKER}"\nsecret_key_file = "{secret}"\n')
+        if attack.is_signed or attack.records is not None:
+            peers, config = PeersConfig(access_key=ATTACKER, secret_key_file=_secret(tmp_path)), tmp_path / "peers.toml"
+            if attack.records is not None:
+                peers, certificate = _in_tls(tmp_path, peers)
+            config.write_text(f'{peers_section(peers)}access_key = "{ATTACKER}"\n')
             arguments += ["--config", str(config)]
     elif attack.has_accounts:
         accounts = tmp_path / "accounts.toml"
@@ -96,9 +106,10 @@ async def judged(tmp_path: Path, attack: Attack) -> Verdict:
         arguments += ["--accounts", str(accounts)]
         credentials = Credentials("shop", "of the shop")
     with run_broker(tmp_path, arguments) as broker:
-        addresses = {"replicas": replicas, "metrics": broker.metrics}
+        addresses = {"replicas": replicas, "remoting": remoting, "metrics": broker.metrics}
+        address = addresses.get(attack.target, "")
         await prepare(broker, credentials)
-        verdict = await judge(broker, attack, address=addresses.get(attack.target, ""), credentials=credentials)
+        verdict = await judge(broker, attack, address=address, credentials=credentials, certificate=certificate)
         assert await asyncio.to_thread(broker.stop) == 0
         assert "Traceback" not in broker.log_text(), broker.log_text()[-6000:]
     return verdict
@@ -107,11 +118,23 @@ async def judged(tmp_path: Path, attack: Attack) -> Verdict:
 async def judged_name_server(tmp_path: Path, attack: Attack) -> Verdict:
     """What the attack does to `aerobee namesrv`."""
     log = tmp_path / "namesrv.log"
-    arguments = ["--access-key", ATTACKER, "--secret-key-file", str(_secret(tmp_path))] if attack.is_signed else []
+    peers, certificate = PeersConfig(secret_key_file=_secret(tmp_path)), None
+    if attack.records is not None:
+        peers, certificate = _in_tls(tmp_path, peers)
+    proves = attack.is_signed or attack.records is not None
+    arguments = ["--access-key", ATTACKER, *peer_arguments(peers)] if proves else []
     with name_server_process(tmp_path / "namesrv", log, arguments) as (address, pid):
-        verdict = await judge_name_server(address, pid, log, attack)
+        verdict = await judge_name_server(address, pid, log, attack, certificate=certificate)
     assert "Traceback" not in log.read_text(), log.read_text()[-6000:]
     return verdict
+
+
+def _in_tls(directory: Path, peers: PeersConfig) -> tuple[PeersConfig, Certificate]:
+    """The same with a certificate of the cluster, and the attacker's."""
+    authority = ClientAuthority.create(directory / "cluster.crt")
+    certificate, key = authority.issue("broker", "CN=broker")
+    in_tls = replace(peers, certificate=certificate, key=key, authorities=authority.file)
+    return in_tls, authority.issue("attacker", "CN=attacker")
 
 
 def _secret(directory: Path) -> Path:

@@ -49,8 +49,8 @@ STORED_KEY: Final = "key"
 ATTACKER: Final = "attacker"
 ATTACKER_SECRET: Final = "that of the attacker"
 _WRITE: Final = 1 << 16
-Target = Literal["broker", "namesrv", "replicas", "metrics"]
-"""A port: that of gRPC and remoting, of `aerobee namesrv`, of replicas, of metrics."""
+Target = Literal["broker", "remoting", "namesrv", "replicas", "metrics"]
+"""A port: that of gRPC and remoting, of remoting alone, of `aerobee namesrv`, of replicas, of metrics."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,10 @@ class Records:
     """Bytes of a write of the handshake."""
     handshake_cut: int | None = None
     """The bytes of the handshake after which the connection sends no more."""
+    write_size: int = 0
+    """Bytes of a write behind the handshake; 0: all."""
+    lacking: int = 0
+    """Bytes of the end that are not sent."""
     has_certificate: bool = False
     """Whether it has a certificate of the cluster."""
 
@@ -903,6 +907,7 @@ NAMED: Final[tuple[Attack, ...]] = (
 _COUNTS: Final = (1, 2, 31, 128, 129, 1_000, 2_001, 10_001, 60_000)
 _SIZES: Final = (0, 1, 5, 8, 255, 256, 4_096, 16_384, 16_385, 65_535, 262_144, 262_145, 1 << 20)
 _SENT_MAX: Final = 4 << 20  # bytes of one connection
+_TLS_TARGETS: Final[tuple[Target, ...]] = ("broker", "remoting", "namesrv", "replicas")
 
 
 def drawn(seed: int) -> Attack:
@@ -926,6 +931,40 @@ def drawn(seed: int) -> Attack:
         target=target,
         has_accounts=dice.random() < 0.25 or is_signed,
         is_signed=is_signed,
+    )
+
+
+def drawn_in_tls(seed: int) -> Attack:
+    """The same in TLS; four seeds in succession attack one port each."""
+    dice = random.Random(f"TLS {seed}")
+    target = _TLS_TARGETS[seed % len(_TLS_TARGETS)]
+    kind = _drawn_remoting
+    if target == "broker" and dice.random() < 0.7:
+        kind = _drawn_http2
+    elif target == "replicas":
+        kind = _drawn_replication
+    is_signed = kind is _drawn_remoting and target != "broker" and dice.random() < 0.4
+    size, between_count = dice.choice((1, 2, 7, 100, 1_000, 16_384)), dice.choice((0, 0, 0, 1, 6, 31, 33))
+    whole = kind(dice, is_signed)
+    whole = whole[: 1 << 20 if size >= 1_000 else 20_000 if not between_count else 20 * size]
+    records = Records(
+        size,
+        dice.choice(("key updates", "empty records", "warnings")),
+        between_count,
+        handshake_write=dice.choice((1, 7, 100, 1 << 16)),
+        handshake_cut=dice.randrange(2_000) if dice.random() < 0.25 else None,
+        write_size=dice.choice((0, 0, 997, 1 if len(whole) <= 1_000 else 16_389)),
+        lacking=dice.choice((0, 0, 1, 16, 30)),
+        has_certificate=target != "broker" and dice.random() < 0.8,
+    )
+    return Attack(
+        f"drawn in TLS {seed}",
+        dice.choice((1, 4, 16)),
+        lambda _: (whole,),
+        stays_seconds=dice.choice((0.0, 0.3, 1.0)),
+        target=target,
+        is_signed=is_signed,
+        records=records,
     )
 
 

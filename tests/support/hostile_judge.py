@@ -365,8 +365,9 @@ def _attack_in_records(
         if records.handshake_cut is None:
             all_made.wait(_SEND_SECONDS)
         whole = b"".join(sent)
-        connection.sendall(whole)
-        verdict.sent += len(whole)
+        for part in split(whole[: len(whole) - records.lacking], records.write_size or len(whole) or 1):
+            connection.sendall(part)
+            verdict.sent += len(part)
         time.sleep(attack.stays_seconds)
 
 

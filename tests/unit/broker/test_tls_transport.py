@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +13,7 @@ from typing import cast
 
 import pytest
 
-from aerobee_broker.limits import tls
+from aerobee_broker.limits import input_turns, tls
 from aerobee_broker.limits.input_turns import InputTurns
 from aerobee_broker.limits.ledger import Ledger
 from aerobee_broker.limits.tls import HANDSHAKE_SIZE, Endpoint, TlsTransport, charge_connection
@@ -200,27 +201,28 @@ async def test_the_ledger_ends_a_handshake(context: ssl.SSLContext) -> None:
             assert served.ledger.used == 0
 
 
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock takes a millisecond."""
+    looks = itertools.count()
+    for module in (tls, input_turns):
+        monkeypatch.setattr(module, "monotonic", lambda: next(looks) / 1_000)
+
+
 async def test_a_turn_ends_by_its_clock(context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Input in records of a byte is decrypted in turns, between which others run; what waits is charged."""
-    now, waited = 0.0, 0
-
-    def clock() -> float:
-        nonlocal now
-        now += 0.001
-        return now
-
+    waited = 0
     async with serving(context) as served:
         with served.connect() as connection:
             made = await hand_shaken(served, connection)
             await until(lambda: served.peers)
-            monkeypatch.setattr(tls, "monotonic", clock)
+            short_turns(monkeypatch)
             connection.send(made.records(b"x" * 500, 1))
             longest = seen = 0
             while (received := len(served.peers[0].received)) < 500:
                 longest, seen = max(longest, received - seen), received
                 waited = max(waited, served.ledger.held_of_kind["encrypted"])
                 await asyncio.sleep(0)
-            assert 0 < longest < 250
+            assert 0 < longest < 20
             buffers = served.ledger.held_of_kind["encrypted"]
             assert waited - buffers > 23 * 200
 
@@ -265,6 +267,9 @@ async def test_writing_pauses(context: ssl.SSLContext) -> None:
             blocks = [bytes((n,)) * (1 << 20) for n in range(24)]
             for block in blocks:
                 peer.transport.write(block)
+            frames = [b"h" * 9, b"b" * 16_384, b"h" * 9, b"c" * 20_000]
+            peer.transport.writelines(frames)
+            peer.transport.write(b"and the end")
             await until(lambda: peer.events == ["made", "pause"])
             before = peer.transport.get_write_buffer_size()
             assert before > 10 << 20
@@ -273,14 +278,14 @@ async def test_writing_pauses(context: ssl.SSLContext) -> None:
             def read() -> None:
                 nonlocal found
                 parts = []
-                left = sum(map(len, blocks))
+                left = sum(map(len, blocks + frames)) + len(b"and the end")
                 while left:
                     parts.append(client.recv(left))
                     left -= len(parts[-1])
                 found = b"".join(parts)
 
             await asyncio.to_thread(read)
-            assert found == b"".join(blocks)
+            assert found == b"".join(blocks + frames) + b"and the end"
             await until(lambda: peer.events == ["made", "pause", "resume"])
             assert peer.transport.get_write_buffer_size() == 0
 
@@ -340,16 +345,18 @@ async def test_an_abort_is_at_once(context: ssl.SSLContext) -> None:
         writer.transport.abort()
 
 
-async def test_the_last_request_before_the_end_is_handled(context: ssl.SSLContext) -> None:
+async def test_the_last_request_before_the_end_is_handled(
+    context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client that sends and closes at once loses nothing, also when its input waits for a turn."""
     async with serving(context) as served:
         with served.connect() as connection:
             made = await hand_shaken(served, connection)
-            served.endpoint.turns.wait(lambda until: False)  # others are in line
-            connection.sendall(made.records(b"z" * 3_000, 1))
+            short_turns(monkeypatch)
+            connection.sendall(made.records(b"z" * 2_000, 1))
             connection.shutdown(socket.SHUT_WR)
             peer = await served.lost()
-        assert bytes(peer.received) == b"z" * 3_000
+        assert bytes(peer.received) == b"z" * 2_000
         assert peer.events == ["made", "eof", "lost"]
         assert peer.error is None
 
