@@ -91,6 +91,7 @@ def start_warm(
                     command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, env=environment, bufsize=0
                 )
             )
+    log.touch()  # a test may read it before the program has begun
     if _starter is None or not _starter.alive:
         _starter = BrokerStarter(__name__)
         atexit.register(_starter.close)
