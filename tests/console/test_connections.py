@@ -6,7 +6,7 @@ import asyncio
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from random import Random
@@ -18,13 +18,18 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from aerobee_broker.config import AuthConfig
-from aerobee_broker.console import connections, forms
+from aerobee_broker.console import connections, forms, run
 from aerobee_broker.console.connections import CONNECTIONS_MAX
 from aerobee_broker.console.rendering import static_version
 from aerobee_broker.console.run import serve
 from aerobee_broker.console.settings import ConsoleSettings
+from aerobee_broker.limits.ledger import Ledger
+from aerobee_broker.limits.tls import HANDSHAKE_SIZE
+from aerobee_broker.listening.certificates import development_certificate
 from tests.console.support import ACCOUNTS, console_process
+from tests.support.http2_attacker import begin_of_tls
 from tests.support.in_process_broker import in_process_broker
+from tests.support.tls_records import trusting
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -132,6 +137,59 @@ async def _ended(writer: asyncio.StreamWriter) -> None:
             writer.write(b"GET")
             await writer.drain()
             await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+def https(tmp_path: Path) -> ConsoleSettings:
+    """A console without a broker, in TLS."""
+    issued = development_certificate("127.0.0.1")
+    files = tmp_path / "console.crt", tmp_path / "console.key"
+    for file, content in zip(files, (issued.certificate, issued.key), strict=True):
+        file.write_bytes(content)
+    return ConsoleSettings(endpoint="127.0.0.1:1", certificate=files[0], key=files[1])
+
+
+@pytest.fixture
+def ledger(monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """That of the console in this process."""
+    made = connections.make_ledger()
+    monkeypatch.setattr(run, "make_ledger", lambda: made)
+    return made
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - nothing tells of what the ledger has
+        await asyncio.sleep(0.01)
+
+
+async def test_a_tls_handshake_is_counted_and_ends(
+    https: ConsoleSettings, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever only begins one is charged for it, and has the time for the headers of a request."""
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 1.0)
+    async with served(https) as address:
+        with connected(address, 3) as attackers:
+            for each in attackers:
+                each.sendall(begin_of_tls()[:-1])
+            await _until(lambda: ledger.held_of_kind["handshakes"] == 3 * HANDSHAKE_SIZE)
+            await _until(lambda: ledger.used == 0)
+            for each in attackers:
+                with suppress(ConnectionError):
+                    assert await asyncio.to_thread(each.recv, 1) == b""
+
+
+@pytest.mark.parametrize("in_tls", [False, True], ids=["plaintext", "TLS"])
+async def test_answers_that_are_not_taken_are_counted(https: ConsoleSettings, ledger: Ledger, in_tls: bool) -> None:
+    """Beyond what pauses the connection, until the browser reads on or is gone."""
+    async with served(https if in_tls else ConsoleSettings(endpoint="127.0.0.1:1")) as address:
+        with connected(address, 1) as [raw]:
+            browser = trusting().wrap_socket(raw, do_handshake_on_connect=False) if in_tls else raw
+            if in_tls:
+                await asyncio.to_thread(browser.do_handshake)  # type: ignore[attr-defined]  # it is of TLS
+            await asyncio.to_thread(browser.sendall, (HEAD.replace(b"healthz", STYLE) + b"\r\n") * 1_000)
+            await _until(lambda: ledger.held_of_kind["unsent"] > 64 << 10)
+            browser.close()
+            await _until(lambda: ledger.used == 0)
 
 
 async def test_many_large_forms_take_bounded_memory(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import h11
@@ -10,7 +13,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.console.forms import READ_SECONDS
+from aerobee_broker.limits.input_turns import InputTurns
 from aerobee_broker.limits.ledger import Holdings, Ledger
+from aerobee_broker.limits.tls import Endpoint, TlsTransport
 
 HEAD_SECONDS: Final = 10.0
 """For the headers of a request, from the connection's begin or the end of the answer before."""
@@ -23,7 +28,8 @@ _FORM_BYTES_MAX: Final = 32 << 20  # of large forms in progress
 _FORM_BYTES_PER_VISITOR_MAX: Final = 16 << 20  # of one account, or of one address without accounts
 _WAITING_BYTES_MAX: Final = 64 << 20
 _CONNECTION_SIZE: Final = (_WAITING_BYTES_MAX - _FORM_BYTES_MAX // 2) // CONNECTIONS_MAX
-"""Bytes that a connection is charged: with its headers, the output in its buffers, and TLS it may have so many."""
+"""Bytes that a connection is charged: with its headers, TLS, and the output that does not pause it, it may have so
+many. What is more is charged besides."""
 
 
 def make_ledger() -> Ledger:
@@ -34,6 +40,19 @@ def make_ledger() -> Ledger:
         waiting_bytes_max=_WAITING_BYTES_MAX,
     )
     return Ledger(limits, name="of the console")
+
+
+def protocols(ledger: Ledger, context: ssl.SSLContext | None) -> Callable[..., asyncio.Protocol]:
+    """Makes the protocols of accepted connections from what the server gives them; without `context`, in plaintext."""
+    in_plaintext = partial(Connection, ledger=ledger)
+    if context is None:
+        return in_plaintext
+    endpoint = Endpoint(InputTurns(asyncio.get_running_loop()), ledger, HEAD_SECONDS)
+
+    def in_tls(**of_server: Any) -> TlsTransport:
+        return TlsTransport(endpoint, context, partial(in_plaintext, **of_server), lambda error: None)
+
+    return in_tls
 
 
 class Connection(H11Protocol):
@@ -53,6 +72,8 @@ class Connection(H11Protocol):
         self._peer = self._ledger.open(f"{host}:{port}", host, lambda: self.loop.call_soon(transport.abort))
         self.app_state = {**self.app_state, "peer": self._peer}
         self._peer.set("connections", _CONNECTION_SIZE)
+        if isinstance(transport, TlsTransport):
+            transport.charge(self._peer)
         self._advanced()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -86,6 +107,7 @@ class Connection(H11Protocol):
         """Give what the connection waits for now its time, unless it waited for that before."""
         if self.transport is None or self._peer is None:
             return
+        self._peer.set("unsent", self.transport.get_write_buffer_size() if self.flow.write_paused else 0)
         self._peer.set("received", len(self.conn.trailing_data[0]) + (len(self.cycle.body) if self.cycle else 0))
         state = self.conn.their_state
         is_whole = state in (h11.DONE, h11.MUST_CLOSE) and not self.cycle.response_complete

@@ -7,13 +7,12 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Final
 
 import uvicorn
 
 from aerobee_broker.console.app import open_console
-from aerobee_broker.console.connections import Connection, make_ledger
+from aerobee_broker.console.connections import make_ledger, protocols
 from aerobee_broker.console.settings import ConsoleError, ConsoleSettings
 
 _DRAIN_SECONDS: Final = 2
@@ -34,7 +33,7 @@ async def serve(
 
     ConsoleError if the address is taken, or the certificate cannot be used.
     """
-    _check_certificate(settings)
+    context = _context(settings)
     with _listening(host, port) as listener:
         ledger = make_ledger()
         async with open_console(settings, ledger.requests) as app:
@@ -46,11 +45,9 @@ async def serve(
                     access_log=False,  # addresses of pages contain keys of messages
                     server_header=False,
                     proxy_headers=False,
-                    http=partial(Connection, ledger=ledger),  # type: ignore[arg-type]  # called as a class is
+                    http=protocols(ledger, context),  # type: ignore[arg-type]  # called as a class is
                     ws="none",
                     timeout_graceful_shutdown=_DRAIN_SECONDS,
-                    ssl_certfile=None if settings.certificate is None else str(settings.certificate),
-                    ssl_keyfile=None if settings.key is None else str(settings.key),
                 )
             )
             bound = listener.getsockname()
@@ -64,17 +61,21 @@ async def serve(
             await serving
 
 
-def _check_certificate(settings: ConsoleSettings) -> None:
-    """ConsoleError if HTTPS cannot be served; uvicorn would say it without the names of the files."""
+def _context(settings: ConsoleSettings) -> ssl.SSLContext | None:
+    """For HTTPS; None: it is not served. ConsoleError if it cannot be."""
     if settings.certificate is None or settings.key is None:
-        return
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.certificate, settings.key)
+        context.load_cert_chain(settings.certificate, settings.key)
     except (OSError, ssl.SSLError) as error:
         raise ConsoleError(
             f"cannot serve HTTPS with {settings.certificate} and {settings.key}: {error.strerror or error}; "
             "give a certificate and its key as PEM files"
         ) from None
+    return context
 
 
 def _listening(host: str, port: int) -> socket.socket:
