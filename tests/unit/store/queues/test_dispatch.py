@@ -192,6 +192,27 @@ def test_a_dispatcher_that_fails_ends_the_store(store: MessageStore) -> None:
     assert store.running.flags is RunningFlags.NOT_WRITEABLE
 
 
+async def test_a_failed_dispatch_fails_the_send_in_async_flush() -> None:
+    """The message is in the log, but in no queue until the next start."""
+
+    class Failing(Follower):
+        def put_entries(self, entries: Sequence[DispatchEntry]) -> None:
+            raise OSError(errno.EIO, "no")
+
+    config = replace(StoreConfig.tiny(DIRECTORY), flush="async")
+    store = MessageStore.open(config, file_system=MemoryFileSystem(), clock=ManualClock())
+    store._dispatch.dispatchers.append(Failing(store))
+    async with asyncio.timeout(60):
+        services = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        (sent,) = store.append([Message("orders", 0, b"x")])
+        with pytest.raises(StoreFailedError, match="no"):
+            await store.wait_stored(sent.end)
+        with pytest.raises(StoreFailedError, match="no"):
+            await services
+    store.close()
+
+
 @pytest.mark.parametrize(
     ("limit", "allowed"), [({"dispatch_waiting_count_max": 5}, 5), ({"dispatch_waiting_bytes_max": 3000}, 3)]
 )
