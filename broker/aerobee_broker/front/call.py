@@ -79,6 +79,10 @@ class Carrier(Protocol):
     def keep(self, change: int) -> bool: ...
 
 
+_NO_STREAM: Final = Stream(0, 0, 0)
+"""That of a call that is over."""
+
+
 class Call:
     """A `Context`, created when the headers have arrived."""
 
@@ -263,7 +267,8 @@ class Call:
     def expire(self) -> None:
         """The deadline has passed."""
         if self._over:  # the client has not read the answer
-            self._connection.core.reset(self._stream, ErrorCode.CANCEL)
+            stream, self._stream = self._stream, _NO_STREAM
+            self._connection.core.reset(stream, ErrorCode.CANCEL)
             self._connection.flush_soon()
             self.gone()
         else:
@@ -494,6 +499,7 @@ class Call:
         self._connection.core.send_trailers(stream, OK_TRAILERS + self._trailing)
         self._end()
         if self._lost is not None and self._deadline is not None and stream.pending_size > stream.send_window:
+            self._stream = stream
             self._connection.deadlines.add(self, self._deadline)  # an unread answer expires as well
         self._connection.flush_soon()
 
@@ -525,6 +531,7 @@ class Call:
 
     def _end(self) -> None:
         self._over = True
+        self._stream = _NO_STREAM  # which has the call, and a cycle would be freed by a collection only, an hour later
         self._connection.counters.open_calls -= 1
         if self._deadline is not None:
             self._connection.deadlines.discard(self)

@@ -240,7 +240,8 @@ class Http2Connection:
         self._ready: dict[int, Stream] = {}  # have new data that was not tried yet
         self._blocked: dict[int, Stream] = {}  # have data that their own window does not admit
         self._starved: dict[int, Stream] = {}  # have data that the connection's window does not admit; served in turn
-        self._handle: Callable[[int, int, int, bytes], None] = self._first_frame
+        # Of the class: bound methods would be a cycle.
+        self._handle: Callable[[Http2Connection, int, int, int, bytes], None] = Http2Connection._first_frame
         self._preface_seen = False
         self._header_stream = 0  # the stream whose header block is being received
         self._header_flags = 0
@@ -333,7 +334,7 @@ class Http2Connection:
                     position = size
                 break
             position = end
-            self._handle(kind, flags, stream_id & STREAM_ID_MAX, data[begin:end])
+            self._handle(self, kind, flags, stream_id & STREAM_ID_MAX, data[begin:end])
             left -= 1
             if len(events) >= _EVENTS_AT_ONCE or (kind != frames.DATA and length > _LONG_FRAME):
                 self.has_input = True
@@ -378,7 +379,7 @@ class Http2Connection:
         return len(payload)
 
     def _may_come_in_parts(self, kind: int, flags: int) -> bool:
-        return kind == frames.DATA and not flags & frames.PADDED and self._handle == self._frame
+        return kind == frames.DATA and not flags & frames.PADDED and self._handle is Http2Connection._frame
 
     def _check_large_frame(self, kind: int, flags: int, stream_id: int, length: int) -> None:
         if length > FRAME_SIZE_MAX:
@@ -436,7 +437,7 @@ class Http2Connection:
         if kind != frames.SETTINGS or flags & frames.ACK:
             raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         self.greeted = True
-        self._handle = self._frame
+        self._handle = Http2Connection._frame
         self._settings(flags, stream_id, payload)
 
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
@@ -457,7 +458,7 @@ class Http2Connection:
                 ErrorCode.ENHANCE_YOUR_CALM, "a header block that exceeds the limit", "header_size_max"
             )
         if flags & frames.END_HEADERS:
-            self._handle = self._frame
+            self._handle = Http2Connection._frame
             block = b"".join(self._header_parts)
             self._header_parts.clear()
             self._header_size = 0
@@ -541,7 +542,7 @@ class Http2Connection:
         self._header_stream, self._header_flags = stream_id, flags
         self._header_parts.append(payload)
         self._header_size = len(payload)
-        self._handle = self._frame_of_block
+        self._handle = Http2Connection._frame_of_block
 
     def _header_block(self, stream_id: int, flags: int, block: bytes) -> None:
         ended = bool(flags & frames.END_STREAM)

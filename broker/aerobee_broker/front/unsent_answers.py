@@ -18,12 +18,15 @@ class UnsentAnswers:
 
     def __init__(self, is_all_sent: Callable[[], bool]) -> None:
         """`is_all_sent`: whether the system has taken all that the connection had to write."""
-        self._is_all_sent = is_all_sent
+        self._is_all_sent: Callable[[], bool] | None = is_all_sent  # None: the connection has ended
         self._lost: list[Callable[[], None]] = []
         self._check_handle: asyncio.Handle | None = None
 
     def add(self, lost: Callable[[], None]) -> None:
         """Call `lost` if the connection ends before the answer that is written now has left."""
+        if self._is_all_sent is None:
+            asyncio.get_running_loop().call_soon(lost)
+            return
         self._lost.append(lost)
         if self._check_handle is None:
             self._check_again(_TURNS)
@@ -37,7 +40,7 @@ class UnsentAnswers:
 
     def _check(self, turns: int) -> None:
         self._check_handle = None
-        if self._is_all_sent():
+        if self._is_all_sent is None or self._is_all_sent():
             self._lost.clear()
         else:
             self._check_again(turns)
@@ -47,5 +50,6 @@ class UnsentAnswers:
         if self._check_handle is not None:
             self._check_handle.cancel()
             self._check_handle = None
+        self._is_all_sent = None  # it has the connection, and a cycle is kept until the next collection of garbage
         lost, self._lost = self._lost, []
         turns.each(lost, lambda call: call())

@@ -57,6 +57,10 @@ _TRIMMED_SIZE: Final = 8 << 20  # bytes of dropped peers after which freed memor
 _LEFT_AFTER_DROPS: Final = 7 / 8  # of a bound: the peers are compared once for many bytes
 
 
+def _nothing() -> None:
+    pass
+
+
 class Holdings:
     """What one peer holds: a connection, or a table of the broker that many clients fill. Event loop only."""
 
@@ -69,7 +73,7 @@ class Holdings:
         self.name: Final = name
         """The owner of its bytes in the budgets."""
         self.host = host
-        self.drop: Final = drop
+        self.drop = drop
         self.is_table: Final = is_table
         self.size = 0
         """Bytes held, without those of budgets."""
@@ -97,6 +101,7 @@ class Holdings:
         for kind in tuple(self._sizes):
             self.set(kind, 0)
         self._is_open = False
+        self.drop = _nothing  # it belongs to the peer, and would keep it until the next collection of garbage
         self._ledger.forget(self)
 
 

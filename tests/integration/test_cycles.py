@@ -1,0 +1,70 @@
+"""What ends leaves no reference cycles: old ones are examined once an hour while many calls wait, and would fill the
+memory with what clients have long closed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from aerobee_proto import v2
+from tests.support.hostile_input import GREETING, HEALTH, RECEIVE, SEND, heartbeat
+from tests.support.http2_attacker import headers, message
+from tests.support.in_process_broker import InProcessBroker
+from tests.support.remoting_client import remoting_broker
+
+COUNT = 40
+
+
+def calls() -> bytes:
+    """Answered calls, calls that are refused, a receive that waits, and requests that never end."""
+    wait = v2.ReceiveMessageRequest(group=v2.Resource(name="g"), long_polling_timeout=v2.Duration(seconds=20))
+    wait.message_queue.topic.name = "t"
+    wait.invisible_duration.FromSeconds(30)
+    parts = [GREETING]
+    for n in range(COUNT):
+        first = 1 + 8 * n
+        parts += (
+            headers(first, HEALTH) + message(first, b""),
+            headers(first + 2, SEND) + message(first + 2, b"\xff"),
+            headers(first + 4, RECEIVE) + message(first + 4, wait.SerializeToString()),
+            headers(first + 6, SEND),
+        )
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "remoting"])
+async def test_connections_and_calls_leave_no_cycles(tmp_path: Path, protocol: str) -> None:
+    async with remoting_broker(tmp_path, dev=True) as (broker, _):
+        sent = calls() if protocol == "grpc" else heartbeat(3) * COUNT
+        await used(broker, protocol, sent)  # loads what is made once
+        gc.collect()
+        was_enabled = gc.isenabled()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            await used(broker, protocol, sent)
+            gc.collect()
+            found = Counter(type(each).__name__ for each in gc.garbage if type(each).__module__.startswith("aerobee"))
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            if was_enabled:
+                gc.enable()
+        assert not found
+
+
+async def used(broker: InProcessBroker, protocol: str, sent: bytes) -> None:
+    """A connection sends this, stays for a moment, and goes."""
+    address = broker.remoting if protocol == "remoting" else None
+    host, _, port = str(address or broker.endpoint).rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(sent)
+    while not await reader.read(1):
+        pass
+    await asyncio.sleep(0.5)  # its calls are old
+    writer.transport.abort()
+    await asyncio.sleep(1.0)  # in which the connection and its calls end; with less the test would see less
