@@ -518,9 +518,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def _fail(self, error: Exception) -> None:
         """The other side has broken the rules, and OpenSSL may have an alert for it."""
         _log.debug("TLS connection closed cause=%s", error)
-        self._error = error.with_traceback(
-            None
-        )  # whose frames refer to the transport, which is freed without a collector
+        # Its traceback refers to this transport, which is to be freed without waiting for the garbage collection.
+        self._error = error.with_traceback(None)
         self._is_closing = True
         self._forget_input()
         self._backlog.clear()

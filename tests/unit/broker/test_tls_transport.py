@@ -227,6 +227,41 @@ async def test_a_turn_ends_by_its_clock(context: ssl.SSLContext, monkeypatch: py
             assert waited - buffers > 23 * 200
 
 
+async def test_input_waits_behind_that_of_others(context: ssl.SSLContext) -> None:
+    """While others are in line, nothing is decrypted outside of it."""
+    async with serving(context) as served:
+        with served.connect() as connection:
+            made = await hand_shaken(served, connection)
+            await until(lambda: served.peers)
+            buffers = served.ledger.held_of_kind["encrypted"]
+            turns = served.endpoint.turns
+            turns.is_full = True
+            sent = made.records(b"x" * 1_000)
+            connection.sendall(sent)
+            await until(lambda: served.ledger.held_of_kind["encrypted"] == buffers + len(sent))
+            assert not served.peers[0].received
+            turns.is_full = False
+            turns.wait(lambda until: False)
+            await until(lambda: served.peers[0].received == b"x" * 1_000)
+
+
+async def test_large_output_is_encrypted_in_turns(context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The protocol pauses while some of it waits for a turn, although the system would take all."""
+    async with serving(context) as served:
+        reader, writer = await served.open()
+        await until(lambda: served.peers)
+        peer = served.peers[0]
+        assert peer.transport is not None
+        peer.transport.set_write_buffer_limits(8 * LARGE)
+        short_turns(monkeypatch)
+        peer.transport.write(b"w" * LARGE)
+        assert peer.events == ["made", "pause"]
+        assert await reader.readexactly(LARGE) == b"w" * LARGE
+        assert peer.events == ["made", "pause", "resume"]
+        writer.close()
+        await served.lost()
+
+
 async def test_reading_pauses(context: ssl.SSLContext) -> None:
     """A protocol that pauses gets nothing; the socket is not read on, and what was read is charged to it."""
     async with serving(context) as served:
