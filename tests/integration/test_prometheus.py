@@ -9,7 +9,6 @@ import asyncio
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -25,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from aerobee_client import Client, Message, connect
 from aerobee_client.testing import BrokerProcess
 from tests.support import broker_process as replicating
+from tests.support.etcd import free_ports
 from tests.support.programs import program
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -115,9 +115,7 @@ class PrometheusProcess:
     """A Prometheus process with its own port and data, owned by a test."""
 
     def __init__(self, directory: Path, target: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_ports(1)[0]}"
         # The shipped configuration, with this test's addresses and shorter intervals.
         text = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
         for shipped, here in (("broker:5557", target), ("localhost:9090", self.address), ("15s", "1s")):

@@ -24,6 +24,7 @@ from aerobee_pipeline.tables.warehouse import Warehouse
 from tests.spark.cluster import wait_for
 from tests.spark.rest_catalog import rest_catalog
 from tests.spark.stores import orders, write
+from tests.support.etcd import free_ports
 
 pytestmark = pytest.mark.skipif("AEROBEE_S3" not in os.environ, reason="runs with `make test-spark-s3`")
 
@@ -35,9 +36,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
     """A bucket of a server with one account, which driver and workers have in their environment."""
     program = shutil.which("versitygw")
     assert program is not None, "make test-spark-s3 installs it"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     directory = tmp_path_factory.mktemp("s3")
     accounts = ["--access", os.environ["AWS_ACCESS_KEY_ID"], "--secret", os.environ["AWS_SECRET_ACCESS_KEY"]]
     command = [program, *accounts, "--port", f"127.0.0.1:{port}", "posix", str(directory)]

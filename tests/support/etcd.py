@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import socket
 import ssl
 import subprocess
@@ -9,12 +11,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.support.programs import program
 
 _SECONDS = 60.0
+_candidates = iter(random.Random(os.getpid()).sample(range(10_000, 32_768), 22_768))
 
 
 @contextmanager
@@ -56,11 +59,16 @@ def _wait_until_healthy(client: str, process: subprocess.Popen[bytes], log: Path
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports that are free at the moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    for found in sockets:
-        found.bind(("127.0.0.1", 0))
-    ports = [found.getsockname()[1] for found in sockets]
-    for found in sockets:
-        found.close()
-    return ports
+    """Loopback ports that are free at the moment, none twice in a process.
+
+    They are below those that the system gives to sockets by itself, to which another test's connection may be bound
+    before the port is used.
+    """
+    found: list[int] = []
+    for port in _candidates:
+        with socket.socket() as one, suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError("no port is free")

@@ -345,9 +345,9 @@ async def test_bytes_written_for_many_topics_are_linear() -> None:
         return total
 
     size = len(dumps(TopicConfig.of_type("topic-00000").to_json()))
-    small, large = await written(1_000), await written(4_000)
+    small, large = await written(750), await written(3_000)
     assert large < 6 * small
-    assert large < 12 * 4_000 * size
+    assert large < 12 * 3_000 * size
 
 
 def test_the_file_names_have_their_field() -> None:
