@@ -145,13 +145,29 @@ def test_rows_that_brokers_store_are_accepted() -> None:
 
 
 def test_a_refused_row_fails_the_job_once(spark: Any, broker: BrokerProcess) -> None:
-    """No task is repeated, and nothing of the row's batch was sent; what was sent before it is stored once."""
+    """No task is repeated, and nothing of the task was sent."""
     size = f"if(id = 25, {(4 << 20) + 1}, 1)"
     frame = spark.range(0, 40, 1, 1).selectExpr(f"concat(id, ' ', repeat('x', {size})) body")
     with small_batches(spark), pytest.raises(Exception, match=r"row 25 of the task, column 'body'.*limit is 4194304"):
         write(frame, broker, "refused")
-    found = [int(row.body.split()[0]) for row in read(spark, broker, "refused").select("body").collect()]
-    assert sorted(found) == list(range(20))
+    broker.create_topic("refused")
+    assert read(spark, broker, "refused").count() == 0
+
+
+def test_a_task_is_checked_ahead_within_a_bound() -> None:
+    """A batch is taken when all that follow it within the bound are checked, and all are taken in their order."""
+    batches = [pa.record_batch({"body": [bytes([number]) * 100] * 10}) for number in range(6)]
+    events: list[tuple[str, int]] = []
+
+    def check(batch: pa.RecordBatch, first_row: int) -> None:
+        assert batch.column(0)[0].as_py()[0] == first_row // 10
+        events.append(("checked", first_row))
+
+    for batch in sink.checked_ahead(check, batches, 3 * batches[0].nbytes):
+        events.append(("taken", batch.column(0)[0].as_py()[0] * 10))
+    ahead = [("checked", row) for row in (0, 10, 20)]
+    both = [event for row in (30, 40, 50) for event in (("checked", row), ("taken", row - 30))]
+    assert events == [*ahead, *both, *(("taken", row) for row in (30, 40, 50))]
 
 
 def test_rows_in_the_words_of_kafka(spark: Any, broker: BrokerProcess) -> None:
@@ -302,14 +318,19 @@ def test_rows_of_several_topics_and_queues(monkeypatch: pytest.MonkeyPatch) -> N
         assert where[body][1] == queue if queue is not None and queue >= 0 else where[body][1] in (0, 1, 2)
 
 
-def test_a_queue_beyond_all_numbers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_beyond_all_numbers_is_refused() -> None:
     """A number that no request can carry is an error of its row."""
-    records = RefusingRecords()
-    queues = pa.array([0, 1 << 40], pa.int64())
-    task = task_at(monkeypatch, records, topic="t")
+    rows = pa.record_batch({"body": [b"x", b"y"], "queueId": pa.array([0, 1 << 40], pa.int64())})
     with pytest.raises(RowError, match=r"row 1 of the task, column 'queueId': 1099511627776 is no queue's number"):
-        task.take(pa.RecordBatch.from_arrays([pa.array([b"x", b"y"]), queues], ["body", "queueId"]))
-    assert not records.stored
+        check_rows(rows, 100, 0)
+
+
+def test_a_row_needs_a_topic() -> None:
+    """Its own, if the option gives none."""
+    rows = pa.record_batch({"body": [b"x", b"y"], "topic": ["t", None]})
+    with pytest.raises(RowError, match="row 1 of the task, column 'topic': it is null, and the option topic"):
+        check_rows(rows, 100, 0, has_topic=False)
+    check_rows(rows, 100, 0)
 
 
 def test_ordered_groups(spark: Any, broker: BrokerProcess) -> None:
@@ -365,7 +386,7 @@ def test_invalid_delayed_rows_are_refused(spark: Any, broker: BrokerProcess) -> 
         write(frame, broker, "fifo2")
     with pytest.raises(Exception, match=r"topic 'late2' takes DELAY messages, but this one is FIFO"):
         write(frame.selectExpr("body", "'g' messageGroup"), broker, "late2")
-    with pytest.raises(Exception, match="row 7 of the task has deliverTimestamp and messageGroup"):
+    with pytest.raises(Exception, match=r"row 7 of the task.*a delayed message is in no group"):
         write(frame.selectExpr("*", "if(body = '7', 'g', null) messageGroup"), broker, "late2")
     with pytest.raises(Exception, match="s ahead, the limit"):
         write(frame.selectExpr("body", "timestamp '2200-01-01' deliverTimestamp"), broker, "late2")
@@ -387,7 +408,8 @@ def test_a_restarted_stream_repeats_its_batch(
                 batch["body"] = None
             yield batch
 
-    frame = source.option("startingOffsets", "earliest").load().select("body")
+    tasks = source.option("maxRecordsPerPartition", "100")
+    frame = tasks.option("startingOffsets", "earliest").load().select("body")
     frame = frame.mapInPandas(fail, "body binary")
 
     def run() -> None:
@@ -410,4 +432,4 @@ def test_a_restarted_stream_repeats_its_batch(
     found = read(spark, broker, "to").selectExpr("body", "properties['SPARK_ID'] id").collect()
     assert len({bytes(row.body) for row in found}) == 400
     assert len({(bytes(row.body), row.id) for row in found}) == 400
-    assert len(found) > 400, "the failed attempts had stored some"
+    assert len(found) > 400, "other tasks of the failed attempt had stored theirs"

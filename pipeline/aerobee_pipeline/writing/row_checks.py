@@ -1,4 +1,4 @@
-"""Refuses rows that the broker would refuse, before anything of their batch is sent.
+"""Refuses rows that the broker would refuse, before anything of them is sent.
 
 The rules are those of `message_rules`. Columns prove at once that most rows need no rule: bodies by their sizes, texts
 that are printable ASCII, short and without forbidden characters. Only the other rows are asked one by one.
@@ -24,6 +24,7 @@ RESERVED: Final = RESERVED_NAMES | frozenset(
     value for name, value in vars(properties).items() if name.isupper() and isinstance(value, str) and len(value) > 1
 )
 """Properties of these names are left out of a message."""
+_QUEUE_ID_MAX: Final = (1 << 31) - 1
 _LIMITS: Final = rules.ServerLimits()
 _TEXTS: Final[Mapping[str, rules.TextRule]] = {
     "keys": rules.KEY,
@@ -34,12 +35,19 @@ _TEXTS: Final[Mapping[str, rules.TextRule]] = {
 Mask = npt.NDArray[np.bool_]
 
 
-def check_rows(rows: pa.RecordBatch, body_size_max: int, first_row: int) -> None:
+def check_rows(rows: pa.RecordBatch, body_size_max: int, first_row: int, *, has_topic: bool = True) -> None:
     """RowError for the first row of a batch that no broker would store, with its number, its column and the limit.
 
-    `body_size_max`: the broker's, in bytes. `first_row`: the number of the batch's first row in its task.
+    `body_size_max`: the broker's, in bytes. `first_row`: the number of the batch's first row in its task. `has_topic`:
+    the rows need none of their own.
     """
     names = rows.schema.names
+    if not has_topic:
+        _refuse(~_is_given(rows.column("topic")), "topic", first_row, _no_topic)
+    if "queueId" in names:
+        _check_queue_ids(_queue_ids(rows), first_row)
+    if "messageGroup" in names:
+        _refuse(is_delayed(rows) & _is_given(rows.column("messageGroup")), "deliverTimestamp", first_row, _two_kinds)
     _check_bodies(rows.column("body"), body_size_max, first_row)
     sizes = np.zeros(rows.num_rows, np.int64)
     for name, rule in _TEXTS.items():
@@ -53,8 +61,40 @@ def check_rows(rows: pa.RecordBatch, body_size_max: int, first_row: int) -> None
     _refuse(sizes > _LIMITS.properties_size_max, "keys, tags", first_row, lambda row: _check_size(int(sizes[row])))
 
 
+def is_delayed(rows: pa.RecordBatch) -> Mask:
+    """Selects the delayed messages, which go to the broker's timer."""
+    if "deliverTimestamp" not in rows.schema.names:
+        return np.zeros(rows.num_rows, np.bool_)
+    return _is_given(rows.column("deliverTimestamp"))
+
+
+def queue_ids(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """The queue of each row, from its column `queueId`; -1: any."""
+    return np.maximum(_queue_ids(rows), -1)
+
+
+def _queue_ids(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    ids: npt.NDArray[np.int64] = pc.fill_null(rows.column("queueId"), -1).to_numpy(zero_copy_only=False)
+    return ids.astype(np.int64)
+
+
+def _check_queue_ids(ids: npt.NDArray[np.int64], first_row: int) -> None:
+    def refuse(row: int) -> None:
+        raise rules.BrokenRuleError("BAD_REQUEST", f"{ids[row]} is no queue's number")
+
+    _refuse(ids > _QUEUE_ID_MAX, "queueId", first_row, refuse)
+
+
+def _no_topic(_: int) -> None:
+    raise rules.BrokenRuleError("BAD_REQUEST", "it is null, and the option topic is not given")
+
+
+def _two_kinds(_: int) -> None:
+    raise rules.BrokenRuleError("BAD_REQUEST", "a delayed message is in no group; leave this or messageGroup null")
+
+
 def _check_bodies(bodies: pa.Array, size_max: int, first_row: int) -> None:
-    missing = bodies.is_null().to_numpy(zero_copy_only=False)
+    missing = ~_is_given(bodies)
     if missing.any():
         raise RowError(f"row {first_row + int(missing.argmax())} of the task, column 'body': it is null")
     sizes = _lengths(bodies)
@@ -103,6 +143,11 @@ def _refuse(suspects: Mask, column: str, first_row: int, check: Callable[[int], 
             check(row)
         except rules.BrokenRuleError as broken:
             raise RowError(f"row {first_row + row} of the task, column {column!r}: {broken.reason}") from None
+
+
+def _is_given(column: pa.Array) -> Mask:
+    found: Mask = column.is_valid().to_numpy(zero_copy_only=False)
+    return found
 
 
 def _odd(texts: pa.Array) -> Mask:

@@ -10,7 +10,8 @@ import hashlib
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ from aerobee_pipeline.options import SinkOptions
 from aerobee_pipeline.worker_memory import prepare_worker
 from aerobee_pipeline.writing.encode import chunks, message_ids, property_strings, row_ids, timer_strings
 from aerobee_pipeline.writing.record_appender import RecordAppender
-from aerobee_pipeline.writing.row_checks import check_rows
+from aerobee_pipeline.writing.row_checks import check_rows, is_delayed, queue_ids
 from aerobee_store.records.message_fields import TIMER_QUEUE_ID, TIMER_TOPIC
 from aerobee_store.records.properties import jump_hash
 
@@ -42,7 +43,7 @@ _TYPES: Final = {
     "deliverTimestamp": ("timestamp",),
 }
 
-_QUEUE_ID_MAX: Final = (1 << 31) - 1
+_HELD_SIZE: Final = 32 << 20  # bytes of rows that a task keeps, checked, before it sends the first
 _DELAYED_ROWS: Final = 1000  # delayed messages that go to the same queue, which their properties name
 
 
@@ -100,7 +101,7 @@ class _Sink:
         pace = Pace(self._options.rows_per_second)
         task = _Task(self._options, f"{run}:{partition}")
         try:
-            for batch in iterator:
+            for batch in checked_ahead(task.check, iterator, _HELD_SIZE):
                 for part in pace.parts(batch):
                     task.take(part)
             task.finish()
@@ -147,6 +148,27 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._abort(messages)
+
+
+def checked_ahead(
+    check: Callable[[pa.RecordBatch, int], None], batches: Iterable[pa.RecordBatch], held_size: int
+) -> Iterator[pa.RecordBatch]:
+    """Yields the batches of a task once `check` has passed them and all that follow within `held_size` bytes.
+
+    `check` gets a batch and the number of its first row in the task. So nothing of a task of at most this size is taken
+    if one of its rows is refused.
+    """
+    held: deque[pa.RecordBatch] = deque()
+    size = rows = 0
+    for batch in batches:
+        check(batch, rows)
+        rows += batch.num_rows
+        held.append(batch)
+        size += batch.nbytes
+        while size > held_size:
+            size -= held[0].nbytes
+            yield held.popleft()
+    yield from held
 
 
 class Pace:
@@ -205,17 +227,22 @@ class _Task:
         self._body_size_max: int | None = None
         self.rows = 0
 
-    def take(self, batch: pa.RecordBatch) -> None:
-        """Send the rows of a batch; some may remain unanswered."""
+    def check(self, batch: pa.RecordBatch, first_row: int) -> None:
+        """RowError for a row that no broker would store. `first_row`: the number of the batch's first row."""
         if batch.num_rows == 0:
             return
         if self._body_size_max is None:
             self._body_size_max = self._broker.body_size_max()
-        check_rows(batch, self._body_size_max, self.rows)
+        check_rows(batch, self._body_size_max, first_row, has_topic=self._options.topic is not None)
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """Send the rows of a batch that is checked; some may remain unanswered."""
+        if batch.num_rows == 0:
+            return
         bodies = batch.column("body").cast(pa.binary())
         ids = message_ids(self._prefix, self.rows, batch.num_rows)
         marks = row_ids(self._task_id, self.rows, batch.num_rows)
-        delayed = self._delayed(batch)
+        delayed = is_delayed(batch)
         topics = self._topics(batch)
         texts = property_strings(batch, ids, (self._options.dedup_property, marks))
         size_max = self._options.batch_bytes
@@ -242,28 +269,10 @@ class _Task:
     def close(self) -> None:
         self._appender.close()
 
-    def _delayed(self, batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Selects the delayed messages, which go to the broker's timer; it delivers them to their queue."""
-        if "deliverTimestamp" not in batch.schema.names:
-            return np.zeros(batch.num_rows, np.bool_)
-        found: np.ndarray[Any, np.dtype[np.bool_]] = batch.column("deliverTimestamp").is_valid().to_numpy(False)
-        if "messageGroup" in batch.schema.names:
-            grouped = found & batch.column("messageGroup").is_valid().to_numpy(False)
-            if grouped.any():
-                row = self.rows + int(grouped.argmax())
-                raise RowError(
-                    f"row {row} of the task has deliverTimestamp and messageGroup: a delayed message is in no group; "
-                    "leave one of them null"
-                )
-        return found
-
     def _topics(self, batch: pa.RecordBatch) -> pa.DictionaryArray:
         if self._options.topic is not None:
             return pa.repeat(self._options.topic, batch.num_rows).dictionary_encode()
-        column = batch.column("topic")
-        if column.null_count:
-            raise RowError(f"column 'topic' is null in {column.null_count} rows from row {self.rows} of the task on")
-        return column.dictionary_encode()
+        return batch.column("topic").dictionary_encode()
 
     def _groups(
         self, batch: pa.RecordBatch, topics: pa.DictionaryArray, rows: np.ndarray[Any, np.dtype[np.int64]]
@@ -272,7 +281,7 @@ class _Task:
         codes = topics.indices.to_numpy(zero_copy_only=False).astype(np.int64)[rows]
         pins = np.full(len(rows), -1, np.int64)
         if "queueId" in batch.schema.names:
-            pins = self._queue_ids(batch)[rows]
+            pins = queue_ids(batch)[rows]
         if "messageGroup" in batch.schema.names:
             self._pin_groups(batch.column("messageGroup").take(pa.array(rows)), topics.dictionary, codes, pins)
         # One number for topic and queue: a sort of pairs would take more time than everything else here.
@@ -282,15 +291,6 @@ class _Task:
             first = int(chosen.argmax())
             pin = int(pins[first])
             yield topics.dictionary[int(codes[first])].as_py(), None if pin < 0 else pin, rows[chosen]
-
-    def _queue_ids(self, batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The queue of each row; -1: any."""
-        ids: np.ndarray[Any, np.dtype[np.int64]]
-        ids = pc.fill_null(batch.column("queueId"), -1).to_numpy(zero_copy_only=False).astype(np.int64)
-        if (ids > _QUEUE_ID_MAX).any():
-            row = int((ids > _QUEUE_ID_MAX).argmax())
-            raise RowError(f"row {self.rows + row} of the task, column 'queueId': {ids[row]} is no queue's number")
-        return np.maximum(ids, -1)
 
     def _pin_groups(
         self,
