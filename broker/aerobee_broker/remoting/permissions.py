@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from aerobee_broker.clients.accounts import Account, Accounts, Right
 from aerobee_broker.clients.permissions import REMOTING, ask
@@ -11,6 +12,10 @@ from aerobee_broker.remoting_wire.connection import Connection
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.remoting_wire.signature import signed_parts
 from aerobee_store import CorruptRecordError, MessageStore, RecordNotFoundError
+
+_OF_CLUSTER: Final = frozenset(
+    code for code, row in REMOTING.items() if any(need.right is Right.CLUSTER for need in row)
+)
 
 
 class Permissions:
@@ -48,8 +53,7 @@ def check_cluster(request: Command, connection: Connection | None, peers: Peers 
     are such. UnauthorizedError."""
     if peers is None:
         return
-    row = REMOTING.get(request.code, ())
-    if peers.is_named(request) or any(need.right is Right.CLUSTER for need in row):
+    if request.code in _OF_CLUSTER or peers.is_named(request):
         peers.check(request, connection)
 
 
