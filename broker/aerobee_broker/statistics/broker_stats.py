@@ -3,20 +3,19 @@
 Every ten seconds a sample is the traffic since the previous sample, of topics, groups and queues that have some. The
 last minute consists of 6 such slots, the hour of 6 slots of ten minutes, the day of 24 slots of an hour. Memory
 therefore depends on the traffic of the last day; idle topics cost nothing. A slot has at most `KEYS_MAX` topics, and as
-many groups and queues; the least busy ones beyond are added up under `OTHERS`. Queues of deleted topics and groups are
-dropped within a minute.
+many groups and queues, and fewer while all slots together have more than `ENTRIES_MAX` entries; the least busy ones
+beyond are added up under `OTHERS`. Queues of deleted topics and groups are dropped within a minute.
 
 All windows end now. The hour and the day may begin up to ten minutes or an hour earlier than their names say.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from datetime import date, datetime
-from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -29,12 +28,17 @@ from aerobee_store.records.decimals import decimal
 
 SAMPLE_SECONDS: Final = 10.0
 KEYS_MAX: Final = 10_000
+KEYS_MIN: Final = 250
+"""The limit of a slot when all slots together have no space."""
+ENTRIES_MAX: Final = 120_000
+"""Entries of all slots of a broker, each some 300 to 450 bytes. At the most, each slot adds `KEYS_MIN` to this."""
 OTHERS: Final = "(others)"
 """The topic and group under which entries beyond the limit are added up; their queue is `_QUEUE_OF_OTHERS`."""
 _QUEUE_OF_OTHERS: Final = -1
 _NO_QUEUE: Final = -2
 _MEMORY_SHARE: Final = 0.4
 """How much of the memory has the end of the log: RocketMQ's `accessMessageInMemoryMaxRatio`."""
+_SLOTS_THAT_GROW: Final = 3  # with a sample: it is one itself, and those of hour and day
 
 Window = Literal["minute", "hour", "day"]
 GroupKey = tuple[str, str]
@@ -109,14 +113,14 @@ class _Slot(Generic[K, V]):
             before = self.traffic.get(key)
             self.traffic[key] = values if before is None else _sum(before, values)
 
-    def limit(self, key_of_others: K) -> None:
-        """Add up the least busy entries beyond `KEYS_MAX`."""
-        if len(self.traffic) <= KEYS_MAX:
+    def limit(self, key_of_others: K, keys_max: int) -> None:
+        """Add up the least busy entries beyond `keys_max`."""
+        if len(self.traffic) <= keys_max:
             return
         others = self.traffic.pop(key_of_others, None)
         busiest = sorted(self.traffic.items(), key=lambda item: item[1].messages, reverse=True)
-        self.traffic = dict(busiest[: KEYS_MAX - 1])
-        for _, values in busiest[KEYS_MAX - 1 :]:
+        self.traffic = dict(busiest[: keys_max - 1])
+        for _, values in busiest[keys_max - 1 :]:
             others = values if others is None else _sum(others, values)
         if others is not None:
             self.traffic[key_of_others] = others
@@ -185,16 +189,21 @@ class _Windows(Generic[K, V]):
         self._open: dict[Window, _Slot[K, V]] = {"hour": _Slot(), "day": _Slot()}
         self._samples = 0
 
-    def take(self, seconds: float) -> None:
-        """End a slot of the minute, `seconds` after the previous one."""
+    @property
+    def entry_count(self) -> int:
+        """Entries of all slots."""
+        return sum(len(slot.traffic) for slot in self._all_slots())
+
+    def take(self, seconds: float, keys_max: int) -> None:
+        """End a slot of the minute, `seconds` after the previous one. `keys_max`: the limit of each slot that grows."""
         slot: _Slot[K, V] = _Slot()
         slot.seconds, slot.traffic = seconds, self._source.take()
-        slot.limit(self._key_of_others)
+        slot.limit(self._key_of_others, keys_max)
         self._slots["minute"].append(slot)
         self._samples += 1
         for window, samples in _SAMPLES_OF_SLOT.items():
             self._open[window].add(slot)
-            self._open[window].limit(self._key_of_others)
+            self._open[window].limit(self._key_of_others, keys_max)
             if self._samples % samples == 0:
                 self._slots[window].append(self._open[window])
                 self._open[window] = _Slot()
@@ -225,9 +234,14 @@ class _Windows(Generic[K, V]):
 
     def drop(self, is_gone: Callable[[K], bool]) -> None:
         """Forget these keys in all slots."""
-        for slot in (*itertools.chain(*self._slots.values()), *self._open.values()):
+        for slot in self._all_slots():
             for key in [key for key in slot.traffic if is_gone(key)]:
                 del slot.traffic[key]
+
+    def _all_slots(self) -> Iterator[_Slot[K, V]]:
+        for slots in self._slots.values():
+            yield from slots
+        yield from self._open.values()
 
     def _slots_of(self, window: Window, seconds: float) -> Iterator[_Slot[K, V]]:
         yield from self._slots[window]
@@ -276,6 +290,9 @@ class BrokerStats:
         )
         self._received_queues: _Windows[ReceivedQueueKey, QueueTraffic] = _Windows(
             _QueueSource(counters.received_from_queues), (OTHERS, _QUEUE_OF_OTHERS, OTHERS)
+        )
+        self._all_windows: Final[tuple[_Windows[Any, Any], ...]] = (
+            *(self._topics, self._groups, self._sent_queues, self._received_queues),
         )
         self._day = self._today()
         self._mornings = ((0, 0), (0, 0))
@@ -380,10 +397,8 @@ class BrokerStats:
         """Take a sample now."""
         now = self._clock.monotonic()
         seconds, self._sampled_at = now - self._sampled_at, now
-        self._topics.take(seconds)
-        self._groups.take(seconds)
-        self._sent_queues.take(seconds)
-        self._received_queues.take(seconds)
+        for windows in self._all_windows:
+            windows.take(seconds, self._keys_max())
         self._update_disk_end()
         self._samples += 1
         if (today := self._today()) > self._day:
@@ -429,6 +444,11 @@ class BrokerStats:
         if place is None or stored_ms is None:
             return 0, 0
         return self._store.positions[0] - place, max(0, self._clock.now_ms() - stored_ms)
+
+    def _keys_max(self) -> int:
+        """The limit of a slot that grows now."""
+        count = sum(windows.entry_count for windows in self._all_windows)
+        return min(KEYS_MAX, max(KEYS_MIN, (ENTRIES_MAX - count) // _SLOTS_THAT_GROW))
 
     def _seconds_since_sample(self) -> float:
         return max(0.0, self._clock.monotonic() - self._sampled_at)

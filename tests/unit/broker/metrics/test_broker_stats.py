@@ -249,6 +249,26 @@ def test_an_hour_has_a_maximum_of_entries(harness: Harness, monkeypatch: pytest.
     assert _sum(harness, "QUEUE_PUT_NUMS", "orders@0") == 9
 
 
+def test_all_slots_together_have_a_maximum_of_entries(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When they have as many, a new slot keeps its busiest entries; when the old ones end, there is space again."""
+    monkeypatch.setattr(broker_stats, "KEYS_MIN", 2)
+    monkeypatch.setattr(broker_stats, "ENTRIES_MAX", 40)
+    counts = []
+    for sample in range(12):
+        for number in range(20):
+            harness.counters.sent_to_queue("orders", number + 20 * sample, 20 - number, 100)
+        harness.pass_time(10)
+        counts.append(harness.stats._sent_queues.entry_count)
+    assert max(counts) <= 40 + 8 * 2  # the slots of a minute, and those of hour and day that grow
+    assert _sum(harness, "QUEUE_PUT_NUMS", "(others)@-1") + _sum(harness, "QUEUE_PUT_NUMS", "orders@220") > 0
+    total = sum(traffic.messages for traffic in harness.stats._sent_queues.total("day", 0).traffic.values())
+    assert total == 12 * sum(range(21)), "nothing is lost"
+    harness.pass_time(26 * 3600)
+    harness.counters.sent_to_queue("orders", 1, 7, 100)
+    harness.pass_time(10)
+    assert _sum(harness, "QUEUE_PUT_NUMS", "orders@1") == 7
+
+
 def test_what_comes_from_the_disk(tmp_path: Path) -> None:
     """The log beyond 40 % of the memory; each sample moves the boundary."""
     harness = Harness(tmp_path)
