@@ -30,7 +30,7 @@ from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.replication.frames import ReplicaHandshake
 from aerobee_client import Credentials
 from aerobee_proto import admin_v1, v2
-from tests.support.hostile_messages import METHODS, drawn_request
+from tests.support.hostile_messages import METHODS, drawn_request, varint
 from tests.support.http2_attacker import begin_of_tls, block, headers, message
 from tests.support.tls_records import RECORD_SIZE_MAX
 
@@ -251,7 +251,7 @@ def _gzip_sends(number: int) -> Iterator[bytes]:
     wait = v2.ReceiveMessageRequest(group=v2.Resource(name="nobody"), long_polling_timeout=v2.Duration(seconds=20))
     wait.message_queue.topic.name = "nothing"
     wait.invisible_duration.FromSeconds(30)
-    padded = wait.SerializeToString() + b"\x9a\x3f" + _varint(100_000) + bytes(100_000)  # an unknown field
+    padded = wait.SerializeToString() + b"\x9a\x3f" + varint(100_000) + bytes(100_000)  # an unknown field
     yield GREETING
     for n in range(257):
         yield headers(1 + 2 * n, RECEIVE) + message(1 + 2 * n, padded)
@@ -259,15 +259,6 @@ def _gzip_sends(number: int) -> Iterator[bytes]:
     packed = prefixed(gzip.compress(request.SerializeToString()), compressed=True)
     for n in range(257, 257 + 60):
         yield headers(1 + 2 * n, SEND_GZIP) + data(1 + 2 * n, packed, ended=True)
-
-
-def _varint(number: int) -> bytes:
-    found = bytearray()
-    while number >= 128:
-        found.append(number & 127 | 128)
-        number >>= 7
-    found.append(number)
-    return bytes(found)
 
 
 def _unread_queries(_: int) -> Iterator[bytes]:
@@ -470,7 +461,7 @@ def _popped(_: int) -> Iterator[bytes]:
 def _long_filters_of_grpc(number: int) -> Iterator[bytes]:
     """The same in receives, of which most wait until earlier ones give their memory back."""
     texts = ",".join(["''"] * 1_340)
-    padding = b"\x9a\x3f" + _varint(100_000) + bytes(100_000)  # an unknown field
+    padding = b"\x9a\x3f" + varint(100_000) + bytes(100_000)  # an unknown field
     of_call = block(f"{MESSAGING}/ReceiveMessage", (b"x-mq-client-id", b"filters"), (b"grpc-timeout", b"30S"))
     yield GREETING
     for n in range(400):
