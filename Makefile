@@ -42,10 +42,10 @@ run: .venv/.run ## start a broker on a store under ./data (topics are created on
 	@exec $(BIN)/aerobee serve --dev --store $(STORE)
 
 test: .venv/.dev ## run the tests, in seven minutes on two cores; FILES=disk: on a real disk
-	AEROBEE_TEST_FILES=$(FILES) $(BIN)/python -m pytest -q --processes $(WORKERS)
+	AEROBEE_TEST_FILES=$(FILES) $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test-pythons: .venv/.dev ## run the tests on every supported Python of this machine; ARGS=tests/unit/store: a part
-	$(BIN)/python -m tests.support.pythons --processes $(WORKERS) $(ARGS)
+	$(BIN)/python -m tests.support.pythons -n $(WORKERS) --dist loadfile $(ARGS)
 
 conformance: .venv/.dev ## go through the protocol's checklist and print how each item stands
 	$(BIN)/python -m pytest -q tests/conformance $$($(BIN)/python -m tests.conformance.items)
@@ -95,17 +95,17 @@ test-sdks: .venv/.dev ## the released SDKs of Python, Node.js, Java and Go; says
 
 test-front: .venv/.dev ## the front end with h2spec and gRPC's interoperability client (Go), and all else on grpcio, too
 	AEROBEE_TOOLCHAINS=1 $(BIN)/python -m pytest -q --timeout=600 tests/integration/test_front_tools.py
-	AEROBEE_TEST_FRONT=grpcio $(BIN)/python -m pytest -q --processes $(WORKERS) tests/integration tests/conformance
+	AEROBEE_TEST_FRONT=grpcio $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile tests/integration tests/conformance
 
 test-crash: .venv/.dev ## the long crash tests: 500 kills and every crash point, with fresh seeds (more than an hour)
-	AEROBEE_FRESH_SEEDS=1 AEROBEE_CRASH_CYCLES=500 $(BIN)/python -m pytest -q -m crash --processes $(WORKERS) --share tests --timeout=14400
+	AEROBEE_FRESH_SEEDS=1 AEROBEE_CRASH_CYCLES=500 $(BIN)/python -m pytest -q -m crash -n $(WORKERS) --timeout=14400
 
 test-crossings: .venv/.dev ## every feature in every state of a broker, each pair in a broker of its own: docs/crossings.md
-	AEROBEE_CROSSINGS=alone $(BIN)/python -m pytest -q --processes $(WORKERS) --share tests --timeout=600 tests/crossings
+	AEROBEE_CROSSINGS=alone $(BIN)/python -m pytest -q -n $(WORKERS) --timeout=600 tests/crossings
 
 test-random: .venv/.dev ## the tests with random examples, with fresh seeds and more examples
 	AEROBEE_FRESH_SEEDS=1 AEROBEE_CRASH_CYCLES=20 AEROBEE_MODEL_EXAMPLES=$${AEROBEE_MODEL_EXAMPLES:-500} \
-		$(BIN)/python -m pytest -q --processes $(WORKERS) --share tests --timeout=14400 tests/property tests/model $$(grep -rl '^from hypothesis' tests/unit)
+		$(BIN)/python -m pytest -q -n $(WORKERS) --timeout=14400 tests/property tests/model $$(grep -rl '^from hypothesis' tests/unit)
 
 test-chaos: .venv/.dev ## producers, consumers and disturbances, checked: an hour each with one broker, with fail-over, beside replicas of two releases of RocketMQ; hostile clients
 	AEROBEE_FRESH_SEEDS=1 AEROBEE_CHAOS_SECONDS=$${AEROBEE_CHAOS_SECONDS:-3600} $(BIN)/python -m pytest -q -s tests/chaos

@@ -11,8 +11,6 @@ from tests.conformance import table
 from tests.conformance.cluster import table as cluster_table
 from tests.support import files_in_memory, front_under_test, not_run, seeds
 
-pytest_plugins = ["tests.support.processes"]
-
 # No deadline per example: on a busy machine, slow is not wrong. A failure prints how to repeat it.
 hypothesis.settings.register_profile(
     "aerobee",

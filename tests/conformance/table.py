@@ -1,6 +1,7 @@
 """A pytest plugin that prints the table of the checklist at the end of a run.
 
-It is not in this folder's conftest.py, so that a test can use it without that of the checklist.
+It is not in this folder's conftest.py: with several workers, as in `make test`, only the workers read that file, while
+the controlling process prints the table.
 """
 
 from __future__ import annotations

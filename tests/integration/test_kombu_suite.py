@@ -38,7 +38,7 @@ def test_kombus_own_tests(common: Path, aerobee_broker: BrokerProcess, tmp_path:
     shutil.copy(ROOT / "tests" / "support" / "kombu_suite.py", tmp_path / "test_suite.py")
     (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
     environment = {**os.environ, "AEROBEE_ENDPOINT": aerobee_broker.endpoint}
-    command = [sys.executable, "-m", "pytest", "-q", "--timeout=100", "test_suite.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "--timeout=100", "test_suite.py"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout[-6000:]
     passed = re.search(r"(\d+) passed", done.stdout)

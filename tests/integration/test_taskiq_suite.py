@@ -66,7 +66,7 @@ def test_taskiqs_own_tests(aerobee_broker: BrokerProcess, tmp_path: Path) -> Non
     )
     left_out = " ".join(f"tests/{name}" for name in LEFT_OUT)
     environment = {**os.environ, "AEROBEE_ENDPOINT": aerobee_broker.endpoint, "LEFT_OUT": left_out}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:anyio", "--timeout=200"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:anyio", "--timeout=200"]
     command += [f"tests/{file}" for file in FILES]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout[-6000:]
