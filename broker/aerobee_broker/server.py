@@ -307,6 +307,7 @@ async def _serve(
     tables = Tables.load(settings, process.clock, store.file_system, store.in_disk_thread, store.stats)
     if not process.promoted.is_set():  # forced to be master without the tables, it has to go on without them
         tables.check_queues(store.queues())
+    tables.count_memory(store.queues(), store.queue_ids)
     batch_topics.attach(tables.topics)
     parts = await _open_parts(process, store, tables, settings)
     remoting = RemotingService(parts)

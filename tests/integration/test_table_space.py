@@ -21,7 +21,7 @@ from aerobee_store.records import record
 from aerobee_store.records.message_fields import properties_of
 from aerobee_store.records.record import Draft, Message
 from tests.conformance.raw_client import RawClient, message, resource
-from tests.support.in_process_broker import METADATA
+from tests.support.in_process_broker import METADATA, InProcessBroker
 from tests.support.remoting_client import RemotingClient, pull_fields, records, remoting_broker, send_fields
 from tests.support.shell import Shell
 
@@ -162,6 +162,38 @@ async def test_what_is_deleted_leaves_space(tmp_path: Path) -> None:
             answer = await client.admin.DeleteTopic(admin_v1.DeleteTopicRequest(name=topic), timeout=20)
             assert answer.status.code == Code.OK
         assert await used() == before
+
+
+async def test_what_stays_is_counted(tmp_path: Path) -> None:
+    """The dead letters of a deleted group, and the queues of a topic that has fewer now, also after a restart."""
+
+    async def topics(broker: InProcessBroker) -> int:
+        text = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{broker.metrics}/metrics").read())
+        (found,) = re.findall(r'aerobee_table_bytes{.*of="topics"} (\S+)', text.decode())
+        return int(float(found))
+
+    async with remoting_broker(tmp_path) as (broker, remoting):
+        client = RawClient(broker.channel)
+        await client.create_topic("t", queues=9)
+        for queue_id in range(9):
+            sent = await remoting.call(Request.SEND_MESSAGE_V2, send_fields("t", queue_id=queue_id), b"x")
+            assert sent.code == Answer.SUCCESS, sent
+        before = await topics(broker)
+        fewer = admin_v1.UpdateTopicRequest(name="t", read_queue_count=1, write_queue_count=1)
+        assert (await client.admin.UpdateTopic(fewer, timeout=20)).status.code == Code.OK
+        assert await topics(broker) == before
+        await client.create_group("g")
+        pulled = await remoting.call(Request.PULL_MESSAGE, pull_fields("t", group="g"))
+        (record,) = records(pulled.body)
+        fields = {"offset": record.physical_offset, "group": "g", "delayLevel": -1, "originTopic": "t"}
+        assert (await remoting.call(Request.CONSUMER_SEND_MESSAGE_BACK, fields)).code == Answer.SUCCESS
+        assert await topics(broker) == before
+        answer = await client.admin.DeleteGroup(admin_v1.DeleteGroupRequest(name="g"), timeout=20)
+        assert answer.status.code == Code.OK
+        full = await topics(broker)
+        assert full > before
+    async with remoting_broker(tmp_path) as (broker, _):
+        assert await topics(broker) == full
 
 
 async def test_the_command_line_names_the_setting(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 It is not the ledger's: it belongs to no connection, is never dropped, and comes back with every start. Sizes are
 estimates, above what was measured: `tests/integration/test_table_space.py` compares them with a process. A topic counts
 all its queues, and a group its retry topic and its dead letters, from the beginning, because neither a message for a
-queue that exists nor one that must be delivered again may be refused later.
+queue that exists nor one that must be delivered again may be refused later. What is left of a group that was deleted,
+and the queues of a topic that has fewer now, are counted for as long as they exist.
 
 What a store has when it is opened is always loaded, and at least half of the limit is free then: a store of RocketMQ,
 or of an earlier release, may have more than the limit.
@@ -12,7 +13,9 @@ or of an earlier release, may have more than the limit.
 from __future__ import annotations
 
 import logging
+import sys
 import time
+from collections.abc import Mapping
 from typing import Final, Literal
 
 from aerobee_broker.config import Settings
@@ -30,17 +33,20 @@ _OFFSET_SIZE: Final = 150
 _OFFSETS_SIZE: Final = 600  # of a group and a topic, besides their queues
 _POSITION_SIZE: Final = 1_400
 _LIGHT_QUEUE_SIZE: Final = 2_400
+_FIELDS_SIZE: Final = 2_560  # of the fields of a topic or group, included in its size
 _WARNING_SECONDS: Final = 60.0
 
 
-def topic_size(name: str, queue_count: int) -> int:
-    """Of a topic and all its queues."""
-    return _TOPIC_SIZE + 8 * len(name) + queue_count * (_QUEUE_SIZE + 4 * len(name))
+def topic_size(name: str, queue_count: int, fields: object = ()) -> int:
+    """Of a topic and all its queues. `fields`: values of any size."""
+    return _TOPIC_SIZE + 8 * len(name) + queue_count * (_QUEUE_SIZE + 4 * len(name)) + _more(fields)
 
 
-def group_size(name: str) -> int:
-    """Of a group and the two topics that the broker may make for it, which have a queue each."""
-    return _GROUP_SIZE + 6 * len(name) + 2 * topic_size(name, 1)
+def group_size(name: str, retry_queue_count: int = 1, fields: object = ()) -> int:
+    """Of a group and the two topics that the broker may make for it, for its retries and its dead letters, which have
+    one queue. `fields`: values of any size."""
+    topics = topic_size(name, max(1, retry_queue_count)) + topic_size(name, 1)
+    return _GROUP_SIZE + 6 * len(name) + topics + _more(fields)
 
 
 def offsets_size(topic: str, group: str) -> int:
@@ -56,6 +62,24 @@ def offset_size(count: int = 1) -> int:
 def position_size(topic: str, group: str) -> int:
     """Of the delivery state of a queue for a group."""
     return _POSITION_SIZE + len(topic) + len(group)
+
+
+def fields_size(value: object, enough: int = sys.maxsize) -> int:
+    """The memory of a value of JSON with all that it contains; only until it is more than `enough`."""
+    size, left = 0, [value]
+    while left and size <= enough:
+        item = left.pop()
+        size += sys.getsizeof(item)
+        if isinstance(item, Mapping):
+            left += item.keys()
+            left += item.values()
+        elif isinstance(item, (list, tuple)):
+            left += item
+    return size
+
+
+def _more(fields: object) -> int:
+    return max(0, fields_size(fields) - _FIELDS_SIZE)
 
 
 class TableSpace:

@@ -30,7 +30,7 @@ from aerobee_broker.remoting_wire.fields import (
     text,
 )
 from aerobee_broker.remoting_wire.frame import Command
-from aerobee_broker.tables.attributes import AttributeChanges
+from aerobee_broker.tables.attributes import AttributeChanges, check_fields
 from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.deleted_letters import DeletedLetters
 from aerobee_broker.tables.predefined_topics import predefined_topics
@@ -137,8 +137,10 @@ class AdministrationRequests:
             topics, turns = [], Turns()
             for item in objects(body_object(request), "topicConfigList"):
                 await turns.next()
+                name = member(item, "topicName")
+                check_fields(f"topic {name!r:.100}", item)
                 try:
-                    topics.append(TopicConfig.from_json(member(item, "topicName"), item))
+                    topics.append(TopicConfig.from_json(name, item))
                 except TableFormatError as error:
                     raise RemotingError(Answer.INVALID_PARAMETER, str(error).partition(";")[0]) from None
             try:
@@ -355,6 +357,7 @@ def _group_of(body: dict[str, object]) -> GroupConfig:
     name = body.get("groupName")
     if not isinstance(name, str):
         raise RemotingError(Answer.INVALID_PARAMETER, "the body of the request has no groupName")
+    check_fields(f"consumer group {name!r:.100}", body)
     try:
         return GroupConfig.from_json(name, body)
     except TableFormatError as error:

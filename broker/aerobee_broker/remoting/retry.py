@@ -53,9 +53,8 @@ class RetryRequests:
             record = self._store.record_at(offset)
         except (RecordNotFoundError, CorruptRecordError) as error:
             raise RemotingError(Answer.SYSTEM_ERROR, f"the message to send back cannot be read: {error}") from None
-        queues = group.extra.get("retryQueueNums", 1)
-        queue_count = queues if isinstance(queues, int) else 1
-        if queue_count <= 0:
+        queue_count = group.retry_queue_count
+        if queue_count == 0:
             return answer()  # such a group allows no retries
         properties = dict(record.properties)
         properties.setdefault(p.RETRY_TOPIC, record.topic)

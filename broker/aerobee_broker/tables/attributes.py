@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from aerobee_broker.errors import IllegalAttributeError
+from aerobee_broker.limits.table_space import fields_size
 from aerobee_store.records.decimals import integer
 
 _INT64_MAX: Final = (1 << 63) - 1
 _SHOWN: Final = 80  # characters of a wrong name or value
+_FIELDS_SIZE_MAX: Final = 64 << 10  # bytes of memory; 1,024 delays of a retry policy take 40 KiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,16 @@ def check_attributes(
             )
         if value is not None:
             attribute.check(name, value)
+
+
+def check_fields(what: str, *values: object) -> None:
+    """Raise IllegalAttributeError for a topic or group (`what`) with such large values: they stay in memory, and every
+    change of them is saved."""
+    if fields_size(values, _FIELDS_SIZE_MAX) > _FIELDS_SIZE_MAX:
+        raise IllegalAttributeError(
+            f"the attributes and other fields of {what} take more than {_FIELDS_SIZE_MAX} bytes of memory; use shorter "
+            f"values, and leave out unknown fields"
+        )
 
 
 def without_effect(known: Mapping[str, Attribute], attributes: Mapping[str, str]) -> list[str]:

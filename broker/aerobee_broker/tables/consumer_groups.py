@@ -5,17 +5,20 @@ Groups have the same stored names as topics: `<namespace>%<name>`, or the bare n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
+from aerobee_broker.config.topics import QUEUE_COUNT_MAX
 from aerobee_broker.errors import ClosedError, GroupExistsError, GroupNotFoundError, IllegalGroupError, TableFormatError
-from aerobee_broker.limits.table_space import Kind, group_size
-from aerobee_broker.tables.attributes import GROUP_ATTRIBUTES, check_attributes
+from aerobee_broker.limits.table_space import Kind, TableSpace, group_size
+from aerobee_broker.tables.attributes import GROUP_ATTRIBUTES, check_attributes, check_fields
 from aerobee_broker.tables.data_version import NamedTable
 from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields
 from aerobee_broker.tables.topics import split_stored_name
+from aerobee_store.clock import Clock
 from aerobee_store.records.message_rules import name_fault
+from aerobee_store.records.topic_names import RETRY_PREFIX
 from aerobee_store.tables.java_json import Bean
 
 GROUP_NAME_SIZE_MAX: Final = 120  # characters; %RETRY% before it must stay a legal topic
@@ -109,6 +112,18 @@ class GroupConfig:
         """The only topic whose lite topics the group may consume; empty: of every topic."""
         return self.attributes.get("lite.bind.topic", "")
 
+    @property
+    def retry_queue_count(self) -> int:
+        """The queues of a new retry topic of the group; 0: its messages are not delivered again over remoting."""
+        count = self.extra.get("retryQueueNums", 1)
+        return min(max(count, 0), QUEUE_COUNT_MAX) if isinstance(count, int) else 1
+
+    @property
+    def fields(self) -> tuple[object, ...]:
+        """All that may have any size."""
+        policy = self.retry_policy
+        return self.attributes, self.extra, policy.next_ms if isinstance(policy, CustomizedRetry) else ()
+
     @classmethod
     def from_json(cls, name: str, value: object) -> GroupConfig:
         """Read one entry of subscriptionGroupTable; `name` is its key. Raises TableFormatError."""
@@ -199,9 +214,25 @@ class GroupTable(NamedTable[GroupConfig]):
     def _item_from_json(name: str, value: object) -> GroupConfig:
         return GroupConfig.from_json(name, value)
 
-    @staticmethod
-    def _size_of(item: GroupConfig) -> int:
-        return group_size(item.name)
+    def __init__(self, clock: Clock, space: TableSpace | None = None) -> None:
+        super().__init__(clock, space)
+        self.size_listener: Callable[[str], None] | None = None
+        """Called with the name of a group that was added, changed or removed."""
+
+    def _size_of(self, item: GroupConfig) -> int:
+        return group_size(item.name, item.retry_queue_count, item.fields)
+
+    def _set_latest(self, name: str, item: GroupConfig | None) -> None:
+        super()._set_latest(name, item)
+        if self.size_listener is not None:
+            self.size_listener(name)
+
+    def counted_queues(self, prefix: str, name: str) -> int | None:
+        """How many queues of its topic with this prefix the size of a group has; None if there is no such group."""
+        group = self._latest.get(name)
+        if group is None:
+            return None
+        return max(1, group.retry_queue_count) if prefix == RETRY_PREFIX else 1
 
     def require(self, name: str) -> GroupConfig:
         """Return the group with this stored name, or raise GroupNotFoundError."""
@@ -215,6 +246,7 @@ class GroupTable(NamedTable[GroupConfig]):
         check_group_name(group.name)
         _check_retries(group)
         check_attributes(GROUP_ATTRIBUTES, None, group.attributes)
+        check_fields(f"consumer group {group.name!r}", *group.fields)
         if group.name in self._latest:
             raise GroupExistsError(group.name)
         self._require_space(group)
@@ -229,6 +261,9 @@ class GroupTable(NamedTable[GroupConfig]):
             return
         _check_retries(group)
         check_attributes(GROUP_ATTRIBUTES, latest.attributes, group.attributes)
+        if group.fields != latest.fields:
+            check_fields(f"consumer group {group.name!r}", *group.fields)
+        self._require_space(group)
         self._put(group)
 
     def delete(self, name: str) -> None:
@@ -245,6 +280,12 @@ def _check_retries(group: GroupConfig) -> None:
         raise IllegalGroupError(
             f"consumer group {group.name!r} would have {group.retry_max_times} retries; "
             f"choose a number from 0 to {RETRY_MAX_TIMES_LIMIT}"
+        )
+    count = group.extra.get("retryQueueNums", 1)
+    if not isinstance(count, int) or count > QUEUE_COUNT_MAX:
+        raise IllegalGroupError(
+            f"consumer group {group.name!r} would have {count!r:.40} retry queues (retryQueueNums); choose a number "
+            f"up to {QUEUE_COUNT_MAX}"
         )
     policy = group.retry_policy
     if isinstance(policy, ExponentialRetry):

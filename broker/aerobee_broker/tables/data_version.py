@@ -154,6 +154,7 @@ class NamedTable(VersionedTable, ABC, Generic[_Item]):
         self.space = space or TableSpace()
         self._items: dict[str, _Item] = {}
         self._latest: dict[str, _Item] = {}
+        self._sizes: dict[str, int] = {}  # of memory, of the latest items
         self._saved_version = self._version
         self._unsaved: dict[str, int] = {}  # the names of changed items, with the revision of their last change
 
@@ -162,9 +163,8 @@ class NamedTable(VersionedTable, ABC, Generic[_Item]):
     def _item_from_json(name: str, value: object) -> _Item:
         """One entry of the items field."""
 
-    @staticmethod
     @abstractmethod
-    def _size_of(item: _Item) -> int:
+    def _size_of(self, item: _Item) -> int:
         """The memory that the item takes."""
 
     @classmethod
@@ -288,18 +288,18 @@ class NamedTable(VersionedTable, ABC, Generic[_Item]):
 
     def _require_space(self, item: _Item) -> None:
         """Raise TableSpaceError unless there is space for a new item, or for the growth of one."""
-        before = self._latest.get(item.name)
-        growth = self._size_of(item) - (0 if before is None else self._size_of(before))
+        growth = self._size_of(item) - self._sizes.get(item.name, 0)
         self.space.require(growth, f"{self._KIND[:-1]} {item.name!r}")
 
     def _set_latest(self, name: str, item: _Item | None) -> None:
-        before = self._latest.get(name)
         size = 0 if item is None else self._size_of(item)
-        self.space.add(self._KIND, size - (0 if before is None else self._size_of(before)))
+        self.space.add(self._KIND, size - self._sizes.get(name, 0))
         if item is None:
             self._latest.pop(name, None)
+            self._sizes.pop(name, None)
         else:
             self._latest[name] = item
+            self._sizes[name] = size
 
     def _changed(self, name: str) -> None:
         self._note_version()

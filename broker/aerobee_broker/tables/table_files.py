@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final, Self
 
@@ -235,6 +235,13 @@ class Tables:
                 "`aerobee store rebuild %s --tables`, otherwise delete them once more",
                 *(len(orphans), directory / "config" / "topics.json", ", ".join(orphans[:5]), directory),
             )
+
+    def count_memory(
+        self, queues: Mapping[str, Collection[int]], queue_ids_of: Callable[[str], Collection[int]]
+    ) -> None:
+        """Count the memory of topics by the queues that the store has: `queues`, and later `queue_ids_of` a topic."""
+        self.topics.count_memory(queues, queue_ids_of, self.groups.counted_queues)
+        self.groups.size_listener = self.topics.recount_of_group
 
     def warn_of_attributes(self) -> None:
         """Log the attributes that have no effect here: a store of RocketMQ may have such."""

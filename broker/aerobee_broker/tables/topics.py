@@ -8,7 +8,7 @@ namespace, else `<namespace>%<name>`, and for the topics that belong to a group 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 from typing import ClassVar, Final
@@ -22,10 +22,11 @@ from aerobee_broker.errors import (
     TopicExistsError,
     TopicNotFoundError,
 )
-from aerobee_broker.limits.table_space import Kind, topic_size
-from aerobee_broker.tables.attributes import TOPIC_ATTRIBUTES, check_attributes
+from aerobee_broker.limits.table_space import Kind, TableSpace, topic_size
+from aerobee_broker.tables.attributes import TOPIC_ATTRIBUTES, check_attributes, check_fields
 from aerobee_broker.tables.data_version import NamedTable
 from aerobee_broker.tables.json_fields import JsonFields
+from aerobee_store.clock import Clock
 from aerobee_store.records.decimals import decimal
 from aerobee_store.records.delay_levels import SCHEDULE_TOPIC
 from aerobee_store.records.message_rules import NAME_SIZE_MAX, name_fault
@@ -244,6 +245,11 @@ class TopicConfig:
         return decimal(self.attributes.get(_LITE_EXPIRATION)) or None
 
     @property
+    def fields(self) -> tuple[object, ...]:
+        """All that may have any size."""
+        return self.attributes, self.filter_type, self.extra
+
+    @property
     def readable(self) -> bool:
         return Permission.READ in self.permission
 
@@ -320,12 +326,48 @@ class TopicTable(NamedTable[TopicConfig]):
     def _item_from_json(name: str, value: object) -> TopicConfig:
         return TopicConfig.from_json(name, value)
 
-    @staticmethod
-    def _size_of(item: TopicConfig) -> int:
-        """None of a topic that the broker makes for a group, which has counted it."""
-        if item.name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
-            return 0
-        return topic_size(item.name, max(item.read_queue_count, item.write_queue_count))
+    def __init__(self, clock: Clock, space: TableSpace | None = None) -> None:
+        super().__init__(clock, space)
+        self._existing: dict[str, int] = {}  # queues of topics that have fewer now
+        self._queue_ids_of: Callable[[str], Collection[int]] = lambda _: ()
+        self._counted_by_group: Callable[[str, str], int | None] = lambda _prefix, _group: None
+
+    def count_memory(
+        self,
+        queues: Mapping[str, Collection[int]],
+        queue_ids_of: Callable[[str], Collection[int]],
+        counted_by_group: Callable[[str, str], int | None],
+    ) -> None:
+        """Count the memory of all topics as it is. `queues`: those of the store, by topic; `queue_ids_of`: those of a
+        topic. `counted_by_group`: how many queues of its topic with this prefix a group has counted itself, None if it
+        does not exist."""
+        self._queue_ids_of, self._counted_by_group = queue_ids_of, counted_by_group
+        self._existing = {name: len(queue_ids) for name, queue_ids in queues.items() if name in self._latest}
+        for name in self._latest:
+            self._recount(name)
+
+    def recount_of_group(self, group: str) -> None:
+        """Count again the topics that belong to a group, which has changed."""
+        for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX):
+            self._recount(prefix + group)
+
+    def _recount(self, name: str) -> None:
+        item = self._latest.get(name)
+        if item is not None:
+            self._set_latest(name, item)
+
+    def _size_of(self, item: TopicConfig) -> int:
+        count = max(item.read_queue_count, item.write_queue_count, self._existing.get(item.name, 0))
+        size = topic_size(item.name, count, item.fields)
+        prefix, group = _split_prefix(item.name)
+        if prefix and (counted := self._counted_by_group(prefix, group)) is not None:
+            size -= topic_size(item.name, min(count, counted))
+        return size
+
+    def _set_latest(self, name: str, item: TopicConfig | None) -> None:
+        super()._set_latest(name, item)
+        if item is None:
+            self._existing.pop(name, None)
 
     def require(self, name: str) -> TopicConfig:
         """Return the topic with this stored name, or raise TopicNotFoundError."""
@@ -339,6 +381,7 @@ class TopicTable(NamedTable[TopicConfig]):
         check_new_topic_name(topic.name)
         _check_queue_counts(topic)
         check_attributes(TOPIC_ATTRIBUTES, None, topic.attributes)
+        check_fields(f"topic {topic.name!r}", *topic.fields)
         if topic.name in self._latest:
             raise TopicExistsError(topic.name)
         self._require_space(topic)
@@ -362,6 +405,10 @@ class TopicTable(NamedTable[TopicConfig]):
             return
         _check_queue_counts(topic)
         check_attributes(TOPIC_ATTRIBUTES, latest.attributes, topic.attributes)
+        if topic.fields != latest.fields:
+            check_fields(f"topic {topic.name!r}", *topic.fields)
+        if (topic.read_queue_count, topic.write_queue_count) != (latest.read_queue_count, latest.write_queue_count):
+            self._existing[topic.name] = len(self._queue_ids_of(topic.name))
         self._require_space(topic)
         self._put(topic)
 
