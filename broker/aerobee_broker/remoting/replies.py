@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from aerobee_broker.remoting.clients import RemotingClients
-from aerobee_broker.remoting.send import SHORT_NAMES, SendRequests
+from aerobee_broker.remoting.send import LONG_NAMES, SHORT_NAMES, SendRequests
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection, PeerGoneError
 from aerobee_broker.remoting_wire.errors import RemotingError
@@ -50,11 +50,8 @@ class ReplyRequests:
 
     async def _push(self, request: Command, connection: Connection, *, short: bool) -> str:
         """The reason why the waiting client has not received it; empty if it has."""
-
-        def name(long: str) -> str:
-            return SHORT_NAMES[long] if short else long
-
-        encoded = text(request, name("properties"), "")
+        names = SHORT_NAMES if short else LONG_NAMES
+        encoded = text(request, names["properties"], "")
         properties = p.decode_properties(encoded.encode("utf-8", "replace"))
         client_id = properties.get(_REPLY_TO, "")
         found = self._clients.find_producer(client_id)
@@ -62,7 +59,7 @@ class ReplyRequests:
             return f"client {client_id[:80]!r}, which waits for this reply, is not connected"
         now_ms = self._clock.now_ms()
         properties[_PUSH_TIME] = str(now_ms)
-        fields = {long: request.fields.get(name(long), "") for long in _PUSHED}
+        fields = {long: request.fields.get(names[long], "") for long in _PUSHED}
         fields = {long: value for long, value in fields.items() if value}
         fields["properties"] = p.encode_properties(properties).decode()
         fields["bornHost"] = f"{connection.peer[0]}:{connection.peer[1]}"

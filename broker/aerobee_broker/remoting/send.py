@@ -51,7 +51,7 @@ _BATCH_COUNT_MAX: Final = 32_768
 _BATCH_ITEM: Final = struct.Struct(">iiiii")
 _I16: Final = struct.Struct(">h")
 # The names of SEND_MESSAGE's fields in SEND_MESSAGE_V2.
-SHORT_NAMES: Final = {
+SHORT_NAMES: Final[Mapping[str, str]] = {
     "producerGroup": "a",
     "topic": "b",
     "defaultTopic": "c",
@@ -67,6 +67,7 @@ SHORT_NAMES: Final = {
     "batch": "m",
     "brokerName": "n",
 }
+LONG_NAMES: Final[Mapping[str, str]] = {name: name for name in SHORT_NAMES}
 
 
 class _Sent(Struct):
@@ -112,11 +113,11 @@ class SendRequests:
 
     async def send(self, request: Command, connection: Connection) -> Command:
         """SEND_MESSAGE, with the long names of its fields."""
-        return await self._send(_sent(request, short=False), request, connection)
+        return await self._send(_sent(request, LONG_NAMES), request, connection)
 
     async def send_v2(self, request: Command, connection: Connection) -> Command:
         """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE, with the short names."""
-        return await self._send(_sent(request, short=True), request, connection)
+        return await self._send(_sent(request, SHORT_NAMES), request, connection)
 
     async def _send(self, sent: _Sent, request: Command, connection: Connection) -> Command:
         started = perf_counter()
@@ -299,32 +300,30 @@ def _number(properties: Mapping[str, str], name: str) -> int:
     return -number if value.startswith("-") else number
 
 
-def _sent(request: Command, *, short: bool) -> _Sent:
-    def name(long: str) -> str:
-        return SHORT_NAMES[long] if short else long
-
-    maximum = name("maxReconsumeTimes")
-    topic = text(request, name("topic"), "")
+def _sent(request: Command, names: Mapping[str, str]) -> _Sent:
+    """The content of a request whose fields have these names, in place of the long ones."""
+    maximum = names["maxReconsumeTimes"]
+    topic = text(request, names["topic"], "")
     if not topic:
-        raise RemotingError(Answer.INVALID_PARAMETER, f"the field {name('topic')!r}, the topic, is missing")
-    encoded = text(request, name("properties"), "").encode("utf-8", "replace")
+        raise RemotingError(Answer.INVALID_PARAMETER, f"the field {names['topic']!r}, the topic, is missing")
+    encoded = text(request, names["properties"], "").encode("utf-8", "replace")
     if len(encoded) > p.PROPERTIES_SIZE_MAX:
         raise RemotingError(
             Answer.MESSAGE_ILLEGAL,
             f"the properties take {len(encoded)} bytes, the limit is {p.PROPERTIES_SIZE_MAX}; move data into the body",
         )
     return _Sent(
-        producer_group=text(request, name("producerGroup")),
+        producer_group=text(request, names["producerGroup"]),
         topic=topic,
-        queue_count=integer(request, name("defaultTopicQueueNums"), 4, bits=32),
-        queue_id=integer(request, name("queueId"), bits=32),
-        sys_flag=integer(request, name("sysFlag"), bits=32),
-        born_timestamp=integer(request, name("bornTimestamp")),
-        flag=integer(request, name("flag"), bits=32),
+        queue_count=integer(request, names["defaultTopicQueueNums"], 4, bits=32),
+        queue_id=integer(request, names["queueId"], bits=32),
+        sys_flag=integer(request, names["sysFlag"], bits=32),
+        born_timestamp=integer(request, names["bornTimestamp"]),
+        flag=integer(request, names["flag"], bits=32),
         properties=p.decode_properties(encoded),
-        reconsume_times=integer(request, name("reconsumeTimes"), 0, bits=32),
+        reconsume_times=integer(request, names["reconsumeTimes"], 0, bits=32),
         reconsume_times_max=integer(request, maximum, bits=32) if request.fields.get(maximum) else None,
-        is_batch=boolean(request, name("batch")),
+        is_batch=boolean(request, names["batch"]),
     )
 
 

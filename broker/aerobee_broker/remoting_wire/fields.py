@@ -101,7 +101,7 @@ def answer(
         code,
         flag=FLAG_RESPONSE,
         remark=remark,
-        fields={name: _text(value) for name, value in fields.items()} if fields else {},
+        fields={name: value if isinstance(value, str) else _text(value) for name, value in (fields or {}).items()},
         body=body if isinstance(body, bytes) else java_json.dumps(body, pretty=False),
     )
 

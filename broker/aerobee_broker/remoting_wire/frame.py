@@ -31,7 +31,9 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from aerobee_broker.errors import BrokerError
 
@@ -60,6 +62,9 @@ _START: Final = struct.Struct(">iI")  # the second: serialization in the first b
 _BINARY_START: Final = struct.Struct(">hBhiii")
 _I32: Final = struct.Struct(">i")
 _U16: Final = struct.Struct(">H")
+# Made once: json.loads and json.dumps do more for each header than to parse and to write it.
+_to_json: Final = msgspec.json.Encoder().encode
+_of_json: Final = json.JSONDecoder().decode
 assert (_START.size, _BINARY_START.size) == (8, 17), "the tables above and the structs must agree"
 
 
@@ -115,15 +120,31 @@ def encode(command: Command) -> bytes:
         header["remark"] = command.remark
     header["serializeTypeCurrentRPC"] = "JSON"
     header["version"] = command.version
-    # Not only ASCII: a lone surrogate, which UTF-8 cannot encode, stays escaped by "replace".
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    try:
+        text = _to_json(header)
+    except UnicodeEncodeError:
+        return encode(_without_surrogates(command))
     return _frame(_JSON, text, command.body)
+
+
+def _without_surrogates(command: Command) -> Command:
+    """The command with a question mark for each lone surrogate, which JSON can carry and UTF-8 cannot."""
+    return replace(
+        command,
+        language=_utf8(command.language).decode(),
+        remark=None if command.remark is None else _utf8(command.remark).decode(),
+        fields={_utf8(key).decode(): _utf8(value).decode() for key, value in command.fields.items()},
+    )
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
 
 
 def encode_binary(command: Command) -> bytes:
     """The same with a binary header. Raises FrameFormatError for values that such a header cannot hold."""
     language = LANGUAGES.index(command.language) if command.language in LANGUAGES else LANGUAGES.index("OTHER")
-    remark = (command.remark or "").encode("utf-8", "replace")
+    remark = _utf8(command.remark or "")
     entries = b"".join(
         _U16.pack(len(key)) + key + _I32.pack(len(value)) + value
         for key, value in ((key.encode(), value.encode()) for key, value in command.fields.items())
@@ -211,7 +232,7 @@ def _decode(serialization: int, header: bytes, body: bytes) -> Command:
 
 def _decode_json(header: bytes, body: bytes) -> Command:
     try:
-        value = json.loads(header)
+        value = _of_json(header.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise FrameFormatError(f"a header that is not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -228,7 +249,11 @@ def _decode_json(header: bytes, body: bytes) -> Command:
         version=_integer(value, "version"),
         language=language if isinstance(language, str) else "JAVA",
         remark=remark if isinstance(remark, str) else None,
-        fields={key: _text(item) for key, item in fields.items() if item is not None} if fields else {},
+        fields={
+            key: item if isinstance(item, str) else _text(item)
+            for key, item in (fields or {}).items()
+            if item is not None
+        },
         body=body,
     )
 
@@ -244,7 +269,7 @@ def _integer(header: dict[str, object], name: str) -> int:
 
 def _text(value: object) -> str:
     """Java's reader turns numbers and booleans into text where a string is expected."""
-    return value if isinstance(value, str) else json.dumps(value)
+    return json.dumps(value)
 
 
 def _decode_binary(header: bytes, body: bytes) -> Command:

@@ -106,8 +106,10 @@ def test_binary_header_cannot_hold_a_large_code() -> None:
 
 def test_invalid_unicode_is_replaced_in_answers() -> None:
     """A lone surrogate, which JSON can carry, is replaced when the answer is encoded."""
-    (command,) = FrameReader().feed(frame(rb'{"code":1,"extFields":{"a":"\ud800"}}'))
-    assert FrameReader().feed(encode(command))[0].fields == {"a": "?"}
+    header = rb'{"code":1,"language":"\ud800L","remark":"\ud800R","extFields":{"a":"\ud800","\udfff":"\u00fc"}}'
+    (command,) = FrameReader().feed(frame(header))
+    (answered,) = FrameReader().feed(encode(command))
+    assert (answered.language, answered.remark, answered.fields) == ("?L", "?R", {"a": "?", "?": "\u00fc"})
 
 
 _TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
