@@ -436,6 +436,7 @@ class Call:
                 if self._must_cancel and yielded.cancel():
                     self._must_cancel = False
         finally:
+            error = None  # its traceback refers to this frame, and the cycle would wait for a collection
             _leave_task(loop, self)  # type: ignore[arg-type]
         if self._coroutine is None:
             self._connection.counters.calls -= 1
