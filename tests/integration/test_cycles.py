@@ -23,7 +23,11 @@ COUNT = 40
 
 
 def calls() -> bytes:
-    """Answered calls, calls that are refused, a receive that waits, and requests that never end."""
+    """Answered calls, calls that are refused, receives that wait, one of which gets a message, and requests that never
+    end, the last one within a frame."""
+    send = v2.SendMessageRequest()
+    sent = send.messages.add(topic=v2.Resource(name="t"), body=b"b")
+    sent.system_properties.message_id = "1"
     wait = v2.ReceiveMessageRequest(group=v2.Resource(name="g"), long_polling_timeout=v2.Duration(seconds=20))
     wait.message_queue.topic.name = "t"
     wait.invisible_duration.FromSeconds(30)
@@ -36,7 +40,9 @@ def calls() -> bytes:
             headers(first + 4, RECEIVE) + message(first + 4, wait.SerializeToString()),
             headers(first + 6, SEND),
         )
-    return b"".join(parts)
+    first += 8
+    parts += (headers(first, SEND) + message(first, send.SerializeToString()), headers(first + 2, SEND))
+    return b"".join((*parts, message(first + 2, bytes(1000))[:-500]))
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "remoting", "tls"])
@@ -80,7 +86,8 @@ async def used(broker: InProcessBroker, protocol: str, sent: bytes) -> None:
     """A connection sends this, stays for a moment, and goes."""
     address = {"remoting": broker.remoting, "tls": broker.tls}.get(protocol)
     host, _, port = str(address or broker.endpoint).rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port), ssl=_any_certificate() if protocol == "tls" else None)
+    context = _any_certificate() if protocol == "tls" else None
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
     writer.write(sent)
     while not await reader.read(1):
         pass

@@ -180,8 +180,6 @@ class Connection(asyncio.Protocol):
     def _work(self, until: float) -> bool:
         """Handle events and input until this time of `time.monotonic`; return whether some are left for a turn."""
         core, events = self.core, self._events
-        if self._transport is None:
-            core.abandon()
         while True:
             while events:
                 self._handle(events.popleft())
@@ -265,6 +263,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        self.core.abandon()
         self._open_connections.discard(self)
         if self._unsent:
             self._count_unsent(0)

@@ -874,10 +874,13 @@ class Http2Connection:
         return found
 
     def abandon(self) -> None:
-        """The connection is lost: write nothing more. `receive` ends the streams, some at a time."""
+        """The connection is lost: write nothing more. `receive` ends the streams, some at a time. What would lead from
+        the connection to its calls, and from them to it, is forgotten: only a collection of garbage would free it."""
         self.ended = True
         self._forget_input()
         self._output.clear()
+        self._frame_stream = None
+        self._answered.clear()
 
     def take_output(self) -> list[bytes | memoryview]:
         """Buffers to write now, in order; `has_output` tells whether there are more."""
@@ -952,7 +955,7 @@ class Http2Connection:
 
     def _end_local(self, stream: Stream) -> None:
         stream.local_open = False
-        if stream.reports_late_reset:
+        if stream.reports_late_reset and not self.ended:
             stream.epoch = self._epoch
             self._answered[stream.id] = stream
         if stream.remote_open:  # the answer does not need the rest of the request
