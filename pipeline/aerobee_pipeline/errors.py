@@ -28,4 +28,4 @@ class BrokerCallError(PipelineError):
 
 
 class SparkMissingError(PipelineError):
-    """PySpark or a Java runtime that it needs is not installed."""
+    """PySpark, a Java runtime, or another package that the pipeline needs is not installed."""

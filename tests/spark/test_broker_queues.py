@@ -13,8 +13,8 @@ import pytest
 from aerobee_pipeline.errors import BrokerCallError, DataLossError
 from aerobee_pipeline.offsets import Queue, Range
 from aerobee_pipeline.options import SourceOptions
+from aerobee_pipeline.passes import Rows
 from aerobee_pipeline.reading.broker_queues import BrokerQueues
-from aerobee_pipeline.reading.decode import Rows
 from aerobee_proto import records_v1, v2
 from aerobee_store import Message, RecordBatch
 from aerobee_store.records import record

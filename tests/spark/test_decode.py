@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from aerobee_pipeline.errors import RecordDecodeError
-from aerobee_pipeline.reading.decode import Decoder, expanded, gather
+from aerobee_pipeline.reading.decode import Decoder, expanded
 from aerobee_pipeline.reading.schema import COLUMNS
 from aerobee_store.errors import CorruptRecordError
 from aerobee_store.records import inner_batch, properties, record
@@ -220,9 +220,3 @@ def test_a_message_that_exceeds_its_inner_batch() -> None:
     )
     with pytest.raises(CorruptRecordError, match="message 1 of the inner batch"):
         list(expanded(batch, np.arange(2)))
-
-
-def test_gather_copies_ranges_and_nulls() -> None:
-    """Arrow copies the ranges and does not keep their buffer."""
-    values = gather(pa.py_buffer(b"0123456789"), np.array([1, 4, 8]), np.array([3, 4, 10]), np.array([2, -1, 0, 1]))
-    assert values.to_pylist() == [b"89", None, b"12", b""]

@@ -14,7 +14,8 @@ from aerobee_pipeline.broker_channel import Address, Broker
 from aerobee_pipeline.errors import BrokerCallError, DataLossError
 from aerobee_pipeline.offsets import Bounds, Queue, Range
 from aerobee_pipeline.options import SourceOptions, Subscription
-from aerobee_pipeline.reading.decode import Rows, expanded
+from aerobee_pipeline.passes import Rows, parsed
+from aerobee_pipeline.reading.decode import expanded
 from aerobee_proto import records_v1, v2
 from aerobee_store.records.record_batch import RecordBatch
 
@@ -208,7 +209,7 @@ class BrokerQueues:
         return item.end
 
     def _messages(self, item: Range, frame: records_v1.ReadRecordsResponse) -> Iterator[tuple[RecordBatch, Rows]]:
-        batch = RecordBatch.parse(frame.records, base_physical_offset=None)
+        batch = parsed(frame.records, base_physical_offset=None)
         if batch.end != len(frame.records):
             raise DataLossError(
                 f"{item.queue}, offset {frame.start_queue_offset}: the broker sent an invalid record at byte "

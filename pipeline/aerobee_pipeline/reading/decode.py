@@ -1,9 +1,9 @@
 """Stored records to Arrow: one decoder for the store's files and for the raw records of a broker's stream.
 
-`RecordBatch` of the store's codec finds and checks the records as numpy columns. Here those columns become Arrow
-arrays, without a Python object for any record: numbers by conversion, text and bodies by `gather`, which lets Arrow
-copy them. The messages of an inner batch become records, column by column as well. Only rare cases are handled one by
-one: compressed bodies, and text that is not UTF-8.
+The compiled passes find and check the records, as columns of a `RecordBatch`. Here those columns become Arrow arrays,
+without a Python object for any record: numbers by conversion, text and bodies by one pass that copies them. The
+messages of an inner batch become records, column by column as well. Only rare cases are handled one by one: compressed
+bodies, and text that is not UTF-8.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ import pyarrow.compute as pc
 
 from aerobee_pipeline.errors import RecordDecodeError
 from aerobee_pipeline.fixed_width import binary_rows
+from aerobee_pipeline.passes import Rows, joined, parsed, property_values, values
 from aerobee_pipeline.reading.schema import MAP, TIMESTAMP, arrow_schema
 from aerobee_store.errors import CorruptRecordError
 from aerobee_store.records import inner_batch, properties, record
 from aerobee_store.records.compression import DecompressionError, decompress
 from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.records.record_columns import HEAD, crcs_of, items
-
-Rows = npt.NDArray[np.int64]
-"""Numbers of records in their batch, ascending."""
 
 # The timestamps that Spark can show: the years 1 to 9999. A record may hold any 64-bit number; others become null.
 _TIME_MIN_MS: Final = -62_135_596_800_000
@@ -40,6 +38,7 @@ _I32: Final = np.dtype(">i4")
 _FIRST_FIELDS: Final = np.dtype(HEAD.descr[: list(HEAD.fields or ()).index("sys_flag") + 1])
 # Messages of inner batches are decoded together up to about this many bytes.
 _UNPACKED_SIZE: Final = 4 << 20
+_PROPERTY_COLUMNS: Final = {"msgId": properties.UNIQ_KEY, "keys": properties.KEYS, "tags": properties.TAGS}
 _LZ4: Final = 0x100
 _ZSTD: Final = 0x200
 
@@ -65,15 +64,17 @@ class Decoder:
         self._broker_name = broker_name
         self._decompress = decompress
         self._bad_body_is_null = bad_body_is_null
+        self._properties = [name for column, name in _PROPERTY_COLUMNS.items() if column in self._names]
         self._decoded: tuple[pa.Array, pa.Array] | None = None
+        self._found: list[pa.Array] = []
         self._columns: dict[str, Callable[[RecordBatch, Rows | None], pa.Array]] = {
             "topic": self._topic,
             "brokerName": self._broker,
             "queueId": lambda batch, rows: _numbers(batch.queue_id, rows, np.int32),
             "queueOffset": lambda batch, rows: _numbers(batch.queue_offset, rows, np.int64),
             "msgId": self._message_id,
-            "keys": lambda batch, rows: _property(batch, rows, properties.KEYS),
-            "tags": lambda batch, rows: _property(batch, rows, properties.TAGS),
+            "keys": lambda batch, rows: self._property(batch, rows, properties.KEYS),
+            "tags": lambda batch, rows: self._property(batch, rows, properties.TAGS),
             "body": lambda batch, rows: self._bodies(batch, rows)[0],
             "bornTimestamp": lambda batch, rows: _times(batch.born_timestamp, rows),
             "storeTimestamp": lambda batch, rows: _times(batch.store_timestamp, rows),
@@ -95,9 +96,9 @@ class Decoder:
             return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         if rows is not None and count == len(batch):
             rows = None
-        self._decoded = None
+        self._decoded, self._found = None, []
         arrays = [self._columns[name](batch, rows) for name in self._names]
-        self._decoded = None
+        self._decoded, self._found = None, []
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _topic(self, batch: RecordBatch, rows: Rows | None) -> pa.Array:
@@ -107,9 +108,15 @@ class Decoder:
     def _broker(self, batch: RecordBatch, rows: Rows | None) -> pa.Array:
         return pa.repeat(self._broker_name, len(batch) if rows is None else len(rows))
 
+    def _property(self, batch: RecordBatch, rows: Rows | None, name: str) -> pa.Array:
+        """The values of a property. Those of all columns are found together."""
+        if not self._found:
+            self._found = property_values(batch, rows, self._properties)
+        return text(self._found[self._properties.index(name)])
+
     def _message_id(self, batch: RecordBatch, rows: Rows | None) -> pa.Array:
         """The client's unique key; without it, the record's offset message id."""
-        found = _property(batch, rows, properties.UNIQ_KEY)
+        found = self._property(batch, rows, properties.UNIQ_KEY)
         if found.null_count == 0:
             return found
         return pc.coalesce(found, _offset_ids(batch, rows))
@@ -117,8 +124,7 @@ class Decoder:
     def _bodies(self, batch: RecordBatch, rows: Rows | None) -> tuple[pa.Array, pa.Array]:
         """The bodies, and the reasons why some of them are null. Decoded once for the columns that need them."""
         if self._decoded is None:
-            start, size = _chosen(batch.body_start, rows), _chosen(batch.body_size, rows)
-            bodies = gather(pa.py_buffer(batch.buffer), start, start + size)
+            bodies = values(batch.buffer, _chosen(batch.body_start, rows), _chosen(batch.body_size, rows))
             errors = pa.nulls(len(bodies), pa.string())
             if self._decompress and batch.any_has(record.SYS_FLAG_COMPRESSED):
                 bodies, errors = self._inflated(batch, rows, bodies, errors)
@@ -129,13 +135,13 @@ class Decoder:
         self, batch: RecordBatch, rows: Rows | None, bodies: pa.Array, errors: pa.Array
     ) -> tuple[pa.Array, pa.Array]:
         compressed = np.flatnonzero(_chosen(batch.sys_flag, rows) & record.SYS_FLAG_COMPRESSED)
-        values = bodies.to_pylist() if len(compressed) * 2 > len(bodies) else None
+        stored = bodies.to_pylist() if len(compressed) * 2 > len(bodies) else None
         inflated: list[bytes | None] = []
         texts: list[str | None] = []
         for row in compressed:
             text = None
             try:
-                body = _decompressed(batch, int(row if rows is None else rows[row]), (values or bodies)[int(row)])
+                body = _decompressed(batch, int(row if rows is None else rows[row]), (stored or bodies)[int(row)])
             except RecordDecodeError as error:
                 if not self._bad_body_is_null:
                     raise
@@ -238,54 +244,26 @@ def _messages(batch: RecordBatch, containers: Sequence[_Container]) -> RecordBat
     first["queue_offset"] = np.repeat(base, counts) + np.arange(len(found))
     first["sys_flag"] &= record.SYS_FLAG_BORN_HOST_V6 | record.SYS_FLAG_STORE_HOST_V6
     head[:, -4:] = np.ascontiguousarray(found.body_size, ">u4").view(np.uint8).reshape(-1, 4)
-    body = pa.py_buffer(found.body)
     sizes = np.ascontiguousarray(found.properties_size, ">u2")
     joined = pc.binary_join_element_wise(
         binary_rows(head),
-        gather(body, found.body_start, found.body_start + found.body_size),
+        values(found.body, found.body_start, found.body_size),
         pa.scalar(topic, pa.binary()),
         binary_rows(sizes.view(np.uint8).reshape(-1, 2)),
-        gather(body, found.properties_start, found.properties_start + found.properties_size),
+        values(found.body, found.properties_start, found.properties_size),
         pa.scalar(b"", pa.binary()),
     )
     data = bytes(memoryview(joined.buffers()[2])[: int(first["total_size"].sum())])
-    return RecordBatch.parse(data, base_physical_offset=None, check_crc=False)
+    return parsed(data, base_physical_offset=None, check_crc=False)
 
 
-def gather(buffer: pa.Buffer, start: Rows, end: Rows, rows: Rows | None = None) -> pa.Array:
-    """The ranges [start, end) of a buffer as a binary array. They must be in order and must not overlap.
-
-    The buffer is viewed as a binary array whose values are, alternately, a range and the gap after it. Taking every
-    other value makes Arrow copy them in C++. `rows`: the range of each value, -1 for null; None: all in order.
-    """
-    count = len(start)
-    index: Any = np.arange(0, 2 * count, 2, dtype=np.int64)
-    if rows is not None:
-        positions = np.where(rows < 0, 0, rows * 2)
-        index = pa.array(positions, mask=rows < 0)
-    if count == 0:
-        return pa.nulls(0 if rows is None else len(rows), pa.binary())
-    base = int(start[0])
-    bounds = np.empty(2 * count, np.int64)
-    bounds[0::2], bounds[1::2] = start - base, end - base
-    assert bounds[-1] < 1 << 31, "a segment, or the result of a call, has fewer than 2 GiB"
-    offsets = pa.py_buffer(bounds.astype(np.int32))
-    data = buffer.slice(base, int(bounds[-1]))
-    values = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, offsets, data])
-    return values.take(index if isinstance(index, pa.Array) else pa.array(index))
-
-
-def _joined(buffer: memoryview, start: Rows, end: Rows) -> pa.Buffer:
-    return gather(pa.py_buffer(buffer), start, end).buffers()[2].slice(0, int((end - start).sum()))
-
-
-def text(values: pa.Array) -> pa.Array:
+def text(found: pa.Array) -> pa.Array:
     """Binary values as strings. Bytes that are not UTF-8 become U+FFFD, as in every RocketMQ reader."""
     try:
-        return values.cast(pa.string())
+        return found.cast(pa.string())
     except pa.ArrowInvalid:
         return pa.array(
-            [None if value is None else value.decode("utf-8", "replace") for value in values.to_pylist()], pa.string()
+            [None if value is None else value.decode("utf-8", "replace") for value in found.to_pylist()], pa.string()
         )
 
 
@@ -306,21 +284,10 @@ def _times(column: npt.NDArray[Any], rows: Rows | None) -> pa.Array:
     return pa.array(ms * 1000).cast(TIMESTAMP)
 
 
-def _property(batch: RecordBatch, rows: Rows | None, name: str) -> pa.Array:
-    batch.keep_properties(_joined)
-    source, having, start, end = batch.property_places(name)
-    if len(having) == len(batch) and rows is None:
-        return text(gather(pa.py_buffer(source), start, end))
-    place = np.full(len(batch), -1, np.int64)
-    place[having] = np.arange(len(having))
-    return text(gather(pa.py_buffer(source), start, end, _chosen(place, rows)))
-
-
 def _property_map(batch: RecordBatch, rows: Rows | None) -> pa.Array:
-    batch.keep_properties(_joined)
+    batch.keep_properties(joined)
     source, owner, name_start, name_end, value_start, value_end = batch.all_property_places()
-    buffer = pa.py_buffer(source)
-    names = text(gather(buffer, name_start, name_end)).dictionary_encode()
+    names = text(values(source, name_start, name_end - name_start)).dictionary_encode()
     code = names.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     keep = code != names.dictionary.index(properties.CRC32).as_py()  # it belongs to the record, not to the message
     keep &= _last_of_name(owner, code, len(names.dictionary))
@@ -329,11 +296,11 @@ def _property_map(batch: RecordBatch, rows: Rows | None) -> pa.Array:
         wanted[rows] = True
         keep &= wanted[owner]
     kept = np.flatnonzero(keep)
-    values = text(gather(buffer, value_start, value_end, kept))
+    texts = text(values(source, value_start[kept], (value_end - value_start)[kept]))
     counts = np.bincount(owner[kept], minlength=len(batch))
     bounds = np.concatenate(([0], np.cumsum(_chosen(counts, rows)))).astype(np.int32)
     keys = names.dictionary.take(pa.array(code[kept]))
-    return pa.MapArray.from_arrays(pa.array(bounds), keys, values).cast(MAP)
+    return pa.MapArray.from_arrays(pa.array(bounds), keys, texts).cast(MAP)
 
 
 def _last_of_name(owner: Rows, code: Rows, name_count: int) -> npt.NDArray[np.bool_]:

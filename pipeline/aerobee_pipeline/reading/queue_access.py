@@ -8,7 +8,7 @@ from typing import Protocol
 from aerobee_pipeline.errors import OptionError
 from aerobee_pipeline.offsets import EARLIEST, LATEST, Bounds, Offsets, Queue, Range
 from aerobee_pipeline.options import Limit, SourceOptions, Subscription
-from aerobee_pipeline.reading.decode import Rows
+from aerobee_pipeline.passes import Rows
 from aerobee_pipeline.reading.store_queues import StoreQueues
 from aerobee_store.records.record_batch import RecordBatch
 

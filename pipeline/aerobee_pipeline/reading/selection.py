@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from aerobee_pipeline.offsets import EARLIEST, LATEST, Queue, Range
 from aerobee_pipeline.options import Limit, Subscription
-from aerobee_pipeline.reading.decode import Rows, gather
+from aerobee_pipeline.passes import Rows, property_values
 from aerobee_store.queues.record_units import rows_by_queue
 from aerobee_store.records import properties, record
 from aerobee_store.records.record_batch import RecordBatch
@@ -151,13 +151,6 @@ def _within(batch: RecordBatch, rows: Rows, broker: str, limit: Limit, is_start:
 
 
 def _tagged(batch: RecordBatch, rows: Rows, tags: frozenset[str]) -> Rows:
-    codes = np.array([properties.tags_code(tag) for tag in tags], np.int64)
-    rows = rows[np.isin(batch.tags_codes()[rows], codes)]
-    if not len(rows):
-        return rows
-    text, having, start, end = batch.property_places(properties.TAGS)
-    place = np.full(len(batch), -1, np.int64)
-    place[having] = np.arange(len(having))
-    values = gather(pa.py_buffer(text), start, end, place[rows])
+    [values] = property_values(batch, rows, [properties.TAGS])
     same = pc.is_in(values, pa.array([tag.encode() for tag in tags], pa.binary()))
     return rows[same.to_numpy(zero_copy_only=False)]

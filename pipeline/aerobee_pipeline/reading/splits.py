@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from aerobee_pipeline.errors import DataLossError, OptionError
+from aerobee_pipeline.passes import find_records
 from aerobee_store.errors import StoreDirectoryError
 from aerobee_store.log.commit_log import DamagedRange
 from aerobee_store.log.log_scan import LogEnd, LogScan
@@ -288,7 +289,7 @@ class SplitReader:
     def _batches_of(self, segment: MappedFile) -> Iterator[RecordBatch]:
         split = self._split
         size_max = max(split.segment_size, RECORD_SIZE_MIN)
-        log = LogScan([segment], record_size_max=size_max, batch_records=BATCH_RECORDS)
+        log = LogScan([segment], record_size_max=size_max, batch_records=BATCH_RECORDS, finder=find_records)
         segment_end = split.segment_begin + split.segment_size
         begin: int | None = split.begin
         if split.begin != split.segment_begin:

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from aerobee_pipeline.errors import DataLossError
 from aerobee_pipeline.offsets import Bounds, Queue, Range
 from aerobee_pipeline.options import Subscription
-from aerobee_pipeline.reading.decode import Rows, expanded, gather
+from aerobee_pipeline.passes import Rows, joined, parsed
+from aerobee_pipeline.reading.decode import expanded
 from aerobee_pipeline.reading.splits import store_files
 from aerobee_store.errors import CorruptRecordError
 from aerobee_store.log.commit_log import DamagedRange
@@ -242,13 +242,12 @@ class StoreQueues:
             part = slice(begin, begin + count)
             start = physical[part] - segment.start_offset
             try:
-                joined = gather(pa.py_buffer(segment.view), start, start + sizes[part])
+                data = joined(segment.view, start, start + sizes[part])
             except FileNotFoundError:
                 self._lose(queue, int(offsets[begin]), f"{segment.path} is gone")
                 begin += count
                 continue
-            data = memoryview(joined.buffers()[2])[: int(sizes[part].sum())]
-            batch = RecordBatch.parse(data, base_physical_offset=None)
+            batch = parsed(data, base_physical_offset=None)
             bad = _count_right(batch, queue, offsets[part], physical[part], sizes[part])
             if bad < count:
                 detail = batch.stop.detail if bad == len(batch) else "it is a record of another queue or offset"
@@ -289,9 +288,7 @@ class StoreQueues:
                 self._lose(item.queue, base, f"the log has no segment for {place}")
                 continue
             start = place - segment.start_offset
-            batch = RecordBatch.parse(
-                segment.view[start : start + size], base_physical_offset=place, record_size_max=max(size, 1)
-            )
+            batch = parsed(segment.view[start : start + size], base_physical_offset=place, record_size_max=max(size, 1))
             if len(batch) != 1:
                 self._lose(item.queue, base, f"its unit names {place}, where {batch.stop.detail}")
                 continue
@@ -324,7 +321,7 @@ def read_records(records: Records, *, fail_on_data_loss: bool) -> Iterator[Recor
             if isinstance(header, record.RecordHeader):
                 start = place - segment.start_offset
                 view = segment.view[start : start + header.size]
-                yield RecordBatch.parse(view, base_physical_offset=place, record_size_max=max(header.size, 1))
+                yield parsed(view, base_physical_offset=place, record_size_max=max(header.size, 1))
                 continue
             lost = f"{segment.path}: the index names a record at {place}, where {header.detail}"
             if fail_on_data_loss:

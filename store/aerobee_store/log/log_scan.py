@@ -29,6 +29,7 @@ from aerobee_store.records.record import Record, ScanStop, StopReason
 if TYPE_CHECKING:
     from aerobee_store.records import record_batch
     from aerobee_store.records.record_batch import RecordBatch
+    from aerobee_store.records.record_columns import Finder
 else:
     record_batch = deferred("aerobee_store.records.record_batch")
 
@@ -52,12 +53,18 @@ class LogScan:
     """The segments of a log, oldest first. Read-only. The owner may add segments between two walks."""
 
     def __init__(
-        self, segments: Sequence[MappedFile], *, record_size_max: int, batch_records: int = _BATCH_RECORDS
+        self,
+        segments: Sequence[MappedFile],
+        *,
+        record_size_max: int,
+        batch_records: int = _BATCH_RECORDS,
+        finder: Finder | None = None,
     ) -> None:
-        """`batch_records`: the most records that a walk yields at once."""
+        """`batch_records`: the most records that a walk yields at once. `finder`: of RecordBatch.parse."""
         self._segments = segments
         self._record_size_max = record_size_max
         self._batch_records = batch_records
+        self._finder = finder
         # Asking the file system for the end of a file's data costs as much as parsing a thousand records.
         self._data_end: tuple[MappedFile | None, int] = None, 0
 
@@ -140,6 +147,7 @@ class LogScan:
             check_crc=True,
             record_size_max=self._record_size_max,
             count_max=self._batch_records,
+            finder=self._finder,
         )
 
     def find(self, physical_offset: int) -> MappedFile | None:

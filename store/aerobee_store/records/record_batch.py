@@ -28,6 +28,7 @@ from aerobee_store.records.record_columns import (
     PACKED_DIGITS,
     Booleans,
     Bytes,
+    Finder,
     Integers,
     Source,
     all_true,
@@ -101,38 +102,46 @@ class RecordBatch:
         record_size_max: int = record_codec.SIZE_MAX,
         count_max: int | None = None,
         sizes: Integers | None = None,
+        finder: Finder | None = None,
     ) -> RecordBatch:
         """Every valid record from `start` on, at most `count_max`, and the reason for the end (`stop`).
 
         The parameters are those of `record.scan`: `base_physical_offset` is the physical offset of the buffer's first
         byte, or None if the records are not contiguous in the log. `sizes`: the presumed sizes of the records, which
-        speed up the search; if they are wrong, they are ignored.
+        speed up the search; if they are wrong, they are ignored. `finder`: a faster way to find and check records than
+        numpy's; `record.peek` still determines why it stopped.
         """
         view = memoryview(buffer)
         if end is None or end > len(view):
             end = len(view)
         incomplete = -1
         while True:
-            found = None if sizes is None else starts_by_sizes(view, start, end, record_size_max, count_max, sizes)
-            start_of, size_of, stride, position = found or find_starts(view, start, end, record_size_max, count_max)
-            # Copied once, unless slicing can probably be avoided.
-            source = None if stride else sliceable(view, start, position, len(start_of))
-            while True:
-                columns = columns_of(
+            if finder is None:
+                start_of, size_of, position, columns, source = _find_by_columns(
                     view,
-                    start_of,
-                    size_of,
-                    stride,
+                    start,
+                    end,
                     base_physical_offset,
                     placed,
                     require_property_crc,
                     check_crc,
-                    source,
+                    record_size_max,
+                    count_max,
+                    sizes,
                 )
-                if not isinstance(columns, int):
-                    break
-                position = int(start_of[columns])
-                start_of, size_of = start_of[:columns], size_of[:columns]
+            else:
+                source = None
+                start_of, size_of, position, columns = finder(
+                    view,
+                    start,
+                    end,
+                    base_physical_offset,
+                    placed,
+                    require_property_crc,
+                    check_crc,
+                    record_size_max,
+                    count_max,
+                )
             count = len(start_of)
             if count == count_max:
                 place_in_log = position if base_physical_offset is None else base_physical_offset + position
@@ -393,6 +402,41 @@ class RecordBatch:
             object.__setattr__(self, "_pairs", pairs)
             return pairs
         return self._pairs
+
+
+def _find_by_columns(
+    view: memoryview,
+    start: int,
+    end: int,
+    base_physical_offset: int | None,
+    placed: bool,
+    require_property_crc: bool,
+    check_crc: bool,
+    record_size_max: int,
+    count_max: int | None,
+    sizes: Integers | None,
+) -> tuple[Integers, Integers, int, dict[str, Any], Source | None]:
+    """What a `Finder` returns, found column by column, and the copy that was sliced."""
+    found = None if sizes is None else starts_by_sizes(view, start, end, record_size_max, count_max, sizes)
+    start_of, size_of, stride, position = found or find_starts(view, start, end, record_size_max, count_max)
+    # Copied once, unless slicing can probably be avoided.
+    source = None if stride else sliceable(view, start, position, len(start_of))
+    while True:
+        columns = columns_of(
+            view,
+            start_of,
+            size_of,
+            stride,
+            base_physical_offset,
+            placed,
+            require_property_crc,
+            check_crc,
+            source,
+        )
+        if not isinstance(columns, int):
+            return start_of, size_of, position, columns, source
+        position = int(start_of[columns])
+        start_of, size_of = start_of[:columns], size_of[:columns]
 
 
 def place(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, repeat
@@ -30,6 +31,11 @@ Booleans = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 Source = tuple[ReadableBuffer, int]
 """The best object to slice in place of a buffer, and the position of its start in the buffer."""
+FoundRecords = tuple[Integers, Integers, int, dict[str, Any]]
+"""The starts and sizes of valid records, the position after the last one, and their other columns."""
+Finder = Callable[[memoryview, int, int, int | None, bool, bool, bool, int, int | None], FoundRecords]
+"""Finds the valid records of a buffer from a start on: the buffer, start and end, and of `RecordBatch.parse` the
+parameters base_physical_offset, placed, require_property_crc, check_crc, record_size_max and count_max."""
 
 # The fixed part of a record; the fields after `born_host` are valid only if both hosts are IPv4.
 HEAD: Final = np.dtype(
