@@ -21,6 +21,7 @@ from aerobee_client import ConfigurationError, Message, Tls, UnavailableError, c
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import v2
 from tests.support.front_under_test import FRONT
+from tests.support.http2_attacker import begin_of_tls
 
 pytestmark = pytest.mark.timeout(300)
 RUST = Path(__file__).parents[1] / "sdk" / "rust"
@@ -162,6 +163,22 @@ async def test_a_stop_does_not_wait_for_the_end_of_tls(tmp_path: Path, certifica
         began = time.monotonic()
         assert await asyncio.to_thread(broker.stop) == 0
         assert time.monotonic() - began < 20
+
+
+@pytest.mark.skipif(FRONT == "grpcio", reason="of the native front")
+async def test_a_stop_does_not_wait_for_a_handshake_that_goes_no_further(tmp_path: Path, certificate: Path) -> None:
+    """A stranger with one begun handshake made every stop as long as the drain timeout."""
+    files = ("--tls-cert", str(certificate), "--tls-key", str(certificate.with_suffix(".key")))
+    with run_broker(
+        tmp_path, ("--dev", "--front", "native", *files), settings={"listen.drain_seconds": 60.0}
+    ) as broker:
+        host, _, port = broker.endpoint.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=60) as stranger:
+            stranger.sendall(begin_of_tls())
+            assert stranger.recv(1), "the broker answers the handshake"
+            began = time.monotonic()
+            assert await asyncio.to_thread(broker.stop) == 0
+            assert time.monotonic() - began < 20
 
 
 def test_a_development_certificate_is_created(tmp_path: Path) -> None:

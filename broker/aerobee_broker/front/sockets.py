@@ -153,17 +153,22 @@ class Front:
                 each.begin_stop()
 
     async def stop(self, grace_seconds: float) -> None:
-        """Stop accepting, let calls end for this time, then abort the rest."""
+        """Stop accepting, let calls end for this time, then abort the rest.
+
+        A handshake has only the time in which clients hear of the end: one that goes no further has no call.
+        """
         self._stop_listening()
         ends = self._loop.time() + grace_seconds
         heard = min(ends, self._loop.time() + _FAREWELL_SECONDS)
         self._acceptor.close_silent()
         told: set[Connection] = set()
-        while (self._connections or self._acceptor.is_shaking_hands) and self._loop.time() < ends:
+        while (now := self._loop.time()) < ends:
+            if not self._connections and (now >= heard or not self._acceptor.is_shaking_hands):
+                break
             for connection in self._connections - told:
                 connection.begin_stop()
                 told.add(connection)
-            if self._loop.time() >= heard:
+            if now >= heard:
                 for connection in tuple(self._connections):
                     connection.finish_stop()
             await asyncio.sleep(0.01)
