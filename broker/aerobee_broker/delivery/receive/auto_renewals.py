@@ -12,6 +12,7 @@ from aerobee_broker.recent import Recent
 from aerobee_store.clock import Clock
 
 _ATTEMPTS_PER_CLIENT_MAX: Final = 64  # answers that a client may report as lost; it repeats its latest
+_PRUNED_SIZE: Final = 64  # queues of a client, at which, and at each power of two above, finished ones are forgotten
 
 
 class AutoRenewals:
@@ -44,7 +45,10 @@ class AutoRenewals:
 
     def note(self, client_id: str, queue: Queue, attempt: int | None) -> None:
         """Note that the client has messages of this queue, from this attempt if it named one."""
-        self._queues.setdefault(client_id, set()).add(queue)
+        queues = self._queues.setdefault(client_id, set())
+        queues.add(queue)
+        if len(queues) >= _PRUNED_SIZE and len(queues).bit_count() == 1:
+            queues -= {each for each in queues if each.dropped or not each.delivery.in_flight}
         if attempt is None:
             return
         self._attempts_of(client_id)[attempt] = None

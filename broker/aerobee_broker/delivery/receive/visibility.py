@@ -16,6 +16,7 @@ from aerobee_broker.delivery.state.subscriptions import Queue
 from aerobee_store.clock import Clock
 
 _SLEEP_SECONDS_MAX: Final = 3600.0
+_OUTDATED_MAX: Final = 1_000  # entries that no longer count, or as many as count; their times may be hours away
 
 
 class VisibilityListener(Protocol):
@@ -37,7 +38,8 @@ class Visibility:
         self._clock = clock
         self._stats = stats
         self._listener = listener
-        self._queues: list[tuple[int, int, Queue]] = []
+        self._queues: list[tuple[int, int, Queue]] = []  # a queue that was rescheduled earlier is there more than once
+        self._size_max = _OUTDATED_MAX
         self._sequence = 0
         self._wake = asyncio.Event()
 
@@ -68,9 +70,16 @@ class Visibility:
             return
         queue.scheduled_ms = next_ms
         self._sequence += 1
+        if len(self._queues) >= self._size_max:
+            self._forget_outdated()
         heapq.heappush(self._queues, (next_ms, self._sequence, queue))
         if self._queues[0][2] is queue:
             self._wake.set()
+
+    def _forget_outdated(self) -> None:
+        self._queues = [each for each in self._queues if not each[2].dropped and each[2].scheduled_ms == each[0]]
+        heapq.heapify(self._queues)
+        self._size_max = 2 * len(self._queues) + _OUTDATED_MAX
 
     def give_back(self, parts: Iterable[tuple[Queue, list[int], int]]) -> None:
         """Return (queue, offsets, nonce) of messages that did not reach their client: they are ready at once.

@@ -166,6 +166,7 @@ class Subscriptions:
                     self._offsets.space.add("positions", -position_size(name, group_name))
             if not topics:
                 del self._groups[group_name]
+                self._busy.pop(group_name, None)
 
     def create_queue(self, key: QueueKey) -> Queue:
         """A queue that this process has not used yet, at the group's position or default start. `add` registers it."""

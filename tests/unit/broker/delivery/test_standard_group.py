@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
 from aerobee_broker.delivery.journal.event_log import JOURNAL_GROUP, JOURNAL_TOPIC
 from aerobee_broker.delivery.journal.history import History
+from aerobee_broker.delivery.receive import auto_renewals, visibility
 from aerobee_broker.delivery.receive.receive_plan import ReceiveRequest
 from aerobee_broker.delivery.receive.selection import DeliveredMessage
+from aerobee_broker.delivery.state.subscriptions import Queue
 from aerobee_broker.errors import (
     GroupNotFoundError,
     InvalidReceiptHandleError,
@@ -481,6 +484,47 @@ async def test_state_of_a_deleted_topic_is_removed(start: Start) -> None:
     await harness.tables.save()
     harness = await harness.crash()
     assert list(harness.deliveries.statuses(GROUP)) == []
+
+
+def in_memory() -> tuple[int, int]:
+    """Queues in which a group has a position, whoever refers to them, and times at which the timer looks at one."""
+    gc.collect()
+    found = gc.get_objects()
+    times = (each for each in found if isinstance(each, tuple) and len(each) == 3 and isinstance(each[2], Queue))
+    return sum(isinstance(each, Queue) and each.key.topic == TOPIC for each in found), len(list(times))
+
+
+@pytest.mark.parametrize("seconds", [60.0, None])
+@pytest.mark.parametrize("deleted", ["group", "topic"])
+async def test_messages_in_flight_leave_no_memory(
+    start: Start, monkeypatch: pytest.MonkeyPatch, deleted: str, seconds: float | None
+) -> None:
+    """Queues stayed in memory for each group that was deleted with messages in flight."""
+    monkeypatch.setattr(visibility, "_OUTDATED_MAX", 0)
+    monkeypatch.setattr(auto_renewals, "_PRUNED_SIZE", 1)
+    harness = await start()
+    for number in range(5):
+        await harness.send("a")
+        harness.tables.groups.create(GroupConfig(name=f"g{number}"))
+        await harness.tables.save()
+        await harness.receive(seconds=seconds, group=f"g{number}")
+        if deleted == "group":
+            await harness.deliveries.delete_group(f"g{number}")
+        else:
+            await harness.deliveries.delete_topic(TOPIC)
+    assert in_memory()[0] <= 2  # the last one, and one at which a client's queues are not pruned
+
+
+async def test_shorter_and_shorter_times_leave_no_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each left an entry of the timer for as long as the first time, up to twelve hours."""
+    monkeypatch.setattr(visibility, "_OUTDATED_MAX", 10)
+    harness = await start()
+    await harness.send("a")
+    [message] = await harness.receive(seconds=3_600)
+    handle = message.receipt_handle
+    for number in range(200):
+        handle = await harness.deliveries.change_invisible(TOPIC, GROUP, handle, 3_600_000 - 1_000 * number - 1_000)
+    assert in_memory()[1] <= 20
 
 
 async def test_receive_of_a_deleted_group_ends_with_an_error(start: Start) -> None:
