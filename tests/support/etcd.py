@@ -12,12 +12,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from tests.support.programs import program
 
 _SECONDS = 60.0
-_candidates = iter(random.Random(os.getpid()).sample(range(10_000, 32_768), 22_768))
 
 
 @contextmanager
@@ -58,6 +58,12 @@ def _wait_until_healthy(client: str, process: subprocess.Popen[bytes], log: Path
     raise AssertionError(f"etcd does not start: {log.read_text()[-2000:]}")
 
 
+@cache
+def _candidates(process_id: int) -> Iterator[int]:
+    """Each process, also one that was forked, has an order of its own."""
+    return iter(random.Random(process_id).sample(range(10_000, 32_768), 22_768))
+
+
 def free_ports(count: int) -> list[int]:
     """Loopback ports that are free at the moment, none twice in a process.
 
@@ -65,7 +71,7 @@ def free_ports(count: int) -> list[int]:
     before the port is used.
     """
     found: list[int] = []
-    for port in _candidates:
+    for port in _candidates(os.getpid()):
         with socket.socket() as one, suppress(OSError):
             one.bind(("127.0.0.1", port))
             found.append(port)
