@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_client.testing import AddressKeeper
 from tests.support.etcd import free_ports
 from tests.support.remoting_client import RemotingClient, bodies_of, json_body, send
-from tests.support.warm_program import WarmProgram, start_warm
+from tests.support.warm_program import WarmProgram, run_warm, start_warm
 
 SECONDS: Final = 120.0
 
@@ -114,11 +113,9 @@ class BrokerProcess:
 
     async def command(self, name: str, *arguments: str, proves: bool = True) -> subprocess.CompletedProcess[str]:
         """Run `aerobee promote` or `aerobee replication` for this broker. `proves`: with what its peers have."""
-        command = [sys.executable, "-m", "aerobee_broker", name, "--remoting", self.remoting, "--timeout", "60"]
+        command = [name, "--remoting", self.remoting, "--timeout", "60"]
         command += peer_arguments(self._peers) if proves else []
-        return await asyncio.to_thread(
-            subprocess.run, [*command, *arguments], capture_output=True, text=True, timeout=SECONDS, check=False
-        )
+        return await run_warm("aerobee_broker", [*command, *arguments], seconds=SECONDS)
 
     async def promote(self, *arguments: str) -> str:
         """Make this replica the master by the command; returns its output once the broker serves."""

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,22 @@ class WarmProgram:
                 os.close(descriptor)
         return self.wait()
 
+    def first_line(self) -> bytes:
+        """The first line of its output; waits for it."""
+        while b"\n" not in self._read and (chunk := os.read(self._stdout.fileno(), 4096)):
+            self._read += chunk
+        line, newline, self._read = self._read.partition(b"\n")
+        return line + newline
+
+    async def output(self) -> bytes:
+        """All of its output that is left, once it has closed it."""
+        chunk = b"none yet"
+        while chunk:
+            await _readable(self._stdout.fileno())
+            chunk = os.read(self._stdout.fileno(), 1 << 16)
+            self._read += chunk
+        return self._read
+
     async def line(self) -> bytes:
         """The next line of its output; what is left of it if it ends."""
         while b"\n" not in self._read:
@@ -99,6 +116,19 @@ def start_warm(
     process = _starter.start(order)
     process.stdin.close()
     return WarmProgram(process)
+
+
+async def run_warm(module: str, arguments: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run `python -m MODULE ARGUMENTS` to its end."""
+    with tempfile.NamedTemporaryFile() as errors:
+        program = start_warm(module, arguments, log=Path(errors.name))
+        try:
+            async with asyncio.timeout(seconds):
+                output = await program.output()
+                code = await program.ended()
+        finally:
+            program.send_signal(signal.SIGKILL)
+        return subprocess.CompletedProcess([module, *arguments], code, output.decode(), errors.read().decode())
 
 
 async def _readable(descriptor: int) -> None:
