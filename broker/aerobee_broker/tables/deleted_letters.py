@@ -24,6 +24,7 @@ from aerobee_store.tables.json_table import JsonTable
 
 FILE_NAME: Final = "aerobeeDeletedDeadLetters.json"
 RANGES_MAX: Final = 10_000  # of one group
+ALL_RANGES_MAX: Final = 50_000  # of all: 120 bytes of memory each, and a step of the event loop takes all of them
 Range = tuple[int, int]
 
 
@@ -66,6 +67,12 @@ class DeletedLetters:
                     f"{RANGES_MAX}; delete all before a time instead",
                 )
             changed = {**self._ranges, group: ranges}
+            count = sum(map(len, changed.values()))
+            if count > ALL_RANGES_MAX and len(ranges) > len(self._ranges.get(group, ())):
+                raise TooManyRequestsError(
+                    f"all groups would have {count} gaps between deleted dead letters, the limit is {ALL_RANGES_MAX}; "
+                    f"delete all before a time instead",
+                )
             await self._save(changed)
 
     def to_json(self) -> dict[str, object]:
