@@ -3,6 +3,7 @@ for months would refuse what fits, or take what does not."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -89,8 +90,8 @@ class Model:
                 others.groups.create(made)
                 others.offsets.commit(topic, group, queue_id, 1)
                 self.queues = {name: ids for name, ids in self.queues.items() if name == topic}
-                self.topics.replace(others.topics)
-                self.groups.replace(others.groups)
+                asyncio.run(self.topics.replace(others.topics))
+                asyncio.run(self.groups.replace(others.groups))
                 self.offsets.replace(others.offsets)
 
 

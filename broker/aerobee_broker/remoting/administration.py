@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -14,6 +13,7 @@ from aerobee_broker.limits.loop_share import Turns, in_turns
 from aerobee_broker.processors.administration.groups import GroupAdministration
 from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.remoting.offsets import OffsetRequests
+from aerobee_broker.remoting.whole_tables import written
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection, Handler
 from aerobee_broker.remoting_wire.errors import RemotingError
@@ -44,7 +44,6 @@ from aerobee_store import ConfigError, MessageStore
 from aerobee_store.clock import Clock
 from aerobee_store.queues.topic_removal import deletions_to_json
 from aerobee_store.records.decimals import decimal
-from aerobee_store.tables import java_json
 from aerobee_store.tables.java_json import Bean, ObjectMap
 from aerobee_store.timer.checkpoint import TimerCheckpoint
 
@@ -193,7 +192,7 @@ class AdministrationRequests:
                 topicQueueMappingDetailMap={},
             )
 
-        return answer({"totalTopicNum": len(topics)}, body=await self._written(lambda: content))
+        return answer({"totalTopicNum": len(topics)}, body=await written(self._many, lambda: content))
 
     async def system_topics(self, _request: Command, _: Connection) -> Command:
         names = dict.fromkeys(topic.name for topic in self._tables.topics if is_system_topic(topic.name))
@@ -239,20 +238,12 @@ class AdministrationRequests:
         return answer(body=self._tables.groups.require(text(request, "group")).to_json())
 
     async def all_groups(self, _request: Command, _: Connection) -> Command:
-        return answer(body=await self._written(self._tables.groups.content))
+        return answer(body=await written(self._many, self._tables.groups.content))
 
     # --- Offsets ----------------------------------------------------------------------------------------------
 
     async def all_offsets(self, _request: Command, _: Connection) -> Command:
-        return answer(body=await self._written(self._tables.offsets.content))
-
-    async def _written(self, take: Callable[[], Callable[[], object]]) -> bytes:
-        """The JSON of a whole table, which may have any size: one is written at a time, in another thread.
-
-        `take` is called when its turn has come, and what it returns in that thread."""
-        async with self._many:
-            content = take()
-            return await asyncio.to_thread(lambda: java_json.dumps(content(), pretty=False))
+        return answer(body=await written(self._many, self._tables.offsets.content))
 
     async def delay_offsets(self, _request: Command, _: Connection) -> Command:
         return answer(body=self._level_delay.snapshot())

@@ -2,7 +2,8 @@
 checkpoint.
 
 These are not in the log. Tables with the same version or content are skipped. The others are replaced at once and saved
-in RocketMQ's files, as at the master, so a replica always has topics.
+in RocketMQ's files, as at the master, so a replica always has topics. They may have any size, so another thread reads
+and compares them.
 
 The timer's checkpoint and the offsets of the delay levels show which delayed messages the master has delivered. They
 are saved only when this log has reached the end that the master's log had after reading them. These deliveries are then
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -61,7 +62,7 @@ _NO_MODES: Final[dict[str, object]] = {"messageRequestModeMap": {}}
 class _Table(Protocol):
     """A table that a master's answer can replace."""
 
-    def snapshot(self) -> object: ...
+    def content(self) -> Callable[[], object]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +110,27 @@ class Metadata:
     async def copy(self, master: Connection) -> None:
         """Request all tables, apply and save changes. Raises BrokerError, TimeoutError and OSError."""
         tables, clock = self._tables, self._clock
-        topics = TopicTable.from_json(await self._asked_topics(master), clock)
-        groups = GroupTable.from_json(await self._asked(master, Request.GET_ALL_SUBSCRIPTION_GROUP_CONFIG), clock)
-        offsets = OffsetTable.from_json(await self._asked(master, Request.GET_ALL_CONSUMER_OFFSET), clock)
-        if self._differ(tables.topics, topics):
+        topics = await asyncio.to_thread(TopicTable.from_json, await self._asked_topics(master), clock)
+        found = await self._asked(master, Request.GET_ALL_SUBSCRIPTION_GROUP_CONFIG)
+        groups = await asyncio.to_thread(GroupTable.from_json, found, clock)
+        found = await self._asked(master, Request.GET_ALL_CONSUMER_OFFSET)
+        offsets = await asyncio.to_thread(OffsetTable.from_json, found, clock)
+        if await self._differ(tables.topics, topics):
             self._deleted.update(topic.name for topic in tables.topics if topic.name not in topics)
             self._deleted.difference_update(topic.name for topic in topics)
-            tables.topics.replace(topics)
-        if self._differ(tables.groups, groups):
-            tables.groups.replace(groups)
-        if self._differ(tables.offsets, offsets):
+            await tables.topics.replace(topics)
+        if await self._differ(tables.groups, groups):
+            await tables.groups.replace(groups)
+        if await self._differ(tables.offsets, offsets):
             tables.offsets.replace(offsets)
         await tables.save_all()
         await self.follow_deletions()
         await self._copy_delay_offsets(master)
         code = Request.GET_ALL_MESSAGE_REQUEST_MODE
         answered = await master.ask(Command(code), _ANSWER_SECONDS)
-        modes = content_of(answered, code) if answered.code == Answer.SUCCESS else _NO_MODES  # RocketMQ 4 has none
+        modes = _NO_MODES
+        if answered.code == Answer.SUCCESS:  # RocketMQ 4 has none
+            modes = await asyncio.to_thread(content_of, answered, code)
         if modes not in (self._request_modes, _NO_MODES):
             await self._store.in_disk_thread(self._modes.save, modes)
             self._request_modes = modes
@@ -242,8 +247,9 @@ class Metadata:
             self._checkpoint_saved = checkpoint.read_time_ms
             self.copied += 1
 
-    def _differ(self, own: _Table, masters: _Table) -> bool:
-        differ = own.snapshot() != masters.snapshot()
+    async def _differ(self, own: _Table, masters: _Table) -> bool:
+        content = own.content()
+        differ = await asyncio.to_thread(lambda: content() != masters.content()())
         self.copied += differ
         return differ
 
@@ -253,4 +259,4 @@ class Metadata:
         answered = await master.ask(Command(code, fields=dict(fields or {})), _ANSWER_SECONDS)
         if answered.code != Answer.SUCCESS:
             raise BrokerError(f"the master answered request {code:d} with code {answered.code}: {answered.remark}")
-        return content_of(answered, code)
+        return await asyncio.to_thread(content_of, answered, code)

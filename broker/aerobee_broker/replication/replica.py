@@ -39,6 +39,7 @@ from aerobee_broker.remoting.permissions import Permissions
 from aerobee_broker.remoting.pull import PullRequests
 from aerobee_broker.remoting.queries import QueryRequests
 from aerobee_broker.remoting.service import reading_handlers
+from aerobee_broker.remoting.whole_tables import written
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection, Handler, RemotingServer
 from aerobee_broker.remoting_wire.errors import RemotingError
@@ -130,6 +131,7 @@ class ReplicaBroker:
         self._epochs = epochs
         self._clock = clock
         self._metadata = Metadata(store, tables, clock)
+        self._one_written = asyncio.Lock()  # of the tables, for another replica
         self._was_replica = self._metadata.is_complete
         self._peers = Peers.load(config.peers)
         self._server = RemotingServer(self._handle, ledger=Ledger(config.limits), identity=self._peers)
@@ -537,13 +539,13 @@ class ReplicaBroker:
         return await handler(request, connection)
 
     async def _topics(self, _request: Command, _: Connection) -> Command:
-        return answer(body=self._tables.topics.snapshot())
+        return answer(body=await written(self._one_written, self._tables.topics.content))
 
     async def _groups(self, _request: Command, _: Connection) -> Command:
-        return answer(body=self._tables.groups.snapshot())
+        return answer(body=await written(self._one_written, self._tables.groups.content))
 
     async def _offsets(self, _request: Command, _: Connection) -> Command:
-        return answer(body=self._tables.offsets.snapshot())
+        return answer(body=await written(self._one_written, self._tables.offsets.content))
 
     @property
     def is_connected(self) -> bool:

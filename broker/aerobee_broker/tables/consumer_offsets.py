@@ -163,10 +163,10 @@ class OffsetTable(VersionedTable):
         self._changed(_CHANGES_PER_VERSION)
 
     def replace(self, other: OffsetTable) -> None:
-        """Become equal to another table."""
-        self._offsets = {key: dict(queues) for key, queues in other._offsets.items()}
-        self._topics_of_group = {group: dict(topics) for group, topics in other._topics_of_group.items()}
-        self.space.add("offsets", self._size() - self.space.sizes["offsets"])
+        """Become another table, which nobody changes any more, and which counts its memory for itself."""
+        assert other.space is not self.space, "it would be counted twice"
+        self._offsets, self._topics_of_group = other._offsets, other._topics_of_group
+        self.space.add("offsets", other.space.sizes["offsets"] - self.space.sizes["offsets"])
         self._replace(other)
 
     def _size(self) -> int:

@@ -9,6 +9,7 @@ from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 from msgspec import Struct
 
+from aerobee_broker.limits.loop_share import in_turns
 from aerobee_broker.limits.table_space import Kind, TableSpace
 from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields
 from aerobee_store.clock import Clock
@@ -268,12 +269,14 @@ class NamedTable(VersionedTable, ABC, Generic[_Item]):
         """The content of the file as it is now, independent of later changes."""
         return self.content()()
 
-    def replace(self, other: NamedTable[_Item]) -> None:
-        """Become equal to another table. Requires a complete save, because its version is unrelated to the previous
-        one."""
+    async def replace(self, other: NamedTable[_Item]) -> None:
+        """Become equal to another table, in turns. Requires a complete save, because its version is unrelated to the
+        previous one. If it is cancelled, the items until then are changed."""
         names = self._items.keys() | self._latest.keys() | other._latest.keys()
-        for name in names:
-            self._set_latest(name, other._latest.get(name))
+        async for name in in_turns(names):
+            if (item := other._latest.get(name)) != self._latest.get(name):
+                self._set_latest(name, item)
+                self._changed(name)
         self._latest = dict(other._latest)  # in its order
         self._replace(other)
         self._unsaved = dict.fromkeys(names, self._revision.current)

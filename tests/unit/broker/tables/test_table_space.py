@@ -148,7 +148,7 @@ def test_a_group_has_a_bounded_number_of_retry_queues() -> None:
     assert counts == [1024, 2, 0, 0]
 
 
-def test_what_is_taken_back_or_replaced_is_counted_as_it_is() -> None:
+async def test_what_is_taken_back_or_replaced_is_counted_as_it_is() -> None:
     """Failed saves, and the tables that a replica copies."""
     found = space(1 << 20)
     topics = TopicTable(ManualClock(), found)
@@ -160,7 +160,7 @@ def test_what_is_taken_back_or_replaced_is_counted_as_it_is() -> None:
     assert found.used == topic_size("a", 8)
     other = TopicTable(ManualClock())
     other.create(TopicConfig(name="c", read_queue_count=2, write_queue_count=2))
-    topics.replace(other)
+    await topics.replace(other)
     assert found.used == topic_size("c", 2)
     loaded = space(1 << 20)
     TopicTable.from_json(loads(dumps(topics.snapshot())), ManualClock(), loaded)
