@@ -16,6 +16,7 @@ import pytest
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.config.delivery import DeliveryConfig
 from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.watching import watch
 from aerobee_proto import admin_v1, records_v1, v2
 from aerobee_store.records import record
 from aerobee_store.records.message_fields import properties_of
@@ -130,6 +131,19 @@ async def test_what_exists_goes_on(tmp_path: Path) -> None:
         fields = {"offset": record.physical_offset, "group": "used", "delayLevel": -1, "originTopic": "old"}
         returned = await remoting.call(Request.CONSUMER_SEND_MESSAGE_BACK, fields)
         assert returned.code == Answer.SUCCESS, returned
+
+
+async def test_an_operator_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `aerobee problems`, from the next look on."""
+    monkeypatch.setattr(watch, "_LOOKS_EVERY", 1)
+    async with full_broker(tmp_path) as (client, _, _):
+        async with asyncio.timeout(60):
+            while True:
+                answer = await client.admin.GetProblems(admin_v1.GetProblemsRequest(), timeout=20)
+                if found := [each for each in answer.problems if each.name == "AerobeeTablesFull"]:
+                    break
+                await asyncio.sleep(0.1)
+        assert "limits.table_bytes_max" in found[0].next_step
 
 
 async def test_an_operator_raises_the_limit(tmp_path: Path) -> None:

@@ -104,6 +104,11 @@ class TableSpace:
             return None
         return max(self._settings.current.limits.table_bytes_max, self._least)
 
+    @property
+    def ratio(self) -> float:
+        """Used, of the limit."""
+        return self.used / self.max if self.max else 0.0
+
     def add(self, kind: Kind, change: int) -> None:
         """Count so many bytes more, or less, whatever the limit."""
         self.sizes[kind] += change

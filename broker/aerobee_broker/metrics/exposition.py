@@ -169,6 +169,9 @@ class _BrokerCollector:
         for kind, size in space.sizes.items():
             sizes.add_metric((*self._base, kind), size)
         yield sizes
+        yield self._gauge(
+            "aerobee_table_bytes_max", "Memory that topics, groups and positions may take together.", space.max or 0
+        )
 
     def _front(self) -> Pieces:
         front = self._counters.front

@@ -23,6 +23,7 @@ _FILLING_SECONDS: Final = 24 * 3600
 _FAILED_RATIO: Final = 0.01
 _SLOW_SYNC_SECONDS: Final = 0.2
 _DESCRIPTORS_RATIO: Final = 0.95
+_TABLES_RATIO: Final = 0.9
 
 
 class Facts(Struct, frozen=True, kw_only=True):
@@ -41,6 +42,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     unsynced_bytes: int
     undispatched_bytes: int
     descriptors_ratio: float
+    tables_ratio: float
+    """Used, of what topics, groups and positions may take."""
     recent_calls: Mapping[str, tuple[int, int]]
     """By method: answers, and those of them that say that the broker could not."""
     recent_sync_seconds: float
@@ -234,6 +237,16 @@ RULES: Final = (
         _when(
             lambda facts: facts.descriptors_ratio > _DESCRIPTORS_RATIO,
             lambda facts: f"{facts.descriptors_ratio:.0%} of the file descriptors are in use",
+        ),
+    ),
+    Rule(
+        "AerobeeTablesFull",
+        "warning",
+        0,
+        "Raise limits.table_bytes_max with `aerobee config set`, or delete topics and groups that nobody needs.",
+        _when(
+            lambda facts: facts.tables_ratio > _TABLES_RATIO,
+            lambda facts: f"topics and groups take {facts.tables_ratio:.0%} of their memory; then none can be made",
         ),
     ),
     Rule(

@@ -167,6 +167,7 @@ class Watch:
             unsynced_bytes=status.wrote - status.flushed,
             undispatched_bytes=status.wrote - status.dispatched,
             descriptors_ratio=_descriptors_ratio(),
+            tables_ratio=self._parts.tables.space.ratio,
             recent_calls=_calls_between(before, look),
             recent_sync_seconds=percentile_99(stats.sync_seconds.bounds, look.sync_counts, before.sync_counts),
             backlogs={group: _of_users(topics) for group, topics in backlogs.items()},

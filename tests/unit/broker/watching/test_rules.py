@@ -29,6 +29,7 @@ WELL = Facts(
     unsynced_bytes=0,
     undispatched_bytes=0,
     descriptors_ratio=0.1,
+    tables_ratio=0.9,
     recent_calls={"SendMessage": (1000, 10)},
     recent_sync_seconds=0.1,
     backlogs={"billing": {"orders": Backlog(1, 2, 0, 10_000_000 - 600_000)}},
@@ -50,6 +51,7 @@ ILL: dict[str, dict[str, Any]] = {
     "AerobeeConsumersGone": {"connected_groups": frozenset()},
     "AerobeeDeadLetters": {"new_dead_letters": {"billing": 1}},
     "AerobeeFileDescriptors": {"descriptors_ratio": 0.96},
+    "AerobeeTablesFull": {"tables_ratio": 0.91},
     "AerobeeConfigurationChanged": {"tables_changed": 1},
     "AerobeeReplicasMissing": {"replica_lags": {}},
     "AerobeeReplicaBehind": {"replica_lags": {"2": (256 << 20) + 1}},
@@ -90,6 +92,7 @@ LIMITS: dict[str, tuple[float, ...]] = {
     "AerobeeDispatchBehind": (rules._BEHIND_BYTES,),
     "AerobeeConsumersLate": (rules._LATE_MS,),
     "AerobeeFileDescriptors": (rules._DESCRIPTORS_RATIO,),
+    "AerobeeTablesFull": (rules._TABLES_RATIO,),
     "AerobeeReplicaBehind": (rules._BEHIND_BYTES,),
 }
 """The limits of the others are none or one of something, and `disk_full_ratio`, which is a metric."""
