@@ -48,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage from now on, and never among modules and collected tests."""
+    """Look for garbage from now on, and never among modules and collected tests; and less often than Python does by
+    itself, after 700 objects, which takes a twentieth of the time of tests of the store."""
     gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
     gc.enable()
