@@ -17,7 +17,7 @@ hypothesis.settings.register_profile(
     deadline=None,
     print_blob=True,
     derandomize=not seeds.FRESH,
-    max_examples=1000 if seeds.FRESH else 100,
+    max_examples=1000 if seeds.FRESH else 50,
     # The speed of generating data depends on the machine's load.
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )

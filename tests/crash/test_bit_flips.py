@@ -25,7 +25,7 @@ from tests.unit.store.queues.test_batch_consume_queue import TOPIC as BATCH_TOPI
 from tests.unit.store.queues.test_batch_consume_queue import inner
 
 IS_LONG = "AEROBEE_CRASH_CYCLES" in os.environ
-COUNT = 92_000 if IS_LONG else 2_450  # 92,000 take some ten minutes of processor time
+COUNT = 92_000 if IS_LONG else 1_225  # 92,000 take some ten minutes of processor time
 VERIFIED = 1.0 if IS_LONG else 1 / 3  # share of the damage visible only to `verify` that is checked: each check is slow
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("silent_log"), pytest.mark.timeout(7200 if IS_LONG else 240)]

@@ -31,7 +31,7 @@ from tests.support.stored_messages import DIRECTORY
 from tests.support.timer_harness import START_MS, STORE, TimerHarness
 
 IS_LONG = "AEROBEE_CRASH_CYCLES" in os.environ
-TIMER_COUNT, JOURNAL_COUNT, TABLE_COUNT = (6_000, 4_000, 60_000) if IS_LONG else (150, 100, 2_400)
+TIMER_COUNT, JOURNAL_COUNT, TABLE_COUNT = (6_000, 4_000, 60_000) if IS_LONG else (100, 60, 1_200)
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(7200 if IS_LONG else 240)]
 

@@ -251,10 +251,14 @@ def run_with_error(
     return harness, None
 
 
-def chosen(log: list[Operation], workload: Workload, write_mode: WriteMode, flush: FlushMode) -> list[int]:
-    """Where to fail: everywhere in the default write mode, and in the long run. In the others, and without services
-    where only they make the flush modes differ, at regular intervals and at the first operation of each kind."""
-    all_of_them = write_mode == "gathered" and (flush == "sync" or workload is serving)
+def chosen(
+    log: list[Operation], workload: Workload, write_mode: WriteMode, flush: FlushMode, number: int = errno.EIO
+) -> list[int]:
+    """Where to fail: everywhere with EIO in the default write mode, and in the long run. With ENOSPC, in others, and
+    without services where only they make the flush modes differ, at regular intervals and at the first operation of
+    each kind.
+    """
+    all_of_them = number == errno.EIO and write_mode == "gathered" and (flush == "sync" or workload is serving)
     step = 1 if CYCLES or all_of_them else 7
     kinds = {operation.name: operation.number for operation in reversed(log)}
     return sorted({*range(1, len(log) + 1, step), *kinds.values()})
@@ -267,7 +271,7 @@ def test_an_error_at_every_operation(workload: Workload, write_mode: WriteMode, 
     """No message is acknowledged that is not durable, errors are the store's own types, and the store reopens."""
     clean = Harness(flush, write_mode)
     workload(clean)
-    tried = chosen(clean.disk.log, workload, write_mode, flush)
+    tried = chosen(clean.disk.log, workload, write_mode, flush, number)
     failed = 0
     for at in tried:
         if number == errno.ENOSPC and clean.disk.log[at - 1].name not in CHANGES:

@@ -74,7 +74,7 @@ def _joined(events: Iterable[Event]) -> list[tuple[object, ...]]:
     return found
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=75, deadline=None, derandomize=True)
 @given(_conversation(), st.lists(st.integers(0, 2000), max_size=12))
 def test_any_split_gives_the_same_events(sent: bytes, cuts: list[int]) -> None:
     """Any split, also into single bytes, gives the same events, except that data may come in other pieces."""
@@ -90,7 +90,7 @@ def test_any_split_gives_the_same_events(sent: bytes, cuts: list[int]) -> None:
         assert sorted(core.streams) == sorted(whole.streams)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=75, deadline=None, derandomize=True)
 @given(_conversation())
 def test_any_conversation_is_answered_in_whole_frames(sent: bytes) -> None:
     """No input raises. Output frames have valid sizes, none is for a reset stream, and buffers stay bounded."""
@@ -113,7 +113,7 @@ _VALUES = st.one_of(st.sampled_from((b"POST", b"/", b"application/grpc", b"")), 
 _FIELDS = st.tuples(_NAMES, _VALUES, st.booleans())
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=75, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.lists(_FIELDS, max_size=8), st.booleans(), st.sampled_from((None, 0, 100, 4096)))))
 def test_blocks_decode_as_the_hpack_package_does(
     blocks: list[tuple[list[tuple[bytes, bytes, bool]], bool, int | None]],
@@ -131,7 +131,7 @@ def _pairs(decoder: BlockDecoder, block: bytes) -> list[tuple[bytes, bytes]]:
     return [(field.name, field.value) for field in decoder.fields(block)]
 
 
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=250, deadline=None, derandomize=True)
 @given(st.one_of(st.binary(max_size=90), st.binary(max_size=90).map(HuffmanEncoder(CODES, LENGTHS).encode)))
 def test_huffman_strings_decode_as_in_the_hpack_package(data: bytes) -> None:
     """Valid codes and random bytes give the same text, or an error in both decoders."""
@@ -159,7 +159,7 @@ def test_every_character_and_every_two_bytes_decode_alike() -> None:
             assert expected is None
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.lists(st.binary(max_size=60), max_size=4))
 def test_blocks_are_refused_as_the_hpack_package_does(blocks: list[bytes]) -> None:
     """Random bytes give the same headers, or an error in both decoders."""
@@ -177,7 +177,7 @@ def test_blocks_are_refused_as_the_hpack_package_does(blocks: list[bytes]) -> No
             return
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=75, deadline=None, derandomize=True)
 @given(st.binary(max_size=300), st.booleans())
 def test_random_bytes_raise_nothing(sent: bytes, greeted: bool) -> None:
     """Random bytes raise no error, and leave at most one incomplete frame buffered."""

@@ -330,7 +330,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
 
 
 TestOrderlyDelivery = OrderlyDeliveryMachine.TestCase
-TestOrderlyDelivery.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestOrderlyDelivery.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 class PagingMachine(OrderlyDeliveryMachine):
@@ -358,7 +358,7 @@ class PagingMachine(OrderlyDeliveryMachine):
 
 
 TestPagedDelivery = PagingMachine.TestCase
-TestPagedDelivery.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPagedDelivery.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 
 
 @pytest.fixture(autouse=True)

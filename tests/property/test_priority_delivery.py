@@ -163,4 +163,4 @@ class PriorityDeliveryMachine(RuleBasedStateMachine):
 
 
 TestPriorityDelivery = PriorityDeliveryMachine.TestCase
-TestPriorityDelivery.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestPriorityDelivery.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -283,4 +283,4 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
 
 
 TestQueueDelivery = QueueDeliveryMachine.TestCase
-TestQueueDelivery.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestQueueDelivery.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -169,7 +169,7 @@ def test_a_record_cannot_end_in_a_zero_byte(message: Message) -> None:
     st.booleans(),
     st.floats(0, 1),
 )
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_damaged_records(
     given_messages: list[Message], damage: list[tuple[float, int]], check_crc: bool, kept: float
 ) -> None:

@@ -18,7 +18,7 @@ from aerobee_store.records.record import BLANK_SIZE_MIN, Draft
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from tests.support.stored_messages import DIRECTORY, TAG_NAMES, Sender, Sent, compare, read_all, reopen
 
-EXAMPLES = max(8 * int(os.environ.get("AEROBEE_CRASH_CYCLES", "0")), 80)
+EXAMPLES = max(8 * int(os.environ.get("AEROBEE_CRASH_CYCLES", "0")), 40)
 TOPICS = ("orders", "bills")
 # Bodies much smaller than a segment of 16 KiB, of a few sectors, and so large that three fill a segment.
 SIZES = st.one_of(st.integers(8, 60), st.integers(300, 1500), st.integers(4000, 8000))
@@ -289,9 +289,9 @@ class AsyncFlushPoolStoreMachine(PoolStoreMachine):
     [
         (StoreMachine, 1),
         (AsyncFlushStoreMachine, 1),
-        (MappedStoreMachine, 8),
-        (PoolStoreMachine, 8),
-        (AsyncFlushPoolStoreMachine, 8),
+        (MappedStoreMachine, 4),
+        (PoolStoreMachine, 4),
+        (AsyncFlushPoolStoreMachine, 4),
     ],
 )
 def test_a_store_holds_what_the_lists_say(machine: type[StoreMachine], share: int) -> None:

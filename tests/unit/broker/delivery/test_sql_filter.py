@@ -399,14 +399,14 @@ def joined(parts: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(node=st.recursive(leaves(), joined, max_leaves=8), message=MESSAGES)
 def test_agrees_with_a_naive_evaluator(node: Node, message: dict[str, str]) -> None:
     """Both give the same value for random expressions and messages."""
     assert compile_expression(node.text)(message) is node.value(message), node.text
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.text(alphabet="ab5.'()<>=-+,/* \nNOTANDINIS", max_size=40))
 def test_any_text_is_compiled_or_refused(text: str) -> None:
     """Any text is compiled or raises InvalidFilterError."""
