@@ -93,4 +93,5 @@ async def used(broker: InProcessBroker, protocol: str, sent: bytes) -> None:
         pass
     await asyncio.sleep(0.5)  # its calls are old
     writer.transport.abort()
+    await broker.waiting(0)
     await asyncio.sleep(1.0)  # in which the connection and its calls end; with less the test would see less
