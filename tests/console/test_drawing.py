@@ -193,6 +193,9 @@ def test_json_is_indented_and_otherwise_unchanged() -> None:
     [
         (b'{"a": 1}', "json", ("json", "text", "hex")),
         (b"[" * 100_000, "text", ("text", "hex")),
+        (b"[" + b",".join([b"1"] * (bodies.WORDS_MAX // 2)) + b"]", "text", ("text", "hex")),  # one word too many
+        (b"[" * 500 + b"0" + b"]" * 500, "json", ("json", "text", "hex")),
+        (b"[" + b",".join([b"[" * 500 + b"]" * 500] * 5) + b"]", "text", ("text", "hex")),  # 2.5 million blanks
         (b"{broken", "text", ("text", "hex")),
         ("gr\u00fc\u00df".encode(), "text", ("text", "hex")),
         (b"\x00\x01\xff", "hex", ("hex",)),
@@ -204,6 +207,15 @@ def test_a_body_has_the_forms_that_are_possible(body: bytes, form: str, forms: t
     """The best comes first."""
     shown = bodies.shown(body)
     assert (shown.form, shown.forms) == (form, forms)
+
+
+def test_a_page_with_json_is_not_much_larger_than_the_json() -> None:
+    """However deeply it is nested: 256 KiB became 225 MiB."""
+    for depth in (1, 10, 50, 100, 900):
+        nested = b"[" * depth + b"]" * depth
+        for length in (19_000, bodies.TEXT_MAX - 2):
+            body = b"[" + b",".join([nested] * (length // (len(nested) + 1))) + b"]"
+            assert len(bodies.shown(body).text) <= 2 * bodies.INDENTED_MAX
 
 
 def test_a_long_text_is_cut_between_characters() -> None:

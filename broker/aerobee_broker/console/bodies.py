@@ -13,6 +13,10 @@ from markupsafe import Markup, escape
 Form = Literal["json", "text", "hex"]
 TEXT_MAX: Final = 256 << 10
 """Bytes that are shown as text; JSON above it is not indented."""
+WORDS_MAX: Final = 20_000
+"""Names, values, brackets and commas of JSON that is indented, in less than 0.1 s."""
+INDENTED_MAX: Final = 1 << 20
+"""Characters of JSON that is indented: nested a hundred times, each of its lines begins with 200 blanks."""
 HEX_MAX: Final = 4 << 10
 LINE_MAX: Final = 120
 """Characters of a body in a list."""
@@ -73,7 +77,8 @@ def _text(body: bytes) -> str | None:
 
 
 def _indented(body: bytes) -> Markup | None:
-    """Valid JSON with line breaks and marked words; numbers and texts stay as they are written."""
+    """Valid JSON with line breaks and marked words, unless it becomes too much; numbers and texts stay as they are
+    written."""
     if body[:1] not in b'{["' or not body:
         return None
     try:
@@ -81,11 +86,19 @@ def _indented(body: bytes) -> Markup | None:
         json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return Markup("").join(_json_parts(text))
-
-
-def _json_parts(text: str) -> Iterator[Markup]:
     words = _WORD.findall(text)
+    if len(words) > WORDS_MAX:
+        return None
+    parts, size = [], 0
+    for part in _json_parts(words):
+        parts.append(part)
+        size += len(part)
+        if size > INDENTED_MAX:
+            return None
+    return Markup("").join(parts)
+
+
+def _json_parts(words: list[str]) -> Iterator[Markup]:
     depth = 0
     for index, word in enumerate(words):
         after = words[index + 1] if index + 1 < len(words) else ""
