@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("build", reason="needs build: make setup")
-pytest.importorskip("hatchling", reason="needs hatchling: make setup")
-
 from tests.support import packages
 
 pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needs_build() -> None:
+    pytest.importorskip("build", reason="needs build: make setup")
+    pytest.importorskip("hatchling", reason="needs hatchling: make setup")
 
 
 @pytest.fixture(scope="module")

@@ -11,26 +11,30 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("taskiq", reason="needs taskiq: make setup")
-
-from taskiq import AckableMessage, TaskiqResult
-from taskiq.depends.progress_tracker import TaskProgress
-from taskiq.exceptions import ResultGetError
-from taskiq.receiver import Receiver
-
 from aerobee_client.errors import ClientError
-from aerobee_client.integrations.taskiq import AerobeeBroker, AerobeeResultBackend
 from aerobee_client.testing import BrokerProcess
+
+# Every process that collects tests would import it, and with it FastAPI and aiohttp: a second of a core.
+if TYPE_CHECKING:
+    from aerobee_client.integrations.taskiq import AerobeeBroker, AerobeeResultBackend
 
 ROOT = Path(__file__).parents[2]
 _SECONDS = 60.0
 
 
+@pytest.fixture(autouse=True)
+def _needs_taskiq() -> None:
+    pytest.importorskip("taskiq", reason="needs taskiq: make setup")
+
+
 def new_broker(aerobee: BrokerProcess, **options: float) -> AerobeeBroker:
     """A taskiq broker with results."""
+    from aerobee_client.integrations.taskiq import AerobeeBroker, AerobeeResultBackend
+
     results = AerobeeResultBackend[str](aerobee.endpoint)
     broker = AerobeeBroker(aerobee.endpoint, invisible_seconds=options.get("invisible_seconds", 30.0))
     broker.with_result_backend(results)
@@ -40,6 +44,8 @@ def new_broker(aerobee: BrokerProcess, **options: float) -> AerobeeBroker:
 @asynccontextmanager
 async def working(broker: AerobeeBroker) -> AsyncIterator[None]:
     """A worker in this process, until the block ends."""
+    from taskiq.receiver import Receiver
+
     finish = asyncio.Event()
     receiver = Receiver(broker, max_async_tasks=4, run_startup=False)
     task = asyncio.create_task(receiver.listen(finish))
@@ -116,6 +122,8 @@ async def test_a_failing_task_has_its_error_as_result(aerobee_broker: BrokerProc
 
 async def test_a_task_that_is_not_acknowledged_returns(aerobee_broker: BrokerProcess) -> None:
     """A worker that shuts down in the middle gives its task back; the next worker receives it at once."""
+    from taskiq import AckableMessage
+
     broker = new_broker(aerobee_broker, invisible_seconds=600)
 
     @broker.task
@@ -139,6 +147,12 @@ async def test_a_task_that_is_not_acknowledged_returns(aerobee_broker: BrokerPro
 
 async def test_results_and_progress(aerobee_broker: BrokerProcess) -> None:
     """The latest of several is returned; what was never saved is an error, and before the start, too."""
+    from taskiq import TaskiqResult
+    from taskiq.depends.progress_tracker import TaskProgress
+    from taskiq.exceptions import ResultGetError
+
+    from aerobee_client.integrations.taskiq import AerobeeResultBackend
+
     results = AerobeeResultBackend[str](aerobee_broker.endpoint)
     with pytest.raises(ClientError, match="not started"):
         await results.is_result_ready("a")

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("taskiq", reason="needs taskiq: make setup")
-
 from aerobee_client.testing import BrokerProcess
 from tests.support.source_archives import ROOT, source_of
 
@@ -59,6 +57,7 @@ LEFT_OUT = {
 
 def test_taskiqs_own_tests(aerobee_broker: BrokerProcess, tmp_path: Path) -> None:
     """Tasks that are requeued, retried, delayed, that fail and that tell their progress; receivers and schedulers."""
+    pytest.importorskip("taskiq", reason="needs taskiq: make setup")
     shutil.copytree(source_of("taskiq") / "tests", tmp_path / "tests")
     shutil.copy(ROOT / "tests" / "support" / "taskiq_suite.py", tmp_path / "tests" / "conftest.py")
     (tmp_path / "pytest.ini").write_text(
