@@ -1,4 +1,4 @@
-"""The passes over the bytes of records that numba compiles to machine code: find, check, copy, write.
+"""The passes over the bytes of records that numba compiles to machine code: find, check, copy.
 
 Each is a loop over records, without Python and without its lock. `passes.py` imports this module, in tasks alone:
 numba takes 0.4 seconds and 60 MB. The first process of a machine compiles for some seconds and keeps the result in
@@ -108,7 +108,6 @@ _WORDS_16: Final = types.Array(types.uint16, 1, "A", readonly=True, aligned=Fals
 _WORDS_32: Final = types.Array(types.uint32, 1, "A", readonly=True, aligned=False)
 _WORDS_64: Final = types.Array(types.uint64, 1, "A", readonly=True, aligned=False)
 _NUMBERS: Final = types.Array(types.int64, 1, "A", readonly=True)
-_OFFSETS: Final = types.Array(types.int32, 1, "C", readonly=True)
 
 
 def _compiled(signature: Any) -> Callable[[Any], Any]:
@@ -145,12 +144,6 @@ def _i64(words: Any, position: int) -> Any:
     value = ((value & low) << b8) | ((value >> b8) & low)
     value = ((value & low16) << b16) | ((value >> b16) & low16)
     return np.int64((value << b32) | (value >> b32))
-
-
-@numba.njit(inline="always")
-def _put_i32(out: Any, position: int, value: int) -> None:
-    for index in range(4):
-        out[position + index] = (value >> (24 - 8 * index)) & 0xFF
 
 
 @numba.njit(inline="always")
@@ -394,57 +387,3 @@ def copy(data: Any, start: Any, size: Any, offsets: Any, out: Any) -> int:
             written += length
         offsets[number + 1] = written
     return len(start)
-
-
-@_compiled(
-    types.int64(
-        *(_BYTES, _OFFSETS, _BYTES, _OFFSETS, _BYTES, _BYTES, _BYTES, types.int64),
-        types.uint8[::1],
-    )
-)
-def write(
-    bodies: Any,
-    body_offsets: Any,
-    texts: Any,
-    text_offsets: Any,
-    head: Any,
-    topic: Any,
-    crc_place: Any,
-    count: int,
-    out: Any,
-) -> int:
-    """Write the records of `count` rows, one after another, into `out`; return their size.
-
-    Each is `head` with its sizes and checksum, its body, `topic`, and its properties, which end in `crc_place`. The
-    offsets are those of Arrow. Nothing is written after the end of `out`: less than all records then.
-    """
-    target = out.ctypes.data
-    written = 0
-    for row in range(count):
-        body_start, text_start = np.int64(body_offsets[row]), np.int64(text_offsets[row])
-        body_size, text_size = body_offsets[row + 1] - body_start, text_offsets[row + 1] - text_start
-        size = len(head) + body_size + len(topic) + 2 + text_size + len(crc_place)
-        if body_size < 0 or body_start < 0 or body_start + body_size > len(bodies) or size > len(out) - written:
-            break
-        if text_size < 0 or text_start < 0 or text_start + text_size > len(texts):
-            break
-        body = bodies.ctypes.data + body_start
-        _memmove(np.uintp(target + written), np.uintp(head.ctypes.data), np.uintp(len(head)))
-        crc = _crc32(np.uint64(0), np.uintp(body), np.uint32(body_size))
-        _put_i32(out, written, size)
-        _put_i32(out, written + BODY_CRC_POSITION, np.int64(crc & BODY_CRC_MASK))
-        _put_i32(out, written + len(head) - 4, body_size)
-        written += len(head)
-        _memmove(np.uintp(target + written), np.uintp(body), np.uintp(body_size))
-        written += body_size
-        _memmove(np.uintp(target + written), np.uintp(topic.ctypes.data), np.uintp(len(topic)))
-        written += len(topic)
-        properties_size = text_size + len(crc_place)
-        out[written] = properties_size >> 8
-        out[written + 1] = properties_size & 0xFF
-        written += 2
-        _memmove(np.uintp(target + written), np.uintp(texts.ctypes.data + text_start), np.uintp(text_size))
-        written += text_size
-        _memmove(np.uintp(target + written), np.uintp(crc_place.ctypes.data), np.uintp(len(crc_place)))
-        written += len(crc_place)
-    return written

@@ -112,34 +112,6 @@ def joined(data: ReadableBuffer, start: Rows, end: Rows) -> memoryview:
     return memoryview(values(data, start, end - start).buffers()[2])
 
 
-def written(
-    head: bytes,
-    bodies: pa.Array,
-    topic: bytes,
-    texts: pa.Array,
-    crc_place: bytes,
-    size: int,
-) -> bytes:
-    """Records of `size` bytes in all. Each is `head` with its sizes and checksum, a body, `topic`, the size of its
-    properties, a text, and `crc_place`.
-    """
-    out = np.empty(size, np.uint8)
-    size_found = _compiled().write(
-        *(*_binary(bodies), *_binary(texts)),
-        *(np.frombuffer(part, np.uint8) for part in (head, topic, crc_place)),
-        *(len(bodies), out),
-    )
-    assert size_found == size, f"{size_found} bytes instead of {size}"
-    return out.tobytes()
-
-
-def _binary(column: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """The bytes of a binary column, and where each value begins, with the end."""
-    _, offsets, data = column.buffers()
-    bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
-    return np.frombuffer(b"" if data is None else memoryview(data).toreadonly(), np.uint8), bounds
-
-
 def property_values(batch: RecordBatch, rows: Rows | None, names: Sequence[str]) -> list[pa.Array]:
     """The values of properties in these records, or in all, as they are stored; null where a record has none."""
     start, size = batch.properties_start, batch.properties_size

@@ -1,7 +1,7 @@
 """Rows to stored records: the reverse of decode.py, for the records that `AppendRecords` takes.
 
-Arrow joins the properties of all rows at once, and a compiled pass writes the records of a request. Fields that the
-broker sets (offsets, store time, record checksum) stay zero.
+Heads are made as one numpy array; Arrow joins heads, bodies, topic and properties of all rows at once. Only checksums
+are computed for each body, in the codec. Fields that the broker sets (offsets, store time, record checksum) stay zero.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aerobee_pipeline.fixed_width import binary_rows
-from aerobee_pipeline.passes import written
 from aerobee_pipeline.writing.row_checks import RESERVED
 from aerobee_store.records import properties, record
-from aerobee_store.records.record_columns import HEAD
+from aerobee_store.records.record_columns import HEAD, crcs_of
 
 _CRC_PLACE: Final = record.PROPERTY_CRC_NAME + b"0000000000\x02"
 _TIMER_OUT_DIGITS: Final = 13  # the broker writes them
@@ -73,33 +72,64 @@ def chunks(
     encoded_topic = topic.encode()
     version = 1 if len(encoded_topic) <= record.TOPIC_SIZE_MAX_V1 else 2
     topic_part = len(encoded_topic).to_bytes(version, "big") + encoded_topic
+    body_sizes = _lengths(bodies)
     property_sizes = _lengths(property_texts) + len(_CRC_PLACE)
-    sizes = record.FIXED_SIZE + _lengths(bodies) + len(topic_part) + 2 + property_sizes
+    sizes = record.FIXED_SIZE + body_sizes + len(topic_part) + 2 + property_sizes
     limit = max(1, min(size_max, REQUEST_SIZE_MAX))
     begin = 0
     while begin < len(sizes):
         ends = np.cumsum(sizes[begin : begin + REQUEST_COUNT_MAX])
         count = max(1, int(np.searchsorted(ends, limit, "right")))
         queue = next(queue_of_chunk)
-        records = written(
-            _head(version, queue),
-            bodies.slice(begin, count),
-            topic_part,
-            property_texts.slice(begin, count),
-            _CRC_PLACE,
-            int(ends[count - 1]),
+        part = slice(begin, begin + count)
+        yield (
+            queue,
+            _chunk(
+                sizes[part],
+                body_sizes[part],
+                property_sizes[part],
+                bodies.slice(begin, count),
+                property_texts.slice(begin, count),
+                topic_part,
+                queue,
+                version,
+            ),
         )
-        yield queue, Chunk(records, sizes[begin : begin + count].astype("<u4").tobytes(), count)
         begin += count
 
 
-def _head(topic_version: int, queue: int) -> bytes:
-    """The fixed part of the records of a request, without the sizes and checksums of each."""
-    head = np.zeros(1, HEAD)
-    head["magic"] = record.MAGIC_V1 if topic_version == 1 else record.MAGIC_V2
+def _chunk(
+    sizes: npt.NDArray[np.int64],
+    body_sizes: npt.NDArray[np.int64],
+    property_sizes: npt.NDArray[np.int64],
+    bodies: pa.Array,
+    property_texts: pa.Array,
+    topic_part: bytes,
+    queue: int,
+    version: int,
+) -> Chunk:
+    head = np.zeros(len(sizes), HEAD)
+    head["total_size"] = sizes
+    head["magic"] = record.MAGIC_V1 if version == 1 else record.MAGIC_V2
+    offsets = np.frombuffer(bodies.buffers()[1], np.int32)[bodies.offset : bodies.offset + len(bodies) + 1]
+    starts = offsets.astype(np.int64)
+    data = bodies.buffers()[2]
+    if data is not None and len(data):
+        head["body_crc"] = crcs_of(memoryview(data), starts[:-1], starts[1:])
     head["queue_id"] = queue
     head["born_timestamp"] = time.time_ns() // 1_000_000
-    return head.tobytes()
+    head["body_size"] = body_sizes
+    lengths = np.ascontiguousarray(property_sizes, ">u2")
+    parts = [
+        binary_rows(head.view(np.uint8).reshape(len(head), -1)),
+        bodies,
+        topic_part,
+        binary_rows(lengths.view(np.uint8).reshape(-1, 2)),
+        property_texts,
+        _CRC_PLACE,
+    ]
+    records = _joined(parts).buffers()[2].slice(0, int(sizes.sum())).to_pybytes()
+    return Chunk(records, sizes.astype("<u4").tobytes(), len(sizes))
 
 
 def message_ids(prefix: int, first_row: int, count: int) -> pa.Array:
