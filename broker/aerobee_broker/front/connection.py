@@ -115,7 +115,7 @@ class Connection(asyncio.Protocol):
         self.running_count = 0
         self._settled = 0  # bytes counted in `holdings`
         self._unsent = 0  # bytes counted in the ledger's answers: made, and not taken by the client
-        self.unsent = UnsentAnswers(self._is_all_sent, self._is_closing)
+        self.unsent = UnsentAnswers(self._is_all_sent)
         self._owners = (self.name,)
         self._events: deque[Event] = deque()  # of the core, not handled yet
         self._waits = False  # for its turn
@@ -267,7 +267,7 @@ class Connection(asyncio.Protocol):
         self._open_connections.discard(self)
         if self._unsent:
             self._count_unsent(0)
-        self.unsent.connection_lost(self.turns, is_broken=error is not None)
+        self.unsent.connection_lost(self.turns)
         if self._events or self.core.streams:
             # To end its calls. There may be thousands, and other connections may end with it. First: it frees memory.
             self._wait_for_turn(is_first=True)
@@ -316,9 +316,6 @@ class Connection(asyncio.Protocol):
     def _is_all_sent(self) -> bool:
         transport, core = self._transport, self.core
         return not (core.has_output or core.pending_size or (transport and transport.get_write_buffer_size()))
-
-    def _is_closing(self) -> bool:
-        return self._transport is None or self._transport.is_closing()
 
     # --- Calls ----------------------------------------------------------------------------------------------
 
@@ -433,7 +430,8 @@ class Connection(asyncio.Protocol):
 
     def _give_up(self, bound: str) -> None:
         self.counters.refused[bound] += 1
-        self.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
     # --- The end --------------------------------------------------------------------------------------------
 
@@ -457,7 +455,6 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close the connection at once."""
         if self._transport is not None:
-            self.unsent.connection_lost(self.turns, is_broken=True)
             self._transport.abort()
 
 

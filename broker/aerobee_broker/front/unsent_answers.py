@@ -14,14 +14,11 @@ _CHECK_SECONDS: Final = 0.05
 
 class UnsentAnswers:
     """Event loop only. Transports do not report when bytes leave, so answers count as sent once the buffers are seen
-    empty. A connection that breaks drops its buffers before it says so: while it closes, empty buffers prove nothing
-    until it has ended without an error."""
+    empty."""
 
-    def __init__(self, is_all_sent: Callable[[], bool], is_closing: Callable[[], bool]) -> None:
-        """`is_all_sent`: whether the connection has nothing left to write. `is_closing`: whether it is about to end."""
+    def __init__(self, is_all_sent: Callable[[], bool]) -> None:
+        """`is_all_sent`: whether the system has taken all that the connection had to write."""
         self._is_all_sent: Callable[[], bool] | None = is_all_sent  # None: the connection has ended
-        self._is_closing = is_closing
-        self._seems_sent = False
         self._lost: list[Callable[[], None]] = []
         self._check_handle: asyncio.Handle | None = None
 
@@ -31,7 +28,6 @@ class UnsentAnswers:
             asyncio.get_running_loop().call_soon(lost)
             return
         self._lost.append(lost)
-        self._seems_sent = False
         if self._check_handle is None:
             self._check_again(_TURNS)
 
@@ -44,22 +40,16 @@ class UnsentAnswers:
 
     def _check(self, turns: int) -> None:
         self._check_handle = None
-        assert self._is_all_sent is not None, "the end of the connection cancels this call"
-        if not self._is_all_sent():
-            self._check_again(turns)
-        elif self._is_closing():
-            self._seems_sent = True
-        else:
+        if self._is_all_sent is None or self._is_all_sent():
             self._lost.clear()
+        else:
+            self._check_again(turns)
 
-    def connection_lost(self, turns: InputTurns, *, is_broken: bool) -> None:
-        """Call for every answer that has not left; there may be thousands. Also before the connection is aborted."""
+    def connection_lost(self, turns: InputTurns) -> None:
+        """Call for every answer that has not left; there may be thousands."""
         if self._check_handle is not None:
             self._check_handle.cancel()
             self._check_handle = None
         self._is_all_sent = None  # it has the connection, and a cycle is kept until the next collection of garbage
-        self._is_closing = bool
         lost, self._lost = self._lost, []
-        if self._seems_sent and not is_broken:
-            return
         turns.each(lost, lambda call: call())

@@ -119,9 +119,7 @@ class Connection(asyncio.Protocol):
         self.holdings = server.ledger.open(self.key, "", self.abort)
         self._waits_for_memory = False
         self._waits = False  # for its turn
-        self._unsent = UnsentAnswers(
-            lambda: self._transport is None or not self._transport.get_write_buffer_size(), lambda: not self.is_open
-        )
+        self._unsent = UnsentAnswers(lambda: self._transport is None or not self._transport.get_write_buffer_size())
 
     # --- asyncio.Protocol -------------------------------------------------------------------------------------
 
@@ -215,7 +213,7 @@ class Connection(asyncio.Protocol):
         self._reader = FrameReader()
         self.holdings.close()
         self._writable.set()
-        self._unsent.connection_lost(self._server.turns, is_broken=exc is not None)
+        self._unsent.connection_lost(self._server.turns)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         for asked in self._asked.values():
@@ -288,7 +286,6 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close the connection now, dropping unwritten bytes."""
         if self._transport is not None:
-            self._unsent.connection_lost(self._server.turns, is_broken=True)
             self._transport.abort()
 
     def close(self) -> None:

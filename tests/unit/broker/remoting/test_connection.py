@@ -152,26 +152,6 @@ async def test_an_answer_that_its_client_cannot_get(server: Server, size: int) -
     writer.close()
 
 
-@pytest.mark.parametrize("by_server", [False, True])
-async def test_an_answer_in_a_connection_that_broke(
-    server: Server, monkeypatch: pytest.MonkeyPatch, by_server: bool
-) -> None:
-    """Its buffers are empty for a moment before its end, and whoever looks then does not take the answer for sent."""
-    monkeypatch.setattr("aerobee_broker.front.unsent_answers._CHECK_SECONDS", 0.0)  # in every turn of the loop
-    server.answer_size = 12 << 20
-    server.let_go.set()
-    _, writer = await connect(server)
-    writer.write(encode(Command(10)))
-    await until(lambda: server.answers.used > 0)
-    assert server.connection is not None
-    if by_server:
-        server.connection.abort()
-    else:
-        writer.transport.abort()
-    await asyncio.wait_for(server.lost.wait(), 60)
-    writer.close()
-
-
 async def test_an_answer_that_its_client_got(server: Server) -> None:
     """Nothing is lost when its connection is closed afterwards."""
     reader, writer = await connect(server)
