@@ -24,7 +24,7 @@ from aerobee_pipeline.worker_start import retry_worker_start
 from aerobee_pipeline.writing.encode import Chunk, chunks, message_ids, property_strings, row_ids
 from aerobee_pipeline.writing.record_appender import RecordAppender
 from tests.benchmarks.report import nanoseconds, rate
-from tests.benchmarks.spark_turns import Times, Turns
+from tests.benchmarks.spark_turns import Timed, Times, Turns, Work
 
 BODY_SIZE = 256
 _ROWS_A_BATCH = 10_000
@@ -131,13 +131,23 @@ def append(endpoint: str, topic: str, records: Sequence[tuple[int, Chunk]]) -> i
     return appender.message_count
 
 
-def streamed(frame: Any, checkpoint: Callable[[], Path], count: int) -> Callable[[], int]:
-    """A query that reads a stream to its present end, and throws the rows away."""
+def streamed(frame: Any, checkpoint: Callable[[], Path], count: int) -> Work:
+    """A query that reads a stream to its present end, and throws the rows away.
 
-    def run() -> int:
+    The time is that of its micro-batches, as Spark reports it, without the start of the query.
+    """
+
+    def run() -> Timed:
         writer = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint()))
-        retry_worker_start(lambda: writer.trigger(availableNow=True).start().awaitTermination())
-        return count
+
+        def query() -> Any:
+            started = writer.trigger(availableNow=True).start()
+            started.awaitTermination()
+            return started
+
+        batches = retry_worker_start(query).recentProgress
+        assert sum(batch.numInputRows for batch in batches) == count
+        return Timed(count, sum(batch.durationMs["triggerExecution"] for batch in batches) / 1000)
 
     return run
 

@@ -16,7 +16,15 @@ from pyspark import SparkContext
 
 from tests.benchmarks.report import median
 
-Work = Callable[[], int]
+
+class Timed(NamedTuple):
+    """Rows, and the seconds that count, where not all of a turn do."""
+
+    rows: int
+    seconds: float
+
+
+Work = Callable[[], int | Timed]
 """What a contender does in a turn; returns the number of rows."""
 
 
@@ -111,9 +119,10 @@ def in_turns(contenders: Mapping[str, Work], *, rounds: int, warm_ups: int) -> d
     for number in range(warm_ups + rounds):
         for name, work in contenders.items():
             before, started = Times.now(), time.perf_counter()
-            rows = work()
-            seconds = time.perf_counter() - started
-            turn = Turn(rows, seconds, Times.now().since(before))
+            done = work()
+            if not isinstance(done, Timed):
+                done = Timed(done, time.perf_counter() - started)
+            turn = Turn(*done, Times.now().since(before))
             if number >= warm_ups:
                 found[name].append(turn)
             print(f"  round {number}: {name}: {_line(turn)}", file=sys.stderr, flush=True)

@@ -163,6 +163,7 @@ def by_hand(
         ({"properties": record.PROPERTY_CRC_UNPLACED[:-1] + b"\3"}, 1),
         ({"properties": b"TAGS\x01a\x02" + record.PROPERTY_CRC_UNPLACED.replace(b"\x01", b"\0")}, 1),
         ({"properties": b"z" * 32768}, 0),
+        ({"topic": b"__CRC32#\x01aaaaaaaa", "properties": b"\2"}, 1),
         ({"queue_id": -1}, 0),
         ({"offset": -1}, 0),
         ({"physical": -1}, 0),
