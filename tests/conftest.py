@@ -1,6 +1,7 @@
 """The fixture for every test: `aerobee_broker`, a real broker as a child process."""
 
 import gc
+import logging
 import os
 
 import hypothesis
@@ -53,3 +54,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Take back the log levels that a test left, as a broker in its own process does: the next one counts its lines."""
+    logging.getLogger().setLevel(logging.WARNING)
+    for package in ("aerobee_broker", "aerobee_store"):
+        logging.getLogger(package).setLevel(logging.NOTSET)
