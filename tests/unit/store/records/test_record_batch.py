@@ -117,11 +117,13 @@ def test_a_limited_number_of_records() -> None:
 
 
 def test_every_flipped_bit_stops_as_the_scalar_scan_does() -> None:
-    """After any single bit flip, the same records are accepted and the same reason is given."""
+    """After any single bit flip, the same records are accepted and the same reason is given.
+
+    The record of the first flips has a checksum of the whole record, the next one only that of its body.
+    """
     log = b"".join(v.encoded for v in VECTORS[2:5])
     base = VECTORS[2].physical_offset
-    body = slice(VECTORS[3].physical_offset - base, VECTORS[4].physical_offset - base)
-    for bit in range(body.start * 8, body.stop * 8):
+    for bit in range((VECTORS[3].physical_offset - base) * 8, len(log) * 8):
         damaged = bytearray(log)
         damaged[bit // 8] ^= 1 << bit % 8
         *headers, stop = record.scan(damaged, base)
