@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -13,7 +14,7 @@ from aerobee_broker.limits.loop_share import Turns, in_turns
 from aerobee_broker.processors.administration.groups import GroupAdministration
 from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.remoting.offsets import OffsetRequests
-from aerobee_broker.remoting.whole_tables import written
+from aerobee_broker.remoting.whole_tables import WholeTables
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection, Handler
 from aerobee_broker.remoting_wire.errors import RemotingError
@@ -42,7 +43,7 @@ from aerobee_broker.timer.wheel_timer import Timer
 from aerobee_proto import admin_v1
 from aerobee_store import ConfigError, MessageStore
 from aerobee_store.clock import Clock
-from aerobee_store.queues.topic_removal import deletions_to_json
+from aerobee_store.queues.topic_removal import DeletedTopic, deletions_to_json
 from aerobee_store.records.decimals import decimal
 from aerobee_store.tables.java_json import Bean, ObjectMap
 from aerobee_store.timer.checkpoint import TimerCheckpoint
@@ -80,6 +81,7 @@ class AdministrationRequests:
         self._runtime_settings = runtime_settings
         self._deleted_letters = deleted_letters
         self._many = asyncio.Lock()  # requests of any number of topics, groups or offsets run one at a time
+        self._whole_tables = WholeTables(self._many)
         self.handlers: dict[int, Handler] = {
             Request.UPDATE_AND_CREATE_TOPIC: self.update_topic,
             Request.UPDATE_AND_CREATE_TOPIC_LIST: self.update_topics,
@@ -176,23 +178,27 @@ class AdministrationRequests:
         in the log than it has heard of, and of dead letters."""
         table = self._tables.topics
         topics = tuple(table)
-        deletions: dict[str, object] = {}
+        deleted: Mapping[str, DeletedTopic] = {}
+        letters: dict[str, object] = {}
+        heard = 0
         if (after := request.fields.get(DELETIONS_AFTER)) is not None:
-            heard = decimal(after) or 0
-            new = {name: each for name, each in self._store.deleted_topics.items() if each.physical_offset > heard}
-            deletions = {DELETED_TOPICS: deletions_to_json(new), DELETED_DEAD_LETTERS: self._deleted_letters.to_json()}
+            heard, deleted = decimal(after) or 0, self._store.deleted_topics
+            letters = {DELETED_DEAD_LETTERS: self._deleted_letters.to_json()}
         version, is_fast = table.version.to_json(), connection.is_fast
 
         def content() -> Bean:
+            new = {name: each for name, each in deleted.items() if each.physical_offset > heard}
             return Bean(
-                **deletions,
+                **({} if after is None else {DELETED_TOPICS: deletions_to_json(new)}),
+                **letters,
                 dataVersion=version,
                 mappingDataVersion=Bean(counter=0, stateVersion=0, timestamp=0),
                 topicConfigTable={each.name: (_for_changes(each) if is_fast else each).to_json() for each in topics},
                 topicQueueMappingDetailMap={},
             )
 
-        return answer({"totalTopicNum": len(topics)}, body=await written(self._many, lambda: content))
+        total = {"totalTopicNum": len(topics)}
+        return await self._whole_tables.answer(request, connection, "topics", lambda: content, total)
 
     async def system_topics(self, _request: Command, _: Connection) -> Command:
         names = dict.fromkeys(topic.name for topic in self._tables.topics if is_system_topic(topic.name))
@@ -237,13 +243,13 @@ class AdministrationRequests:
         """Reading creates nothing."""
         return answer(body=self._tables.groups.require(text(request, "group")).to_json())
 
-    async def all_groups(self, _request: Command, _: Connection) -> Command:
-        return answer(body=await written(self._many, self._tables.groups.content))
+    async def all_groups(self, request: Command, connection: Connection) -> Command:
+        return await self._whole_tables.answer(request, connection, "groups", self._tables.groups.content)
 
     # --- Offsets ----------------------------------------------------------------------------------------------
 
-    async def all_offsets(self, _request: Command, _: Connection) -> Command:
-        return answer(body=await written(self._many, self._tables.offsets.content))
+    async def all_offsets(self, request: Command, connection: Connection) -> Command:
+        return await self._whole_tables.answer(request, connection, "positions", self._tables.offsets.content)
 
     async def delay_offsets(self, _request: Command, _: Connection) -> Command:
         return answer(body=self._level_delay.snapshot())

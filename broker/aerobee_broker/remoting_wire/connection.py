@@ -30,10 +30,11 @@ from aerobee_broker.remoting_wire.errors import refusal
 from aerobee_broker.remoting_wire.frame import (
     FLAG_ONE_WAY,
     FLAG_RESPONSE,
+    FRAME_SIZE_MAX,
     Command,
     FrameFormatError,
     FrameReader,
-    encode,
+    encode_head,
 )
 
 _log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ _COMMAND_SIZE: Final = 512  # bytes of a request besides its body and fields
 _RUNNING_SIZE: Final = 5_500  # bytes of memory of a request that waits, besides, measured with 9,000 pulls
 _COMMANDS_AT_ONCE: Final = 16  # requests that begin between two looks at the clock
 _OPAQUE_MAX: Final = (1 << 31) - 1
+_JOINED_SIZE_MAX: Final = 64 << 10  # bytes of a body that is copied behind its header, to be written with it
 
 Handler = Callable[[Command, "Connection"], Awaitable[Command | None]]
 """Answers a request; None: it has no answer."""
@@ -98,11 +100,13 @@ class Connection(asyncio.Protocol):
         "peer",
     )
 
-    def __init__(self, server: RemotingServer, *, is_of_broker: bool = False) -> None:
+    def __init__(
+        self, server: RemotingServer, *, is_of_broker: bool = False, frame_size_max: int = FRAME_SIZE_MAX
+    ) -> None:
         self._server = server
         self.is_of_broker: Final = is_of_broker
         """Whether the other side has shown a certificate of the cluster."""
-        self._reader = FrameReader()
+        self._reader = FrameReader(frame_size_max=frame_size_max)
         self._begun: bytearray | None = bytearray()  # until it is known whether a PROXY header comes first
         self._transport: asyncio.Transport | None = None
         self._running = 0
@@ -227,6 +231,16 @@ class Connection(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def frame_size_max(self) -> int:
+        """Bytes of the longest frame that is read from this connection."""
+        return self._reader.frame_size_max
+
+    @property
+    def table_frame_size_max(self) -> int:
+        """Bytes of the longest frame with a whole table, for a peer that reads so many."""
+        return self._server.table_frame_size_max
+
     async def writable(self, seconds: float) -> None:
         """Return when the peer has read enough, or is gone, and its answers leave space for more.
 
@@ -342,14 +356,19 @@ class Connection(asyncio.Protocol):
 
     def _write(self, command: Command) -> None:
         assert self._transport is not None, "checked by the caller"
+        body = command.body
         try:
-            data = encode(command)
+            head = encode_head(command)
         except FrameFormatError as error:
-            data = encode(Command(1, opaque=command.opaque, flag=command.flag, remark=str(error)))
+            head, body = encode_head(Command(1, opaque=command.opaque, flag=command.flag, remark=str(error))), b""
             if command.if_lost is not None:
                 command.if_lost()
         self._active_at = asyncio.get_running_loop().time()
-        self._transport.write(data)
+        if len(body) <= _JOINED_SIZE_MAX:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._transport.write(body)
         if command.if_lost is not None:
             self._unsent.add(command.if_lost)
 
@@ -444,11 +463,19 @@ class RemotingServer:
     def _accepted(self, is_tls: bool) -> Connection:
         return Connection(self, is_of_broker=is_tls)
 
-    async def connect(self, address: Address) -> Connection:
-        """A connection to a broker or a name server, with this process's identity. Raises OSError."""
+    @property
+    def table_frame_size_max(self) -> int:
+        """Bytes of the longest frame with a whole table, sent or received: it counts in the ledger, where the buffer
+        that it arrives in takes up to an eighth more."""
+        return max(FRAME_SIZE_MAX, self.ledger.held_max * 3 // 4)
+
+    async def connect(self, address: Address, *, reads_tables: bool = False) -> Connection:
+        """A connection to a broker or a name server, with this process's identity. `reads_tables`: also from frames
+        that are longer than others may be. Raises OSError."""
         context = None if self.identity is None else self.identity.context_to(address.host)
+        frame_size_max = self.table_frame_size_max if reads_tables else FRAME_SIZE_MAX
         _, connection = await asyncio.get_running_loop().create_connection(
-            self.connection, address.host, address.port, ssl=context
+            lambda: Connection(self, frame_size_max=frame_size_max), address.host, address.port, ssl=context
         )
         return connection
 

@@ -11,6 +11,8 @@ from aerobee_broker.remoting_wire.frame import FLAG_RESPONSE, Command
 from aerobee_store.records.decimals import integer as integer_of
 from aerobee_store.tables import java_json
 
+FRAME_SIZE: Final = "frameSizeMax"
+"""Of a replica's request for a table: the longest frame that it reads, in bytes."""
 DELETIONS_AFTER: Final = "deletionsAfter"
 """Of a replica's request for the topics: it wants to hear of deletions at a later place in the log."""
 DELETED_TOPICS: Final = "deletedTopics"

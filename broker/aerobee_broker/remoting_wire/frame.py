@@ -38,7 +38,7 @@ from msgspec.structs import replace
 from aerobee_broker.errors import BrokerError
 
 FRAME_SIZE_MAX: Final = 16 << 20
-"""Bytes of the longest frame, length field included, as in RocketMQ."""
+"""Bytes of the longest frame, length field included, as in RocketMQ. Only a peer that says so reads longer ones."""
 HEADER_SIZE_MAX: Final = 256 << 10
 """Bytes. The largest acceptable header has 32,767 bytes of properties, each escaped to six."""
 EXT_FIELD_COUNT_MAX: Final = 1024
@@ -94,6 +94,8 @@ class Command(Struct):
     """Of the account that signed a request, once that is verified; empty without accounts. Not on the wire."""
     if_lost: Callable[[], None] | None = None
     """Called if the peer certainly does not receive this answer. Not on the wire."""
+    frame_size_max: int = FRAME_SIZE_MAX
+    """Bytes of the longest frame that the peer reads. Not on the wire."""
 
     @property
     def is_response(self) -> bool:
@@ -108,8 +110,13 @@ class Command(Struct):
 def encode(command: Command) -> bytes:
     """The frame of a command with a JSON header, which every client reads, even those that send binary ones.
 
-    Raises FrameFormatError above FRAME_SIZE_MAX.
+    Raises FrameFormatError above the command's `frame_size_max`.
     """
+    return encode_head(command) + command.body
+
+
+def encode_head(command: Command) -> bytes:
+    """The bytes of the same frame before the body. Raises FrameFormatError as `encode`."""
     header: dict[str, object] = {"code": command.code}
     if command.fields:
         header["extFields"] = command.fields
@@ -123,8 +130,8 @@ def encode(command: Command) -> bytes:
     try:
         text = _to_json(header)
     except UnicodeEncodeError:
-        return encode(_without_surrogates(command))
-    return _frame(_JSON, text, command.body)
+        return encode_head(_without_surrogates(command))
+    return _head(_JSON, text, command)
 
 
 def _without_surrogates(command: Command) -> Command:
@@ -155,14 +162,14 @@ def encode_binary(command: Command) -> bytes:
         raise FrameFormatError(
             f"code {command.code} or version {command.version} does not fit into the 16 bits of a binary header"
         ) from None
-    return _frame(_BINARY, b"".join((start, remark, _I32.pack(len(entries)), entries)), command.body)
+    return _head(_BINARY, b"".join((start, remark, _I32.pack(len(entries)), entries)), command) + command.body
 
 
-def _frame(serialization: int, header: bytes, body: bytes) -> bytes:
-    length = 4 + len(header) + len(body)
-    if length + 4 > FRAME_SIZE_MAX:
-        raise FrameFormatError(f"a frame of {length + 4} bytes exceeds the protocol's limit of {FRAME_SIZE_MAX}")
-    return b"".join((_START.pack(length, serialization << 24 | len(header)), header, body))
+def _head(serialization: int, header: bytes, command: Command) -> bytes:
+    length = 4 + len(header) + len(command.body)
+    if length + 4 > command.frame_size_max:
+        raise FrameFormatError(f"a frame of {length + 4} bytes exceeds the limit of {command.frame_size_max}")
+    return _START.pack(length, serialization << 24 | len(header)) + header
 
 
 class FrameReader:
@@ -172,7 +179,7 @@ class FrameReader:
     """
 
     def __init__(self, *, frame_size_max: int = FRAME_SIZE_MAX) -> None:
-        self._frame_size_max = frame_size_max
+        self.frame_size_max: Final = frame_size_max
         self._buffer = bytearray()
         self._broken = False
 
@@ -201,8 +208,8 @@ class FrameReader:
             while len(buffer) - at >= _START.size and (count_max is None or len(commands) < count_max):
                 length, second = _START.unpack_from(buffer, at)
                 header_size = second & 0xFFFFFF
-                if not 4 <= length <= self._frame_size_max - 4:
-                    raise FrameFormatError(f"frame length {length} is outside 4..{self._frame_size_max - 4}")
+                if not 4 <= length <= self.frame_size_max - 4:
+                    raise FrameFormatError(f"frame length {length} is outside 4..{self.frame_size_max - 4}")
                 if header_size > min(length - 4, HEADER_SIZE_MAX):
                     raise FrameFormatError(
                         f"a header of {header_size} bytes in a frame of {length}; a header may have at most "
@@ -210,8 +217,9 @@ class FrameReader:
                     )
                 if len(buffer) - at < 4 + length:
                     break
-                header = bytes(buffer[at + 8 : at + 8 + header_size])
-                body = bytes(buffer[at + 8 + header_size : at + 4 + length])
+                with memoryview(buffer) as view:  # a slice of the buffer itself would be copied twice
+                    header = bytes(view[at + 8 : at + 8 + header_size])
+                    body = bytes(view[at + 8 + header_size : at + 4 + length])
                 commands.append(_decode(second >> 24, header, body))
                 at += 4 + length
         except FrameFormatError:

@@ -33,7 +33,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from aerobee_broker.errors import BrokerError
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection
-from aerobee_broker.remoting_wire.fields import DELETED_DEAD_LETTERS, DELETED_TOPICS, DELETIONS_AFTER
+from aerobee_broker.remoting_wire.fields import DELETED_DEAD_LETTERS, DELETED_TOPICS, DELETIONS_AFTER, FRAME_SIZE
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.replication.master_log import QueueEnds, content_of, extent_of, queue_ends
 from aerobee_broker.tables.consumer_groups import GroupTable
@@ -53,6 +53,7 @@ _log = logging.getLogger(__name__)
 TABLES_FILE: Final = "replicationTables"
 """A file in the store of a replica that has copied all tables of its master at least once."""
 _ANSWER_SECONDS: Final = 10.0
+_TABLE_SECONDS: Final = 60.0  # for the answer with a table, of which a busy master makes ten megabytes in a second
 _LOOK_SECONDS: Final = 0.05
 _T = TypeVar("_T")
 _NO_LOG: Final = 1 << 62  # the master's timer log is not copied; the wheel is rebuilt from the topic
@@ -191,7 +192,7 @@ class Metadata:
             self._deletions.clear()  # they may be those of another log
         content = await self._asked(master, Request.GET_ALL_TOPIC_CONFIG, {DELETIONS_AFTER: str(after)})
         try:
-            new = deletions_from_json(content.pop(DELETED_TOPICS, {}))
+            new = await asyncio.to_thread(deletions_from_json, content.pop(DELETED_TOPICS, {}))
             letters = content.pop(DELETED_DEAD_LETTERS, None)  # RocketMQ has none
             if isinstance(letters, dict):
                 self.copied += await self._deleted_letters.replace(letters)
@@ -256,7 +257,11 @@ class Metadata:
     async def _asked(
         self, master: Connection, code: Request, fields: Mapping[str, str] | None = None
     ) -> dict[str, object]:
-        answered = await master.ask(Command(code, fields=dict(fields or {})), _ANSWER_SECONDS)
+        asked = Command(code, fields={FRAME_SIZE: str(master.frame_size_max), **(fields or {})})
+        try:
+            answered = await master.ask(asked, _TABLE_SECONDS)
+        except TimeoutError:
+            raise BrokerError(f"the master did not answer request {code:d} within {_TABLE_SECONDS:g} seconds") from None
         if answered.code != Answer.SUCCESS:
             raise BrokerError(f"the master answered request {code:d} with code {answered.code}: {answered.remark}")
         return await asyncio.to_thread(content_of, answered, code)

@@ -39,11 +39,10 @@ from aerobee_broker.remoting.permissions import Permissions
 from aerobee_broker.remoting.pull import PullRequests
 from aerobee_broker.remoting.queries import QueryRequests
 from aerobee_broker.remoting.service import reading_handlers
-from aerobee_broker.remoting.whole_tables import written
+from aerobee_broker.remoting.whole_tables import WholeTables
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection, Handler, RemotingServer
 from aerobee_broker.remoting_wire.errors import RemotingError
-from aerobee_broker.remoting_wire.fields import answer
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.replication import new_copy, roles
 from aerobee_broker.replication.epochs import Epochs
@@ -131,7 +130,7 @@ class ReplicaBroker:
         self._epochs = epochs
         self._clock = clock
         self._metadata = Metadata(store, tables, clock)
-        self._one_written = asyncio.Lock()  # of the tables, for another replica
+        self._whole_tables = WholeTables(asyncio.Lock())  # for another replica
         self._was_replica = self._metadata.is_complete
         self._peers = Peers.load(config.peers)
         self._server = RemotingServer(self._handle, ledger=Ledger(config.limits), identity=self._peers)
@@ -492,9 +491,9 @@ class ReplicaBroker:
                 _log.info("the master has changed address=%s replication=%s", master, ha)
             self._known = master, ha
 
-    async def _connect(self, address: Address) -> Connection:
+    async def _connect(self, address: Address, *, reads_tables: bool = False) -> Connection:
         async with asyncio.timeout(ANSWER_SECONDS):
-            return await self._server.connect(address)
+            return await self._server.connect(address, reads_tables=reads_tables)
 
     async def _ha_address(self, master: Connection) -> Address:
         answered = await master.ask(Command(Request.EXCHANGE_BROKER_HA_INFO), ANSWER_SECONDS)
@@ -511,7 +510,7 @@ class ReplicaBroker:
         while True:
             with suppress(OSError, TimeoutError):  # the log's connection reports these
                 try:
-                    master = await self._connect(self._addresses()[0])
+                    master = await self._connect(self._addresses()[0], reads_tables=True)
                     try:
                         known = self._known
                         while master.is_open and self._known == known:
@@ -538,14 +537,14 @@ class ReplicaBroker:
         self._permissions.check(request, connection)
         return await handler(request, connection)
 
-    async def _topics(self, _request: Command, _: Connection) -> Command:
-        return answer(body=await written(self._one_written, self._tables.topics.content))
+    async def _topics(self, request: Command, connection: Connection) -> Command:
+        return await self._whole_tables.answer(request, connection, "topics", self._tables.topics.content)
 
-    async def _groups(self, _request: Command, _: Connection) -> Command:
-        return answer(body=await written(self._one_written, self._tables.groups.content))
+    async def _groups(self, request: Command, connection: Connection) -> Command:
+        return await self._whole_tables.answer(request, connection, "groups", self._tables.groups.content)
 
-    async def _offsets(self, _request: Command, _: Connection) -> Command:
-        return answer(body=await written(self._one_written, self._tables.offsets.content))
+    async def _offsets(self, request: Command, connection: Connection) -> Command:
+        return await self._whole_tables.answer(request, connection, "positions", self._tables.offsets.content)
 
     @property
     def is_connected(self) -> bool:

@@ -98,6 +98,21 @@ def test_the_longest_frame() -> None:
         encode(Command(1, body=bytes(room + 1)))
 
 
+def test_a_longer_frame_for_a_peer_that_reads_it() -> None:
+    """Both sides know its limit; others refuse the frame at its first bytes."""
+    size_max = FRAME_SIZE_MAX + 100
+    room = size_max - len(encode(Command(1)))
+    data = encode(Command(1, body=bytes(room), frame_size_max=size_max))
+    (command,) = FrameReader(frame_size_max=size_max).feed(data)
+    assert len(command.body) == room
+    with pytest.raises(FrameFormatError):
+        encode(Command(1, body=bytes(room + 1), frame_size_max=size_max))
+    with pytest.raises(FrameFormatError):
+        FrameReader(frame_size_max=size_max - 1).feed(data[:8])
+    with pytest.raises(FrameFormatError):
+        FrameReader().feed(data[:8])
+
+
 def test_binary_header_cannot_hold_a_large_code() -> None:
     """POP's code 200050 does not fit into 16 bits."""
     with pytest.raises(FrameFormatError, match="200050"):
