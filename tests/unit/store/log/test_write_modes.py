@@ -141,13 +141,20 @@ async def test_an_answered_message_is_in_the_page_cache(write_mode: WriteMode, f
         compare(store, sender.sent, sender.sent)
 
 
-@pytest.mark.parametrize(("operation", "write_mode"), [("write", "pool"), ("sync", "pool"), ("sync", "mapped")])
-async def test_a_failed_write_is_final(operation: str, write_mode: WriteMode) -> None:
-    """In any thread, a failed write fails the waiters, and the store accepts no more messages."""
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    ("operation", "write_mode", "flush"),
+    [("write", "pool", "sync"), ("write", "pool", "async"), ("sync", "pool", "sync"), ("sync", "mapped", "sync")],
+)
+async def test_a_failed_write_is_final(operation: str, write_mode: WriteMode, flush: str, error: int) -> None:
+    """In any thread, a failed write fails the waiters, and the store accepts no more messages.
+
+    Also for want of space: the append reserved it, so that the disk broke its word.
+    """
     disk, sender = MemoryFileSystem(), Sender()
-    async with serving(config_of(write_mode), disk) as store:
+    async with serving(config_of(write_mode, flush=flush), disk) as store:
         sender.append(store, [sender.message(50)])
-        disk.fail_at(operation, 1, errno.EIO)
+        disk.fail_at(operation, 1, error)
         with pytest.raises(StoreFailedError):
             await store.wait_stored(store.positions[0])
         with pytest.raises(StoreFailedError):
