@@ -316,6 +316,7 @@ async def test_records_that_a_batch_topic_refuses(records: Records) -> None:
         (replace(good, properties={**good.properties, "INNER_NUM": "4"}), "of 3 messages claims to have 4"),
         (replace(good, properties={**good.properties, "INNER_NUM": "0"}), "INNER_NUM, 1 to 32767, not '0'"),
         (replace(good, properties={**good.properties, "INNER_BASE": "0"}), "INNER_BASE with 18 digits"),
+        (replace(good, properties={**good.properties, "INNER_BASE": "0" * 19}), "INNER_BASE with 18 digits"),
         (replace(good, properties={**good.properties, "INNER_BASE": "x" * 18}), "characters other than digits"),
         (replace(good, body=body[:-1]), "invalid body"),
         (replace(good, body=longer.to_bytes(4, "big") + body[4:]), "invalid body"),

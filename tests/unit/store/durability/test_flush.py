@@ -268,20 +268,26 @@ async def test_a_sync_covers_only_what_was_committed_before_it() -> None:
         compare(store, sender.sent, sender.sent)
 
 
-@pytest.mark.parametrize("derived", [False, True])
-async def test_a_concurrent_flush_does_not_hide_a_failed_sync(derived: bool) -> None:
-    """A concurrent flush must learn of a failed sync before its own sync succeeds.
+@pytest.mark.parametrize(
+    ("operation_name", "concerned"), [("sync", "commitlog"), ("sync", "consumequeue"), ("write", "commitlog")]
+)
+async def test_a_concurrent_flush_does_not_hide_a_failed_sync(operation_name: str, concerned: str) -> None:
+    """A concurrent flush must learn of a failed sync, or of a failed commit of the pool, before its own succeeds.
 
-    Its success would call data durable that the failed sync has lost. `derived`: the failing sync is that of a queue
-    instead of the log's.
+    Its success would call data durable that the failed sync has lost.
     """
+    derived = concerned == "consumequeue"
     hanging = HangingDisk()
     sender = Sender()
-    config = replace(CONFIG, derived_flush_interval_seconds=0.01 if derived else 60.0)
+    config = replace(
+        CONFIG,
+        derived_flush_interval_seconds=0.01 if derived else 60.0,
+        write_mode="pool" if operation_name == "write" else CONFIG.write_mode,
+    )
 
     def before(operation: Operation) -> None:
-        concerned = "consumequeue" if derived else "commitlog"
-        if operation.name == "sync" and concerned in operation.path.parts and threading.current_thread() is not main:
+        in_a_thread = threading.current_thread() is not main
+        if operation.name == operation_name and concerned in operation.path.parts and in_a_thread:
             hanging.started.set()
             assert hanging.go.wait(60)
             raise OSError(errno.EIO, "as the test wants it", str(operation.path))

@@ -248,6 +248,22 @@ def test_recovery_puts_plain_codes_where_extended_units_are_wrong(disk: MemoryFi
         assert numbers(store, "t5") == [5, 13]
 
 
+@pytest.mark.parametrize("at", [7, 11], ids=["physical offset", "size"])
+def test_a_unit_is_wrong_whose_extended_unit_is_right(disk: MemoryFileSystem, at: int) -> None:
+    """The tags code alone does not make it the unit of its record."""
+    store = MessageStore.open(CONFIG, file_system=disk)
+    store.append(messages(4))
+    store.flush()
+    disk = disk.kill()
+    before = units(disk)
+    path = QUEUE / f"{0:020d}"
+    disk.damage(path, 2 * UNIT_SIZE + at, bytes([disk.contents()[path][2 * UNIT_SIZE + at] ^ 1]))
+    with MessageStore.open(CONFIG, file_system=disk, whole_log=True) as store:
+        assert store.recovery.units_corrected == 1
+        assert [unit[:2] for unit in units(disk)] == [unit[:2] for unit in before]
+        assert numbers(store) == [0, 1, 2, 3]
+
+
 def test_addresses_of_lost_extended_units_are_not_reused(disk: MemoryFileSystem) -> None:
     """A used address must not be assigned to another tag, or a filter would skip messages."""
     store = MessageStore.open(CONFIG, file_system=disk)

@@ -174,6 +174,21 @@ def test_records_of_one_size_and_different_layouts() -> None:
         assert [placed.record(row) for row in range(len(placed))] == [again.record(row) for row in range(len(batch))]
 
 
+def test_a_checksum_in_a_record_of_the_layout_of_those_without() -> None:
+    """The first records have a longer property where the last has its checksum, which is compared nevertheless."""
+    log = log_of([Message("topic", 0, b"body", {"k": "v" * 24})] * 8)
+    log += log_of([Message("topic", 0, b"body", {"k": "v" * 4})], base=len(log), property_crc=True)
+    batch = RecordBatch.parse(log, base_physical_offset=0)
+    assert len(set(batch.size.tolist())) == 1
+    assert batch.has_property_crc.tolist() == [False] * 8 + [True]
+    damaged = bytearray(log)
+    damaged[len(log) * 8 // 9 + 17] ^= 1  # not in the body
+    *headers, stop = record.scan(damaged, 0)
+    batch = RecordBatch.parse(damaged, base_physical_offset=0)
+    assert len(headers) == len(batch) == 8
+    assert batch.stop == stop
+
+
 def test_records_of_one_size_followed_by_others() -> None:
     """All records are found, however many of one size come first and however many are requested."""
     for count in range(12):
