@@ -287,6 +287,25 @@ def test_the_segment_in_use_ends_when_its_disk_is_full(
         compare(store, harness.sender.sent, harness.sender.sent)
 
 
+@pytest.mark.parametrize("operation_name", ["reserve", "unlink"])
+def test_another_error_while_the_log_leaves_a_full_disk(
+    operation_name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """EIO where the segment in use ends, or an unused one is removed, is no want of space: it fails the store."""
+    monkeypatch.setattr("aerobee_store.log.mapped_file._RESERVE_SIZE", 1)
+    harness = Harness(A, B, disk_headroom=1 << 20)
+    with harness.open() as store:
+        harness.sender.append(store, [harness.sender.message(3000)])
+    with harness.open() as store:  # the blocks reserved past the end are no longer known
+        harness.disk.ratios = {(A if operation_name == "reserve" else B).parent: 1.0}
+        harness.disk.fail_at(operation_name)
+        with pytest.raises(StoreFailedError, match="Input/output error"):
+            harness.fill(store, 2)
+        assert store.state == "failed"
+        harness.disk.heal()
+    assert "cause=OSError(5" in caplog.text
+
+
 @pytest.mark.parametrize("mode", ["gathered", "mapped", "pool"])
 def test_a_power_cut_while_a_segment_ends_early(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a power cut before any operation, answered messages are there and undamaged."""
