@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -99,50 +99,66 @@ def page(context: BrowserContext) -> Page:
     return context.new_page()
 
 
-def test_every_page_is_whole_and_asks_nobody_else(site: Site, context: BrowserContext) -> None:
-    """No script fails, the policy refuses nothing, pages fit their window, and nothing comes from elsewhere.
+@dataclass(frozen=True)
+class Findings:
+    """What was found on all pages."""
+
+    complaints: list[str] = field(default_factory=list)
+    """Of the browser: failed scripts, and what the policy refused."""
+    asked: set[str] = field(default_factory=set)
+    """The addresses of all requests."""
+    layout: list[str] = field(default_factory=list)
+    accessibility: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def findings(site: Site) -> Findings:
+    """Each page is loaded once, with axe beside its own scripts, and looked at in two widths and two colours.
 
     Tables may be wider than a phone, but not than a window of 1280 pixels.
     """
-    complaints: list[str] = []
-    asked: set[str] = set()
-    page = context.new_page()
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda request: asked.add(request.url))
-    for path in PAGES:
-        page.goto(path)
-        for size in (WIDE, NARROW):
-            page.set_viewport_size(size)  # type: ignore[arg-type]  # a plain dict
-            width = page.evaluate("document.documentElement.scrollWidth")
-            assert width <= size["width"], f"{path} is {width} pixels wide"
-            if size is WIDE:
-                assert page.evaluate(TOO_WIDE) == [], f"{path} has tables that are cut at the right"
+    found = Findings()
+    with site.browser.new_context(viewport=WIDE, base_url=site.address) as context:  # type: ignore[arg-type]  # a plain dict
+        context.set_default_timeout(_MILLISECONDS)
+        context.add_init_script(AXE_SCRIPT)
+        page = context.new_page()
+        page.on("console", lambda message: found.complaints.append(message.text))
+        page.on("pageerror", lambda error: found.complaints.append(str(error)))
+        page.on("request", lambda request: found.asked.add(request.url))
+        for path in PAGES:
+            page.emulate_media(color_scheme="light")
+            page.goto(path)
+            for size in (NARROW, WIDE):
+                page.set_viewport_size(size)  # type: ignore[arg-type]  # a plain dict
+                width = page.evaluate("document.documentElement.scrollWidth")
+                found.layout.extend([f"{path} is {width} pixels wide"] if width > size["width"] else [])
+            found.layout.extend(
+                f"{path} has a table that is cut at the right: {cut}" for cut in page.evaluate(TOO_WIDE)
+            )
             search = page.locator("#search").bounding_box()
-            assert search is not None
-            assert search["y"] < 160, f"the search of {path} is {search['y']} pixels down"
-    assert [text for text in complaints if "404" not in text] == []
-    assert {url for url in asked if not url.startswith(f"{site.address}/")} == set()
+            if search is None or search["y"] >= 160:
+                found.layout.append(f"the search of {path} is at {search}")
+            page.evaluate(f"() => {{ {LESS_OF_THE_SAME} }}")  # a third of the time went to 160 settings
+            for scheme, only in (("light", ""), ("dark", ", runOnly: ['color-contrast']")):
+                page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]  # a literal
+                found.accessibility.extend(
+                    f"{path}: {each['id']}: {each['nodes'][0]['html'][:200]} {each['nodes'][0]['failureSummary']}"
+                    for each in page.evaluate(f"axe.run(document, {{resultTypes: ['violations']{only}}})")["violations"]
+                )
+    return found
 
 
-def test_every_page_is_accessible(site: Site) -> None:
-    """axe finds nothing: contrast, names of fields, headings, keyboard. Its script needs a page without the policy."""
-    context = site.browser.new_context(base_url=site.address, bypass_csp=True)
-    page = context.new_page()
-    findings = []
-    for path in PAGES:
-        page.emulate_media(color_scheme="light")
-        page.goto(path)
-        page.evaluate(f"() => {{ {LESS_OF_THE_SAME} }}")  # a third of the time went to 160 settings
-        page.evaluate(AXE_SCRIPT)
-        for scheme, only in (("light", ""), ("dark", ", runOnly: ['color-contrast']")):
-            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]  # a literal
-            findings += [
-                f"{path}: {each['id']}: {each['nodes'][0]['html'][:200]} {each['nodes'][0]['failureSummary']}"
-                for each in page.evaluate(f"axe.run(document, {{resultTypes: ['violations']{only}}})")["violations"]
-            ]
-    context.close()
-    assert findings == []
+def test_every_page_is_whole_and_asks_nobody_else(site: Site, findings: Findings) -> None:
+    """No script fails, the policy refuses nothing, pages fit their window, and nothing comes from elsewhere."""
+    assert findings.layout == []
+    assert [text for text in findings.complaints if "404" not in text] == []
+    assert f"{site.address}{PAGES[-1]}" in findings.asked
+    assert {url for url in findings.asked if not url.startswith(f"{site.address}/")} == set()
+
+
+def test_every_page_is_accessible(findings: Findings) -> None:
+    """axe finds nothing: contrast, names of fields, headings, keyboard."""
+    assert findings.accessibility == []
 
 
 def test_figures_are_asked_for_again(site: Site, page: Page) -> None:
