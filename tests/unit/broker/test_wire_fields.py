@@ -65,6 +65,28 @@ ODD_FIELDS = st.sampled_from(
     [
         *(b"\x2d\x01\x00\x00\x00", b"\x29" + bytes(8), b"\x2d\x01\x00", b"\x29\x01", b"\x0a\x02\x12\x05", b"\x00\x01"),
         *(b"\x0a\x02\x12\x00", b"\x12\x05" + bytes(5), b"\x0a\x03\x12\x01\xff", b"\x2f"),
+        # Tags and sizes of one to six bytes, also of more than they need; of a string, of unknown fields, of number 0.
+        *(b"\xba\xa3\x09\x00", b"\xba\x01\x80\x01" + bytes(128), b"\xba\xa3\x09\x82\x00xx", b"\xba\xa3\x89\x01\x01x"),
+        *(
+            b"\x0a\x83\x80\x00\x12\x01\xff",
+            b"\x8a\x00\x02\x12\x00",
+            b"\x8a\x80\x00\x03\x12\x01\xff",
+            b"\x8a\x80\x80\x00\x00",
+        ),
+        *(
+            b"\x88\x80\x80\x80\x0f\x01",
+            b"\x8a\x80\x80\x80\x10\x00",
+            b"\x88\x80\x80\x80\x10\x01",
+            b"\x82\x00\x00",
+            b"\x80\x00\x01",
+        ),
+        *(
+            b"\xad\x01" + bytes(4),
+            b"\xa9\x01" + bytes(8),
+            b"\xad\x01\x00",
+            b"\xa8\x01" + b"\xff" * 9 + b"\x01",
+            b"\xa8\x01" + b"\xff" * 10,
+        ),
     ]
 )
 
@@ -86,6 +108,16 @@ def test_a_message_is_well_formed_if_protobuf_parses_it(data: bytes) -> None:
     else:
         parses = True
     assert is_well_formed(data, records_v1.AppendRecordsRequest.DESCRIPTOR) == parses
+
+
+def test_fields_that_no_client_writes_count_several_times() -> None:
+    """They take longer to read: so many of them are as much work as the limit of others."""
+    tag_of_five_bytes, size_of_zero = b"\xba\x80\x80\x80\x00\x00", b"\x3a\x80\x80\x80\x80\x00"
+    for odd in (tag_of_five_bytes, size_of_zero):
+        for count, is_counted in ((2_000, True), (2_100, False)):
+            assert is_well_formed(odd * count, records_v1.AppendRecordsRequest.DESCRIPTOR) == is_counted
+    for usual in (b"\x3a\x00", b"\xba\xa3\x09\x00", b"\x3a\x80\x01" + bytes(128), b"\xa8\x01" + b"\xff" * 9 + b"\x01"):
+        assert is_well_formed(usual * 16_384, records_v1.AppendRecordsRequest.DESCRIPTOR)
 
 
 def test_a_field_ends_within_its_message() -> None:
