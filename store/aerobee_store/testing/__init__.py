@@ -491,19 +491,23 @@ class MemoryFileSystem:
             operation = Operation(len(self.log) + 1, name, path)
             self.log.append(operation)
             self._note_stores()
-            failing = None
-            for fault in list(self._faults):
-                if fault.operation not in (None, name):
-                    continue
-                fault.left -= 1
-                if fault.left <= 0 and failing is None:
-                    failing = fault
-                    if not fault.for_ever:
-                        self._faults.remove(fault)
+            failing = self._fault_of(name) if self._faults else None
         if self.before_operation is not None:
             self.before_operation(operation)
         if failing is not None:
             raise _os_error(failing.error_number, path)
+
+    def _fault_of(self, name: str) -> _Fault | None:
+        failing = None
+        for fault in list(self._faults):
+            if fault.operation not in (None, name):
+                continue
+            fault.left -= 1
+            if fault.left <= 0 and failing is None:
+                failing = fault
+                if not fault.for_ever:
+                    self._faults.remove(fault)
+        return failing
 
     def write_inode(self, inode: Inode, path: Path, data: bytes, position: int) -> None:
         assert position + len(data) <= len(inode.data), f"{path}: a write after the end of the file"
@@ -546,6 +550,8 @@ class MemoryFileSystem:
         """Allocate blocks for a part of a file, or raise ENOSPC with nothing changed."""
         with self._mutex:
             wanted = set(range(position // BLOCK_SIZE, -(-(position + size) // BLOCK_SIZE))) - inode.blocks
+            if not wanted:
+                return
             if self.capacity is not None and (self._used_blocks + len(wanted)) * BLOCK_SIZE > self.capacity:
                 raise OSError(error_numbers.ENOSPC, os.strerror(error_numbers.ENOSPC))
             inode.blocks |= wanted
@@ -610,7 +616,7 @@ class MemoryFileSystem:
         self._name_changes.append(change)
 
     def _give_back(self, entry: Node | None) -> None:
-        if isinstance(entry, Inode) and all(inode is not entry for _, inode in _files_below("", self._root)):
+        if isinstance(entry, Inode) and not _has_name(self._root, entry):
             self._used_blocks -= len(entry.blocks)
 
     def _successor(self, root: Directory) -> MemoryFileSystem:
@@ -631,6 +637,14 @@ def _files_below(prefix: str, directory: Directory) -> Iterator[tuple[str, Inode
             yield f"{prefix}/{name}", entry
         else:
             yield from _files_below(f"{prefix}/{name}", entry)
+
+
+def _has_name(directory: Directory, inode: Inode) -> bool:
+    """Whether a file has a name in a directory or below."""
+    return any(
+        entry is inode or (isinstance(entry, Directory) and _has_name(entry, inode))
+        for entry in directory.entries.values()
+    )
 
 
 def _os_error(number: int, path: Path) -> OSError:
