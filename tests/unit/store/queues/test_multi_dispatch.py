@@ -19,7 +19,7 @@ from aerobee_store import (
     StoreConfig,
 )
 from aerobee_store.queues.multi_dispatch import NAMES_MAX, MultiDispatch
-from aerobee_store.records.record import SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED, Draft
+from aerobee_store.records.record import SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED, Draft, decode
 from aerobee_store.records.record_template import RecordTemplate, TemplateMessage
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from aerobee_store.tools.rebuild import rebuild
@@ -61,6 +61,8 @@ def test_a_message_is_in_every_queue_that_it_names(store: MessageStore) -> None:
     (b,) = store.read(HALL, 0, 0, max_count=1).records
     assert (b.topic, b.queue_id, b.queue_offset) == ("chat", 0, 0)
     assert b.properties["INNER_MULTI_QUEUE_OFFSET"] == "1,0"
+    shown = decode(store.record_bytes(b), physical_offset=b.physical_offset)
+    assert (shown.queue_id, shown.queue_offset, shown.body) == (0, 0, b"b")
     (own,) = store.read("chat", 3, 1, max_count=1).records
     assert (own.queue_id, own.queue_offset, own.physical_offset) == (3, 1, b.physical_offset)
     assert store.queues() == {ROOM: [0], HALL: [0], "chat": [3]}
