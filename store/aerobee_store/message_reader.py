@@ -369,10 +369,11 @@ def _as_read_from(queue: ConsumeQueue, queue_offset: int, found: Record) -> Reco
 def _unpacked(queue: BatchConsumeQueue, base: int, count: int, found: Record) -> list[Record]:
     """The messages of an inner batch. CorruptRecordError if it is another one."""
     messages = inner_batch.unpack(found)
-    if messages[0].queue_offset != base or len(messages) != count or messages[0].topic != queue.topic:
+    first = messages[0]
+    if (first.topic, first.queue_id, first.queue_offset, len(messages)) != (queue.topic, queue.queue_id, base, count):
         raise CorruptRecordError(
-            f"it holds {messages[0].topic}/{messages[0].queue_id} from offset {messages[0].queue_offset} on, its unit "
-            f"says {queue.topic}/{queue.queue_id} from {base} on",
+            f"it holds {len(messages)} messages of {first.topic}/{first.queue_id} from offset {first.queue_offset} on, "
+            f"its unit says {count} of {queue.topic}/{queue.queue_id} from {base} on",
             physical_offset=found.physical_offset,
         )
     return messages

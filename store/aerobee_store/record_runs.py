@@ -174,7 +174,7 @@ class RunReader:
             rows += first
             ok = (head["total_size"] == size[rows]) & (head["physical_offset"] == position[rows])
             ok &= (head["magic"] == record_codec.MAGIC_V1) | (head["magic"] == record_codec.MAGIC_V2)
-            other = ok & (head["queue_offset"] != queue_offset[rows])
+            other = ok & ((head["queue_offset"] != queue_offset[rows]) | (head["queue_id"] != queue.queue_id))
             for row in rows[other].tolist():
                 ok[row - rows[0]] = self._is_also_in(queue, int(position[row]), int(queue_offset[row]))
             valid[rows] = ok

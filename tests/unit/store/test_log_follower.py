@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from aerobee_store import LogMismatchError, Message, MessageStore, StoreConfig
+from aerobee_store import LogMismatchError, Message, MessageStore, StoreConfig, StoreFailedError, StoreFullError
 from aerobee_store.records import record
 from aerobee_store.testing import MemoryFileSystem
+from tests.support.stored_messages import DIRECTORY
 
 _SEGMENT = StoreConfig.tiny(Path()).segment_size
 
@@ -51,6 +53,11 @@ def log(tmp_path: Path) -> bytes:
         found = _log_of(store)
     assert len(found) > 2 * _SEGMENT
     return found
+
+
+def _receive_all(store: MessageStore, log: bytes) -> None:
+    store.follower.receive(0, log)
+    store.flush()
 
 
 def _check_copy(store: MessageStore, log: bytes) -> None:
@@ -231,3 +238,20 @@ def test_a_copy_that_begins_late_has_lost_nothing(log: bytes, cut: str, caplog: 
     disk.unlink(Path("/copy/commitlog") / f"{_SEGMENT:020d}")
     with MessageStore.open(config, file_system=disk):
         assert "lacks its first segments" in caplog.text
+
+
+@pytest.mark.parametrize("operation", ["reserve", "write"])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
+def test_a_disk_without_space_and_one_that_fails(operation: str, error: int, log: bytes) -> None:
+    """Without space the piece can be received again, once there is some; any other error is final."""
+    disk = MemoryFileSystem()
+    with MessageStore.open(StoreConfig.tiny(DIRECTORY), file_system=disk) as store:
+        disk.fail_at(operation, 1, error, for_ever=True)
+        is_full = (operation, error) == ("reserve", errno.ENOSPC)
+        with pytest.raises(StoreFullError if is_full else StoreFailedError):
+            _receive_all(store, log)
+        assert store.state == ("open" if is_full else "failed")
+        disk.heal()
+        if is_full:
+            _receive_all(store, log)
+            _check_copy(store, log)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_store import Message, MessageStore, StoreConfig
+from aerobee_store import Message, MessageStore, RecordBatch, StoreConfig
 from aerobee_store.queues.batch_consume_queue import BATCH_UNIT
 from aerobee_store.queues.consume_queue import UNIT_SIZE
 from aerobee_store.testing import MemoryFileSystem
@@ -122,6 +122,32 @@ def test_a_batch_queue(scene: Scene, flipped: int) -> None:
     assert found.lost == 0
     assert [record.body for record in found.records] == [b"%c%d" % (c, n) for n in range(0, COUNT, 10) for c in b"ab"]
     assert scene.content(BATCHES) == right
+
+
+@pytest.mark.parametrize("reader", ["read", "read_runs"])
+@pytest.mark.parametrize("topic", ["orders", TOPIC])
+def test_the_record_of_the_same_offset_of_another_queue(topic: str, reader: str) -> None:
+    """A unit that names a record of equal size and queue offset, but of another queue, is repaired like any other."""
+    disk = MemoryFileSystem()
+    with MessageStore.open(CONFIG, file_system=disk, is_batch_topic=lambda topic: topic == TOPIC) as store:
+        for number in range(4):
+            for queue_id in range(2):
+                body = b"%d of %d" % (number, queue_id)
+                store.append([inner(body, queue_id=queue_id) if topic == TOPIC else Message(topic, queue_id, body)])
+        store.flush()
+        directory = (DIRECTORY / "batchconsumequeue" if topic == TOPIC else QUEUES) / topic
+        paths = [directory / str(queue_id) / f"{0:020d}" for queue_id in range(2)]
+        right, other = (disk.contents()[path] for path in paths)
+        at = 2 * (BATCH_UNIT.size if topic == TOPIC else UNIT_SIZE)
+        disk.damage(paths[0], at, other[at : at + 8])
+        if reader == "read":
+            queue_ids = [found.queue_id for found in store.read(topic, 0, 0, max_count=10).records]
+        else:
+            runs = store.read_runs(topic, 0, 0, max_bytes=1 << 20).runs
+            queue_ids = RecordBatch.parse(b"".join(runs), base_physical_offset=None).queue_id.tolist()
+        assert queue_ids == [0] * 4
+        assert store.stats.units_repaired == 1
+        assert disk.contents()[paths[0]] == right
 
 
 def test_records_lost_from_the_log_stay_lost(scene: Scene) -> None:
