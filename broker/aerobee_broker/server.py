@@ -321,6 +321,7 @@ async def _serve(
             master = await _open_master(process, parts) if is_master else None
             await parts.deliveries.adopt()
             store.limit_light_queues(tables.space.require_light_queues)
+            store.count_deleted_topics(tables.space.count_deleted_topics)
             tables.space.opened()
             registrar = Registrar(settings, tables)
             cluster = ClusterRoutes(settings.current.name, lambda: registrar.connections, remoting.routes)

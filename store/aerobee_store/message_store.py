@@ -54,7 +54,7 @@ from aerobee_store.queues.dispatch import ArrivalListener, Dispatch, DispatchLim
 from aerobee_store.queues.filter_bitmaps import FilterBitmaps, FilterBits
 from aerobee_store.queues.index_file import IndexService
 from aerobee_store.queues.queue_table import QueueTable
-from aerobee_store.queues.topic_removal import DeletedTopic, DeletedTopics, Ended, TopicRemoval
+from aerobee_store.queues.topic_removal import DeletedTopic, DeletedTopics, Ended, Extent, TopicRemoval
 from aerobee_store.record_runs import RecordRuns, RunReader
 from aerobee_store.records.properties import Host
 from aerobee_store.records.record import Draft, Message, Record
@@ -686,6 +686,12 @@ class MessageStore:
         LightQueuesFullError; and once now, with 0 more."""
         self._queues.require_light_space = require
         require(self._queues.light_count, 0)
+
+    def count_deleted_topics(self, count: Callable[[Extent, int], object]) -> None:
+        """Call `count` with what is noted of deleted topics, now and for each change: with 1 if it is added, and -1 if
+        it is dropped."""
+        count(self._deleted.extent, 1)
+        self._deleted.listener = count
 
     @property
     def deleted_topics(self) -> dict[str, DeletedTopic]:

@@ -4,7 +4,8 @@ It is not the ledger's: it belongs to no connection, is never dropped, and comes
 estimates, above what was measured: `tests/integration/test_table_space.py` compares them with a process. A topic counts
 all its queues, and a group its retry topic and its dead letters, from the beginning, because neither a message for a
 queue that exists nor one that must be delivered again may be refused later. What is left of a group that was deleted,
-and the queues of a topic that has fewer now, are counted for as long as they exist.
+and the queues of a topic that has fewer now, are counted for as long as they exist. The store's note of a topic that
+was deleted stays for ever, and takes less than the topic did: a deletion is never refused.
 
 What a store has when it is opened is always loaded, and at least half of the limit is free then: a store of RocketMQ,
 or of an earlier release, may have more than the limit.
@@ -16,15 +17,16 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from aerobee_broker.config import Settings
 from aerobee_broker.errors import TableSpaceError
 from aerobee_store.errors import LightQueuesFullError
+from aerobee_store.queues.topic_removal import Extent
 
 _log = logging.getLogger(__name__)
 
-Kind = Literal["topics", "groups", "offsets", "positions", "light_queues"]
+Kind = Literal["topics", "groups", "offsets", "positions", "light_queues", "deleted_topics"]
 
 _QUEUE_SIZE: Final = 2_400
 _TOPIC_SIZE: Final = 1_800
@@ -33,6 +35,8 @@ _OFFSET_SIZE: Final = 150
 _OFFSETS_SIZE: Final = 600  # of a group and a topic, besides their queues
 _POSITION_SIZE: Final = 1_400
 _LIGHT_QUEUE_SIZE: Final = 2_400
+_DELETED_TOPIC_SIZE: Final = 420
+_DELETED_QUEUE_SIZE: Final = 70
 _FIELDS_SIZE: Final = 2_560  # of the fields of a topic or group, included in its size
 _WARNING_SECONDS: Final = 60.0
 
@@ -92,9 +96,7 @@ class TableSpace:
         self._settings = settings
         self._least = 0  # the limit of this process, if it is above that of the settings
         self._next_warning = 0.0
-        self.sizes: Final[dict[Kind, int]] = dict.fromkeys(
-            ("topics", "groups", "offsets", "positions", "light_queues"), 0
-        )
+        self.sizes: Final[dict[Kind, int]] = dict.fromkeys(get_args(Kind), 0)
         self.used: int = 0
 
     @property
@@ -134,14 +136,20 @@ class TableSpace:
         if size <= 0 or limit is None or self.used + size <= limit:
             return
         text = (
-            f"no space for {what}: the topics, groups and positions of this broker take {self.used} bytes of memory "
-            f"and may take {limit} (limits.table_bytes_max); delete some, or raise the limit"
+            f"no space for {what}: the topics, groups and positions of this broker, and its notes of deleted topics, "
+            f"take {self.used} bytes of memory and may take {limit} (limits.table_bytes_max); delete some, or raise "
+            f"the limit"
         )
         now = time.monotonic()
         if now >= self._next_warning:
             self._next_warning = now + _WARNING_SECONDS
             _log.warning("%s", text)
         raise TableSpaceError(text)
+
+    def count_deleted_topics(self, extent: Extent, times: int) -> None:
+        """For the store: count what it notes of deleted topics, so many times."""
+        size = _DELETED_TOPIC_SIZE * extent.topics + extent.characters + _DELETED_QUEUE_SIZE * extent.queues
+        self.add("deleted_topics", times * size)
 
     def require_light_queues(self, existing: int, new: int) -> None:
         """For the store: raise LightQueuesFullError unless there is space for so many more light queues."""

@@ -43,7 +43,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from msgspec import Struct
@@ -66,6 +66,20 @@ class DeletedTopic(Struct, frozen=True):
     next_offsets: dict[int, int]
 
 
+class Extent(NamedTuple):
+    """How much of the table stays for ever: not light queues, whose entries go with the log."""
+
+    topics: int
+    characters: int
+    """Of their names."""
+    queues: int
+
+
+def _extent(topics: Mapping[str, DeletedTopic]) -> Extent:
+    stay = {name: each for name, each in topics.items() if not is_light(name)}
+    return Extent(len(stay), sum(map(len, stay)), sum(len(each.next_offsets) for each in stay.values()))
+
+
 class DeletedTopics:
     """The table of deleted topics. Save it after every change, before the queues are removed."""
 
@@ -75,6 +89,8 @@ class DeletedTopics:
         # The previous content lacks the last deletion: the deleted messages would return.
         self._table = JsonTable(file_system, self._path, old_content_helps=False, checksum_inside=True)
         self._topics: dict[str, DeletedTopic] = {}
+        self.listener: Callable[[Extent, int], object] | None = None
+        """Is called with the extent of what stays, and 1 or -1, when so much is added or dropped."""
 
     def load(self) -> None:
         """Read the table, if there is one. Raises StoreError if it cannot be read."""
@@ -110,17 +126,22 @@ class DeletedTopics:
     def add(self, physical_offset: int, next_offsets: Mapping[str, Mapping[int, int]]) -> None:
         """Record topics as deleted; `next_offsets`: topic -> queue id -> offset. In effect at once, in memory."""
         for topic, offsets in next_offsets.items():
-            before = self._topics.get(topic)
-            known = before.next_offsets if before is not None else {}
-            self._topics[topic] = DeletedTopic(physical_offset, {**known, **offsets})
+            self._put(topic, physical_offset, offsets)
 
     def continue_at(self, log_begin: int, next_offsets: Mapping[str, Mapping[int, int]]) -> None:
         """Let queues without a record in a log that begins at `log_begin` continue at these offsets, like those of
         deleted topics. In effect at once, in memory."""
         for topic, offsets in next_offsets.items():
-            before = self._topics.get(topic)
-            known = before.next_offsets if before is not None else {}
-            self._topics[topic] = DeletedTopic(max(self.end_of(topic), log_begin), {**known, **offsets})
+            self._put(topic, max(self.end_of(topic), log_begin), offsets)
+
+    def _put(self, topic: str, physical_offset: int, next_offsets: Mapping[int, int]) -> None:
+        before = self._topics.get(topic)
+        known = before.next_offsets if before is not None else {}
+        entry = self._topics[topic] = DeletedTopic(physical_offset, {**known, **next_offsets})
+        if self.listener is not None:
+            if before is not None:
+                self.listener(_extent({topic: before}), -1)
+            self.listener(_extent({topic: entry}), 1)
 
     def forget(self, log_begin: int) -> None:
         """Drop the light queues that have no records left in a log that begins at `log_begin`."""
@@ -134,6 +155,11 @@ class DeletedTopics:
         """Drop the deletions after the end of a log that was cut: its further records are another broker's. In effect
         at once, in memory."""
         self._topics = {name: each for name, each in self._topics.items() if each.physical_offset <= log_end}
+
+    @property
+    def extent(self) -> Extent:
+        """Of the entries that stay for ever."""
+        return _extent(self._topics)
 
     def content(self) -> dict[str, DeletedTopic]:
         """The content to save now."""

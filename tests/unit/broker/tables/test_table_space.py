@@ -16,8 +16,9 @@ from aerobee_broker.tables.consumer_offsets import OffsetTable
 from aerobee_broker.tables.topics import TopicConfig, TopicTable
 from aerobee_store import StoreConfig
 from aerobee_store.errors import LightQueuesFullError
+from aerobee_store.queues.topic_removal import DeletedTopics
 from aerobee_store.tables.java_json import dumps, loads
-from aerobee_store.testing import ManualClock
+from aerobee_store.testing import ManualClock, MemoryFileSystem
 
 
 def settings(limit: int) -> Settings:
@@ -229,6 +230,31 @@ def test_light_queues_take_the_same_space() -> None:
         found.require_light_queues(2, 10)
     found.require_light_queues(50, 0)
     assert found.used == 25 * taken
+
+
+def test_notes_of_deleted_topics_take_the_same_space() -> None:
+    """Those that stay for ever: light queues are forgotten with the log. Deleting a topic frees more than it takes."""
+    found, deleted = space(100_000), DeletedTopics(MemoryFileSystem(), Path("/s"))
+    deleted.add(1, {"before": {0: 5}})
+    found.count_deleted_topics(deleted.extent, 1)
+    deleted.listener = found.count_deleted_topics
+    one = found.used
+    assert one > 0
+    deleted.add(2, {"%LMQ%a": {0: 1}})
+    assert found.used == one
+    deleted.add(3, {"before": {0: 7}})
+    assert found.used == one
+    deleted.add(4, {"before": {1: 7}})
+    assert found.used > one
+    for number in range(1_000):
+        deleted.add(5, {f"{number}": {0: 1}})
+    assert found.sizes["deleted_topics"] == found.used > 400_000
+    with pytest.raises(TableSpaceError, match="deleted topics"):
+        found.require(1, "a topic")
+    name, queues = "n" * 127, 1_000
+    before = found.used
+    deleted.add(6, {name: dict.fromkeys(range(queues), 1 << 60)})
+    assert found.used - before < topic_size(name, queues)
 
 
 def test_refusals_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
