@@ -58,6 +58,8 @@ def header(credential: str = "shop", signature: str | None = None, date: str = D
         (None, DATE),
         (header(), None),
         (header(), ""),
+        (header(date=""), ""),
+        (header(), DATE.encode()),
         (header(), "20250102T030406Z"),
         (header(signature="00" * 20), DATE),
         (header(signature=""), DATE),
@@ -72,13 +74,32 @@ def header(credential: str = "shop", signature: str | None = None, date: str = D
         (b"\x00\xff", DATE),
     ],
 )
-def test_other_signatures_are_refused(file: Path, authorization: str | bytes | None, date: str | None) -> None:
+def test_other_signatures_are_refused(file: Path, authorization: str | bytes | None, date: str | bytes | None) -> None:
     """A missing, malformed or wrong signature is refused, and so is an unknown account, also when repeated."""
     accounts = Accounts(file)
     accounts.of_call(header(), DATE)
     for _ in range(2):
         with pytest.raises(UnauthorizedError):
             accounts.of_call(authorization, date)
+
+
+@pytest.mark.parametrize(
+    ("access_key", "secret_key", "signed"),
+    [
+        ("shop", b"anotherSecret", b"content"),
+        ("shop", b"mySecret", b"content of another request"),
+        ("nobody", b"mySecret", b"content"),
+        ("nobody", b"nobody's", b"content"),
+    ],
+)
+def test_other_signatures_of_content_are_refused(file: Path, access_key: str, secret_key: bytes, signed: bytes) -> None:
+    """Of another secret key, of another content, and of an unknown account."""
+    accounts = Accounts(file)
+    right = base64.b64encode(hmac.new(b"mySecret", b"content", hashlib.sha1).digest()).decode()
+    assert accounts.of_content("shop", right, b"content").access_key == "shop"
+    signature = base64.b64encode(hmac.new(secret_key, signed, hashlib.sha1).digest()).decode()
+    with pytest.raises(UnauthorizedError):
+        accounts.of_content(access_key, signature, b"content")
 
 
 def test_a_certificate_belongs_to_one_account(file: Path) -> None:
