@@ -14,7 +14,12 @@ _CHECK_SECONDS: Final = 0.05
 
 class UnsentAnswers:
     """Event loop only. Transports do not report when bytes leave, so answers count as sent once the buffers are seen
-    empty."""
+    empty.
+
+    A connection that breaks drops its buffers a turn before it says so. Whoever looks in between takes its answers for
+    sent, too, because they may be: a client may have read one and closed the connection. Their messages are then ready
+    again after their invisible time, and not at once. To give back what may have been received would deliver it twice.
+    """
 
     def __init__(self, is_all_sent: Callable[[], bool]) -> None:
         """`is_all_sent`: whether the system has taken all that the connection had to write."""
