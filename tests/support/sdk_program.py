@@ -23,17 +23,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from aerobee_client.broker_starter import ForkedBroker
 from aerobee_client.testing import BrokerProcess
 from tests.support.shell import Shell
+from tests.support.warm_program import fork_warm
 
 Event = dict[str, Any]
 _SECONDS = 40.0  # timeout of short operations; a test machine may be very busy
 
 
 class SdkProgram:
-    """`command` is followed by `options` as JSON; `home` gets the log files that SDKs write to a home directory."""
+    """`command` is followed by `options` as JSON; `home` gets the log files that SDKs write to a home directory.
 
-    def __init__(self, command: Sequence[str], home: Path, cwd: Path, **options: Any) -> None:
+    `module`: a program in Python, to start by `fork` from a process that has done most of its imports.
+    """
+
+    def __init__(
+        self, command: Sequence[str], home: Path, cwd: Path, *, module: str | None = None, **options: Any
+    ) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.name = f"{Path(command[-1]).name} {json.dumps(options)}"
         self._stderr = home / "stderr.log"
@@ -44,15 +51,19 @@ class SdkProgram:
         self._changed = threading.Condition()
         environment = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
         environment.update(HOME=str(home), no_proxy="127.0.0.1,localhost")
-        with self._stderr.open("wb") as stderr:
-            self._process = subprocess.Popen(
-                [*command, json.dumps(options)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                cwd=cwd,
-                env=environment,
-            )
+        self._process: subprocess.Popen[bytes] | ForkedBroker
+        if module is not None and "LD_PRELOAD" not in environment:
+            self._process = fork_warm(module, [json.dumps(options)], log=self._stderr, environment=environment)
+        else:
+            with self._stderr.open("wb") as stderr:
+                self._process = subprocess.Popen(
+                    [*command, json.dumps(options)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    cwd=cwd,
+                    env=environment,
+                )
         self._reader = threading.Thread(target=self._read, name=f"reads {self.name}", daemon=True)
         self._reader.start()
 
@@ -63,9 +74,8 @@ class SdkProgram:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the program, so that none outlives its test."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
+        self.signal(signal.SIGKILL)
+        self._process.wait(_SECONDS)
         self._reader.join()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
@@ -127,8 +137,9 @@ class SdkProgram:
                     raise AssertionError(f"{self.name} {cause}: {what}; events: {self._events[-20:]}\n{self.logs()}")
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process."""
-        self._process.send_signal(number)
+        """Send a signal to the process; ignored if it has ended."""
+        if self.running:
+            os.kill(self._process.pid, number)
 
     def end(self) -> int:
         """Shut the program down cleanly; returns its exit code."""
@@ -144,7 +155,7 @@ class SdkProgram:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in open(self._process.stdout.fileno(), "rb", closefd=False):  # noqa: SIM115 - buffered
             event = json.loads(line)
             with self._changed:
                 self._events.append(event)
