@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import logging
 import ssl
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from time import monotonic
@@ -51,6 +52,7 @@ _RUNNING_SIZE: Final = 5_500  # bytes of memory of a request that waits, besides
 _COMMANDS_AT_ONCE: Final = 16  # requests that begin between two looks at the clock
 _OPAQUE_MAX: Final = (1 << 31) - 1
 _JOINED_SIZE_MAX: Final = 64 << 10  # bytes of a body that is copied behind its header, to be written with it
+_PART_SIZE: Final = 4 << 20  # bytes of a larger body that are written, and encrypted, in one turn
 
 Handler = Callable[[Command, "Connection"], Awaitable[Command | None]]
 """Answers a request; None: it has no answer."""
@@ -82,8 +84,12 @@ class Connection(asyncio.Protocol):
         "_active_at",
         "_asked",
         "_begun",
+        "_closes",
         "_idle_timer",
+        "_is_full",
         "_opaques",
+        "_parts",
+        "_parts_wait",
         "_paused",
         "_reader",
         "_running",
@@ -111,6 +117,10 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._running = 0
         self._writable = Gate(server.wakes)
+        self._is_full = False  # the transport's buffer
+        self._parts: deque[bytes | memoryview] = deque()  # of a large body, and what is behind it
+        self._parts_wait = False  # for their turn
+        self._closes = False  # when these are written
         self._paused = False
         self._active_at = 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -123,7 +133,9 @@ class Connection(asyncio.Protocol):
         self.holdings = server.ledger.open(self.key, "", self.abort)
         self._waits_for_memory = False
         self._waits = False  # for its turn
-        self._unsent = UnsentAnswers(lambda: self._transport is None or not self._transport.get_write_buffer_size())
+        self._unsent = UnsentAnswers(
+            lambda: self._transport is None or not (self._parts or self._transport.get_write_buffer_size())
+        )
 
     # --- asyncio.Protocol -------------------------------------------------------------------------------------
 
@@ -201,12 +213,17 @@ class Connection(asyncio.Protocol):
         return more
 
     def pause_writing(self) -> None:
+        self._is_full = True
         self._writable.clear()
         self._pause_or_resume()
 
     def resume_writing(self) -> None:
-        self._writable.set()
-        self._pause_or_resume()
+        self._is_full = False
+        if self._parts:
+            self._wait_to_write()
+        else:
+            self._writable.set()
+            self._pause_or_resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
         hint = ""
@@ -215,6 +232,7 @@ class Connection(asyncio.Protocol):
             hint = "; the other side may not accept peers.certificate, and its log says why"
         self._transport = None
         self._reader = FrameReader()
+        self._parts.clear()
         self.holdings.close()
         self._writable.set()
         self._unsent.connection_lost(self._server.turns)
@@ -304,7 +322,9 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close the connection when all answers are written."""
-        if self._transport is not None:
+        if self._parts:
+            self._closes = True
+        elif self._transport is not None:
             self._transport.close()
 
     # --- Internals --------------------------------------------------------------------------------------------
@@ -364,13 +384,41 @@ class Connection(asyncio.Protocol):
             if command.if_lost is not None:
                 command.if_lost()
         self._active_at = asyncio.get_running_loop().time()
-        if len(body) <= _JOINED_SIZE_MAX:
+        if self._parts or len(body) > _PART_SIZE:
+            view = memoryview(body)
+            self._parts.append(head)
+            self._parts.extend(view[begin : begin + _PART_SIZE] for begin in range(0, len(body), _PART_SIZE))
+            self._writable.clear()
+            self._pause_or_resume()
+            if not self._is_full:
+                self._wait_to_write()
+        elif len(body) <= _JOINED_SIZE_MAX:
             self._transport.write(head + body)
         else:
             self._transport.write(head)
             self._transport.write(body)
         if command.if_lost is not None:
             self._unsent.add(command.if_lost)
+
+    def _wait_to_write(self) -> None:
+        if not self._parts_wait:
+            self._parts_wait = True
+            self._server.turns.wait(self._write_parts)
+
+    def _write_parts(self, until: float) -> bool:
+        """Write until this time, as long as the peer reads; return whether there is more for a later turn."""
+        while self._transport is not None and self.is_open and self._parts and not self._is_full:
+            self._transport.write(self._parts.popleft())
+            if monotonic() > until:
+                break
+        self._parts_wait = bool(self._parts) and self.is_open and not self._is_full
+        if not self._parts and self._transport is not None:
+            if self._closes:
+                self._transport.close()
+            elif not self._is_full:
+                self._writable.set()
+                self._pause_or_resume()
+        return self._parts_wait
 
     def _next_opaque(self) -> int:
         return next(self._opaques) & _OPAQUE_MAX

@@ -11,7 +11,7 @@ from aerobee_broker.config import Address, LimitsConfig
 from aerobee_broker.errors import TooManyRequestsError
 from aerobee_broker.front import unsent_answers
 from aerobee_broker.limits.ledger import Ledger
-from aerobee_broker.remoting_wire.connection import Connection, RemotingServer
+from aerobee_broker.remoting_wire.connection import Connection, PeerGoneError, RemotingServer
 from aerobee_broker.remoting_wire.frame import FLAG_ONE_WAY, Command, FrameReader, encode
 
 OWNER_MAX = 256 << 10
@@ -215,3 +215,46 @@ async def test_connections_with_parts_of_frames_are_closed_past_the_bound() -> N
         other.close()
     await until(lambda: ledger.used == 0)
     await remoting.stop(0)
+
+
+async def test_a_large_answer_leaves_in_parts(server: Server) -> None:
+    """The loop does other work in between. Nothing comes between its parts, and a connection closes behind them."""
+    server.answer_size = 12 << 20
+    server.let_go.set()
+    reader, writer = await connect(server)
+    writer.write(encode(Command(10, opaque=1)))
+    await until(lambda: server.answers.used > 0)
+    server.answer_size = 10
+    connection = server.connection
+    assert connection is not None
+    assert not connection.notify(Command(40))
+    asked = asyncio.create_task(connection.ask(Command(39), 60))
+    await asyncio.sleep(0)
+    connection.close()
+    assert connection.is_open
+    received, frames = [], FrameReader()
+    while data := await reader.read(1 << 20):
+        received += frames.feed(data)
+    assert [(each.is_response, len(each.body)) for each in received] == [(True, 12 << 20), (False, 0)]
+    assert server.answers.used == 0
+    with pytest.raises(PeerGoneError):
+        await asked
+    writer.close()
+
+
+async def test_parts_are_written_one_in_a_turn(server: Server) -> None:
+    """None is larger than what may be encrypted in a step of the loop."""
+    server.answer_size = 12 << 20
+    server.let_go.set()
+    reader, writer = await connect(server)
+    writer.write(encode(Command(10)))
+    await until(lambda: server.answers.used > 0)
+    assert server.connection is not None
+    transport = server.connection._transport
+    assert transport is not None
+    most, received = 0, 0
+    while received < server.answer_size:
+        most = max(most, transport.get_write_buffer_size())
+        received += len(await reader.read(1 << 20))
+    assert 0 < most <= 4 << 20
+    writer.close()
