@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 
 from aerobee_broker.remoting_wire.codes import Answer, Request
+from aerobee_broker.remoting_wire.fields import FRAME_SIZE
 from aerobee_broker.remoting_wire.frame import FRAME_SIZE_MAX
 from aerobee_broker.replication import replica as replica_module
 from tests.support.remoting_client import RemotingClient
@@ -62,4 +63,8 @@ async def test_a_replica_of_rocketmq_and_the_log_are_told_why(tmp_path: Path, ca
                 assert part in refused.remark
         (logged,) = (each.getMessage() for each in caplog.records if "table not sent" in each.message)
         assert refused.remark in logged
+        fields = {FRAME_SIZE: FRAME_SIZE_MAX + 1}  # a replica of Aerobee whose memory does not allow more
+        refused = await found.client.call(Request.GET_ALL_SUBSCRIPTION_GROUP_CONFIG, fields)
+        assert refused.code == Answer.SYSTEM_ERROR
+        assert "raise limits.waiting_bytes_max of master and replica" in refused.remark
         assert (await found.client.call(Request.GET_ALL_TOPIC_CONFIG)).code == Answer.SUCCESS
