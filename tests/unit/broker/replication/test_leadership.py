@@ -85,6 +85,7 @@ class _Master:
         (LeaseView(1, Claim(3, 2, frozenset((1, 2))), Holder(2)), True, 2, False),
         (LeaseView(1, Claim(3, 2, frozenset((1, 2))), Holder(2)), False, 3, False),
         (LeaseView(1, Claim(3, 1, frozenset((1, 2))), Holder(2)), True, 3, False),
+        (LeaseView(1, Claim(3, 2, frozenset((1, 2))), Holder(1)), True, 3, False),
     ],
     ids=[
         "in sync",
@@ -98,6 +99,7 @@ class _Master:
         "held by its id with a newer log",
         "held by its id with a lost store",
         "held by its id in the epoch of another",
+        "held by another in its epoch",
     ],
 )
 async def test_conditions_for_taking_the_lease(view: LeaseView, member: bool, last_epoch: int, may: bool) -> None:
