@@ -516,6 +516,40 @@ async def test_accounts_append_and_read_with_permission(tmp_path: Path) -> None:
         assert (await records.call("QueueOffsets", offsets)).status.code == Code.FORBIDDEN
 
 
+async def test_streams_have_the_rights_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream of appends and a tail end their account's rights when the file of accounts does, not with the stream."""
+    monkeypatch.setattr("aerobee_broker.clients.accounts._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("aerobee_broker.processors.administration.tail._SILENCE_SECONDS", 0.05)
+    right = '[accounts.shop]\nsecret_key = "the secret of the shop"\npublish = ["orders"]\nconsume = ["orders"]\n'
+    changes = (  # the file, and whether the tail has bodies
+        (right.replace("shop", "shed"), True, Code.UNAUTHORIZED),
+        (right.replace("secret of", "new secret of"), True, Code.UNAUTHORIZED),
+        (right.replace("orders", "others"), False, Code.FORBIDDEN),
+        (right.replace("orders", "others") + "view = true\n", True, Code.FORBIDDEN),
+    )
+    file = tmp_path / "accounts.toml"
+    write_accounts(file, right)
+    async with in_process_broker(tmp_path / "store", auth=AuthConfig(accounts=file)) as broker:
+        records = Records(broker)
+        records.raw.metadata += Credentials("shop", "the secret of the shop").headers()
+        admin: Any = admin_v1.AdminServiceStub(broker.channel)
+        for changed, has_bodies, code in changes:
+            write_accounts(file, right)
+            appends = records.stub.StreamAppendRecords(metadata=records.raw.metadata, timeout=30)
+            await appends.write(append_request(b"".join(packed(some(1)))))
+            assert (await appends.read()).status.code == Code.OK
+            request = admin_v1.TailMessagesRequest(topic="orders", include_bodies=has_bodies)
+            tail = admin.TailMessages(request, metadata=records.raw.metadata, timeout=30)
+            assert (await tail.read()).status.code == Code.OK
+            write_accounts(file, changed)
+            await appends.write(append_request(b"".join(packed(some(1)))))
+            assert (await appends.read()).status.code == code
+            while (answer := await tail.read()).status.code == Code.OK:
+                pass  # it has been under way
+            assert answer.status.code == code
+            appends.cancel()
+
+
 async def test_draining_ends_streams(tmp_path: Path) -> None:
     """A stop answers appended requests and ends the stream; a waiting read ends with the records it has."""
     async with in_process_broker(tmp_path) as broker:

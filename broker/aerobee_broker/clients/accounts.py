@@ -222,6 +222,16 @@ class Accounts:
             and account.certificate == known.certificate
         )
 
+    def now(self, known: Account) -> Account:
+        """The account of an earlier call with its rights of now. UnauthorizedError if it was removed, or has other
+        credentials. For a stream, which outlives the check of its call."""
+        self._look()
+        if not self.still_good(known):
+            raise UnauthorizedError(
+                f"the account {known.access_key!r} of this call was removed, or has other credentials; call again"
+            )
+        return self._accounts[known.access_key]
+
     def of_call(
         self, authorization: str | bytes | None, date_time: str | bytes | None, certificate_subject: str | None = None
     ) -> Account:

@@ -57,6 +57,7 @@ class RecordService:
         draining: Gate,
     ) -> None:
         """`draining`: once set, append streams end when the requests already read are answered."""
+        self._accounts = accounts
         self._identify = ClientIdentity(clients, accounts)
         self._counters = counters
         self._limits = limits
@@ -154,8 +155,8 @@ class RecordService:
             await held.take(memory, MEMORY_WAIT_SECONDS)
             size = memory
             request = read_append_request(data, self._read_request)
-            if client.account is not None:
-                check_permission(SERVICE, _STREAM, request, client, client.account)
+            if self._accounts is not None and client.account is not None:
+                check_permission(SERVICE, _STREAM, request, client, self._accounts.now(client.account))
             outcome = await self._append_processor.append(request, client)
         except Exception as error:
             outcome = error

@@ -13,10 +13,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from aerobee_broker.clients.accounts import Accounts
+from aerobee_broker.clients.accounts import Accounts, Right
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.delivery.receive.long_polling import LongPolling
-from aerobee_broker.errors import InvalidRequestError, TooManyRequestsError, UnauthorizedError
+from aerobee_broker.errors import InvalidRequestError, TooManyRequestsError
 from aerobee_broker.filters.message_filter import MessageFilter
 from aerobee_broker.front.methods import Context
 from aerobee_broker.limits.loop_share import LoopShare
@@ -172,8 +172,11 @@ class MessageTail:
 
     def _check(self, wanted: _Wanted, client: Client) -> None:
         self._tables.topics.require(wanted.topic)
-        if self._accounts is not None and not self._accounts.still_good(client.account):
-            raise UnauthorizedError("the account of this call was changed or removed; call again")
+        if self._accounts is not None and client.account is not None:
+            client.account = self._accounts.now(client.account)
+            client.account.require(Right.VIEW_TOPIC, wanted.topic)
+            if wanted.include_body:
+                client.account.require(Right.CONSUME, wanted.topic)
 
     async def _look(self, wanted: _Wanted, begins: dict[int, int], ends: dict[int, int], count: int) -> _Look:
         """The newest `count` of the messages between these offsets."""
