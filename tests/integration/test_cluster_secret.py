@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
+from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.config import AuthConfig, BrokerConfig
 from aerobee_broker.config.peers import PeersConfig
 from aerobee_broker.errors import UnauthorizedError
 from aerobee_broker.listening.peers import Peers
 from aerobee_broker.namesrv import server as name_server
-from aerobee_broker.remoting.permissions import check_cluster
+from aerobee_broker.remoting.permissions import Permissions, check_cluster
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_broker.remoting_wire.signature import PeerKey
 from aerobee_broker.replication.frames import ReplicaHandshake, encode_report
+from aerobee_store import MessageStore, StoreConfig
 from aerobee_store.errors import ConfigError
 from tests.support.accounts_file import write_accounts
 from tests.support.remoting_client import RemotingClient, send, signed
@@ -159,6 +161,28 @@ def test_the_secret_is_asked_of_cluster_requests_only(peers: PeersConfig) -> Non
     for code in (Request.REGISTER_BROKER, Request.GET_ALL_TOPIC_CONFIG, Request.NOTIFY_BROKER_ROLE_CHANGED):
         with pytest.raises(UnauthorizedError):
             check_cluster(Command(code), None, key)
+    for code in (Request.PULL_MESSAGE, Request.REGISTER_BROKER):
+        request = Command(code)
+        PeerKey("aerobee", b"another secret, longer").sign(request)
+        with pytest.raises(UnauthorizedError, match="is another one"):
+            check_cluster(request, None, key)
+
+
+def test_with_accounts_the_name_of_the_cluster_needs_its_secret(
+    tmp_path: Path, peers: PeersConfig, auth: AuthConfig
+) -> None:
+    """Whoever signs in the name of the cluster has the rights of its brokers, and must have their secret."""
+    assert auth.accounts is not None
+    key = Peers.load(peers)
+    with MessageStore.open(StoreConfig.tiny(tmp_path / "store")) as store:
+        permissions = Permissions(Accounts(auth.accounts), store, lambda client_id: None, key)
+        for code in (Request.REGISTER_BROKER, Request.GET_ALL_TOPIC_CONFIG, Request.NOTIFY_BROKER_ROLE_CHANGED):
+            request, other = Command(code), Command(code)
+            key.sign(request)
+            permissions.check(request)
+            PeerKey("aerobee", b"another secret, longer").sign(other)
+            with pytest.raises(UnauthorizedError, match="is another one"):
+                permissions.check(other)
 
 
 def test_replicas_at_other_machines_need_the_secret_with_accounts(tmp_path: Path, auth: AuthConfig) -> None:
