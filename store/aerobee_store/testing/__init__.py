@@ -25,6 +25,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -261,7 +262,7 @@ class MemoryFileSystem:
 
     def files(self) -> Iterator[tuple[Path, Inode]]:
         """All files, by path."""
-        return ((Path(path), inode) for path, inode in _files_below("", self._root))
+        return ((_path(path), inode) for path, inode in _files_below("", self._root))
 
     def contents(self) -> dict[Path, bytes]:
         """Every file with its current content."""
@@ -628,6 +629,9 @@ class MemoryFileSystem:
         inodes = {id(inode): inode for _, inode in _files_below("", root)}  # a file may have several names
         disk._used_blocks = sum(len(inode.blocks) for inode in inodes.values())
         return disk
+
+
+_path = lru_cache(maxsize=10_000)(Path)  # making one costs more than to compare what is in the file
 
 
 def _files_below(prefix: str, directory: Directory) -> Iterator[tuple[str, Inode]]:
