@@ -1,4 +1,4 @@
-"""Small workloads, with a power cut or an error at every disk operation."""
+"""Small workloads, with a power cut at every disk operation, or an error at those from every place of the code."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import asyncio
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Final
 
 import pytest
 
+import aerobee_store
 from aerobee_store import MessageStore, StoreConfig, StoreError, StoreFailedError, StoreFullError
 from aerobee_store.config import FlushMode, WriteMode
 from aerobee_store.testing import CHANGES, ManualClock, MemoryFileSystem, Operation
 from tests.support.stored_messages import DIRECTORY, Sender, Sent, compare, reopen
 
 pytestmark = pytest.mark.crash
+
+_STORE: Final = str(Path(aerobee_store.__file__).parent)
 
 CYCLES = int(os.environ.get("AEROBEE_CRASH_CYCLES", "0"))
 SEEDS = max(CYCLES // 20, 1)  # of what a power cut loses, at each operation
@@ -251,17 +258,41 @@ def run_with_error(
     return harness, None
 
 
+def _place() -> tuple[tuple[str, int], ...]:
+    """The lines of the store that lead to the operation that begins."""
+    frame: FrameType | None = sys._getframe(2)
+    lines = []
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_STORE):
+            lines.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(lines)
+
+
+@contextmanager
+def noting_places(disk: MemoryFileSystem) -> Iterator[dict[object, int]]:
+    """Give the first operation of each kind from each place in the store, by its number."""
+    first: dict[object, int] = {}
+
+    def before(operation: Operation) -> None:
+        first.setdefault((operation.name, _place()), operation.number)
+
+    disk.before_operation = before
+    yield first
+    disk.before_operation = None
+
+
 def chosen(
-    log: list[Operation], workload: Workload, write_mode: WriteMode, flush: FlushMode, number: int = errno.EIO
+    log: list[Operation], first: Iterable[int], workload: Workload, write_mode: WriteMode, flush: FlushMode, number: int
 ) -> list[int]:
-    """Where to fail: everywhere with EIO in the default write mode, and in the long run. With ENOSPC, in others, and
-    without services where only they make the flush modes differ, at regular intervals and at the first operation of
-    each kind.
+    """Where to fail: at regular intervals, and at the first operation of each kind. With EIO in the default write mode
+    at the first one from each place of the store; everywhere in the long run. Without services the flush modes do not
+    differ.
     """
-    all_of_them = number == errno.EIO and write_mode == "gathered" and (flush == "sync" or workload is serving)
-    step = 1 if CYCLES or all_of_them else 7
+    every_place = number == errno.EIO and write_mode == "gathered" and (flush == "sync" or workload is serving)
     kinds = {operation.name: operation.number for operation in reversed(log)}
-    return sorted({*range(1, len(log) + 1, step), *kinds.values()})
+    places = first if every_place else ()
+    return sorted({*range(1, len(log) + 1, 1 if CYCLES else 7), *kinds.values(), *places})
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
@@ -270,8 +301,9 @@ def chosen(
 def test_an_error_at_every_operation(workload: Workload, write_mode: WriteMode, flush: FlushMode, number: int) -> None:
     """No message is acknowledged that is not durable, errors are the store's own types, and the store reopens."""
     clean = Harness(flush, write_mode)
-    workload(clean)
-    tried = chosen(clean.disk.log, workload, write_mode, flush, number)
+    with noting_places(clean.disk) as first:
+        workload(clean)
+    tried = chosen(clean.disk.log, first.values(), workload, write_mode, flush, number)
     failed = 0
     for at in tried:
         if number == errno.ENOSPC and clean.disk.log[at - 1].name not in CHANGES:
