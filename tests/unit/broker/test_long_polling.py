@@ -188,7 +188,8 @@ async def test_after_a_drain_no_receive_waits() -> None:
     await settle()
     assert waiting.done()
     assert waiting.result() is False
-    assert await polling.wait("t", "g", "c", 20) is False
+    async with asyncio.timeout(10):
+        assert await polling.wait("t", "g", "c", 20) is False
 
 
 @pytest.mark.parametrize(
