@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -517,37 +518,48 @@ async def test_accounts_append_and_read_with_permission(tmp_path: Path) -> None:
 
 
 async def test_streams_have_the_rights_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream of appends and a tail end their account's rights when the file of accounts does, not with the stream."""
+    """Appends, tails and settings of a stream have the rights of now, not those of its begin."""
     monkeypatch.setattr("aerobee_broker.clients.accounts._LOOK_SECONDS", 0.0)
     monkeypatch.setattr("aerobee_broker.processors.administration.tail._SILENCE_SECONDS", 0.05)
     right = '[accounts.shop]\nsecret_key = "the secret of the shop"\npublish = ["orders"]\nconsume = ["orders"]\n'
-    changes = (  # the file, and whether the tail has bodies
-        (right.replace("shop", "shed"), True, Code.UNAUTHORIZED),
-        (right.replace("secret of", "new secret of"), True, Code.UNAUTHORIZED),
-        (right.replace("orders", "others"), False, Code.FORBIDDEN),
-        (right.replace("orders", "others") + "view = true\n", True, Code.FORBIDDEN),
+    changes = (  # the file, and what appends and the tail get; None: it goes on, without bodies
+        (right.replace("shop", "shed"), Code.UNAUTHORIZED, Code.UNAUTHORIZED),
+        (right.replace("secret of", "new secret of"), Code.UNAUTHORIZED, Code.UNAUTHORIZED),
+        (right.replace("orders", "others"), Code.FORBIDDEN, Code.FORBIDDEN),
+        (right.replace("orders", "others") + "view = true\n", Code.FORBIDDEN, None),
     )
+    settings = v2.Settings(client_type=v2.ClientType.PRODUCER)
+    settings.publishing.topics.add(name="orders")
     file = tmp_path / "accounts.toml"
     write_accounts(file, right)
     async with in_process_broker(tmp_path / "store", auth=AuthConfig(accounts=file)) as broker:
         records = Records(broker)
         records.raw.metadata += Credentials("shop", "the secret of the shop").headers()
         admin: Any = admin_v1.AdminServiceStub(broker.channel)
-        for changed, has_bodies, code in changes:
+        messaging: Any = v2.MessagingServiceStub(broker.channel)
+        for changed, code, code_of_tail in changes:
             write_accounts(file, right)
             appends = records.stub.StreamAppendRecords(metadata=records.raw.metadata, timeout=30)
             await appends.write(append_request(b"".join(packed(some(1)))))
             assert (await appends.read()).status.code == Code.OK
-            request = admin_v1.TailMessagesRequest(topic="orders", include_bodies=has_bodies)
+            request = admin_v1.TailMessagesRequest(topic="orders", include_bodies=True)
             tail = admin.TailMessages(request, metadata=records.raw.metadata, timeout=30)
-            assert (await tail.read()).status.code == Code.OK
+            assert not (await tail.read()).bodies_hidden
+            telemetry = messaging.Telemetry(metadata=records.raw.metadata, timeout=30)
+            await telemetry.write(v2.TelemetryCommand(settings=settings))
+            assert (await telemetry.read()).status.code == Code.OK
             write_accounts(file, changed)
             await appends.write(append_request(b"".join(packed(some(1)))))
             assert (await appends.read()).status.code == code
-            while (answer := await tail.read()).status.code == Code.OK:
+            while (answer := await tail.read()).status.code == Code.OK and not answer.bodies_hidden:
                 pass  # it has been under way
-            assert answer.status.code == code
-            appends.cancel()
+            assert answer.status.code == (code_of_tail or Code.OK)
+            if code == Code.FORBIDDEN:  # else it is hung up
+                await telemetry.write(v2.TelemetryCommand(settings=settings))
+                with pytest.raises(grpc.aio.AioRpcError, match="FORBIDDEN: account 'shop' may not send to topic"):
+                    await telemetry.read()
+            for call in (appends, tail, telemetry):
+                call.cancel()
 
 
 async def test_draining_ends_streams(tmp_path: Path) -> None:

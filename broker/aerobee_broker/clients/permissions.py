@@ -29,7 +29,7 @@ from msgspec import Struct
 
 from aerobee_broker.clients import grpc_names as of_grpc
 from aerobee_broker.clients import remoting_names as of_remoting
-from aerobee_broker.clients.accounts import Account, Right
+from aerobee_broker.clients.accounts import Account, Accounts, Right
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.errors import ForbiddenError
 from aerobee_broker.remoting_wire.codes import Request
@@ -52,6 +52,14 @@ def check_permission(service: str, method: str, request: Any, client: Client, ac
     .proto files.
     """
     ask(account, GRPC.get((service, method)), method, request, client)
+
+
+def check_again(accounts: Accounts | None, service: str, method: str, request: Any, client: Client) -> None:
+    """The check of what comes later in a stream, which outlives the check of its call: with the account and rights of
+    now. Raises like `Accounts.now` and `check_permission`."""
+    if accounts is not None and client.account is not None:
+        client.account = accounts.now(client.account)
+        check_permission(service, method, request, client, client.account)
 
 
 def ask(account: Account, row: Row | None, what: str, request: Any, known: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from aerobee_broker.clients.accounts import Account
-from aerobee_broker.clients.permissions import check_permission
+from aerobee_broker.clients.permissions import check_again
 from aerobee_broker.clients.registry import Client, TelemetryStream
 from aerobee_broker.errors import BrokerError
 from aerobee_broker.front.methods import (
@@ -84,6 +84,7 @@ class MessagingService:
         self._loop_share = LoopShare()  # for requests in Telemetry streams
         self._answers = parts.ledger.answers
         self._read_command = limits.reader("Telemetry", v2.TelemetryCommand).read
+        self._accounts = parts.accounts
         self._identify = ClientIdentity(parts.clients, parts.accounts)
         self._processors = processors
         self._send_reader = SendReader()
@@ -208,9 +209,8 @@ class MessagingService:
                 client = self._clients.seen(client.client_id)  # a new object, if the client was removed in the meantime
                 if client.stream is None:
                     client.stream = stream
-                if account is not None:
-                    client.account = account
-                    check_permission(SERVICE, "Telemetry", command, client, account)
+                client.account = account
+                check_again(self._accounts, SERVICE, "Telemetry", command, client)
                 if (reply := self._processors.telemetry.process(command, client)) is not None:
                     stream.write(reply)
                     self._clients.introduced(client)

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any, Final
 
 from aerobee_broker.clients.accounts import Accounts
-from aerobee_broker.clients.permissions import check_permission
+from aerobee_broker.clients.permissions import check_again
 from aerobee_broker.clients.registry import Client, ClientRegistry
 from aerobee_broker.counters.broker_counters import BrokerCounters
 from aerobee_broker.errors import BadRecordError
@@ -155,8 +155,7 @@ class RecordService:
             await held.take(memory, MEMORY_WAIT_SECONDS)
             size = memory
             request = read_append_request(data, self._read_request)
-            if self._accounts is not None and client.account is not None:
-                check_permission(SERVICE, _STREAM, request, client, self._accounts.now(client.account))
+            check_again(self._accounts, SERVICE, _STREAM, request, client)
             outcome = await self._append_processor.append(request, client)
         except Exception as error:
             outcome = error

@@ -13,7 +13,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from aerobee_broker.clients.accounts import Accounts, Right
+from aerobee_broker.clients.accounts import Accounts
+from aerobee_broker.clients.permissions import check_again
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.delivery.receive.long_polling import LongPolling
 from aerobee_broker.errors import InvalidRequestError, TooManyRequestsError
@@ -47,14 +48,13 @@ _NUMBERS: Final = itertools.count()
 class _Wanted(Struct, frozen=True):
     """What one call asks for."""
 
+    request: admin_v1.TailMessagesRequest
     topic: str
     queue_ids: frozenset[int]  # empty: all
     selection: MessageFilter
     text: MessageText | None
-    include_body: bool
     body_size_max: int
     rate: int
-    hidden: bool
 
 
 class _Look(Struct, frozen=True):
@@ -109,16 +109,14 @@ class MessageTail:
             if not 0 <= value <= maximum:
                 raise InvalidRequestError(v2.Code.BAD_REQUEST, f"{name} is {value}; give 0 to {maximum}")
         selection, text = await wanted_messages(client, topic, request.filter, request.text, self._loop_share)
-        hidden = request.include_bodies and not may_read_bodies(client, topic)
         return _Wanted(
+            request=request,
             topic=topic,
             queue_ids=frozenset(request.queue_ids),
             selection=selection,
             text=text,
-            include_body=request.include_bodies and not hidden,
             body_size_max=request.body_size_max or _BODY_SIZE_MAX,
             rate=request.rate_max or _RATE,
-            hidden=hidden,
         )
 
     async def _responses(
@@ -130,9 +128,9 @@ class MessageTail:
         if last_count:
             begins = {queue_id: self._store.queue_range(wanted.topic, queue_id)[0] for queue_id in ends}
             first = await self._look(wanted, begins, ends, last_count)
-            yield self._response(wanted, first.records, 0)
+            yield self._response(wanted, client, first.records, 0)
         else:
-            yield self._response(wanted, [], 0)
+            yield self._response(wanted, client, [], 0)
         allowed, allowed_at = float(wanted.rate), loop.time()
         said_at = loop.time()
         while not self._draining.is_set():
@@ -145,7 +143,7 @@ class MessageTail:
                     await asyncio.sleep(_INTERVAL_SECONDS)  # gathers what comes now
                 elif not self._draining.is_set() and loop.time() >= said_at + _SILENCE_SECONDS:
                     self._check(wanted, client)
-                    yield self._response(wanted, [], 0)
+                    yield self._response(wanted, client, [], 0)
                     said_at = loop.time()
                 continue
             self._check(wanted, client)
@@ -159,7 +157,7 @@ class MessageTail:
             look = await self._look(wanted, begins, ends, int(allowed))
             allowed -= len(look.records)
             if look.records or look.dropped:
-                yield self._response(wanted, look.records, look.dropped)
+                yield self._response(wanted, client, look.records, look.dropped)
                 said_at = loop.time()
             await asyncio.sleep(_INTERVAL_SECONDS)
 
@@ -172,11 +170,7 @@ class MessageTail:
 
     def _check(self, wanted: _Wanted, client: Client) -> None:
         self._tables.topics.require(wanted.topic)
-        if self._accounts is not None and client.account is not None:
-            client.account = self._accounts.now(client.account)
-            client.account.require(Right.VIEW_TOPIC, wanted.topic)
-            if wanted.include_body:
-                client.account.require(Right.CONSUME, wanted.topic)
+        check_again(self._accounts, "aerobee.v1.AdminService", "TailMessages", wanted.request, client)
 
     async def _look(self, wanted: _Wanted, begins: dict[int, int], ends: dict[int, int], count: int) -> _Look:
         """The newest `count` of the messages between these offsets."""
@@ -198,15 +192,19 @@ class MessageTail:
                 break
         return _Look(found[::-1], max(came - search.examined_count, 0) + search.held_count)
 
-    def _response(self, wanted: _Wanted, records: list[Record], dropped: int) -> admin_v1.TailMessagesResponse:
+    def _response(
+        self, wanted: _Wanted, client: Client, records: list[Record], dropped: int
+    ) -> admin_v1.TailMessagesResponse:
+        bodies = wanted.request.include_bodies
+        hidden = bodies and not may_read_bodies(client, wanted.topic)
         return admin_v1.TailMessagesResponse(
             status=OK,
             messages=[
                 browsed_message(
-                    record, wanted.topic, include_body=wanted.include_body, body_size_max=wanted.body_size_max
+                    record, wanted.topic, include_body=bodies and not hidden, body_size_max=wanted.body_size_max
                 )
                 for record in records
             ],
             dropped_count=dropped,
-            bodies_hidden=wanted.hidden,
+            bodies_hidden=hidden,
         )
