@@ -17,7 +17,7 @@ from aerobee_broker.config import Address, BrokerConfig, Settings
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.connection import Connection, RemotingServer
 from aerobee_broker.remoting_wire.fields import answer
-from aerobee_broker.remoting_wire.frame import Command
+from aerobee_broker.remoting_wire.frame import FRAME_SIZE_MAX, Command
 from aerobee_broker.replication.frames import MasterReader, Unit, encode_report
 from aerobee_broker.replication.metadata import Metadata
 from aerobee_broker.tables.table_files import Tables
@@ -278,6 +278,8 @@ async def test_c112_metadata_of_a_replica(tmp_path: Path) -> None:
     asked: list[int] = []
 
     class JavaMaster:
+        frame_size_max = FRAME_SIZE_MAX
+
         def __init__(self, end: int) -> None:
             self._end = end
 
