@@ -41,7 +41,7 @@ run: .venv/.run ## start a broker on a store under ./data (topics are created on
 	@echo "starting a broker on the store $(STORE); Ctrl-C stops it"
 	@exec $(BIN)/aerobee serve --dev --store $(STORE)
 
-test: .venv/.dev ## run the tests, in seven minutes on two cores; FILES=disk: on a real disk
+test: .venv/.dev ## run the tests, in six minutes on two cores; FILES=disk: on a real disk
 	AEROBEE_TEST_FILES=$(FILES) $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test-pythons: .venv/.dev ## run the tests on every supported Python of this machine; ARGS=tests/unit/store: a part
