@@ -50,22 +50,31 @@ def _ids(directory: Path, topic: str) -> list[str | None]:
         ]
 
 
-async def test_a_topic_that_was_not_copied_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_topic_that_was_not_copied_is_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
+) -> None:
     """The master dies before its tables are copied again; a consumer receives the new topic's confirmed message."""
     monkeypatch.setattr(replica_module, "METADATA_SECONDS", 3600.0)
-    async with master(tmp_path / "a") as found:
+    async with AsyncExitStack() as masters, AsyncExitStack() as replicas:
+        found = await masters.enter_async_context(master(tmp_path / "a"))
+        address = found.broker.remoting
         await _store(found, "early")
-        async with replica(tmp_path / "b", found.broker.remoting) as following:
-            await _copied(following, "early")
-            message_id = await _store(found, "late")
-            await _everything(found, following)
-            assert "late" not in await _topics(following)
-            listening = await following.promote()
-            async with connect(str(listening.grpc)) as client:
-                assert "late" in {topic.name for topic in await client.admin.list_topics()}
-                await client.admin.create_group("readers")
-                async with client.simple_consumer("readers", "late") as consumer:
-                    assert [message.message_id for message in await consumer.receive()] == [message_id]
+        following = await replicas.enter_async_context(replica(tmp_path / "b", address))
+        await _copied(following, "early")
+        message_id = await _store(found, "late")
+        await _everything(found, following)
+        assert "late" not in await _topics(following)
+        if restarted:
+            await replicas.aclose()
+            await masters.aclose()
+            following = await replicas.enter_async_context(replica(tmp_path / "b", address))
+        listening = await following.promote(force=restarted)
+        async with connect(str(listening.grpc)) as client:
+            assert "late" in {topic.name for topic in await client.admin.list_topics()}
+            await client.admin.create_group("readers")
+            async with client.simple_consumer("readers", "late") as consumer:
+                assert [message.message_id for message in await consumer.receive()] == [message_id]
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -62,10 +62,10 @@ async def _pair(directory: Path, config: str = _CONFIG) -> AsyncIterator[Pair]:
     b = BrokerProcess(directory, "b", *_ROLE, a.remoting, config=config)
     async with running(a, b):
         await a.start()
-        await b.start()
         sent: list[bytes] = []
         await a.send(b"alone", "Expired")
         await _send(a, 3, sent)
+        await b.start()  # after the topics were made: it serves those that it has copied
         await b.follows(a)
         await b.kill()
         old = sent.copy()

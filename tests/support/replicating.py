@@ -102,10 +102,12 @@ class RunningReplica:
 
         await eventually(knows)
 
-    async def promote(self) -> Listening:
-        """Promote it, once it would lose nothing; returns its addresses as master."""
-        await self.lacks_nothing()
-        assert (await self.client.call(Request.NOTIFY_BROKER_ROLE_CHANGED, {"masterBrokerId": 1})).code == 0
+    async def promote(self, *, force: bool = False) -> Listening:
+        """Promote it, without `force` once it would lose nothing; returns its addresses as master."""
+        if not force:
+            await self.lacks_nothing()
+        fields = {"masterBrokerId": 1, **({"force": "true"} if force else {})}
+        assert (await self.client.call(Request.NOTIFY_BROKER_ROLE_CHANGED, fields)).code == 0
         async with asyncio.timeout(_SECONDS):
             return await self.promoted
 

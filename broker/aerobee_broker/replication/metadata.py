@@ -19,7 +19,9 @@ A log that begins late, because the master has removed its first segments, does 
 are all gone. The master is asked, so that they continue there: a reader may have the offset.
 
 A master may die before a new topic of it was copied, although messages of the topic were answered and are in this log.
-A promoted replica creates such topics again (`restore_topics`).
+A promoted replica creates such topics again (`restore_topics`), but none that only has messages from before the master
+answered without the topic. `config/deletedAtMaster.json` keeps where its log ended then, so that a deleted topic is
+told from a new one after a restart, too.
 """
 
 from __future__ import annotations
@@ -101,24 +103,28 @@ class Metadata:
         self.is_complete = store.file_system.exists(self._marker)  # all tables were copied once
         self.error = ""  # why the last copy failed
         self.copied = 0  # how often a table was replaced
-        self._deleted = {name for name in store.queues() if name not in tables.topics}  # their queues may be left
+        self._at_master = JsonTable(
+            store.file_system, store.config.directory / "config" / "deletedAtMaster.json", stats=store.stats
+        )
+        self._deleted = _deleted_from(self._at_master.load())  # topic -> where the master's log ended without it
+        self._untold = {name for name in store.queues() if name not in tables.topics}  # until a master has answered
         self._deletions: dict[
             str, DeletedTopic
         ] = {}  # of the master, not done here because the log does not reach there
         self._deletions_heard: tuple[Connection, MessageStore, int] | None = None  # up to which place in the log
         self._deletions_followed: tuple[MessageStore, int] = store, -1  # up to which place in the log
 
-    async def copy(self, master: Connection) -> None:
-        """Request all tables, apply and save changes. Raises BrokerError, TimeoutError and OSError."""
+    async def copy(self, master: Connection, end: int) -> None:
+        """Request all tables, apply and save changes. `end`: where the master's log ended before, or this log if the
+        master does not say. Raises BrokerError, TimeoutError and OSError."""
         tables, clock = self._tables, self._clock
         topics = await asyncio.to_thread(TopicTable.from_json, await self._asked_topics(master), clock)
         found = await self._asked(master, Request.GET_ALL_SUBSCRIPTION_GROUP_CONFIG)
         groups = await asyncio.to_thread(GroupTable.from_json, found, clock)
         found = await self._asked(master, Request.GET_ALL_CONSUMER_OFFSET)
         offsets = await asyncio.to_thread(OffsetTable.from_json, found, clock)
+        await self._note_deleted(topics, end)
         if await self._differ(tables.topics, topics):
-            self._deleted.update(topic.name for topic in tables.topics if topic.name not in topics)
-            self._deleted.difference_update(topic.name for topic in topics)
             await tables.topics.replace(topics)
         if await self._differ(tables.groups, groups):
             await tables.groups.replace(groups)
@@ -142,6 +148,32 @@ class Metadata:
         if not self.is_complete and await self._continue_queues(master):
             await self._store.in_disk_thread(self._store.file_system.write_new, self._marker, b"")
             self.is_complete = True
+
+    async def _note_deleted(self, topics: TopicTable, end: int) -> None:
+        """Note, before the table here is without them, which topics the master no longer has."""
+        store, dispatched = self._store, self._store.positions[3]
+        deleted = {
+            name: at if self._is_deleted(name) else end
+            for name, at in self._deleted.items()
+            if store.queue_ids(name) or dispatched < at
+        }
+        deleted |= dict.fromkeys(self._untold | {topic.name for topic in self._tables.topics}, end)
+        deleted = {name: at for name, at in deleted.items() if name not in topics}
+        if deleted != self._deleted:
+            await store.in_disk_thread(self._at_master.save, {"topics": deleted})
+            self._deleted = deleted
+        self._untold = set()
+
+    def _is_deleted(self, topic: str) -> bool:
+        """Whether the master no longer had the topic, and nothing has been stored in it since."""
+        store, end = self._store, self._deleted.get(topic)
+        if end is None:
+            return False
+        last = (
+            store.physical_offset_at(topic, queue_id, store.queue_range(topic, queue_id)[1] - 1)
+            for queue_id in store.queue_ids(topic)
+        )
+        return all(at is None or at < end for at in last)
 
     async def _continue_queues(self, master: Connection) -> bool:
         """Let queues continue where the master's do, of which a log that begins late has no record. Returns whether
@@ -168,7 +200,7 @@ class Metadata:
         """
         restored = []
         for name, queue_ids in self._store.queues().items():
-            if name in self._tables.topics or name in self._deleted or not is_in_table(name):
+            if name in self._tables.topics or not is_in_table(name) or self._is_deleted(name):
                 continue
             is_internal = name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
             count = max(1 if is_internal else QUEUE_COUNT_DEFAULT, max(queue_ids) + 1)
@@ -265,3 +297,8 @@ class Metadata:
         if answered.code != Answer.SUCCESS:
             raise BrokerError(f"the master answered request {code:d} with code {answered.code}: {answered.remark}")
         return await asyncio.to_thread(content_of, answered, code)
+
+
+def _deleted_from(content: object) -> dict[str, int]:
+    topics = content.get("topics") if isinstance(content, dict) else None
+    return {str(name): int(end) for name, end in topics.items()} if isinstance(topics, dict) else {}

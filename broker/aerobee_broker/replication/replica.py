@@ -514,8 +514,11 @@ class ReplicaBroker:
                     try:
                         known = self._known
                         while master.is_open and self._known == known:
-                            self._hear_extent(await extent_of(master))
-                            await self._metadata.copy(master)
+                            extent = await extent_of(master)
+                            self._hear_extent(extent)
+                            await self._metadata.copy(
+                                master, self._store.positions[2] if extent is None else extent.end
+                            )
                             await asyncio.sleep(METADATA_SECONDS)
                     finally:
                         master.close()

@@ -297,27 +297,27 @@ async def test_c112_metadata_of_a_replica(tmp_path: Path) -> None:
         tables = Tables.load(Settings(BrokerConfig.tiny(tmp_path)), clock, store.file_system, store.in_disk_thread)
         metadata = Metadata(store, tables, clock)
         file = TimerCheckpointFile(store.file_system, tmp_path / "config" / "timercheck")
-        await metadata.copy(replaced)
+        await metadata.copy(replaced, 0)
         assert {topic.name for topic in tables.topics} == set(topics["topicConfigTable"])
         copied = metadata.copied
-        await metadata.copy(replaced)
+        await metadata.copy(replaced, 0)
         assert (metadata.copied, file.load()) == (copied, None), "the log here is empty"
         delays = tmp_path / "config" / "delayOffset.json"
         assert not delays.exists(), "likewise"
         store.append([Message("T", 0, b"x" * 200)])
         store.flush()
-        await metadata.copy(java)
+        await metadata.copy(java, 0)
         assert (metadata.copied, file.load()) == (copied, None), "the log here has what the replaced master had"
         assert not delays.exists(), "likewise"
         store.append([Message("T", 0, b"x" * 800)])
         store.flush()
-        await metadata.copy(java)
+        await metadata.copy(java, 0)
         found = file.load()
         assert found is not None
         assert (found.read_time_ms, found.queue_offset) == (checkpoint.read_time_ms, checkpoint.queue_offset)
         assert not TimerLog(store.file_system, tmp_path / "timerlog", 4096).covers(0, found.log_position)
         assert java_json.loads(delays.read_bytes()) == java_json.loads(bodies[Request.GET_ALL_DELAY_OFFSET])
-        await metadata.copy(java)
+        await metadata.copy(java, 0)
         assert metadata.copied == copied + 2, "the same again is no change"
     assert set(codes) <= set(asked)
 
