@@ -17,8 +17,8 @@ from aerobee_client.testing import BrokerProcess
 from tests.crossings.cell import ENDED, State, World
 from tests.model.calls import SETTINGS
 from tests.support import kubernetes
-from tests.support.etcd import free_ports
 from tests.support.paired_broker import PairedBroker
+from tests.support.ports import free_ports
 from tests.support.remoting_client import RemotingClient, send
 
 _SECONDS: Final = 120.0

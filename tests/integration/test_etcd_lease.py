@@ -19,7 +19,8 @@ from aerobee_broker.listening.certificates import development_certificate
 from aerobee_broker.replication.etcd import EtcdAccess, EtcdLease
 from aerobee_broker.replication.lease import Claim, Holder, LeaseUnavailableError, LeaseView
 from aerobee_store.errors import ConfigError
-from tests.support.etcd import free_ports, running_etcd
+from tests.support.etcd import running_etcd
+from tests.support.ports import free_ports
 
 _FIRST = Claim(1, 1, frozenset((1,)))
 

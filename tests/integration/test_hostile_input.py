@@ -32,11 +32,11 @@ from aerobee_client.testing import run_broker
 from tests.support import seeds
 from tests.support.broker_process import peer_arguments, peers_section
 from tests.support.client_certificates import ClientAuthority
-from tests.support.etcd import free_ports
 from tests.support.hostile_input import ATTACKER, ATTACKER_SECRET, NAMED, Attack, drawn, drawn_in_tls
 from tests.support.hostile_judge import Certificate, Verdict, judge, judge_name_server, prepare
 from tests.support.hostile_messages import METHODS, drawn_request
 from tests.support.name_server import name_server_process
+from tests.support.ports import free_ports
 
 pytestmark = pytest.mark.timeout(3600)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from aerobee_broker.config import Address
 from aerobee_broker.remoting_wire.codes import Request
-from tests.support.etcd import free_ports
 from tests.support.name_server import name_server_process
+from tests.support.ports import free_ports
 from tests.support.remoting_client import RemotingClient
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"

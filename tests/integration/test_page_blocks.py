@@ -26,9 +26,9 @@ import pytest
 from aerobee_broker.cli import build_parser
 from aerobee_client.testing import BrokerProcess, run_broker
 from tests.console.support import console_of
-from tests.support.etcd import free_ports
 from tests.support.official_sdks import GO, JAVA, NODE
 from tests.support.page_blocks import NOT_RUN, ROOT, Block, blocks, blocks_of, pages
+from tests.support.ports import free_ports
 from tests.support.programs import GRPCURL, go_program, program
 from tests.support.shell import Shell
 

@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from aerobee_client import Client, Message, connect
 from aerobee_client.testing import BrokerProcess
 from tests.support import broker_process as replicating
-from tests.support.etcd import free_ports
+from tests.support.ports import free_ports
 from tests.support.programs import program
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"

@@ -24,7 +24,7 @@ from aerobee_pipeline.tables.warehouse import Warehouse
 from tests.spark.cluster import wait_for
 from tests.spark.rest_catalog import rest_catalog
 from tests.spark.stores import orders, write
-from tests.support.etcd import free_ports
+from tests.support.ports import free_ports
 
 pytestmark = pytest.mark.skipif("AEROBEE_S3" not in os.environ, reason="runs with `make test-spark-s3`")
 

@@ -15,7 +15,7 @@ from aerobee_broker.config.peers import PeersConfig
 from aerobee_broker.listening.peers import Peers
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_client.testing import AddressKeeper
-from tests.support.etcd import free_ports
+from tests.support.ports import free_ports
 from tests.support.remoting_client import RemotingClient, bodies_of, json_body, send
 from tests.support.warm_program import WarmProgram, run_warm, start_warm
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import random
-import socket
 import ssl
 import subprocess
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
+from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.ports import free_ports
 from tests.support.programs import program
 
 _SECONDS = 60.0
@@ -56,25 +53,3 @@ def _wait_until_healthy(client: str, process: subprocess.Popen[bytes], log: Path
         except (urllib.error.URLError, OSError):
             time.sleep(0.05)
     raise AssertionError(f"etcd does not start: {log.read_text()[-2000:]}")
-
-
-@cache
-def _candidates(process_id: int) -> Iterator[int]:
-    """Each process, also one that was forked, has an order of its own."""
-    return iter(random.Random(process_id).sample(range(10_000, 32_768), 22_768))
-
-
-def free_ports(count: int) -> list[int]:
-    """Loopback ports that are free at the moment, none twice in a process.
-
-    They are below those that the system gives to sockets by itself, to which another test's connection may be bound
-    before the port is used.
-    """
-    found: list[int] = []
-    for port in _candidates(os.getpid()):
-        with socket.socket() as one, suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError("no port is free")

@@ -17,8 +17,9 @@ from typing import Any, Final
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from tests.support.etcd import free_ports, running_etcd
+from tests.support.etcd import running_etcd
 from tests.support.kubernetes import NAMESPACE, ApiServer, server_certificate
+from tests.support.ports import free_ports
 from tests.support.programs import kube_apiserver, without
 
 _SECONDS: Final = 300.0

@@ -17,9 +17,10 @@ from aerobee_broker.listening.peers import Peers
 from aerobee_broker.remoting_wire.codes import Request
 from aerobee_client.testing import AddressKeeper
 from tests.support.broker_process import peers_section
-from tests.support.etcd import free_ports, running_etcd
+from tests.support.etcd import running_etcd
 from tests.support.kube_apiserver import running_kube_apiserver
 from tests.support.kubernetes import ApiServer, running_stand_in
+from tests.support.ports import free_ports
 from tests.support.programs import kube_apiserver
 from tests.support.remoting_client import RemotingClient, bodies_of, json_body, send
 from tests.support.warm_program import WarmProgram, start_warm

@@ -17,7 +17,7 @@ from aerobee_broker.config import Address
 from aerobee_broker.remoting_wire.codes import Answer, Request
 from aerobee_broker.remoting_wire.frame import Command
 from aerobee_client.testing import AddressKeeper, BrokerProcess
-from tests.support.etcd import free_ports
+from tests.support.ports import free_ports
 from tests.support.remoting_client import RemotingClient, json_body
 
 SECONDS: Final = 120.0

@@ -128,11 +128,17 @@ class RemotingClient:
 
 @asynccontextmanager
 async def remoting_broker(
-    directory: Path, *, clock: Clock | None = None, tls: ssl.SSLContext | None = None, **changes: Any
+    directory: Path,
+    *,
+    clock: Clock | None = None,
+    tls: ssl.SSLContext | None = None,
+    remoting_port: int = 0,
+    **changes: Any,
 ) -> AsyncIterator[tuple[InProcessBroker, RemotingClient]]:
     """A broker with a remoting port, and a connection to it, with `tls` as a broker's."""
     loopback = Address("127.0.0.1", 0)
-    listen = ListenConfig(grpc=loopback, metrics=loopback, remoting=loopback, drain_seconds=0.5)
+    remoting = Address("127.0.0.1", remoting_port)
+    listen = ListenConfig(grpc=loopback, metrics=loopback, remoting=remoting, drain_seconds=0.5)
     async with in_process_broker(directory, clock=clock, **{"listen": listen, **changes}) as broker:
         client = await RemotingClient.connect(broker.remoting, tls)
         try:

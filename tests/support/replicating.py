@@ -44,12 +44,14 @@ async def master(
     namesrv: tuple[str, ...] = (),
     peers: PeersConfig | None = None,
     auth: AuthConfig | None = None,
+    remoting_port: int = 0,
     **replication: Any,
 ) -> AsyncIterator[Master]:
-    """A master on free ports."""
+    """A master, on free ports by default."""
     config = ReplicationConfig(**{"role": "master", "listen": "127.0.0.1:0", **replication})
     store = store_config(directory, segment_size)
     changes: dict[str, Any] = {"peers": peers or PeersConfig(), "auth": auth or AuthConfig()}
+    changes["remoting_port"] = remoting_port
     identity = Peers.load(peers or PeersConfig())
     changes["tls"] = identity.context_to("127.0.0.1")
     async with remoting_broker(directory, replication=config, store=store, namesrv=namesrv, **changes) as (
