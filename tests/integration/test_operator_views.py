@@ -349,6 +349,8 @@ class TestTailing:
         """Of a burst the newest messages come, and the number of the others."""
         found: list[int] = []
         dropped = 0
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
         async with asyncio.timeout(60), aclosing(harness.client.admin.tail(TOPIC, rate_max=5)) as news:
             async for each in news:
                 if not found and not each.messages:
@@ -359,7 +361,7 @@ class TestTailing:
                     break
         assert len(found) + dropped == 100
         assert found == sorted(found)
-        assert 1 <= len(found) <= 10
+        assert 1 <= len(found) <= 5 + 5 * (loop.time() - begun)
 
     async def test_filtered(self, harness: Harness) -> None:
         """Only messages with the tag come; the others are not counted as dropped."""
