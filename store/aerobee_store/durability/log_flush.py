@@ -11,14 +11,15 @@ share the next one (after LevelDB's writer queue). The steps of a sync, with one
     2. if the last batch had several waiters, wait briefly until as many have arrived again (BatchSize)
     3. commit everything appended; note the segments, their positions and the end of the log
     4. sync these segments in the thread; meanwhile appends and commits continue after the noted end
-    5. set `flushed` to the end; answer every waiter before it; dispatch the messages that are readable now
+    5. set `flushed` to the end; dispatch the messages that are readable now, and answer the waiters for them, some in a
+       step of the event loop: a message in a new topic makes a directory and a file
 
 `_run_syncs` is in one of these states, and `fail` ends every one of them:
 
     idle       no waiter, no sync due                  -> gathering, by a waiter or the flush interval (step 1)
     gathering  a moment for the rest of the batch      -> syncing, when it is complete or the moment is over (step 2)
     syncing    the thread syncs what was committed     -> answering (steps 3 and 4); waiters that come now stay
-    answering  listeners, waiters, dispatch (step 5)   -> idle; or gathering, if waiters need bytes after the noted end
+    answering  listeners, dispatch, waiters (step 5)   -> idle; or gathering, if waiters need bytes after the noted end
     failed     every waiter has the error              final
 
 So `flushed` never exceeds what was committed before the sync began, and a waiter is answered by the first sync that
@@ -69,6 +70,7 @@ _COMMIT_SIZE_MAX: Final = 4 << 20
 # How long appended bytes may stay out of the page cache if no sender waits for them.
 _COMMIT_SECONDS = 0.01
 # How fast the estimate of a sync's duration follows faster syncs.
+_AT_ONCE: Final = 128  # messages that are dispatched, and waiters that are answered, in a step of the event loop
 _SYNC_SECONDS_DECAY: Final = 0.8
 
 
@@ -491,9 +493,7 @@ class Durability:
                 await self._sync()
                 for listener in self.flush_listeners:
                     listener()
-            self._answer_flushed()
-            if self._dispatch.dispatched < self._log.flushed:
-                self._follow_flushed()
+            await self._answer_flushed()
 
     async def _gather(self) -> None:
         """Wait briefly until the batch is as large as the last one.
@@ -588,25 +588,35 @@ class Durability:
     def _note_durable(self, store_timestamp: int) -> None:
         self._checkpoint.physic_timestamp = max(self._checkpoint.physic_timestamp, store_timestamp)
 
-    def _answer_flushed(self) -> None:
+    async def _answer_flushed(self) -> None:
+        """Dispatch what is durable and answer its waiters, some in a step of the loop, however many there are."""
         flushed = self._log.flushed
+        try:
+            while not self._follow_flushed(flushed):
+                self._answer(self._dispatch.dispatched)
+                await asyncio.sleep(0)
+        finally:  # also if the services end in between
+            if self._answer(flushed):
+                self._sync_wanted.set()
+
+    def _follow_flushed(self, flushed: int) -> bool:
+        try:
+            return self._dispatch.follow(flushed, _AT_ONCE)
+        except (OSError, StoreError) as error:
+            raise self.fail(error) from error
+
+    def _answer(self, durable: int) -> bool:
+        """Answer the waiters for bytes before this physical offset; return whether others are left."""
         waiters = self._sync_waiters
         later: list[tuple[int, asyncio.Future[None]]] = []
         while waiters:
             end, waiter = waiters.popleft()
-            if end > flushed:
+            if end > durable:
                 later.append((end, waiter))
             elif not waiter.done():
                 waiter.set_result(None)
-        if later:
-            waiters.extend(later)
-            self._sync_wanted.set()
-
-    def _follow_flushed(self) -> None:
-        try:
-            self._dispatch.follow(self._log.flushed)
-        except (OSError, StoreError) as error:
-            raise self.fail(error) from error
+        waiters.extend(later)
+        return bool(later)
 
     async def _run_interval(self) -> None:
         """Request a sync for bytes that no sender waits for: with async flush, nearly all of them.

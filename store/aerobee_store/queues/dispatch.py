@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -52,6 +52,7 @@ else:
 
 
 _log = logging.getLogger(__name__)
+_ALL: Final = 1 << 62
 
 ArrivalListener = Callable[[str, int, int], None]
 """Called with topic, queue id and the queue's new end, once its units can be read."""
@@ -318,25 +319,29 @@ class Dispatch:
         """The flag of the dispatcher that raised an error; NONE without an error."""
         return self._at_work.error_flag if self._at_work is not None else RunningFlags.NONE
 
-    def follow(self, confirm_offset: int) -> None:
-        """Dispatch everything before the confirm offset. OSError and StoreError are final: every later call raises them
-        again."""
+    def follow(self, confirm_offset: int, count_max: int = _ALL) -> bool:
+        """Dispatch what was appended before the confirm offset; return whether that was everything.
+
+        `count_max`: appends follow until they have so many messages; the others are left for the next call. OSError and
+        StoreError are final: every later call raises them again.
+        """
         if self._failure is not None:
             raise self._failure  # later entries would leave a gap after the lost ones
         try:
-            self._put_until(confirm_offset)
+            self._put_until(confirm_offset, count_max)
         except (OSError, StoreError) as error:
             self._failure = error
             raise
         if self._queues.grown:
             self._notify()
+        return not self._waiting or self._waiting[0][0] > confirm_offset
 
-    def _put_until(self, confirm_offset: int) -> None:
+    def _put_until(self, confirm_offset: int, count_max: int) -> None:
         waiting = self._waiting
         ready: list[DispatchEntry] = []
         end = self.dispatched
         count = waiting_items = 0
-        while waiting and waiting[0][0] <= confirm_offset:
+        while waiting and waiting[0][0] <= confirm_offset and count < count_max:
             end, entries, batch, items = waiting.popleft()
             waiting_items += items
             if batch is None:

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import random
 import threading
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
 import pytest
@@ -781,3 +781,58 @@ async def test_a_power_cut_loses_at_most_the_interval_whatever_syncs_take(seed: 
             assert not lost or max(lost) - min(lost) <= 400
         hanging.release()
     assert len(answered) == 60
+
+
+async def _many_topics(hanging: HangingDisk, store: MessageStore, count: int) -> list[asyncio.Task[None]]:
+    """Begin as many sends, each to a topic of its own, that one sync makes durable when the disk goes on."""
+    hanging.hang()
+    first = asyncio.create_task(send(store, 0))
+    await asyncio.to_thread(hanging.started.wait, 60)
+
+    async def send_to(topic: str) -> None:
+        (appended,) = store.append([Message(topic, 0, b"x")])
+        await store.wait_stored(appended.end)
+        assert store.queue_range(topic, 0) == (0, 1), "what is answered can be read"
+
+    sends = [asyncio.create_task(send_to(f"topic{number}")) for number in range(count)]
+    await asyncio.sleep(0)
+    return [first, *sends]
+
+
+async def test_a_sync_dispatches_and_answers_some_messages_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop's steps do not become longer with the number of senders that wait for one sync."""
+    monkeypatch.setattr(durability, "_AT_ONCE", 10)
+    hanging = HangingDisk()
+    async with asyncio.timeout(60), serving(CONFIG, hanging.disk) as store:
+        sends = await _many_topics(hanging, store, 95)
+        hanging.release()
+        topics, answered = [], []
+        while not all(each.done() for each in sends):
+            topics.append(len(store.queues()))
+            answered.append(sum(each.done() for each in sends))
+            await asyncio.sleep(0)
+        for counts, total in ((topics, 96), (answered, 96)):
+            steps = [after - before for before, after in zip(counts, [*counts[1:], total], strict=True)]
+            assert max(steps) <= 10
+        assert [each.exception() for each in sends] == [None] * 96
+
+
+async def test_a_store_that_stops_between_two_steps_answers_what_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durability, "_AT_ONCE", 10)
+    hanging = HangingDisk()
+    async with asyncio.timeout(60), AsyncExitStack() as stack:
+        store = await stack.enter_async_context(serving(CONFIG, hanging.disk))
+        sends = [asyncio.create_task(send(store, number)) for number in range(1, 3)]
+        await asyncio.gather(*sends)
+        hanging.hang()
+        first = asyncio.create_task(send(store, 0))
+        await asyncio.to_thread(hanging.started.wait, 60)
+        ends = [store.append([Message(f"topic{number}", 0, b"x")])[0].end for number in range(95)]
+        waiters = [asyncio.create_task(store.wait_stored(end)) for end in ends]
+        await asyncio.sleep(0)
+        hanging.release()
+        while not any(waiter.done() for waiter in waiters):  # noqa: ASYNC110 - step by step
+            await asyncio.sleep(0)
+        assert not all(waiter.done() for waiter in waiters)
+        await stack.aclose()
+        await asyncio.gather(first, *waiters)
