@@ -53,6 +53,7 @@ else:
 
 _log = logging.getLogger(__name__)
 _ALL: Final = 1 << 62
+_NEW_QUEUE_WORK: Final = 8  # messages that take as long as the directory and the file of a queue
 
 ArrivalListener = Callable[[str, int, int], None]
 """Called with topic, queue id and the queue's new end, once its units can be read."""
@@ -319,16 +320,17 @@ class Dispatch:
         """The flag of the dispatcher that raised an error; NONE without an error."""
         return self._at_work.error_flag if self._at_work is not None else RunningFlags.NONE
 
-    def follow(self, confirm_offset: int, count_max: int = _ALL) -> bool:
+    def follow(self, confirm_offset: int, work_max: int = _ALL) -> bool:
         """Dispatch what was appended before the confirm offset; return whether that was everything.
 
-        `count_max`: appends follow until they have so many messages; the others are left for the next call. OSError and
-        StoreError are final: every later call raises them again.
+        `work_max`: appends follow until they have so many messages, the others are left for the next call; a message in
+        a queue without files counts as `_NEW_QUEUE_WORK`. OSError and StoreError are final: every later call raises
+        them again.
         """
         if self._failure is not None:
             raise self._failure  # later entries would leave a gap after the lost ones
         try:
-            self._put_until(confirm_offset, count_max)
+            self._put_until(confirm_offset, work_max)
         except (OSError, StoreError) as error:
             self._failure = error
             raise
@@ -336,17 +338,20 @@ class Dispatch:
             self._notify()
         return not self._waiting or self._waiting[0][0] > confirm_offset
 
-    def _put_until(self, confirm_offset: int, count_max: int) -> None:
+    def _put_until(self, confirm_offset: int, work_max: int) -> None:
         waiting = self._waiting
         ready: list[DispatchEntry] = []
         end = self.dispatched
-        count = waiting_items = 0
-        while waiting and waiting[0][0] <= confirm_offset and count < count_max:
+        count = waiting_items = work = 0
+        while waiting and waiting[0][0] <= confirm_offset and work < work_max:
             end, entries, batch, items = waiting.popleft()
             waiting_items += items
             if batch is None:
                 ready += entries
                 count += len(entries)
+                work += len(entries)
+                if entries and (queue := entries[0].queue) is not None and not queue.has_files:
+                    work += _NEW_QUEUE_WORK
                 continue
             self._put_entries(ready)
             ready = []
@@ -358,6 +363,7 @@ class Dispatch:
                     dispatcher.put_received(batch)
             self.last_timestamp = batch.store_timestamp
             count += batch.count
+            work += batch.count
         self._put_entries(ready)
         self._at_work = None
         self.dispatched = end
