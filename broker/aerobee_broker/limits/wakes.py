@@ -14,17 +14,18 @@ AT_ONCE: Final = 64  # tasks that go on in one step of the loop; each takes some
 
 
 class Wakes:
-    """Resolves futures, in order, at most `AT_ONCE` in a step of the loop. Event loop only."""
+    """Resolves futures, in order, at most `at_once` in a step of the loop. Event loop only."""
 
-    __slots__ = ("_resolved", "_waiting")
+    __slots__ = ("_at_once", "_resolved", "_waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, at_once: int = AT_ONCE) -> None:
+        self._at_once = at_once
         self._waiting: deque[tuple[asyncio.Future[bool], bool]] = deque()
         self._resolved = 0  # in this step
 
     def resolve(self, future: asyncio.Future[bool], result: bool) -> None:
         """Give a future its result, now or in one of the next steps. Does nothing to one that is done by then."""
-        if self._resolved < AT_ONCE and not self._waiting:
+        if self._resolved < self._at_once and not self._waiting:
             self._resolve(future, result)
         else:
             self._waiting.append((future, result))
@@ -38,7 +39,7 @@ class Wakes:
 
     def _next_step(self) -> None:
         self._resolved = 0
-        while self._waiting and self._resolved < AT_ONCE:
+        while self._waiting and self._resolved < self._at_once:
             self._resolve(*self._waiting.popleft())
 
 

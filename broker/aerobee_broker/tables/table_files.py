@@ -37,6 +37,9 @@ _log = logging.getLogger(__name__)
 
 SAVE_INTERVAL_SECONDS: Final = 5.0  # RocketMQ's interval for consumerOffset.json
 InDiskThread = Callable[..., Awaitable[object]]
+_CALLS_AT_ONCE: Final = (
+    8  # that go on after a save: each may make a topic's first queue, which takes up to a millisecond
+)
 
 
 class SavedTable(ABC):
@@ -45,7 +48,7 @@ class SavedTable(ABC):
     def __init__(self, table: VersionedTable, in_disk_thread: InDiskThread) -> None:
         self._table = table
         self._in_disk_thread = in_disk_thread
-        self._idle = Gate(Wakes())  # closed while a save runs; thousands of calls may wait for its end
+        self._idle = Gate(Wakes(_CALLS_AT_ONCE))  # closed while a save runs; thousands of calls may wait for its end
         self._saved = 0
         self._refused = 0  # changes between `_saved` and this were taken back, because of `_refusal`
         self._refusal: OSError | None = None
@@ -101,6 +104,9 @@ class SavedOffsets(SavedTable):
         return self._in_disk_thread(lambda: self._file.save(content()))
 
 
+_CALLS_AT_ONCE: Final = (
+    8  # that go on after a save: each may make a topic's first queue, which takes up to a millisecond
+)
 _ENCODED_AT_ONCE: Final = 64
 """Changed topics or groups that are encoded in a step of the event loop, which takes a millisecond. One request may
 change thousands; neither the loop nor the disk thread has time for these."""

@@ -214,3 +214,15 @@ async def test_a_call_that_ends_before_it_gets_its_bytes_returns_them() -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert budget.used == 0
+
+
+async def test_a_gate_lets_as_many_go_on_as_its_wakes_say() -> None:
+    gate = Gate(Wakes(3), is_open=False)
+    tasks = [asyncio.create_task(gate.wait()) for _ in range(10)]
+    await asyncio.sleep(0)
+    gate.set()
+    done = []
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        done.append(sum(task.done() for task in tasks))
+    assert max(after - before for before, after in zip([0, *done], done, strict=False)) == 3
