@@ -221,7 +221,7 @@ async def test_a_gate_lets_as_many_go_on_as_its_wakes_say() -> None:
     tasks = [asyncio.create_task(gate.wait()) for _ in range(10)]
     await asyncio.sleep(0)
     gate.set()
-    done = []
+    done: list[int] = []
     while not all(task.done() for task in tasks):
         await asyncio.sleep(0)
         done.append(sum(task.done() for task in tasks))
