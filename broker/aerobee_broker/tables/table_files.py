@@ -104,9 +104,6 @@ class SavedOffsets(SavedTable):
         return self._in_disk_thread(lambda: self._file.save(content()))
 
 
-_CALLS_AT_ONCE: Final = (
-    8  # that go on after a save: each may make a topic's first queue, which takes up to a millisecond
-)
 _ENCODED_AT_ONCE: Final = 64
 """Changed topics or groups that are encoded in a step of the event loop, which takes a millisecond. One request may
 change thousands; neither the loop nor the disk thread has time for these."""
