@@ -37,9 +37,8 @@ _log = logging.getLogger(__name__)
 
 SAVE_INTERVAL_SECONDS: Final = 5.0  # RocketMQ's interval for consumerOffset.json
 InDiskThread = Callable[..., Awaitable[object]]
-_CALLS_AT_ONCE: Final = (
-    8  # that go on after a save: each may make a topic's first queue, which takes up to a millisecond
-)
+# Calls that go on in a step after a save: each may make a topic's first queue, which takes up to a millisecond.
+_CALLS_AT_ONCE: Final = 8
 
 
 class SavedTable(ABC):

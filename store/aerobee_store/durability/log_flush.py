@@ -69,8 +69,8 @@ _BATCHES_BEFORE_PROBE = 64
 _COMMIT_SIZE_MAX: Final = 4 << 20
 # How long appended bytes may stay out of the page cache if no sender waits for them.
 _COMMIT_SECONDS = 0.01
-# How fast the estimate of a sync's duration follows faster syncs.
 _AT_ONCE: Final = 128  # messages that are dispatched, and waiters that are answered, in a step of the event loop
+# How fast the estimate of a sync's duration follows faster syncs.
 _SYNC_SECONDS_DECAY: Final = 0.8
 
 
