@@ -167,7 +167,7 @@ class Durability:
         self._commit_timer: asyncio.TimerHandle | None = None  # timer for bytes that no sender waits for
         self._batch_timer: asyncio.TimerHandle | None = None
 
-        self._syncing = False
+        self._syncing = self._answering = False
         self._sync_began: float | None = None
         self._unsynced_since: float | None = None  # when the oldest byte was committed that no sync covers
         self._uncovered_since: float | None = None  # the same for bytes after the running sync
@@ -264,7 +264,7 @@ class Durability:
         Raises StoreFailedError if a sync failed, and SyncTimeoutError if it takes too long: the message is in the log
         and may still become durable. Cancelling only stops the waiting.
         """
-        if end <= self._log.flushed:
+        if end <= self._log.flushed and not self._answering:
             return
         if self._error is not None:
             raise self._error
@@ -591,13 +591,14 @@ class Durability:
     async def _answer_flushed(self) -> None:
         """Dispatch what is durable and answer its waiters, some in a step of the loop, however many there are."""
         flushed = self._log.flushed
+        self._answering = True
         try:
             while not self._follow_flushed(flushed):
                 self._answer(self._dispatch.dispatched)
                 await asyncio.sleep(0)
         finally:  # also if the services end in between
-            if self._answer(flushed):
-                self._sync_wanted.set()
+            self._answering = False
+            self._answer(flushed)
 
     def _follow_flushed(self, flushed: int) -> bool:
         try:
@@ -605,8 +606,8 @@ class Durability:
         except (OSError, StoreError) as error:
             raise self.fail(error) from error
 
-    def _answer(self, durable: int) -> bool:
-        """Answer the waiters for bytes before this physical offset; return whether others are left."""
+    def _answer(self, durable: int) -> None:
+        """Answer the waiters for bytes before this physical offset. The others came later and asked for a sync."""
         waiters = self._sync_waiters
         later: list[tuple[int, asyncio.Future[None]]] = []
         while waiters:
@@ -616,7 +617,6 @@ class Durability:
             elif not waiter.done():
                 waiter.set_result(None)
         waiters.extend(later)
-        return bool(later)
 
     async def _run_interval(self) -> None:
         """Request a sync for bytes that no sender waits for: with async flush, nearly all of them.

@@ -817,6 +817,27 @@ async def test_a_sync_dispatches_and_answers_some_messages_in_each_step(monkeypa
         assert [each.exception() for each in sends] == [None] * 96
 
 
+async def test_a_sender_that_waits_after_the_sync_is_answered_when_its_message_can_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It had something else to wait for first; its message is durable by now, but in no queue yet."""
+    monkeypatch.setattr(durability, "_AT_ONCE", 10)
+    hanging = HangingDisk()
+    async with asyncio.timeout(60), serving(CONFIG, hanging.disk) as store:
+        hanging.hang()
+        first = asyncio.create_task(send(store, 0))
+        await asyncio.to_thread(hanging.started.wait, 60)
+        ends = [store.append([Message(f"topic{number}", 0, b"x")])[0].end for number in range(20)]
+        waiting = asyncio.create_task(store.wait_stored(ends[0]))
+        await asyncio.sleep(0)
+        hanging.release()
+        await asyncio.gather(first, waiting)
+        assert store.queue_range("topic19", 0) == (0, 0)
+        await store.wait_stored(ends[19])
+        assert store.queue_range("topic19", 0) == (0, 1)
+        assert store.stats.messages_per_sync.last == 20
+
+
 async def test_a_store_that_stops_between_two_steps_answers_what_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(durability, "_AT_ONCE", 10)
     hanging = HangingDisk()
