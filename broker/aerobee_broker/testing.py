@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
 import json
 import os
 import select
@@ -27,13 +28,17 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import uvloop
 
 from aerobee_broker.cli import error_line
 from aerobee_broker.commands import serve
+from aerobee_broker.config import BrokerConfig
 from aerobee_broker.errors import BrokerError
 from aerobee_store.deferred import load_deferred
 from aerobee_store.errors import StoreError
@@ -61,6 +66,7 @@ def main(control: socket.socket, run: Callable[[dict[str, Any], int, int], int])
     order."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the test runner
     serve.import_broker()  # now, to share the modules with all brokers
+    BrokerConfig.tiny(Path())  # and what is read once from the types of the settings
     is_loaded = False
     orders = select.poll()  # select does not support descriptors above 1023, which a large test run reaches
     orders.register(control, select.POLLIN)
@@ -79,11 +85,34 @@ def main(control: socket.socket, run: Callable[[dict[str, Any], int, int], int])
             pid = os.fork()
             if not pid:
                 control.close()
-                return run(order, *descriptors)
+                return _run_forked(partial(run, order, *descriptors))
             for descriptor in descriptors:
                 os.close(descriptor)
             answer = {"pid": pid}
         control.send(json.dumps(answer).encode())
+
+
+def _run_forked(run: Callable[[], int]) -> int:
+    """Run a program in this process, which ends without taking the interpreter down.
+
+    That would copy every page which the process shares with the one that forked it, and take longer than most brokers
+    of tests. Threads are waited for and exit functions called as usual, except for those from before the fork.
+    """
+    code = 1  # of an error that the interpreter prints
+
+    def end() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+    atexit.register(end)
+    try:
+        code = run()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        raise
+    return code
 
 
 def enter(stdin: int, stdout: int, *, log: str, directory: str, environment: dict[str, str]) -> None:
