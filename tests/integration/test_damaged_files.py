@@ -271,11 +271,13 @@ def _zeros(target: Target) -> None:
 
 
 def _flipped(target: Target) -> None:
-    """A bit of the middle one of the bytes that are not zero, or of the first byte."""
+    """A bit of a delayed message; else of the middle one of the bytes that are not zero, or of the first byte."""
     data = bytearray(target.read())
     if data:
         used = [place for place, byte in enumerate(data) if byte]
-        data[used[len(used) // 2] if used else 0] ^= 4
+        middle = used[len(used) // 2] if used else 0
+        message = data.find(b"delayed 3")  # which record of a log is the middle one depends on how fast calls come
+        data[middle if message < 0 else message] ^= 4
         target.write(bytes(data))
 
 
