@@ -6,7 +6,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ import uvloop
 
 from aerobee_broker.config import Address
 from aerobee_broker.config.replication import ReplicationConfig
+from aerobee_broker.errors import ListenError
 from aerobee_broker.limits.ledger import Ledger
+from aerobee_broker.replication import master as master_module
 from aerobee_broker.replication.acknowledgements import Acknowledgements, Replica
 from aerobee_broker.replication.epochs import Epochs
 from aerobee_broker.replication.follower import DivergedError, Follower, MasterGoneError
@@ -128,6 +130,111 @@ async def test_what_a_replica_does_not_read_is_charged_and_dropped_with_it(tmp_p
                         await asyncio.sleep(0.01)
                     assert ledger.held == 0
                     assert await _read_all(unread) < replica.sent - (1 << 19)
+
+
+def _connection_count(ledger: Ledger) -> int:
+    return ledger.held_of_kind["received"] // 8192  # of each
+
+
+@asynccontextmanager
+async def _silent(address: Address) -> AsyncIterator[asyncio.StreamReader]:
+    """A connection that says nothing."""
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    yield reader
+    writer.close()
+
+
+@asynccontextmanager
+async def _replica(address: Address) -> AsyncIterator[asyncio.StreamReader]:
+    """A replica whose log is empty, once it has the first byte or is refused."""
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    writer.write(encode_report(0, "plain"))
+    await reader.read(1)
+    yield reader
+    writer.close()
+
+
+async def test_of_too_many_connections_without_a_report_the_oldest_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicas that have reported stay, and another one can connect."""
+    monkeypatch.setattr(master_module, "CONNECTIONS_MAX", 3)
+    ledger = Ledger()
+    async with _running(tmp_path / "a") as store, asyncio.timeout(60), AsyncExitStack() as stack:
+        await _append(store, 3)
+        served = _master(store, _epochs(tmp_path, (1, 0)), ledger=ledger)
+        address, found = await stack.enter_async_context(served)
+        replica = await stack.enter_async_context(_replica(address))
+        silent = [await stack.enter_async_context(_silent(address)) for _ in range(3)]
+        while _connection_count(ledger) < 4:  # noqa: ASYNC110 - the ledger has no event
+            await asyncio.sleep(0.001)
+        last = await stack.enter_async_context(_replica(address))
+        assert await silent[0].read() == b""
+        assert _connection_count(ledger) == 4
+        assert len(found.connections) == 2
+        assert not any(each.at_eof() for each in (replica, *silent[1:], last))
+
+
+async def test_more_replicas_than_the_limit_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(master_module, "CONNECTIONS_MAX", 2)
+    async with _running(tmp_path / "a") as store, asyncio.timeout(60), AsyncExitStack() as stack:
+        await _append(store, 3)
+        address, found = await stack.enter_async_context(_master(store, _epochs(tmp_path, (1, 0))))
+        first, second, refused = [await stack.enter_async_context(_replica(address)) for _ in range(3)]
+        assert await refused.read() == b""
+        assert "2 replicas are connected, which is the limit" in caplog.text
+        assert len(found.connections) == 2
+        assert not first.at_eof()
+        assert not second.at_eof()
+
+
+async def test_connections_that_have_ended_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither those of replicas nor those without a report."""
+    monkeypatch.setattr(master_module, "CONNECTIONS_MAX", 2)
+    ledger = Ledger()
+    async with _running(tmp_path / "a") as store, asyncio.timeout(60), AsyncExitStack() as stack:
+        await _append(store, 3)
+        served = _master(store, _epochs(tmp_path, (1, 0)), ledger=ledger)
+        address, found = await stack.enter_async_context(served)
+        for connect in (_silent, _silent, _silent, _replica, _replica, _replica):
+            async with connect(address):
+                while _connection_count(ledger) < 1:  # noqa: ASYNC110 - the ledger has no event
+                    await asyncio.sleep(0.001)
+            while _connection_count(ledger):  # noqa: ASYNC110 - the ledger has no event
+                await asyncio.sleep(0.001)
+        first, second, refused = [await stack.enter_async_context(_replica(address)) for _ in range(3)]
+        assert await refused.read() == b""
+        assert (len(found.connections), first.at_eof(), second.at_eof()) == (2, False, False)
+
+
+async def test_a_master_that_stops_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Every connection is closed, and the store no longer knows of it."""
+    ledger = Ledger()
+    async with _running(tmp_path / "a") as store, asyncio.timeout(60), AsyncExitStack() as stack:
+        await _append(store, 3)
+        listeners = [*store.flush_listeners]
+        async with _master(store, _epochs(tmp_path, (1, 0)), ledger=ledger) as (address, found):
+            replica = await stack.enter_async_context(_replica(address))
+            silent = await stack.enter_async_context(_silent(address))
+            while _connection_count(ledger) < 2:  # noqa: ASYNC110 - the ledger has no event
+                await asyncio.sleep(0.001)
+        assert (len(found.connections), _connection_count(ledger), ledger.held) == (0, 0, 0)
+        assert store.flush_listeners == listeners
+        await replica.read()
+        assert await silent.read() == b""
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(address.host, address.port)
+
+
+async def test_a_port_that_is_in_use_is_named(tmp_path: Path) -> None:
+    async with _running(tmp_path / "a") as store:
+        epochs = _epochs(tmp_path, (1, 0))
+        async with _master(store, epochs) as (address, found):
+            config = ReplicationConfig(role="master", listen=str(address), acks="1")
+            with pytest.raises(ListenError, match=rf"replication\.listen.*{address.port}.*in use"):
+                await ReplicationMaster(config, store, epochs, found).listen()
 
 
 async def _read_all(connection: socket.socket) -> int:
