@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from aerobee_broker.clients import accounts as accounts_module
 from aerobee_broker.clients.accounts import Account, Accounts, Names, Right, load_accounts, signature_of
 from aerobee_broker.clients.registry import Client
 from aerobee_broker.errors import ForbiddenError, UnauthorizedError
@@ -95,11 +96,13 @@ def test_other_signatures_are_refused(file: Path, authorization: str | bytes | N
 def test_other_signatures_of_content_are_refused(file: Path, access_key: str, secret_key: bytes, signed: bytes) -> None:
     """Of another secret key, of another content, and of an unknown account."""
     accounts = Accounts(file)
-    right = base64.b64encode(hmac.new(b"mySecret", b"content", hashlib.sha1).digest()).decode()
-    assert accounts.of_content("shop", right, b"content").access_key == "shop"
-    signature = base64.b64encode(hmac.new(secret_key, signed, hashlib.sha1).digest()).decode()
+    assert accounts.of_content("shop", _of_secret(b"mySecret", b"content"), b"content").access_key == "shop"
     with pytest.raises(UnauthorizedError):
-        accounts.of_content(access_key, signature, b"content")
+        accounts.of_content(access_key, _of_secret(secret_key, signed), b"content")
+
+
+def _of_secret(secret_key: bytes, content: bytes) -> str:
+    return base64.b64encode(hmac.new(secret_key, content, hashlib.sha1).digest()).decode()
 
 
 def test_a_certificate_belongs_to_one_account(file: Path) -> None:
@@ -208,6 +211,66 @@ def test_a_changed_file_is_read_at_the_next_check(file: Path) -> None:
     clock.now += 1.5
     accounts.of_call(header(signature=signature_of(b"yourSecret", DATE)), DATE)
     assert heard == ["changed"], "it has not changed again"
+
+
+def _of_call(accounts: Accounts) -> Account:
+    return accounts.of_call(header(), DATE)
+
+
+def _of_content(accounts: Accounts) -> Account:
+    return accounts.of_content("shop", _of_secret(b"mySecret", b"content"), b"content")
+
+
+@pytest.mark.parametrize("entrance", [_of_call, _of_content, None], ids=["call", "content", "stream"])
+@pytest.mark.parametrize(
+    ("before", "after"), [("mySecret", "yourSecret"), ("accounts.shop", "accounts.store")], ids=["other key", "removed"]
+)
+def test_every_entrance_looks_at_the_file(
+    file: Path, entrance: Callable[[Accounts], Account] | None, before: str, after: str
+) -> None:
+    """Credentials that have changed end with the next call; a stream asks for its account again."""
+    clock = Clock()
+    accounts = Accounts(file, monotonic=clock)
+    known = _of_call(accounts)
+    ask = entrance or (lambda accounts: accounts.now(known))
+    assert ask(accounts) == known
+    write_accounts(file, FILE.replace(before, after))
+    clock.now += 1.5
+    with pytest.raises(
+        UnauthorizedError, match="check both" if entrance else "'shop' of this call was removed, or has"
+    ):
+        ask(accounts)
+
+
+def test_a_stream_has_the_rights_of_now(file: Path) -> None:
+    clock = Clock()
+    accounts = Accounts(file, monotonic=clock)
+    known = _of_call(accounts)
+    write_accounts(file, FILE.replace('publish = ["orders", "audit-*"]', "publish = []"))
+    clock.now += 1.5
+    assert known.may(Right.PUBLISH, "orders")
+    assert not accounts.now(known).may(Right.PUBLISH, "orders")
+
+
+def test_long_signatures_are_not_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client could fill the memory with them; each is verified anew."""
+    accounts, verified = Accounts(file), list[int]()
+
+    def verify(secret_key: bytes, date: str) -> str:
+        verified.append(len(date))
+        return signature_of(secret_key, date)
+
+    monkeypatch.setattr(accounts_module, "signature_of", verify)
+    longest = 512 - len(header(date="x"))
+    for size in (longest, longest + 1):
+        for _ in range(3):
+            accounts.of_call(header(date="x" * size), "x" * size)
+    assert verified == [longest, *[longest + 1] * 3]
+
+
+def test_empty_credentials_are_named(file: Path) -> None:
+    with pytest.raises(UnauthorizedError, match="the credentials are empty"):
+        Accounts(file).of_call(header(""), DATE)
 
 
 @pytest.mark.parametrize("broken", ["[accounts", "", None])
