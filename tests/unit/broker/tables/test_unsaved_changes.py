@@ -6,6 +6,7 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,19 @@ async def test_a_second_send_to_a_new_topic_waits_for_its_save() -> None:
         assert "orders" not in disk.tables(disk.files.kill()).topics
     assert [send.result() for send in sends] == [tables.topics.require("orders")] * 2
     assert "orders" in disk.tables(disk.files.kill()).topics
+
+
+async def test_sends_that_wait_for_a_save_go_on_some_at_a_time() -> None:
+    """Each may make the first queue of its topic, which takes up to a millisecond."""
+    disk = SlowDisk()
+    tables = disk.tables()
+    async with being_saved(disk, *(tables.topic_in_use(f"orders{number}") for number in range(100))) as sends:
+        disk.gate.set()
+        done = [0]
+        while done[-1] < 100:
+            await asyncio.sleep(0)
+            done.append(sum(send.done() for send in sends))
+    assert max(after - before for before, after in pairwise(done)) <= 8
 
 
 async def test_a_second_receive_of_a_new_group_waits_for_its_save() -> None:
