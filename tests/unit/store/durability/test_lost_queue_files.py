@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from aerobee_store import MessageStore, StoreConfig
+from aerobee_store import Message, MessageStore, StoreConfig
 from aerobee_store.durability import queue_bounds
 from aerobee_store.durability.situations import Found
+from aerobee_store.errors import StoreFailedError
 from aerobee_store.queues.consume_queue import UNIT_SIZE
 from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
+from tests.support.serving import serving
 from tests.support.stored_messages import DIRECTORY, Sender, compare
 
 CONFIG = replace(
@@ -51,6 +56,59 @@ def test_a_hole_between_files_needs_no_record_of_them(killed: bool) -> None:
     filled.disk.unlink(file_of(1))
     with filled.open() as store:
         compare(store, filled.sender.sent, filled.sender.sent)
+
+
+def _failing(disk: MemoryFileSystem, number: int) -> None:
+    """Let every operation that writes the file of bounds fail."""
+
+    def fail(operation: Operation) -> None:
+        if queue_bounds.FILE_NAME in operation.path.name and operation.name != "read":
+            raise OSError(number, os.strerror(number))
+
+    disk.before_operation = fail
+
+
+def test_a_full_disk_keeps_the_older_bounds(caplog: pytest.LogCaptureFixture) -> None:
+    filled = Filled(killed=True)
+    with filled.open() as store:
+        before = filled.disk.read_bytes(BOUNDS)
+        filled.sender.append(store, [filled.sender.message(100) for _ in range(10)])
+        store.flush()
+        _failing(filled.disk, errno.ENOSPC)
+        store.save_queue_bounds()
+        assert "bounds of the queues not saved, the older ones count" in caplog.text
+        assert filled.disk.read_bytes(BOUNDS) == before
+        filled.disk.before_operation = None
+        store.save_queue_bounds()
+        assert filled.disk.read_bytes(BOUNDS) != before
+
+
+def test_another_error_of_the_bounds_is_raised() -> None:
+    filled = Filled(killed=True)
+    with filled.open() as store:
+        filled.sender.append(store, [filled.sender.message(100)])
+        store.flush()
+        _failing(filled.disk, errno.EIO)
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            store.save_queue_bounds()
+        filled.disk.before_operation = None
+
+
+async def test_the_service_saves_the_bounds_and_fails_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the error, a start after a kill would look for too few files."""
+    monkeypatch.setattr(queue_bounds, "_INTERVAL_SECONDS", 0.01)
+    disk = MemoryFileSystem()
+    async with serving(CONFIG, disk) as store:
+        before = disk.read_bytes(BOUNDS)
+        store.append([Message("orders", 0, b"1")])
+        while disk.read_bytes(BOUNDS) == before:  # noqa: ASYNC110 - another task saves it
+            await asyncio.sleep(0.001)
+        _failing(disk, errno.EIO)
+        store.append([Message("orders", 0, b"2")])
+        while store.failure is None:  # noqa: ASYNC110 - another task fails
+            await asyncio.sleep(0.001)
+        with pytest.raises(StoreFailedError, match=os.strerror(errno.EIO)):
+            store.append([Message("orders", 0, b"3")])
 
 
 def test_a_later_message_shows_that_earlier_ones_are_missing() -> None:
