@@ -154,16 +154,22 @@ async def _replica(address: Address) -> AsyncIterator[asyncio.StreamReader]:
     writer.close()
 
 
+@asynccontextmanager
+async def _serving(directory: Path, ledger: Ledger) -> AsyncIterator[tuple[Address, Acknowledgements]]:
+    """A master with three messages, for a minute."""
+    async with _running(directory / "a") as store, asyncio.timeout(60):
+        await _append(store, 3)
+        async with _master(store, _epochs(directory, (1, 0)), ledger=ledger) as served:
+            yield served
+
+
 async def test_of_too_many_connections_without_a_report_the_oldest_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Replicas that have reported stay, and another one can connect."""
     monkeypatch.setattr(master_module, "CONNECTIONS_MAX", 3)
     ledger = Ledger()
-    async with _running(tmp_path / "a") as store, asyncio.timeout(60), AsyncExitStack() as stack:
-        await _append(store, 3)
-        served = _master(store, _epochs(tmp_path, (1, 0)), ledger=ledger)
-        address, found = await stack.enter_async_context(served)
+    async with _serving(tmp_path, ledger) as (address, found), AsyncExitStack() as stack:
         replica = await stack.enter_async_context(_replica(address))
         silent = [await stack.enter_async_context(_silent(address)) for _ in range(3)]
         while _connection_count(ledger) < 4:  # noqa: ASYNC110 - the ledger has no event
@@ -179,9 +185,7 @@ async def test_more_replicas_than_the_limit_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(master_module, "CONNECTIONS_MAX", 2)
-    async with _running(tmp_path / "a") as store, asyncio.timeout(60), AsyncExitStack() as stack:
-        await _append(store, 3)
-        address, found = await stack.enter_async_context(_master(store, _epochs(tmp_path, (1, 0))))
+    async with _serving(tmp_path, Ledger()) as (address, found), AsyncExitStack() as stack:
         first, second, refused = [await stack.enter_async_context(_replica(address)) for _ in range(3)]
         assert await refused.read() == b""
         assert "2 replicas are connected, which is the limit" in caplog.text
@@ -194,10 +198,7 @@ async def test_connections_that_have_ended_do_not_count(tmp_path: Path, monkeypa
     """Neither those of replicas nor those without a report."""
     monkeypatch.setattr(master_module, "CONNECTIONS_MAX", 2)
     ledger = Ledger()
-    async with _running(tmp_path / "a") as store, asyncio.timeout(60), AsyncExitStack() as stack:
-        await _append(store, 3)
-        served = _master(store, _epochs(tmp_path, (1, 0)), ledger=ledger)
-        address, found = await stack.enter_async_context(served)
+    async with _serving(tmp_path, ledger) as (address, found), AsyncExitStack() as stack:
         for connect in (_silent, _silent, _silent, _replica, _replica, _replica):
             async with connect(address):
                 while _connection_count(ledger) < 1:  # noqa: ASYNC110 - the ledger has no event
