@@ -70,10 +70,13 @@ async def test_a_second_send_to_a_new_topic_waits_for_its_save() -> None:
 
 
 async def test_sends_that_wait_for_a_save_go_on_some_at_a_time() -> None:
-    """Each may make the first queue of its topic, which takes up to a millisecond."""
+    """Each may make the first queue of its topic, which takes up to a millisecond.
+
+    All wait for one save: the call that makes a second one goes on by itself, perhaps in a step with eight others.
+    """
     disk = SlowDisk()
     tables = disk.tables()
-    async with being_saved(disk, *(tables.topic_in_use(f"orders{number}") for number in range(100))) as sends:
+    async with being_saved(disk, *(tables.topic_in_use("orders") for _ in range(100))) as sends:
         disk.gate.set()
         done = [0]
         while done[-1] < 100:
