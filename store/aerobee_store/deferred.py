@@ -16,7 +16,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Final
 
-_NAMES: Final[dict[str, None]] = {}
+_NAMES: Final[dict[str, None]] = {"numpy.ma": None}  # numpy itself defers it to its first `unique`
 
 
 class _Deferred(ModuleType):

@@ -26,6 +26,7 @@ from tests.support.client_certificates import ClientAuthority
 from tests.support.name_server import name_server_process
 from tests.support.remoting_client import RemotingClient, bodies_of, send
 from tests.support.replicating import eventually, master, replica
+from tests.support.tls_records import trusting
 
 pytestmark = pytest.mark.timeout(180)
 LOOPBACK = "127.0.0.1"
@@ -45,9 +46,7 @@ class Cluster:
         """What someone who knows the secret tries without a valid certificate; None: plaintext."""
         if kind == "plaintext":
             return None
-        context = ssl.create_default_context()
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
+        context = trusting()
         if kind == "expired":
             context.load_cert_chain(*self.authority.issue("expired", "CN=expired", days=-1))
         elif kind == "another authority":

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import ssl
 from collections import Counter
 from pathlib import Path
 from types import FrameType
@@ -18,6 +17,7 @@ from tests.support.hostile_input import GREETING, HEALTH, RECEIVE, SEND, heartbe
 from tests.support.http2_attacker import headers, message
 from tests.support.in_process_broker import InProcessBroker
 from tests.support.remoting_client import remoting_broker
+from tests.support.tls_records import trusting
 
 COUNT = 40
 
@@ -76,17 +76,11 @@ def of_broker(each: object) -> str:
     return type(each).__name__ if type(each).__module__.startswith("aerobee") else ""
 
 
-def _any_certificate() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
-
-
 async def used(broker: InProcessBroker, protocol: str, sent: bytes) -> None:
     """A connection sends this, stays for a moment, and goes."""
     address = {"remoting": broker.remoting, "tls": broker.tls}.get(protocol)
     host, _, port = str(address or broker.endpoint).rpartition(":")
-    context = _any_certificate() if protocol == "tls" else None
+    context = trusting() if protocol == "tls" else None
     reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
     writer.write(sent)
     while not await reader.read(1):

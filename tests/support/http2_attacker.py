@@ -14,6 +14,7 @@ from hpack import Encoder
 from aerobee_broker.front import frames
 from aerobee_broker.front.frames import ErrorCode, Setting
 from tests.support.http2_client import Frame, parse
+from tests.support.tls_records import trusting
 
 TIMEOUT: Final = 40.0
 """Seconds of one operation on a socket, before a test fails."""
@@ -160,8 +161,7 @@ def attacker(endpoint: str, *, window: int | None = None) -> Iterator[Attacker]:
 def begin_of_tls() -> bytes:
     """The first message of a TLS client: its ClientHello."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    context = ssl.create_default_context()
-    client = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    client = trusting().wrap_bio(incoming, outgoing, server_hostname="localhost")
     with suppress(ssl.SSLWantReadError):
         client.do_handshake()
     return outgoing.read()

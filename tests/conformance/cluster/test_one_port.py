@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from aerobee_store.testing.travelling_clock import TravellingClock
 from tests.support.front_under_test import needs_native
 from tests.support.in_process_broker import METADATA, in_process_broker, message
 from tests.support.remoting_client import RemotingClient, json_body, pull_fields, records, remoting_broker, send
+from tests.support.tls_records import trusting
 
 pytestmark = needs_native
 _ANY = Address("127.0.0.1", 0)
@@ -43,9 +43,7 @@ async def test_c014_one_port_for_all(tmp_path: Path) -> None:
         assert json_body(route)["brokerDatas"][0]["brokerAddrs"] == {"0": str(plain)}
         await client.close()
         assert broker.tls is not None
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        secure = await RemotingClient.connect(broker.tls, context)
+        secure = await RemotingClient.connect(broker.tls, trusting())
         pulled = await secure.call(Request.PULL_MESSAGE, pull_fields("orders", queue_id=0))
         assert b"by remoting" in {record.body for record in records(pulled.body)}
         await secure.close()
@@ -90,9 +88,7 @@ async def test_a_balancer_before_the_port(tmp_path: Path, header: bytes) -> None
             request = v2.SendMessageRequest(messages=[message("orders", b"by gRPC")])
             sent = await v2.MessagingServiceStub(channel).SendMessage(request, metadata=METADATA, timeout=60)
             assert sent.status.code == v2.Code.OK, sent.status.message
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        secure = await RemotingClient.connect(proxied, context)
+        secure = await RemotingClient.connect(proxied, trusting())
         assert (await send(secure, "orders")).code == 0
         await secure.close()
 

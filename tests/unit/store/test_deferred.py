@@ -47,6 +47,16 @@ def test_the_store_can_be_imported_without_numpy() -> None:
     assert subprocess.run([sys.executable, "-c", check], timeout=60, check=False).returncode == 0
 
 
+def test_nothing_is_imported_at_the_first_use_of_numpy() -> None:
+    """numpy's own deferred part takes 15 ms, in a step of the event loop."""
+    use = "np.unique(np.array([2, 1, 2])), np.unique([2, 1], return_inverse=True), np.array([1, 2]).searchsorted(1)"
+    check = (
+        "import sys, numpy as np, aerobee_store.message_store, aerobee_store.deferred as d; d.load_deferred(); "
+        f"before = set(sys.modules); {use}; sys.exit(' '.join(set(sys.modules) - before) or None)"
+    )
+    subprocess.run([sys.executable, "-c", check], timeout=60, check=True)
+
+
 def test_the_layouts_for_numpy_and_for_struct_agree() -> None:
     """Units, entries and slots have the same size in both."""
     assert np.dtype(consume_queue.UNIT_DTYPE).itemsize == consume_queue.UNIT_SIZE
