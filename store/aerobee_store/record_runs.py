@@ -170,13 +170,15 @@ class RunReader:
             starts = position[first:last] - file.start_offset
             ends = starts + size[first:last]
             rows = ((size[first:last] >= record_codec.RECORD_SIZE_MIN) & (ends <= file.committed)).nonzero()[0]
-            head = record_columns.heads_at(file.view, starts[rows])
+            starts = starts[rows]
+            head = record_columns.heads_at(file.view, starts)
             rows += first
             ok = (head["total_size"] == size[rows]) & (head["physical_offset"] == position[rows])
-            ok &= (head["magic"] == record_codec.MAGIC_V1) | (head["magic"] == record_codec.MAGIC_V2)
-            other = ok & ((head["queue_offset"] != queue_offset[rows]) | (head["queue_id"] != queue.queue_id))
-            for row in rows[other].tolist():
-                ok[row - rows[0]] = self._is_also_in(queue, int(position[row]), int(queue_offset[row]))
+            same = (head["queue_offset"] == queue_offset[rows]) & (head["queue_id"] == queue.queue_id)
+            same &= record_columns.have_topic(file.view, starts, size[rows], head, queue.topic)
+            for at in (ok & ~same).nonzero()[0].tolist():
+                row = rows[at]
+                ok[at] = self._is_also_in(queue, int(position[row]), int(queue_offset[row]))
             valid[rows] = ok
             first = last
         return valid

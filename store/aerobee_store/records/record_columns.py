@@ -311,19 +311,10 @@ def _layout(view: memoryview, start: Integers, size: Integers, head: npt.NDArray
     """
     count = len(start)
     end = start + size
-    magic = head["magic"]
-    sys_flag = head["sys_flag"].astype(np.int64)
-    version: Any = 1
-    fixed_size: Any = record_codec.FIXED_SIZE
-    if all_true(magic == record_codec.MAGIC_V1) and not np.count_nonzero(sys_flag & _HOSTS_V6):
-        store_timestamp = head["store_timestamp"].astype(np.int64)
-        body_size = head["body_size"].astype(np.int64)
-    else:
-        mixed = _mixed_fixed_parts(view, start, size, magic, sys_flag)
-        if isinstance(mixed, int):
-            return mixed
-        version, fixed_size, store_timestamp, body_size = mixed
-
+    ok, version, fixed_size, store_timestamp, body_sizes = _fixed_parts(view, start, size, head)
+    if (bad := _first_false(ok)) < count:
+        return bad
+    body_size = body_sizes.astype(np.int64)
     body_start = start + fixed_size
     topic_start = body_start + body_size + version
     ok = (body_size >= 0) & (topic_start + 2 <= end)
@@ -347,8 +338,8 @@ def _layout(view: memoryview, start: Integers, size: Integers, head: npt.NDArray
     has_property_crc = (tail["name"] == _CRC_NAME) & (tail["separator"] == 1) & (tail["close"] == 2)
     has_property_crc &= properties_size >= _TAIL.itemsize
     return _Layout(
-        sys_flag,
-        store_timestamp,
+        head["sys_flag"].astype(np.int64),
+        store_timestamp.astype(np.int64),
         body_start,
         body_size,
         topic_start,
@@ -360,23 +351,43 @@ def _layout(view: memoryview, start: Integers, size: Integers, head: npt.NDArray
     )
 
 
-def _mixed_fixed_parts(
-    view: memoryview, start: Integers, size: Integers, magic: npt.NDArray[np.void], sys_flag: Integers
-) -> tuple[Integers, Integers, Integers, Integers] | int:
-    """Version, size of the fixed part, store timestamp and body size of records of both versions and with IPv6 hosts;
-    or the number of a record that is too small for its fixed part."""
+def _fixed_parts(
+    view: memoryview, start: Integers, size: Integers, head: npt.NDArray[np.void]
+) -> tuple[Booleans, Any, Any, npt.NDArray[Any], npt.NDArray[Any]]:
+    """Whether each record has its fixed part; version and size of it, one number or one for each; store timestamps, and
+    sizes of bodies, as they are in the log. Of a record without it they mean nothing."""
+    magic = head["magic"]
+    if all_true(magic == record_codec.MAGIC_V1) and not np.count_nonzero(head["sys_flag"] & _HOSTS_V6):
+        ok = constant(True, len(start), _BOOLEAN)
+        return ok, 1, record_codec.FIXED_SIZE, head["store_timestamp"], head["body_size"]
+    sys_flag = head["sys_flag"].astype(np.int64)
     version = np.where(magic == record_codec.MAGIC_V2, 2, 1)
     born_extra = np.where(sys_flag & record_codec.SYS_FLAG_BORN_HOST_V6, record_codec.HOST_V6_EXTRA, 0)
     store_extra = np.where(sys_flag & record_codec.SYS_FLAG_STORE_HOST_V6, record_codec.HOST_V6_EXTRA, 0)
-    fixed_size = record_codec.FIXED_SIZE + born_extra + store_extra
     ok = (magic == record_codec.MAGIC_V1) | (version == 2)
-    ok &= fixed_size + version + 2 <= size
-    if (bad := _first_false(ok)) < len(start):
-        return bad
-    time_position = start + record_codec.STORE_TIMESTAMP_POSITION + born_extra
-    store_timestamp = items(view, I64)[time_position].astype(np.int64)
-    body_size = items(view, _I32)[start + fixed_size - 4].astype(np.int64)
-    return version, fixed_size, store_timestamp, body_size
+    ok &= record_codec.FIXED_SIZE + born_extra + store_extra + version + 2 <= size
+    fixed_size = record_codec.FIXED_SIZE + (born_extra + store_extra) * ok  # every record is as long as without extra
+    time_position = start + record_codec.STORE_TIMESTAMP_POSITION + born_extra  # within any record
+    return ok, version, fixed_size, items(view, I64)[time_position], items(view, _I32)[start + fixed_size - 4]
+
+
+def have_topic(view: memoryview, start: Integers, size: Integers, head: npt.NDArray[np.void], topic: str) -> Booleans:
+    """Whether the records with these starts, sizes and fixed parts are of this topic."""
+    name = topic.encode()
+    sized = bytes([len(name) & 0xFF]) + name
+    is_whole, version, fixed_size, _, body_size = _fixed_parts(view, start, size, head)
+    before = fixed_size + version
+    name_at = body_size.astype(np.int64) + before  # from the record's start on
+    ok: Booleans = is_whole & (name_at >= before) & (name_at + len(name) <= size)
+    if not np.count_nonzero(ok):
+        return ok
+    position = np.where(ok, start + name_at, start[ok.argmax()] + name_at[ok.argmax()])
+    found = windows(view, len(sized))[position - 1]
+    if found.tobytes() != sized * len(found):  # takes a fraction of the time of comparing arrays
+        ok &= found.view(f"S{len(sized)}") == sized
+    if not isinstance(version, int):  # the size takes two bytes in version 2
+        ok &= (version == 1) | (items(view, _I16)[position - 2] == len(name))
+    return ok
 
 
 def windows(buffer: ReadableBuffer | Bytes, width: int) -> npt.NDArray[np.void]:

@@ -82,10 +82,11 @@ def test_offsets_outside_the_queue(store: MessageStore) -> None:
     assert store.read_runs("bills", 0, 0).status == "empty"
 
 
-def test_units_without_a_matching_record(store: MessageStore) -> None:
+@pytest.mark.parametrize("other", [4, 5], ids=["same offset", "another offset"])
+def test_units_without_a_matching_record(store: MessageStore, other: int) -> None:
     """A unit with a wrong size, a place within a record, another's record or none never yields wrong bytes."""
     bodies = append(store, 8)
-    append(store, 8, "bills")
+    append(store, 8, "bills", first=10)
     store.flush()
     queue = store._queues.simple["orders", 0]
     units = [UNIT.unpack(bytes(unit)) for unit in queue.units(0, 8)]
@@ -93,8 +94,10 @@ def test_units_without_a_matching_record(store: MessageStore) -> None:
     wrong = {
         1: UNIT.pack(units[1][0], units[1][1] + 1, units[1][2]),
         2: UNIT.pack(units[2][0] + 1, units[2][1], units[2][2]),
-        4: UNIT.pack(*others[5]),
+        3: UNIT.pack(units[3][0], 5, units[3][2]),
+        4: UNIT.pack(*others[other]),
         6: UNIT.pack(1 << 40, units[6][1], units[6][2]),
+        7: UNIT.pack(*others[7]),
     }
     for offset, unit in wrong.items():
         queue.overwrite(offset, unit)
@@ -102,6 +105,40 @@ def test_units_without_a_matching_record(store: MessageStore) -> None:
     # The reader finds the records in the log and corrects the units.
     assert bodies_of(found.runs) == bodies
     assert (found.lost, found.next_offset) == (0, 8)
+
+
+def test_no_flipped_bit_of_a_unit_gives_another_message(store: MessageStore) -> None:
+    """Two topics take turns, with records of 256 bytes: a bit is between a unit's place and that of the other topic."""
+    names = [topic for _ in range(8) for topic in ("orders", "others")]
+    store.append([Message(topic, 0, topic.encode() * 20 + bytes(19), born_host=HOST) for topic in names])
+    store.flush()
+    queue = store._queues.simple["orders", 0]
+    intact = [bytes(unit) for unit in queue.units(0, 8)]
+    assert [UNIT.unpack(unit)[:2] for unit in intact] == [(512 * number, 256) for number in range(8)]
+    for number, unit in enumerate(intact):
+        for bit in range(12 * 8):  # of place and size
+            queue.overwrite(number, (int.from_bytes(unit, "big") ^ 1 << 159 - bit).to_bytes(20, "big"))
+            found = store.read_runs("orders", 0, 0)
+            assert {body[:6] for body in bodies_of(found.runs)} <= {b"orders"}, (number, bit)
+            assert len(found.sizes) + found.lost == found.next_offset
+            queue.overwrite(number, unit)
+    assert len(store.read_runs("orders", 0, 0).sizes) == 8
+
+
+def test_units_of_a_light_queue(store: MessageStore) -> None:
+    """Its records are those of another queue, which name it; a damaged unit is replaced, and no other record taken."""
+    named = {"INNER_MULTI_DISPATCH": "%LMQ%room"}
+    store.append([Message("chat", 3, b"body %d" % number, named if number < 4 else {}) for number in range(5)])
+    store.flush()
+    queue = store._queues.simple["%LMQ%room", 0]
+    units = [UNIT.unpack(bytes(unit)) for unit in queue.units(0, 4)]
+    other = UNIT.unpack(bytes(store._queues.simple["chat", 3].units(4, 1)[0]))
+    queue.overwrite(1, UNIT.pack(units[1][0], 5, units[1][2]))
+    queue.overwrite(2, UNIT.pack(*other))
+    queue.overwrite(3, UNIT.pack(units[3][0], units[3][1] + 1, units[3][2]))
+    found = store.read_runs("%LMQ%room", 0, 0)
+    assert (bodies_of(found.runs), found.lost) == ([b"body %d" % number for number in range(4)], 0)
+    assert found.sizes.tolist() == [unit[1] for unit in units]
 
 
 def test_unsynced_messages() -> None:
