@@ -15,10 +15,11 @@ from tests.support.remoting_client import json_body
 from tests.support.replicating import Master, RunningReplica, eventually, master, replica, store_config
 
 
-async def _store(found: Master, topic: str) -> str:
-    """Create a topic and store one message; returns the message's id."""
+async def _store(found: Master, topic: str, *, create: bool = True) -> str:
+    """Store one message, in a new topic; returns the message's id."""
     async with connect(found.broker.endpoint) as client:
-        await client.admin.create_topic(topic, queue_count=2)
+        if create:
+            await client.admin.create_topic(topic, queue_count=2)
         return (await client.producer().send(Message(topic=topic, body=topic.encode()))).message_id
 
 
@@ -75,6 +76,31 @@ async def test_a_topic_that_was_not_copied_is_restored(
             await client.admin.create_group("readers")
             async with client.simple_consumer("readers", "late") as consumer:
                 assert [message.message_id for message in await consumer.receive()] == [message_id]
+
+
+async def test_a_group_that_was_not_copied_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its settings are lost with the master, but its acknowledgements are in the log: only the other message comes."""
+    monkeypatch.setattr(replica_module, "METADATA_SECONDS", 3600.0)
+    async with master(tmp_path / "a") as found, AsyncExitStack() as replicas:
+        first = await _store(found, "orders")
+        following = await replicas.enter_async_context(replica(tmp_path / "b", found.broker.remoting))
+        await _copied(following, "orders")
+        second = await _store(found, "orders", create=False)
+        async with connect(found.broker.endpoint) as client:
+            await client.admin.create_group("readers")
+            async with client.simple_consumer("readers", "orders") as consumer:
+                (received,) = await consumer.receive(1)
+                await consumer.ack(received)
+        await _everything(found, following)
+        listening = await following.promote(force=False)
+        async with connect(str(listening.grpc)) as client:
+            assert "readers" not in {group.name for group in await client.admin.list_groups()}
+            await client.admin.create_group("readers")
+            async with client.simple_consumer("readers", "orders") as consumer:
+                left = [*await consumer.receive(2), *await consumer.receive(2, wait_seconds=0)]
+        assert sorted(each.message_id for each in (received, *left)) == sorted([first, second])
 
 
 @pytest.mark.parametrize("restarted", [False, True])
