@@ -12,7 +12,7 @@ from msgspec import Struct
 from aerobee_store.deferred import deferred
 from aerobee_store.errors import CorruptRecordError, RecordNotFoundError
 from aerobee_store.log.commit_log import CommitLog
-from aerobee_store.maintenance.unit_repair import UnitRepair
+from aerobee_store.maintenance.unit_repair import REPAIRS_PER_READ, UnitRepair
 from aerobee_store.queues import multi_dispatch
 from aerobee_store.queues.batch_consume_queue import BatchConsumeQueue
 from aerobee_store.queues.consume_queue import FILLER_SIZE, ConsumeQueue
@@ -108,6 +108,7 @@ class MessageReader:
         codes = None if tags is None else {properties.tags_code(tag) for tag in tags}
         records: list[Record] = []
         size = lost = taken = 0
+        repairs_max = self._repair.searches + REPAIRS_PER_READ
         unit_codes: Iterable[int | None] = queue.tags_codes(units) if codes is not None else repeat(None)
         for (physical_offset, unit_size, _), code in zip(units.tolist(), unit_codes, strict=False):
             if code is not None and codes is not None and code not in codes:
@@ -118,6 +119,8 @@ class MessageReader:
                 lost += 1
                 continue
             if records and (len(records) >= max_count or size + unit_size > max_bytes):
+                break
+            if self._repair.searches >= repairs_max:
                 break
             taken += 1
             try:
@@ -161,8 +164,9 @@ class MessageReader:
         scan_end = high if tags is None else queue_offset + _SCAN_UNITS_MAX
         first = queue.number_at(queue_offset)
         units = queue.units(first, _SCAN_UNITS_MAX if tags is not None else max_count)
+        repairs_max = self._repair.searches + REPAIRS_PER_READ
         for number, (physical_offset, _, _, _, base, count, _, _) in enumerate(units.tolist(), first):
-            if len(records) >= max_count or position >= scan_end:
+            if len(records) >= max_count or position >= scan_end or self._repair.searches >= repairs_max:
                 break
             lost += max(0, base - position)  # messages without a unit
             position = max(position, base)

@@ -15,7 +15,7 @@ from msgspec import Struct
 from aerobee_store.deferred import deferred
 from aerobee_store.errors import CorruptRecordError, RecordNotFoundError
 from aerobee_store.log.commit_log import CommitLog
-from aerobee_store.maintenance.unit_repair import UnitRepair
+from aerobee_store.maintenance.unit_repair import REPAIRS_PER_READ, UnitRepair
 from aerobee_store.message_reader import ReadStatus, is_also_at, outside
 from aerobee_store.queues.batch_consume_queue import BatchConsumeQueue
 from aerobee_store.queues.consume_queue import FILLER_SIZE, ConsumeQueue, Units
@@ -39,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 # Units examined by one read: a step of about a millisecond.
 _UNITS_MAX: Final = 16384
+# Records examined one by one, 10 us each: those of light queues, which are also in another queue.
+_SINGLE_MAX: Final = 2048
 
 
 class RecordRuns(Struct, frozen=True):
@@ -106,8 +108,11 @@ class RunReader:
         looked = int(rows[taken]) if taken < len(rows) else len(units)
         rows = rows[:taken]
         position, size = units["physical_offset"].astype(np.int64)[rows], size[rows]
-        lost = looked - int(np.count_nonzero(real[:looked]))
         valid = self._valid(queue, position, size, queue_offset + rows)
+        if (taken := _repairable(valid)) < len(rows):
+            looked = int(rows[taken])
+            rows, position, size, valid = rows[:taken], position[:taken], size[:taken], valid[:taken]
+        lost = looked - int(np.count_nonzero(real[:looked]))
         if not valid.all():
             self._put_right(queue, queue_offset + rows, position, size, valid)
             lost += self._report(queue, queue_offset + rows[~valid])
@@ -127,10 +132,12 @@ class RunReader:
         taken = _fitting(size, max_bytes)
         base, end, size = base[:taken], end[:taken], size[:taken]
         position = units["physical_offset"].astype(np.int64)[:taken]
+        valid = self._valid(queue, position, size, base)
+        taken = _repairable(valid)
+        base, end, size, position, valid = base[:taken], end[:taken], size[:taken], position[:taken], valid[:taken]
         next_offset = int(end[-1]) if taken else stop
         asked = np.maximum(base, queue_offset)
         lost = next_offset - queue_offset - int((end - asked).sum())
-        valid = self._valid(queue, position, size, base)
         if not valid.all():
             self._put_right(queue, first + np.arange(taken), position, size, valid)
             self._report(queue, base[~valid])
@@ -155,9 +162,10 @@ class RunReader:
     def _valid(
         self, queue: ConsumeQueue | BatchConsumeQueue, position: Integers, size: Integers, queue_offset: Integers
     ) -> Booleans:
-        """The units that refer to a record in the log with a matching header."""
+        """Whether each unit refers to a record in the log with a matching header; of leading units only, if many of
+        their records must be examined one by one."""
         valid = np.zeros(len(position), np.bool_)
-        first = 0
+        first, left = 0, _SINGLE_MAX
         while first < len(position):
             file = self._log.files.find(int(position[first]))
             if file is None:
@@ -176,10 +184,14 @@ class RunReader:
             ok = (head["total_size"] == size[rows]) & (head["physical_offset"] == position[rows])
             same = (head["queue_offset"] == queue_offset[rows]) & (head["queue_id"] == queue.queue_id)
             same &= record_columns.have_topic(file.view, starts, size[rows], head, queue.topic)
-            for at in (ok & ~same).nonzero()[0].tolist():
+            others = (ok & ~same).nonzero()[0]
+            for at in others[:left].tolist():
                 row = rows[at]
                 ok[at] = self._is_also_in(queue, int(position[row]), int(queue_offset[row]))
             valid[rows] = ok
+            if len(others) > left:
+                return valid[: rows[others[left]]]
+            left -= len(others)
             first = last
         return valid
 
@@ -233,6 +245,12 @@ def _none() -> Integers:
 def _fitting(size: Integers, max_bytes: int) -> int:
     """The number of leading records that fit into `max_bytes`, at least one."""
     return min(len(size), max(1, int(np.searchsorted(np.cumsum(size), max_bytes, side="right"))))
+
+
+def _repairable(valid: Booleans) -> int:
+    """The number of leading units that one read takes, of which it may have to repair some."""
+    wrong = (~valid).nonzero()[0]
+    return len(valid) if len(wrong) <= REPAIRS_PER_READ else int(wrong[REPAIRS_PER_READ])
 
 
 def _have_tags(queue: ConsumeQueue, units: Units, tags: Collection[str]) -> Booleans:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aerobee_store import Appended, Message, MessageStore, Record, StoreConfig
+from aerobee_store import Appended, Message, MessageStore, ReadResult, Record, StoreConfig
 from aerobee_store.records.properties import KEYS, TAGS
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 
@@ -81,18 +81,26 @@ class Sender:
         return new
 
 
-def read_all(store: MessageStore, topic: str, queue_id: int) -> dict[int, Record]:
-    """Every message of a queue, by its queue offset; entries without a readable record are left out."""
+def reads(store: MessageStore, topic: str, queue_id: int) -> Iterator[ReadResult]:
+    """Read a queue to its end."""
     offset, end = store.queue_range(topic, queue_id)
-    found = {}
     while offset < end:
         result = store.read(topic, queue_id, offset)
         assert offset < result.next_offset <= end, "a reader must get on"
+        yield result
+        offset = result.next_offset
+
+
+def read_all(store: MessageStore, topic: str, queue_id: int) -> dict[int, Record]:
+    """Every message of a queue, by its queue offset; entries without a readable record are left out."""
+    found: dict[int, Record] = {}
+    begin, _ = store.queue_range(topic, queue_id)
+    for result in reads(store, topic, queue_id):
         for record in result.records:
-            assert offset <= record.queue_offset < result.next_offset, "a unit is misplaced"
+            assert begin <= record.queue_offset < result.next_offset, "a unit is misplaced"
             assert record.queue_offset not in found
             found[record.queue_offset] = record
-        offset = result.next_offset
+        begin = result.next_offset
     return found
 
 

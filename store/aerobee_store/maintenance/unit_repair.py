@@ -48,6 +48,8 @@ _SEARCH_SIZE_MAX: Final = 32 << 20
 # The distance to search for a correct unit: a bad sector has 26 units, a bad page 205.
 _NEIGHBOUR_DISTANCE_MAX: Final = 1024
 _NOT_FOUND_MAX: Final = 4096
+REPAIRS_PER_READ: Final = 8
+"""Wrong units that one read of a queue looks after, some milliseconds each; the next read goes on there."""
 _OFFSET_BITS: Final = 48
 
 
@@ -80,6 +82,7 @@ class UnitRepair:
         # records without a place, so that they are searched for only once
         self._not_found: dict[tuple[str, int, int], None] = {}
         self._searched: _Searched | None = None
+        self.searches = 0  # so far, of each one record
 
     def repair(self, queue: AnyQueue, number: int) -> RecordPlace | None:
         """The place of the record for unit `number` of a queue; the unit is corrected.
@@ -89,6 +92,7 @@ class UnitRepair:
         key = queue.topic, queue.queue_id, number
         if key in self._not_found:
             return None
+        self.searches += 1
         named = int(queue.units(number, 1)[0]["physical_offset"])
         unit = self._one_bit_away(queue, number, named)
         if unit is None and named >= self._log.min_offset:  # everything before it has expired

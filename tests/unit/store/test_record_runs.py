@@ -141,6 +141,25 @@ def test_units_of_a_light_queue(store: MessageStore) -> None:
     assert found.sizes.tolist() == [unit[1] for unit in units]
 
 
+@pytest.mark.parametrize("segment_size", [1 << 20, 1 << 12])
+def test_a_light_queue_is_read_in_steps(monkeypatch: pytest.MonkeyPatch, segment_size: int) -> None:
+    """Its records are examined one by one; a read ends before it takes the event loop too long."""
+    monkeypatch.setattr("aerobee_store.record_runs._SINGLE_MAX", 10)
+    config = replace(CONFIG, segment_size=segment_size, body_size_max=2048)
+    with MessageStore.open(config, file_system=MemoryFileSystem(), clock=ManualClock()) as store:
+        for number in range(31):
+            store.append([Message("chat", 3, b"body %d" % number, {"INNER_MULTI_DISPATCH": "%LMQ%room"})])
+        store.flush()
+        offset, bodies, counts = 0, [], []
+        while offset < 31:
+            found = store.read_runs("%LMQ%room", 0, offset)
+            bodies += bodies_of(found.runs)
+            counts.append(len(found.sizes))
+            offset = found.next_offset
+    assert bodies == [b"body %d" % number for number in range(31)]
+    assert counts == [10, 10, 10, 1]
+
+
 def test_unsynced_messages() -> None:
     """With async flush unsynced messages are read only on request; the flushed range ends before them."""
     config = replace(CONFIG, flush="async")

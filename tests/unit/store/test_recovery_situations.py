@@ -14,7 +14,7 @@ import pytest
 from aerobee_store import MessageStore, StoreConfig
 from aerobee_store.queues.consume_queue import UNIT_SIZE
 from aerobee_store.testing import ManualClock, MemoryFileSystem
-from tests.support.stored_messages import DIRECTORY, Sender, Sent, compare, reopen
+from tests.support.stored_messages import DIRECTORY, Sender, Sent, compare, reads, reopen
 
 CONFIG: Final = replace(StoreConfig.tiny(DIRECTORY), queue_file_size=100 * UNIT_SIZE)
 SEGMENT: Final = CONFIG.segment_size
@@ -219,7 +219,7 @@ def test_a_start_keeps_all_intact_messages(row: Row, closed: bool) -> None:
         assert compare(store, scene.sent, kept) == kept
         low, high = store.queue_range("orders", 0)
         assert (low, high) == (row.queue_min, kept[-1].queue_offset + 1)
-        lost = store.read("orders", 0, low, max_count=100).lost
+        lost = sum(part.lost for part in reads(store, "orders", 0))
         assert lost == high - low - len(kept), "what is gone in between is told as lost"
         sender = Sender(next_number=100)
         new = sender.append(store, [sender.message(1300) for _ in range(5)])
@@ -236,7 +236,7 @@ def test_damage_hidden_by_an_orderly_stop_is_found_when_read(row: Row) -> None:
     row.make(scene)
     with MessageStore.open(CONFIG, file_system=scene.disk.kill(), clock=scene.clock) as store:
         assert store.recovery.damaged == []
-        assert store.read("orders", 0, 0, max_count=100).lost == 30 - len(row.kept(scene.sent))
+        assert sum(part.lost for part in reads(store, "orders", 0)) == 30 - len(row.kept(scene.sent))
     with MessageStore.open(CONFIG, file_system=scene.disk, clock=scene.clock, whole_log=True) as store:
         assert len(store.recovery.damaged) == 1
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from aerobee_store import Message, MessageStore, RecordBatch, StoreConfig
+from aerobee_store.maintenance.unit_repair import REPAIRS_PER_READ
 from aerobee_store.queues.batch_consume_queue import BATCH_UNIT
 from aerobee_store.queues.consume_queue import UNIT_SIZE
 from aerobee_store.testing import MemoryFileSystem
-from tests.support.stored_messages import DIRECTORY, Sender
+from tests.support.stored_messages import DIRECTORY, Sender, reads
 from tests.unit.store.queues.test_batch_consume_queue import TOPIC, inner
 
 CONFIG = replace(StoreConfig.tiny(DIRECTORY), queue_file_size=200 * UNIT_SIZE, segments_ahead=0)
@@ -59,13 +60,11 @@ BATCHES = DIRECTORY / "batchconsumequeue" / TOPIC / "0" / f"{0:020d}"
 
 
 def check_orders(scene: Scene, *, lost: int = 0) -> None:
-    found = scene.store.read("orders", 0, 0, max_count=1000)
-    assert found.lost == lost
-    bodies = [sent.body for sent in scene.sender.sent]
-    assert [body for body in bodies if body in {record.body for record in found.records}] == [
-        record.body for record in found.records
-    ]
-    assert len(found.records) == COUNT - lost
+    parts = list(reads(scene.store, "orders", 0))
+    assert sum(part.lost for part in parts) == lost
+    found = [record.body for part in parts for record in part.records]
+    assert [sent.body for sent in scene.sender.sent if sent.body in set(found)] == found
+    assert len(found) == COUNT - lost
 
 
 @pytest.mark.parametrize("bit", range(48))
@@ -93,6 +92,27 @@ def test_a_damaged_sector(scene: Scene, first: int) -> None:
     check_orders(scene)
     assert scene.store.stats.units_repaired == 26
     assert scene.content(ORDERS) == right
+
+
+@pytest.mark.parametrize("reader", ["read", "read_runs"])
+@pytest.mark.parametrize(("topic", "path"), [("orders", ORDERS), (ROOM, LIGHT), (TOPIC, BATCHES)])
+def test_a_read_repairs_only_some_units(scene: Scene, topic: str, path: Path, reader: str) -> None:
+    """A repair takes milliseconds, and the event loop waits for a read: the next one goes on at the next wrong unit."""
+    right = scene.content(path)
+    size = BATCH_UNIT.size if topic == TOPIC else UNIT_SIZE
+    count = scene.store.queue_range(topic, 0)[1] // (2 if topic == TOPIC else 1)
+    for number in range(count):
+        scene.damage(path, number * size, struct.pack(">q", 5 + number))
+    offset, repaired = 0, []
+    while offset < scene.store.queue_range(topic, 0)[1]:
+        before = scene.store.stats.units_repaired
+        found = getattr(scene.store, reader)(topic, 0, offset)
+        assert found.lost == 0
+        offset = found.next_offset
+        repaired.append(scene.store.stats.units_repaired - before)
+    assert max(repaired) == REPAIRS_PER_READ
+    assert sum(repaired) == count
+    assert scene.content(path) == right
 
 
 def test_records_read_in_runs(scene: Scene) -> None:
