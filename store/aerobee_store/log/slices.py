@@ -94,9 +94,9 @@ class SliceReader:
         if isinstance(found, DamagedRange):
             return Slice(found.end - segment.start_offset, damage=found)
         if isinstance(found, LogEnd):
-            if found.position == segment.end_offset:
+            if found.stop is None:  # the segment ends there
                 return Slice(segment.size)
-            reason = "no valid record" if found.stop is None else f"{found.stop.reason.value}: {found.stop.detail}"
+            reason = f"{found.stop.reason.value}: {found.stop.detail}"
             return Slice(segment.size, damage=DamagedRange(found.position, segment.end_offset, reason))
         _log.warning("two reads of a segment returned different bytes path=%s position=%d", segment.path, position)
         return Slice(found.end, found)
