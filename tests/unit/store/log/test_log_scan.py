@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from aerobee_store.disk.file_system import DiskFileSystem
+from aerobee_store.log.commit_log import DamagedRange
 from aerobee_store.log.log_scan import LogEnd, LogScan
 from aerobee_store.log.mapped_file import MappedFile
 from aerobee_store.records import record
@@ -39,6 +40,38 @@ def test_the_first_record_from_any_byte_on(tmp_path: Path) -> None:
     for offset in range(4096, 8192):
         assert scan.first_record(offset) == next((start for start in starts if start >= offset), None)
     assert scan.first_record(8192) is None
+
+
+def test_a_walk_over_ends_of_segments(tmp_path: Path) -> None:
+    """A segment ends with a record or a blank. A blank that ends before it is damage, and so is a missing segment."""
+    size = 4096
+    full = encoded(b"x" * (size - len(encoded(b"", 0))), 0)
+    first, third = encoded(b"y" * 50, size), encoded(b"z", 3 * size)
+    damage = 3 * size + len(third)
+    fourth = encoded(b"z", damage + 100)
+    segments = {
+        0: full,
+        size: first + record.encode_blank(size - len(first)),
+        3 * size: third + record.encode_blank(100).ljust(100, b"?") + fourth,
+    }
+    segments[3 * size] += record.encode_blank(size - len(segments[3 * size]))
+    files = []
+    for start, content in segments.items():
+        path = tmp_path / f"{start:020d}"
+        path.write_bytes(content.ljust(size, b"?"))
+        files.append(MappedFile(DiskFileSystem(), path, start, size))
+    parts = []
+    for part in LogScan(files, record_size_max=size).walk(0, zeros_end=None):
+        parts.append(part.physical_offset.tolist() if isinstance(part, RecordBatch) else part)
+    assert parts == [
+        [0],
+        [size],
+        DamagedRange(2 * size, 3 * size, "the segment is missing"),
+        [3 * size],
+        DamagedRange(damage, damage + 100, "blank: blank of 100 bytes"),
+        [damage + 100],
+        LogEnd(4 * size),
+    ]
 
 
 def test_a_walk_sees_records_appended_meanwhile(tmp_path: Path) -> None:
