@@ -183,7 +183,7 @@ class RunReader:
             rows += first
             ok = (head["total_size"] == size[rows]) & (head["physical_offset"] == position[rows])
             same = (head["queue_offset"] == queue_offset[rows]) & (head["queue_id"] == queue.queue_id)
-            same &= record_columns.have_topic(file.view, starts, size[rows], head, queue.topic)
+            same &= _have_topic(file.view, starts, size[rows], head, ok & same, queue.topic)
             others = (ok & ~same).nonzero()[0]
             for at in others[:left].tolist():
                 row = rows[at]
@@ -251,6 +251,24 @@ def _repairable(valid: Booleans) -> int:
     """The number of leading units that one read takes, of which it may have to repair some."""
     wrong = (~valid).nonzero()[0]
     return len(valid) if len(wrong) <= REPAIRS_PER_READ else int(wrong[REPAIRS_PER_READ])
+
+
+def _have_topic(
+    view: memoryview, start: Integers, size: Integers, head: npt.NDArray[np.void], good: Booleans, topic: str
+) -> Booleans:
+    """Whether records are of a topic, for those whose other fields are `good`.
+
+    Of adjacent records the first and the last tell: the log has the records of a queue in the order of its units, so
+    those of the units in between leave no place for a record of another topic.
+    """
+    follows = (start[1:] == start[:-1] + size[:-1]) & good[1:] & good[:-1]
+    outer = np.ones(len(start), np.bool_)
+    outer[1:-1] = ~(follows[:-1] & follows[1:])
+    rows = outer.nonzero()[0]
+    found = record_columns.have_topic(view, start[rows], size[rows], head[rows], topic)
+    if found.all():
+        return np.ones(len(start), np.bool_)
+    return record_columns.have_topic(view, start, size, head, topic)
 
 
 def _have_tags(queue: ConsumeQueue, units: Units, tags: Collection[str]) -> Booleans:

@@ -107,14 +107,24 @@ def test_units_without_a_matching_record(store: MessageStore, other: int) -> Non
     assert (found.lost, found.next_offset) == (0, 8)
 
 
-def test_no_flipped_bit_of_a_unit_gives_another_message(store: MessageStore) -> None:
+LAYOUTS = {
+    "before": ["orders", "others"] * 8,
+    "behind": ["others", "orders"] * 8,
+    "in pairs": ["orders", "orders", "others", "others"] * 4,
+    "in fours": (["others"] * 4 + ["orders"] * 4) * 2,
+    "in a row": ["orders"] * 8 + ["others"] * 8,
+}
+
+
+@pytest.mark.parametrize("names", LAYOUTS.values(), ids=LAYOUTS)
+def test_no_flipped_bit_of_a_unit_gives_another_message(store: MessageStore, names: list[str]) -> None:
     """Two topics take turns, with records of 256 bytes: a bit is between a unit's place and that of the other topic."""
-    names = [topic for _ in range(8) for topic in ("orders", "others")]
     store.append([Message(topic, 0, topic.encode() * 20 + bytes(19), born_host=HOST) for topic in names])
     store.flush()
     queue = store._queues.simple["orders", 0]
     intact = [bytes(unit) for unit in queue.units(0, 8)]
-    assert [UNIT.unpack(unit)[:2] for unit in intact] == [(512 * number, 256) for number in range(8)]
+    places = [256 * number for number, name in enumerate(names) if name == "orders"]
+    assert [UNIT.unpack(unit)[:2] for unit in intact] == [(place, 256) for place in places]
     for number, unit in enumerate(intact):
         for bit in range(12 * 8):  # of place and size
             queue.overwrite(number, (int.from_bytes(unit, "big") ^ 1 << 159 - bit).to_bytes(20, "big"))
@@ -123,6 +133,34 @@ def test_no_flipped_bit_of_a_unit_gives_another_message(store: MessageStore) -> 
             assert len(found.sizes) + found.lost == found.next_offset
             queue.overwrite(number, unit)
     assert len(store.read_runs("orders", 0, 0).sizes) == 8
+
+
+@pytest.mark.parametrize("names", LAYOUTS.values(), ids=LAYOUTS)
+def test_no_run_of_units_of_another_queue_gives_its_messages(store: MessageStore, names: list[str]) -> None:
+    """As if a block had been written to the wrong file, in any part of the queue."""
+    store.append([Message(topic, 0, topic.encode() * 20 + bytes(19), born_host=HOST) for topic in names])
+    store.flush()
+    queue, other = (store._queues.simple[topic, 0] for topic in ("orders", "others"))
+    intact, wrong = ([bytes(unit) for unit in each.units(0, 8)] for each in (queue, other))
+    for first in range(8):
+        for end in range(first + 1, 9):
+            queue.overwrite(first, b"".join(wrong[first:end]))
+            found = store.read_runs("orders", 0, 0)
+            assert {body[:6] for body in bodies_of(found.runs)} == {b"orders"}, (first, end)
+            assert (len(found.sizes), found.lost, found.next_offset) == (8, 0, 8)
+            queue.overwrite(0, b"".join(intact))
+
+
+def test_a_record_of_another_topic_after_a_unit_with_a_wrong_size(store: MessageStore) -> None:
+    """The unit seems to be between its neighbours, as the one before it takes the place of two records."""
+    names = ["others", "others", "orders", "orders", "orders", "others", "orders"]
+    store.append([Message(topic, 0, topic.encode(), born_host=HOST) for topic in names])
+    store.flush()
+    queue = store._queues.simple["orders", 0]
+    units = [UNIT.unpack(bytes(unit)) for unit in queue.units(0, 4)]
+    queue.overwrite(1, UNIT.pack(units[1][0], 2 * units[1][1], 0))
+    queue.overwrite(2, UNIT.pack(*UNIT.unpack(bytes(store._queues.simple["others", 0].units(2, 1)[0]))))
+    assert bodies_of(store.read_runs("orders", 0, 0).runs) == [b"orders"] * 4
 
 
 def test_units_of_a_light_queue(store: MessageStore) -> None:
