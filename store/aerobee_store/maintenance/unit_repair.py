@@ -49,7 +49,7 @@ _SEARCH_SIZE_MAX: Final = 32 << 20
 _NEIGHBOUR_DISTANCE_MAX: Final = 1024
 _NOT_FOUND_MAX: Final = 4096
 REPAIRS_PER_READ: Final = 8
-"""Wrong units that one read of a queue looks after, some milliseconds each; the next read goes on there."""
+"""A read of a queue ends after so many searches, which take milliseconds each; the next read goes on there."""
 _OFFSET_BITS: Final = 48
 
 
@@ -82,7 +82,7 @@ class UnitRepair:
         # records without a place, so that they are searched for only once
         self._not_found: dict[tuple[str, int, int], None] = {}
         self._searched: _Searched | None = None
-        self.searches = 0  # so far, of each one record
+        self.searches = 0  # for a record, so far
 
     def repair(self, queue: AnyQueue, number: int) -> RecordPlace | None:
         """The place of the record for unit `number` of a queue; the unit is corrected.
